@@ -60,7 +60,7 @@ class Router:
         """Bound the reading of a request's body and prompt. Raises Overloaded, before it is read,
         if the request would miss its deadline. Yields the account for the body's bytes."""
         with self.serving.admission.arrival(), self.bodies.account(tenant) as body:
-            self.serving.dispatcher.check_hope(deadline_s)
+            self.serving.dispatcher.check_deadline(deadline_s)
             with on_behalf_of(tenant):
                 async with until(deadline_s):
                     yield body

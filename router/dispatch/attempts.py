@@ -1,10 +1,10 @@
-"""All submissions of a router: by their ids on the wire, of each request, and on each link.
+"""An index of all attempts of a router: by id on the wire, by request and by link.
 
     add ─▶ assign(link) ─▶ assign(None) ─▶ assign(another) ... ─▶ remove
 
-So what one client, or one worker, ends costs its own submissions and not all of them. A submission
-is on a link from the message that submits it until it is taken off or removed. Owned by the
-dispatcher, which shares it with the placer and the moves.
+What one client or one worker ends then costs a look at its own attempts, not at all of them. An
+attempt is on a link from the message that submits it until it is removed or assigned elsewhere.
+Owned by the dispatcher, which alone changes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Key = TypeVar("_Key")
 
 
 class Attempts:
-    """Each list is in the order in which its submissions were added."""
+    """Lists are in the order in which their attempts were added."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Attempt] = {}
@@ -41,28 +41,28 @@ class Attempts:
     def values(self) -> Collection[Attempt]:
         return self._by_id.values()
 
-    def add(self, submission: Attempt) -> None:
-        """Add a submission that is on no link; its id is free."""
-        self._by_id[submission.wire_id] = submission
-        mates = self._by_generation.setdefault(submission.generation, {})
-        mates[submission] = next(self._numbers)
+    def add(self, attempt: Attempt) -> None:
+        """Add an attempt that is on no link; its id is free."""
+        self._by_id[attempt.wire_id] = attempt
+        siblings = self._by_generation.setdefault(attempt.generation, {})
+        siblings[attempt] = next(self._numbers)
 
     def remove(self, wire_id: str) -> None:
-        """Remove what has this id, if anything has."""
-        submission = self._by_id.pop(wire_id, None)
-        if submission is not None:
-            _drop(self._by_generation, submission.generation, submission)
-            if submission.link is not None:
-                _drop(self._by_link, submission.link, submission)
+        """Remove the attempt that has this id, if there is one."""
+        attempt = self._by_id.pop(wire_id, None)
+        if attempt is not None:
+            _drop(self._by_generation, attempt.generation, attempt)
+            if attempt.link is not None:
+                _drop(self._by_link, attempt.link, attempt)
 
-    def assign(self, submission: Attempt, link: WorkerLink | None) -> None:
-        """Note which link a submission is on now."""
-        if submission.link is not None:
-            _drop(self._by_link, submission.link, submission)
-        submission.link = link
-        number = self._by_generation.get(submission.generation, {}).get(submission)
+    def assign(self, attempt: Attempt, link: WorkerLink | None) -> None:
+        """Note which link an attempt is on now."""
+        if attempt.link is not None:
+            _drop(self._by_link, attempt.link, attempt)
+        attempt.link = link
+        number = self._by_generation.get(attempt.generation, {}).get(attempt)
         if link is not None and number is not None:  # else it has been removed
-            self._by_link.setdefault(link, {})[submission] = number
+            self._by_link.setdefault(link, {})[attempt] = number
 
     def of(self, generation: ActiveRequest) -> list[Attempt]:
         return [*self._by_generation.get(generation, ())]
@@ -72,9 +72,9 @@ class Attempts:
         return sorted(found, key=found.__getitem__)
 
 
-def _drop(index: dict[_Key, dict[Attempt, int]], key: _Key, submission: Attempt) -> None:
+def _drop(index: dict[_Key, dict[Attempt, int]], key: _Key, attempt: Attempt) -> None:
     found = index.get(key)
     if found is not None:
-        found.pop(submission, None)
+        found.pop(attempt, None)
         if not found:
             del index[key]

@@ -1,13 +1,14 @@
-"""The life of a request between its validation and its end: placed, submitted, carried on.
+"""The owner of all requests and their attempts: places, submits, accepts outputs, retries, ends.
 
-    place ─▶ submit(attempt) ─▶ outputs ─▶ end         every choice ends exactly once
-      ▲           │ worker lost, or a retryable failure
-      └── turn ◀──┘ attempt + 1, with the accepted tokens, as the budget of moves allows
+    start ─▶ place ─▶ submit(attempt) ─▶ outputs ─▶ end    every choice ends exactly once
+               ▲           │ worker lost, or a retryable failure
+               └─ permit ◀─┘ attempt + 1, with the accepted tokens, as the retry policy decides
 
-Only the current attempt and the next index of each choice are accepted (I4). A submission is
-what one worker holds of a request: all its choices at first; after a loss, each unfinished
-choice that goes on from accepted tokens is a submission of its own. A request's deadline ends it
-in whatever it is at. All state is owned by the event loop; nothing here waits on a client.
+Only the current attempt and the next index of each choice are accepted (I4). An attempt is what
+one worker holds of a request: all its choices at first; after a loss, each unfinished choice that
+goes on from accepted tokens has an attempt of its own. A request's deadline ends it in any state.
+The event loop owns all state; nothing here waits for a client. The retry policy, the placement
+queue and the submitter decide and report; attempts change here alone.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from collections.abc import Iterable
 from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
-from baton.router.dispatch.active_request import ActiveRequest
-from baton.router.dispatch.attempt import SUSPECT, Attempt, hangs_workers, output_token
+from baton.router.dispatch.active_request import ActiveRequest, OutputToken
+from baton.router.dispatch.attempt import SUSPECT, Attempt, ended_before_loss, hangs_workers
 from baton.router.dispatch.attempts import Attempts
-from baton.router.dispatch.migrator import Migrator
+from baton.router.dispatch.output_check import CheckedOutput, check_output
 from baton.router.dispatch.placement_queue import STOPPING, PlacementQueue
-from baton.router.dispatch.prompt_logprobs import scores_of
+from baton.router.dispatch.retry_policy import Retry, RetryPolicy
 from baton.router.dispatch.submitter import Submitter
 from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.worker_link import WorkerLink
@@ -35,6 +36,9 @@ from baton.runtime.errors import (
     BatonError,
     Cancelled,
     Draining,
+    OutOfMemory,
+    Overloaded,
+    StalePlacement,
     Unavailable,
     WorkerLost,
     by_code,
@@ -47,10 +51,11 @@ log = logs.get(__name__)
 
 
 class Dispatcher:
-    """The Bearer of every link. `place_wait_s` bounds how long a request waits for a worker, or
-    for the index, before it is refused as Unavailable; what a worker has handed back waits for
-    `router.handed_back_s`, in which the worker may come back. No wait outlasts the deadline.
-    Once outputs of `confirm_weight` per choice were accepted, their worker may forget them."""
+    """The listener of every worker link. `place_wait_s` bounds how long a request waits for a
+    worker, or for the index, before it is refused as Unavailable; a request that a draining worker
+    returned waits for `router.handed_back_s`, in which the worker may come back. No wait outlasts
+    the deadline. Once outputs of `confirm_weight` per choice are accepted, their worker may forget
+    them."""
 
     place_wait_s = PLACE_WAIT_S
     confirm_weight = CONFIRM_WEIGHT
@@ -59,14 +64,15 @@ class Dispatcher:
         self._config = config
         self._fleet = fleet
         self._circuits = fleet.circuits
-        self._submissions = Attempts()
-        self._placer = Submitter(fleet, self._submissions, config, step.expected_growth_tokens)
-        self._line = PlacementQueue(self._placer)
-        self._moves = Migrator(self, self._submissions, fleet.circuits, self._line, config)
+        self._attempts = Attempts()
+        self._submitter = Submitter(fleet, config, step.expected_growth_tokens)
+        self._queue = PlacementQueue(self._submitter)
+        self._retries = RetryPolicy(config, lambda: len(self._attempts))
+        self._retrying: set[asyncio.Task[None]] = set()
         self._stopping = False
 
     def __len__(self) -> int:
-        return len(self._submissions)
+        return len(self._attempts)
 
     async def start(
         self,
@@ -78,232 +84,290 @@ class Dispatcher:
         """Place and submit; `deadline_s` is on the loop's clock. Raises Unavailable, Overloaded,
         InvalidRequest or DeadlineExceeded if no worker can take it (in time); then no worker
         has heard of it. If cancelled, the request ends."""
-        self.check_hope(deadline_s)
+        self.check_deadline(deadline_s)
         generation = ActiveRequest(
             request_id, request, self._config.stream_buffer_messages, deadline_s
         )
-        submission = Attempt(request_id, generation, set(range(request.choices)), context)
-        self._submissions.add(submission)
-        self._moves.look()
+        attempt = Attempt(request_id, generation, set(range(request.choices)), context)
+        self._attempts.add(attempt)
+        self._retries.recheck()
         try:
-            await self._line.place(submission, self.place_wait_s)
+            link = await self._queue.place(attempt, self.place_wait_s)
         except BaseException:
-            self._submissions.remove(request_id)
+            self._attempts.remove(request_id)
             raise
+        self._attempts.assign(attempt, link)
         generation.timer = asyncio.get_running_loop().call_at(
             deadline_s, self._deadline_passed, generation
         )
         return generation
 
-    def check_hope(self, deadline_s: float) -> None:
-        """Raises Unavailable or Overloaded if a new request would be served too late."""
+    def check_deadline(self, deadline_s: float) -> None:
+        """Raise Unavailable or Overloaded if a new request would be served too late."""
         if self._stopping:
             raise Unavailable(STOPPING)
-        self._placer.check_hope(deadline_s)
+        self._submitter.check_deadline(deadline_s)
 
     def cancel(self, generation: ActiveRequest, error: BatonError | None = None) -> None:
-        """End a request now; its workers are told in the same tick."""
-        for submission in self._submissions.of(generation):
-            self._withdraw(submission)
+        """End a request now; the cancels to its workers are sent in the same tick."""
+        for attempt in self._attempts.of(generation):
+            self._drop(attempt)
+            attempt.tell_cancel()
         generation.end(error or Cancelled("the client left"))
 
     def _deadline_passed(self, generation: ActiveRequest) -> None:
         self.cancel(generation, passed("answering"))
 
     def finish_choice(self, generation: ActiveRequest, choice: int) -> None:
-        """A stop string ended this choice: what the worker still sends of it is not wanted."""
+        """End a choice at a stop string: what the worker still sends of it is dropped."""
         generation.choices[choice].ended = True
-        for submission in self._submissions.of(generation):
-            if choice not in submission.choices:
+        for attempt in self._attempts.of(generation):
+            if choice not in attempt.choices:
                 continue
-            self._served(submission)
-            submission.choices.discard(choice)
-            if not submission.choices:
-                self._forget(submission)
-            submission.tell_cancel(choice)
+            self._record_success(attempt)
+            attempt.choices.discard(choice)
+            if not attempt.choices:
+                self._drop(attempt)
+            attempt.tell_cancel(choice)
         self._end_if_done(generation)
 
     def end_all(self) -> None:
-        """Fail every request, those to come included: the router stops."""
+        """Fail every request, now and from now on: the router stops."""
         self._stopping = True
-        for submission in list(self._submissions.values()):
-            self.cancel(submission.generation, Unavailable(STOPPING))
-        self._line.wake()
+        for attempt in list(self._attempts.values()):
+            self.cancel(attempt.generation, Unavailable(STOPPING))
+        self._queue.wake()
 
     async def close(self) -> None:
-        """Fail what is left, and wait for the tasks of this dispatcher."""
+        """Fail every request, and wait until the tasks of retries have ended."""
         self.end_all()
-        await self._moves.close()
+        for task in self._retrying:
+            task.cancel()
+        await asyncio.gather(*self._retrying, return_exceptions=True)
 
-    # -- Bearer ------------------------------------------------------------------------------
+    # -- what links report ------------------------------------------------------------------
 
     def take(self, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> bool:
         crowded, met = False, set[ActiveRequest]()
         for asked in outputs.prefill_switches:  # before outputs: one of them may be its end
-            submission = self._current(link, asked)
-            if submission is not None:
-                self._turned(submission, asked)
+            attempt = self._current(link, asked)
+            if attempt is not None:
+                self._switch_prefill(attempt, asked)
         for output in outputs.outputs:
-            submission = self._current(link, output)
-            if submission is not None and output.choice in submission.choices:
-                generation = submission.generation
+            attempt = self._current(link, output)
+            if attempt is not None and output.choice in attempt.choices:
+                generation = attempt.generation
                 if output.HasField("token") and generation not in met:  # an end has room
                     met.add(generation)
                     if generation.too_slow():
                         self.cancel(generation, Cancelled("the client reads too slowly"))
                         continue
-                self._accept(submission, output)
+                self._accept(attempt, output)
                 crowded = crowded or generation.full
                 continue
             metrics.STALE_OUTPUTS.inc()
-            if output.end and output.request_id not in self._submissions:
+            if output.end and output.request_id not in self._attempts:
                 link.settle(output.request_id)
         for asked in outputs.prefill_switches:
-            submission = self._current(link, asked)
-            if submission is not None:
-                self._waits_there(submission, asked)
+            attempt = self._current(link, asked)
+            if attempt is not None:
+                self._check_switch(attempt, asked)
         return crowded
 
     def pending(self, link: WorkerLink) -> list[worker_pb2.Resume]:
-        return [submission.resume() for submission in self._submissions.on(link)]
+        return [attempt.resume() for attempt in self._attempts.on(link)]
 
     def lost(self, link: WorkerLink, request_ids: Iterable[str] | None, reason: str) -> None:
         wanted = None if request_ids is None else set(request_ids)
-        concerned = self._submissions.on(link)
+        concerned = self._attempts.on(link)
         if concerned and wanted is None and not link.load.draining:
             self._circuits.record_failure(link.boot_id, _now())
-        for submission in concerned:
-            if wanted is None or submission.wire_id in wanted:
-                self._submissions.assign(submission, None)
+        for attempt in concerned:
+            if wanted is None or attempt.wire_id in wanted:
+                self._attempts.assign(attempt, None)
                 loss = Draining if link.load.draining else WorkerLost
-                self._moves.again(submission, loss(f"{link.worker_id}: {reason}"), link.boot_id)
+                self._retry(attempt, loss(f"{link.worker_id}: {reason}"), link.boot_id)
 
     def hung(self, link: WorkerLink) -> None:
-        """Its requests go on elsewhere, and so do those whose prompt it was to prefill: nobody
-        else can tell that it computes nothing. What it says of them later is of an old attempt."""
+        """Retry the requests of a hung worker elsewhere, and those whose prompt it was to prefill:
+        no other process can notice that it hangs. Its later outputs belong to an old attempt."""
         self._circuits.record_hang(link.boot_id, _now())
         suspects = set(link.load.overdue_requests)
-        for submission in list(self._submissions.values()):
-            if submission.link is not None and (
-                submission.link is link or submission.waits_for(link)
-            ):
-                submission.hangs += submission.wire_id in suspects
-                self._left(submission, link)
+        for attempt in list(self._attempts.values()):
+            if attempt.link is not None and (attempt.link is link or attempt.waits_for(link)):
+                attempt.hangs += attempt.wire_id in suspects
+                self._leave_hung(attempt, link)
 
-    def _left(self, submission: Attempt, hung: WorkerLink) -> None:
-        if submission.hangs > SUSPECT:
-            self._moves.fail(submission, hangs_workers(submission, hung.worker_id), False)
+    def _leave_hung(self, attempt: Attempt, hung: WorkerLink) -> None:
+        if attempt.hangs > SUSPECT:
+            self._fail(attempt, hangs_workers(attempt, hung.worker_id), False)
             return
         error = WorkerLost(f"{hung.worker_id} computes nothing any more")
-        self._moves.fail(submission, error, True, hung.boot_id)
+        self._fail(attempt, error, True, hung.boot_id)
 
     def _current(
-        self, link: WorkerLink, word: worker_pb2.Output | worker_pb2.PrefillSwitch
+        self, link: WorkerLink, message: worker_pb2.Output | worker_pb2.PrefillSwitch
     ) -> Attempt | None:
-        """What the word is of, if that worker has the request now, and in that attempt."""
-        submission = self._submissions.get(word.request_id)
-        if submission is None or submission.link is not link:
+        """Return the attempt of a message, if it is current and on this link."""
+        attempt = self._attempts.get(message.request_id)
+        if attempt is None or attempt.link is not link:
             return None
-        return submission if submission.attempt == word.attempt else None
+        return attempt if attempt.attempt == message.attempt else None
 
-    def _turned(self, submission: Attempt, asked: worker_pb2.PrefillSwitch) -> None:
-        """Its decode worker asks another prefill worker now, or none. A worker may accuse only
-        those that it was to ask, each once."""
-        failed = submission.candidates.intersection(asked.failed_boot_ids)
-        for boot_id in failed - submission.avoid:
+    def _switch_prefill(self, attempt: Attempt, asked: worker_pb2.PrefillSwitch) -> None:
+        """Record that its decode worker asks another prefill worker now, or none. It may report
+        as failed only candidates of this attempt, each once."""
+        failed = attempt.candidates.intersection(asked.failed_boot_ids)
+        for boot_id in failed - attempt.avoid:
             self._circuits.record_failure(boot_id, _now())
-        submission.avoid |= failed
-        submission.asks(asked)
-        self._circuits.record_placement(submission.prefill, _now())
+        attempt.avoid |= failed
+        attempt.asks(asked)
+        self._circuits.record_placement(attempt.prefill, _now())
 
-    def _waits_there(self, submission: Attempt, asked: worker_pb2.PrefillSwitch) -> None:
-        """Outputs of the same message came before it turned, unless it says otherwise; whom it
-        asks may have hung before it was asked."""
-        submission.answered = asked.output_received
-        link = self._fleet.link_of_boot(submission.prefill)
-        if link is not None and link.hung and submission.waits_for(link):
-            self._left(submission, link)
+    def _check_switch(self, attempt: Attempt, asked: worker_pb2.PrefillSwitch) -> None:
+        """Leave a prefill worker that hung before it was asked. Outputs of the same message came
+        before the switch, unless the message says otherwise."""
+        attempt.answered = asked.output_received
+        link = self._fleet.link_of_boot(attempt.prefill)
+        if link is not None and link.hung and attempt.waits_for(link):
+            self._leave_hung(attempt, link)
 
-    def _accept(self, submission: Attempt, output: worker_pb2.Output) -> None:
-        accepted = len(submission.generation.choices[output.choice].accepted)
-        if output.end == worker_pb2.CANCELLED:
-            self._moves.fail(submission, WorkerLost("the worker gave the request up"), True)
-            return
+    def _accept(self, attempt: Attempt, output: worker_pb2.Output) -> None:
         if output.end == worker_pb2.FAILED:
             failure = output.failure
-            self._moves.fail(submission, by_code(failure.code, failure.detail), failure.retryable)
+            self._fail(attempt, by_code(failure.code, failure.detail), failure.retryable)
             return
-        generation = submission.generation
-        if output.index < accepted:
+        try:
+            checked = check_output(attempt, output, self._fleet.vocab_size)
+        except WorkerLost as error:
+            self._fail(attempt, error, True)
+            return
+        if checked is None:
             metrics.STALE_OUTPUTS.inc()
             return
-        if output.index > accepted:
-            self._moves.fail(
-                submission, WorkerLost("outputs are missing between two indices"), True
-            )
-            return
-        made = output_token(output)
-        if made.largest >= self._fleet.vocab_size:
-            self._moves.fail(
-                submission, WorkerLost("a token is outside the model's vocabulary"), True
-            )
-            return
-        if generation.unscored and output.choice == 0 and made.token is not None:
-            prompt = len(generation.request.prompt)
-            scores = scores_of(output.prompt_logprobs, prompt, self._fleet.vocab_size)
-            if scores is None:
-                lost = WorkerLost("the prompt's log-probabilities are missing or malformed")
-                self._moves.fail(submission, lost, True)
-                return
-            generation.scores = scores
-        cached = min(output.cached_tokens, len(generation.request.prompt))
-        generation.cached_tokens = max(generation.cached_tokens, cached)
-        generation.put(made)
-        submission.answered = True
-        self._moves.got_on(submission)
-        for boot_id in submission.short:
+        cached_tokens = min(output.cached_tokens, len(attempt.generation.request.prompt))
+        self._put(attempt, checked, cached_tokens)
+
+    def _put(self, attempt: Attempt, checked: CheckedOutput, cached_tokens: int) -> None:
+        generation, token = attempt.generation, checked.token
+        if checked.scores is not None:
+            generation.scores = checked.scores
+        generation.cached_tokens = max(generation.cached_tokens, cached_tokens)
+        generation.put(token)
+        attempt.answered = True
+        self._retries.release(attempt)
+        for boot_id in attempt.short:
             self._circuits.record_failure(boot_id, _now())
-        submission.short = frozenset()
-        if made.finish is not None:
-            self._served(submission)
-            self.choice_ended(submission, output.choice)
-        self._confirm(submission, made.weight)
+        attempt.short = frozenset()
+        if token.finish is not None:
+            self._record_success(attempt)
+            self._end_choice(attempt, token.choice)
+        self._confirm(attempt, token.weight)
 
-    def _confirm(self, submission: Attempt, weight: int) -> None:
-        """Its worker keeps what it has sent until it is told; now and then it is."""
-        submission.unconfirmed += weight
-        worth = self.confirm_weight * len(submission.choices)
-        if submission.link is not None and 0 < worth <= submission.unconfirmed:
-            submission.link.confirm(submission.resume())
-            submission.unconfirmed = 0
+    def _confirm(self, attempt: Attempt, weight: int) -> None:
+        """Confirm outputs from time to time: until then their worker keeps what it has sent."""
+        attempt.unconfirmed += weight
+        worth = self.confirm_weight * len(attempt.choices)
+        if attempt.link is not None and 0 < worth <= attempt.unconfirmed:
+            attempt.link.confirm(attempt.resume())
+            attempt.unconfirmed = 0
 
-    def _served(self, submission: Attempt) -> None:
-        if submission.link is not None:
-            self._circuits.record_success(submission.link.boot_id, _now())
-            self._circuits.record_success(submission.prefill, _now())
+    def _record_success(self, attempt: Attempt) -> None:
+        if attempt.link is not None:
+            self._circuits.record_success(attempt.link.boot_id, _now())
+            self._circuits.record_success(attempt.prefill, _now())
 
-    def choice_ended(self, submission: Attempt, choice: int) -> None:
-        submission.choices.discard(choice)
-        if not submission.choices:
-            self._submissions.remove(submission.wire_id)
-            if submission.link is not None:
-                submission.link.settle(submission.wire_id)
-        self._end_if_done(submission.generation)
+    # -- how attempts end -------------------------------------------------------------------
+
+    def _fail(
+        self, attempt: Attempt, error: BatonError, retryable: bool, failed: bytes = b""
+    ) -> None:
+        """Cancel what the worker still holds of an attempt that failed there, and retry it if that
+        can help. `failed` is the boot id of the worker that failed, if it is another."""
+        boot_id = failed or (attempt.link.boot_id if attempt.link is not None else b"")
+        if isinstance(error, OutOfMemory):
+            attempt.short |= {boot_id}
+        elif retryable and not failed and not isinstance(error, Overloaded | Draining):
+            self._circuits.record_failure(boot_id, _now())
+        attempt.tell_cancel()
+        if isinstance(error, StalePlacement):
+            attempt.left, boot_id = attempt.left | attempt.candidates, b""
+        elif attempt.link is not None and isinstance(error, Draining):
+            attempt.link.note_draining()
+        self._attempts.assign(attempt, None)
+        if retryable:
+            self._retry(attempt, error, boot_id)
+        else:
+            self.cancel(attempt.generation, error)
+
+    def _retry(self, attempt: Attempt, error: BatonError, failed_boot_id: bytes) -> None:
+        """Replace an attempt, which is on no worker now, by the next one, from its accepted
+        tokens, or end its request if the retry policy refuses."""
+        generation = attempt.generation
+        if generation.over:  # another part of it has just failed for good
+            return
+        self._end_complete_choices(attempt)
+        if not attempt.choices:
+            return
+        verdict = self._retries.decide(attempt, error)
+        if isinstance(verdict, BatonError):
+            self.cancel(generation, verdict)
+            return
+        report = log.info if verdict.returned else log.warning
+        report("request retried", request_id=generation.request_id, reason=str(error))
+        self._attempts.remove(attempt.wire_id)
+        for part in attempt.continued(failed_boot_id, verdict.returned):
+            self._attempts.add(part)
+            part.placing = asyncio.create_task(self._place_retry(part, verdict))
+            self._retrying.add(part.placing)
+            part.placing.add_done_callback(self._retrying.discard)
+
+    def _end_complete_choices(self, attempt: Attempt) -> None:
+        """End the choices whose last token arrived while the message of their end was lost."""
+        for choice in sorted(attempt.choices):
+            finish = ended_before_loss(attempt.generation, choice)
+            if finish is not None:
+                attempt.generation.put(OutputToken(choice, None, finish=finish))
+                self._end_choice(attempt, choice)
+
+    async def _place_retry(self, attempt: Attempt, retry: Retry) -> None:
+        """A task per retry, which ends with its attempt: the request's deadline cancels it."""
+        await asyncio.sleep(retry.pause_s)
+        try:
+            await self._retries.acquire(attempt, retry)
+            metrics.MIGRATIONS.inc()
+            attempt.generation.migrations += 1
+            wait_s = self._config.handed_back_s if retry.returned else self.place_wait_s
+            link = await self._queue.place(attempt, wait_s, retry.returned)
+            self._attempts.assign(attempt, link)
+        except BatonError as error:
+            self._give_up(attempt, error)
+        except Exception as error:  # a defect: report it to the client now, not at its deadline
+            log.exception("retry failed", request_id=attempt.generation.request_id)
+            self._give_up(attempt, BatonError(f"the retry failed: {type(error).__name__}"))
+
+    def _give_up(self, attempt: Attempt, error: BatonError) -> None:
+        if self._attempts.get(attempt.wire_id) is attempt:
+            self.cancel(attempt.generation, error)
+
+    def _end_choice(self, attempt: Attempt, choice: int) -> None:
+        attempt.choices.discard(choice)
+        if not attempt.choices:
+            self._attempts.remove(attempt.wire_id)
+            if attempt.link is not None:
+                attempt.link.settle(attempt.wire_id)
+        self._end_if_done(attempt.generation)
 
     def _end_if_done(self, generation: ActiveRequest) -> None:
         if all(choice.ended for choice in generation.choices):
             generation.end()
 
-    def _withdraw(self, submission: Attempt) -> None:
-        self._forget(submission)
-        submission.tell_cancel()
-
-    def _forget(self, submission: Attempt) -> None:
-        """Nobody wants it any more."""
-        self._submissions.remove(submission.wire_id)
-        if submission.placing is not None and submission.placing is not asyncio.current_task():
-            submission.placing.cancel()
-        self._moves.got_on(submission)
+    def _drop(self, attempt: Attempt) -> None:
+        """Remove an attempt that is no longer wanted, with its task and its permit."""
+        self._attempts.remove(attempt.wire_id)
+        if attempt.placing is not None and attempt.placing is not asyncio.current_task():
+            attempt.placing.cancel()
+        self._retries.release(attempt)
 
 
 def _now() -> float:

@@ -1,11 +1,11 @@
-"""The line of requests that wait for a worker: each is tried in its turn, until a worker takes it.
+"""The queue of requests that wait for a worker: each is tried in its turn until one takes it.
 
     place ─▶ try ─▶ submitted
               │ no worker, or a full one
-              └──▶ line ── one timer for all: is there room? ──▶ try again, a few at once
+              └──▶ queue ── one timer for all: is there room? ──▶ try again, a few at once
 
-Whoever waits costs nothing until a decode worker has room: no prompt is looked at before. Knows
-the placer and submissions; the dispatcher says who waits, and for how long. Owned by the loop.
+A request that waits costs nothing until a decode worker has room: no prompt is read before. Knows
+the submitter and attempts; the dispatcher decides what waits, and how long. Owned by the loop.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from itertools import islice
 
 from baton.router.dispatch.attempt import Attempt
 from baton.router.dispatch.submitter import Submitter
+from baton.router.fleet.worker_link import WorkerLink
 from baton.router.requests.deadline import passed
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
 
@@ -27,41 +28,42 @@ TOO_SMALL = "no worker that could hold this request is left: ask again, or start
 
 
 class PlacementQueue:
-    def __init__(self, placer: Submitter) -> None:
-        self._placer = placer
+    def __init__(self, submitter: Submitter) -> None:
+        self._submitter = submitter
         # in order: not before which time, and how many tokens are then handed over
         self._waiting: dict[asyncio.Future[None], tuple[float, int]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    async def place(self, submission: Attempt, wait_s: float, handed_back: bool = False) -> None:
-        """Try until it is submitted. A missing worker is waited for; a full fleet refuses new
-        requests at once, but not one that a worker has had: nor is that one to blame where the
-        workers that are left are too small for it."""
-        deadline_s = submission.generation.deadline_s
+    async def place(self, attempt: Attempt, wait_s: float, returned: bool = False) -> WorkerLink:
+        """Try until a worker takes it, and return that worker's link. A missing worker is waited
+        for. A full fleet refuses a new request at once, but not a retry; nor is a retry an invalid
+        request where the workers that are left are too small for it."""
+        deadline_s = attempt.generation.deadline_s
         until_s = _now() + wait_s
         error: BatonError | None = None
         while True:
-            if submission.generation.over:
-                raise submission.generation.error or Unavailable(STOPPING)
+            if attempt.generation.over:
+                raise attempt.generation.error or Unavailable(STOPPING)
             if _now() >= deadline_s:
                 raise passed("placing", str(error or ""))
-            error = self._placer.try_place(submission)
-            if error is None:
-                return
-            if isinstance(error, InvalidRequest) and submission.attempt > 1:
+            tried = self._submitter.try_place(attempt)
+            if not isinstance(tried, BatonError):
+                return tried
+            error = tried
+            if isinstance(error, InvalidRequest) and attempt.attempt > 1:
                 error = Unavailable(TOO_SMALL)
-            hopeless = isinstance(error, InvalidRequest | Overloaded) and submission.attempt == 1
-            if hopeless or (_now() >= until_s and not handed_back):
+            refused = isinstance(error, InvalidRequest | Overloaded) and attempt.attempt == 1
+            if refused or (_now() >= until_s and not returned):
                 raise error
             if _now() >= until_s:
                 raise Unavailable(
-                    "a worker stopped and handed the request back, and in router.handed_back_s "
+                    "a worker stopped and returned the request, and in router.handed_back_s "
                     f"({wait_s:g} s) no other could take it: {error}"
                 )
-            await self._turn(submission.length, min(until_s, deadline_s))
+            await self._turn(attempt.length, min(until_s, deadline_s))
 
     def wake(self) -> None:
-        """All who wait look at once, whether they may wait on."""
+        """Let all that wait check at once whether they may wait on."""
         for turn in list(self._waiting):
             self._call(turn)
 
@@ -84,7 +86,7 @@ class PlacementQueue:
         self._timer = None
         soon_s, tokens = _now() + SPACING_S, 0
         called: list[asyncio.Future[None]] = []
-        first = islice(self._waiting.items(), min(AT_ONCE, self._placer.room()))
+        first = islice(self._waiting.items(), min(AT_ONCE, self._submitter.room()))
         for turn, (rested_s, length) in first:
             tokens += length
             if rested_s > soon_s or (called and tokens > TOKENS_AT_ONCE):

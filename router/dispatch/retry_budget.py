@@ -1,15 +1,15 @@
-"""The budget of moves: how many requests may be placed again while others are being served.
+"""The retry budget: how many requests may be retried while others are being served.
 
-    taken ─▶ under way ─▶ got on             the first output of its new worker: given back
-                │   ├──▶ its new worker drains or is full: given back, another try is another move
-                │   └──▶ HOLD_S are over     it waits in a worker's queue: given back too
-                └──────▶ failed              kept for HOLD_S: nobody is served by trying so often
+    taken ─▶ under way ─▶ released      its new worker sent the first output
+                │   ├──▶ released       its new worker drains or is overloaded
+                │   └──▶ lapsed         HOLD_S are over: it waits in a worker's queue
+                └──────▶ failed         counted for HOLD_S
 
-The limit is a share of what is being served, and a floor. While moves get on, one more waits for
-its turn, a burst of losses is paced and none is refused. Once those that failed fill the limit,
-one more is refused at once. So a fleet that fails everything gets at most as many moves as the
-limit in any HOLD_S, beside what clients ask. What finds no memory is counted apart: a request
-that fits nowhere takes no move from those that would. Pure: time is given.
+The limit is a share of the active attempts, and a floor. While retries succeed, another one waits
+for a permit: a burst of losses is paced and none is refused. Once failed retries fill the limit,
+another one is refused at once. So a fleet that fails everything gets at most as many retries as
+the limit in any HOLD_S, beside new requests. Retries for want of memory are counted apart: a
+request that fits nowhere takes no permit from others. Pure: time is given.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ HOLD_S = 10.0
 
 @dataclass(slots=True, eq=False)
 class RetryPermit:
-    """One request that is placed again; `lapses_s` ends its hold on the budget."""
+    """The right to one retry; `lapses_s` ends its hold on the budget."""
 
     lapses_s: float
 
 
 class RetryBudget:
-    """Whoever takes a move tells its end once, by `got_on` or `failed`. Asking again before an end
-    is told, `change_s`, or more are being served, gives the same answer."""
+    """Each permit ends once, by `release` or `failed`. `take` gives the same answer until a permit
+    ends, `change_s` is over, or more attempts are active."""
 
     def __init__(self, share: float, floor: int) -> None:
         self._share = share
@@ -42,13 +42,13 @@ class RetryBudget:
         self._failed: dict[bool, deque[float]] = {True: deque(), False: deque()}
 
     def limit(self, active: int) -> int:
-        """Permits at once while `active` requests are being served, the moved ones included."""
+        """Return the permits at once while `active` attempts exist, the retried ones included."""
         return max(self._floor, int(self._share * active))
 
     def take(self, active: int, now_s: float, *, short: bool = False) -> RetryPermit | None:
-        """A move, or None: others are under way, ask when one has ended. `short`: it is moved
-        because a worker had no memory for it. Raises Overloaded, with the time until it can be
-        otherwise, if moves that failed like that, or otherwise, have used the budget up."""
+        """Return a permit, or None while others are under way: ask when one has ended. `short`:
+        the retry is for want of memory. Raises Overloaded, with the time until the budget has
+        room, if failed retries of the same kind have used it up."""
         self._forget(now_s)
         limit, failed = self.limit(active), self._failed[short]
         if len(failed) >= limit:
@@ -60,23 +60,23 @@ class RetryBudget:
             )
         if len(self._under_way) + len(failed) >= limit:
             return None
-        move = RetryPermit(now_s + HOLD_S)
-        self._under_way[move] = None
-        return move
+        permit = RetryPermit(now_s + HOLD_S)
+        self._under_way[permit] = None
+        return permit
 
-    def got_on(self, move: RetryPermit) -> None:
-        """Its new worker has answered or hands it back unharmed, or nobody wants it any more."""
-        self._under_way.pop(move, None)
+    def release(self, permit: RetryPermit) -> None:
+        """End a permit without a failure: its worker answered or returned it, or it was dropped."""
+        self._under_way.pop(permit, None)
 
-    def failed(self, move: RetryPermit, now_s: float, *, short: bool = False) -> None:
-        """Its new worker has failed it too; `short`: has no memory for it either."""
-        self._under_way.pop(move, None)
+    def failed(self, permit: RetryPermit, now_s: float, *, short: bool = False) -> None:
+        """End a permit whose new worker failed too; `short`: for want of memory."""
+        self._under_way.pop(permit, None)
         self._failed[short].append(now_s + HOLD_S)
 
     def change_s(self) -> float | None:
-        """When it next forgets something by itself; None: it counts nothing."""
+        """Return when the next permit lapses or failure is forgotten; None: it counts nothing."""
         oldest = [failed[0] for failed in self._failed.values() if failed]
-        oldest += [move.lapses_s for move in islice(self._under_way, 1)]
+        oldest += [permit.lapses_s for permit in islice(self._under_way, 1)]
         return min(oldest, default=None)
 
     def _forget(self, now_s: float) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from baton.router.dispatch.attempt import Attempt
 from baton.router.dispatch.retry_budget import HOLD_S, RetryPermit
+from baton.runtime.errors import BatonError
 from baton.simulation.fleet.world import RouterProcess, World
 
 
@@ -26,14 +27,14 @@ class Bounds:
     def over_router(self, process: RouterProcess) -> None:
         """Watch a router that has just been started."""
         self._over_budget(process)
-        self._over_moves(process)
+        self._over_retries(process)
         self._over_circuits(process)
 
     def _over_budget(self, process: RouterProcess) -> None:
         """Migrations under way, and those that failed in the last HOLD_S for want of memory or
         else, are no more than its limit."""
-        dispatcher, budget = process.dispatcher, process.dispatcher._moves._budget
-        take, got_on, failed = budget.take, budget.got_on, budget.failed
+        dispatcher, budget = process.dispatcher, process.dispatcher._retries._budget
+        take, release, failed = budget.take, budget.release, budget.failed
         under_way: dict[RetryPermit, float] = {}  # when each was taken, on the router's clock
         failures: dict[bool, deque[float]] = {True: deque(), False: deque()}
 
@@ -43,7 +44,7 @@ class Bounds:
                 under_way[move] = now_s
                 counted = (*under_way.values(), *failures[short])
                 recent = [at_s for at_s in counted if at_s > now_s - HOLD_S]
-                active = len(dispatcher._submissions)
+                active = len(dispatcher._attempts)
                 limit = max(self._config.retry_floor, int(self._config.retry_share * active))
                 if len(recent) > limit:
                     self._breaches.append(
@@ -51,33 +52,33 @@ class Bounds:
                     )
             return move
 
-        def got_on_with(move: RetryPermit) -> None:
-            under_way.pop(move, None)
-            got_on(move)
+        def released(permit: RetryPermit) -> None:
+            under_way.pop(permit, None)
+            release(permit)
 
-        def has_failed(move: RetryPermit, now_s: float, *, short: bool = False) -> None:
-            under_way.pop(move, None)
+        def has_failed(permit: RetryPermit, now_s: float, *, short: bool = False) -> None:
+            under_way.pop(permit, None)
             failures[short].append(now_s)
-            failed(move, now_s, short=short)
+            failed(permit, now_s, short=short)
 
         budget.take = taken  # type: ignore[method-assign]
-        budget.got_on = got_on_with  # type: ignore[method-assign]
+        budget.release = released  # type: ignore[method-assign]
         budget.failed = has_failed  # type: ignore[method-assign]
 
-    def _over_moves(self, process: RouterProcess) -> None:
+    def _over_retries(self, process: RouterProcess) -> None:
         """What failed elsewhere is placed with a move of the budget's."""
-        placer = process.dispatcher._placer
-        try_place = placer.try_place
+        submitter = process.dispatcher._submitter
+        try_place = submitter.try_place
 
-        def placed(submission: Attempt) -> Any:
-            error = try_place(submission)
-            moved = submission.attempt > 1 and not submission.drains
-            if error is None and moved and submission.move is None:
-                name = submission.generation.request_id
+        def placed(attempt: Attempt) -> Any:
+            outcome = try_place(attempt)
+            moved = attempt.attempt > 1 and not attempt.drains
+            if not isinstance(outcome, BatonError) and moved and attempt.move is None:
+                name = attempt.generation.request_id
                 self._breaches.append(f"{process.machine.name}: {name} is moved beside the budget")
-            return error
+            return outcome
 
-        placer.try_place = placed  # type: ignore[method-assign]
+        submitter.try_place = placed  # type: ignore[method-assign]
 
     def _over_circuits(self, process: RouterProcess) -> None:
         """A third of a role's workers is passed over at most, or one of two."""

@@ -104,7 +104,7 @@ class Watch:
             named: dict[str, tuple[ActiveRequest, int]] = {}
             fitting: dict[str, int] = {}
             for output in outputs.outputs:
-                submission = dispatcher._submissions.get(output.request_id)
+                submission = dispatcher._attempts.get(output.request_id)
                 if submission is not None:
                     generation = submission.generation
                     named[generation.request_id] = (generation, _accepted(generation))
@@ -367,8 +367,8 @@ def _held(process: WorkerProcess, routers: int) -> Iterable[str]:
 
 def _borne(router: RouterProcess) -> Iterable[str]:
     dispatcher = router.dispatcher
-    if len(dispatcher) or dispatcher._moves._placing:
-        yield f"{len(dispatcher)} submissions, {len(dispatcher._moves._placing)} being placed"
+    if len(dispatcher) or dispatcher._retrying:
+        yield f"{len(dispatcher)} submissions, {len(dispatcher._retrying)} being placed"
     if router.admission.taken:
         yield f"{router.admission.taken} tickets taken"
 

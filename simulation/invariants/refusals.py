@@ -49,7 +49,7 @@ class Refusals:
     def over_router(self, process: RouterProcess) -> None:
         self._over_tickets(process)
         self._over_budget(process)
-        self._over_hope(process)
+        self._over_deadlines(process)
 
     def _judge(self, name: str, error: Overloaded, full: bool) -> None:
         if full:
@@ -128,14 +128,14 @@ class Refusals:
         admission.ticket = watched  # type: ignore[method-assign]
 
     def _over_budget(self, process: RouterProcess) -> None:
-        budget, config = process.dispatcher._moves._budget, self._world.config.router
+        budget, config = process.dispatcher._retries._budget, self._world.config.router
         take, failed = budget.take, budget.failed
         # by whether memory was short: when each is forgotten, on the router's clock
         failures: dict[bool, deque[float]] = {True: deque(), False: deque()}
 
-        def watched_failure(move: RetryPermit, now_s: float, *, short: bool = False) -> None:
+        def watched_failure(permit: RetryPermit, now_s: float, *, short: bool = False) -> None:
             failures[short].append(now_s + HOLD_S)
-            failed(move, now_s, short=short)
+            failed(permit, now_s, short=short)
 
         def watched(active: int, now_s: float, *, short: bool = False) -> RetryPermit | None:
             try:
@@ -149,10 +149,10 @@ class Refusals:
         budget.take = watched  # type: ignore[method-assign]
         budget.failed = watched_failure  # type: ignore[method-assign]
 
-    def _over_hope(self, process: RouterProcess) -> None:
+    def _over_deadlines(self, process: RouterProcess) -> None:
         """Only where requests wait on every decode worker, as far as it has been informed."""
-        placer, fleet = process.dispatcher._placer, process.fleet
-        check: Callable[[float], None] = placer.check_hope
+        submitter, fleet = process.dispatcher._submitter, process.fleet
+        check: Callable[[float], None] = submitter.check_deadline
 
         def watched(deadline_s: float) -> None:
             try:
@@ -165,4 +165,4 @@ class Refusals:
                 self._judge(process.machine.name, error, full)
                 raise
 
-        placer.check_hope = watched  # type: ignore[method-assign]
+        submitter.check_deadline = watched  # type: ignore[method-assign]

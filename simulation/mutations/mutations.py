@@ -33,8 +33,8 @@ from baton.router.answers.choice_text import ChoiceText
 from baton.router.dispatch import submitter
 from baton.router.dispatch.attempt import Attempt
 from baton.router.dispatch.dispatcher import Dispatcher
-from baton.router.dispatch.migrator import Migrator
 from baton.router.dispatch.retry_budget import HOLD_S, RetryBudget, RetryPermit
+from baton.router.dispatch.retry_policy import Retry, RetryPolicy
 from baton.router.fleet.circuits import Circuits
 from baton.router.fleet.fleet import Fleet
 from baton.router.requests.admission import Admission
@@ -125,10 +125,10 @@ def _no_partial_block(before: Any) -> Any:
 def _any_attempt(before: Any) -> Any:
     def take(self: Dispatcher, link: Any, outputs: Any) -> None:
         for output in outputs.outputs:
-            submission = self._submissions.get(output.request_id)
+            submission = self._attempts.get(output.request_id)
             if submission is not None and output.choice in submission.choices:
                 output.attempt = submission.attempt
-                self._submissions.assign(submission, link)
+                self._attempts.assign(submission, link)
         before(self, link, outputs)
 
     return take
@@ -252,10 +252,10 @@ def _always_a_move(_: Any) -> Any:
 
 
 def _not_asked(_: Any) -> Any:
-    async def take_turn(self: Migrator, submission: Attempt, *, short: bool) -> None:
+    async def acquire(self: RetryPolicy, attempt: Attempt, retry: Retry) -> None:
         return
 
-    return take_turn
+    return acquire
 
 
 def _all_of_them(_: Any) -> Any:
@@ -368,7 +368,7 @@ MUTATIONS: dict[str, Break] = {
     "no-budget-of-moves": Break(
         "all that fails is moved at once", RetryBudget, "take", _always_a_move
     ),
-    "moves-beside-the-budget": Break("the budget is not asked", Migrator, "_take_turn", _not_asked),
+    "moves-beside-the-budget": Break("the budget is not asked", RetryPolicy, "acquire", _not_asked),
     "roster-without-changes": Break(
         "a linked worker's changes are not heard of", Fleet, "_note_change", _heard_while_away
     ),

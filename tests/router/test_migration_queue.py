@@ -39,7 +39,7 @@ class Served:
         return asyncio.create_task(wait())
 
     def waiting(self) -> int:
-        return sum(len(line) for line in self.turns._lines.values())
+        return sum(len(line) for line in self.turns._queues.values())
 
 
 async def pass_turns(count: int = 3) -> None:
@@ -61,10 +61,10 @@ async def test_the_end_of_a_move_calls_the_next_in_order() -> None:
     tasks = [served.ask(name) for name in ("a", "b", "c")]
     await pass_turns()
     assert list(served.moves) == ["a"]
-    served.turns.got_on(served.moves["a"])
+    served.turns.release(served.moves["a"])
     await pass_turns()
     assert list(served.moves) == ["a", "b"]
-    served.turns.got_on(served.moves["b"])
+    served.turns.release(served.moves["b"])
     await asyncio.gather(*tasks)
     assert list(served.moves) == ["a", "b", "c"] and not served.waiting()
 
@@ -74,7 +74,7 @@ async def test_who_comes_later_does_not_go_first() -> None:
     served = Served(1)
     first, second = served.ask("first"), served.ask("second")
     await pass_turns()
-    served.turns.got_on(served.moves["first"])  # the place is second's, though it has not run yet
+    served.turns.release(served.moves["first"])  # the place is second's, though it has not run yet
     third = served.ask("third")
     await pass_turns()
     assert list(served.moves) == ["first", "second"]
@@ -121,9 +121,9 @@ async def test_who_leaves_takes_no_move_along(when: str) -> None:
     await pass_turns()
     if when == "waiting":
         leaves.cancel()
-        served.turns.got_on(served.moves["a"])
+        served.turns.release(served.moves["a"])
     else:
-        served.turns.got_on(served.moves["a"])
+        served.turns.release(served.moves["a"])
         leaves.cancel()  # it was called, and has not run since
     await asyncio.gather(leaves, return_exceptions=True)
     async with asyncio.timeout(1):
@@ -139,7 +139,7 @@ async def test_more_that_is_served_makes_room() -> None:
     task = served.ask("b")
     await pass_turns()
     served.count = 10
-    served.turns.look()
+    served.turns.recheck()
     async with asyncio.timeout(1):
         await task
 
@@ -174,7 +174,7 @@ def test_a_thousand_who_wait_ask_for_nothing_until_something_ends() -> None:
         await asyncio.sleep(HOLD_S / 2)
         assert served.budget.asked == asked
         for name in [*served.moves][:5]:
-            served.turns.got_on(served.moves[name])
+            served.turns.release(served.moves[name])
         await asyncio.sleep(0.1)
         assert len(served.moves) == 15 and served.budget.asked <= asked + 10
         for task in tasks:

@@ -26,6 +26,7 @@ from baton.runtime.errors import (
 from baton.simulation.virtual.virtual_time import on_virtual_time
 
 NOBODY = Unavailable("nobody is there")
+LINK = object()  # of the worker that took an attempt
 
 
 @dataclass
@@ -43,13 +44,13 @@ class Fakes:
         self.looks += 1
         return self.space
 
-    def try_place(self, submission: Any) -> BatonError | None:
+    def try_place(self, submission: Any) -> object:
         self.tried.append(submission.name)
         if not self.space or submission.name in self.refuses:
             return self.error
         self.space -= 1
         self.placed.append(submission.name)
-        return None
+        return LINK
 
 
 def submission(name: str, within_s: float = 60.0, attempt: int = 1, length: int = 9) -> Any:
@@ -62,7 +63,7 @@ def line_of(fakes: Fakes) -> PlacementQueue:
     return PlacementQueue(cast(Any, fakes))
 
 
-async def wait_all(tasks: list[asyncio.Task[None]]) -> None:
+async def wait_all(tasks: list[asyncio.Task[Any]]) -> None:
     async with asyncio.timeout(10):
         await asyncio.gather(*tasks)
 
@@ -138,7 +139,7 @@ async def test_every_wait_has_its_end() -> None:
     with pytest.raises(Unavailable, match="nobody is there"):
         await line.place(submission("r"), 0.1)
     with pytest.raises(Unavailable, match=r"router\.handed_back_s \(0\.1 s\) no other"):
-        await line.place(submission("r"), 0.1, handed_back=True)
+        await line.place(submission("r"), 0.1, returned=True)
     with pytest.raises(DeadlineExceeded, match="nobody is there"):
         await line.place(submission("r", within_s=0.1), 60)
 

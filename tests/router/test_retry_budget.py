@@ -25,7 +25,7 @@ def test_moves_that_get_on_make_room_and_others_wait() -> None:
     budget = RetryBudget(0.2, 2)
     first, _ = taken(budget, 5, 0.0), taken(budget, 5, 0.0)
     assert budget.take(5, 1.0) is None
-    budget.got_on(first)
+    budget.release(first)
     assert budget.take(5, 1.0) is not None
     assert budget.take(5, 1.0) is None
     assert budget.take(15, 1.0) is not None  # more is being served
@@ -36,7 +36,7 @@ def test_one_that_waits_in_a_queue_does_not_keep_its_share_for_ever() -> None:
     slow = taken(budget, 1, 0.0)
     assert budget.take(1, HOLD_S - 0.1) is None
     assert budget.take(1, HOLD_S) is not None
-    budget.got_on(slow)  # late, and no harm
+    budget.release(slow)  # late, and no harm
 
 
 def test_failed_moves_refuse_at_once_and_say_how_long() -> None:
@@ -116,4 +116,4 @@ def test_never_more_at_once_than_the_limit(steps: list[tuple[str, float, int, bo
                 budget.failed(move, now_s, short=short)
                 failed.append((now_s, short))
             else:
-                budget.got_on(move)
+                budget.release(move)

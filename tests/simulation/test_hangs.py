@@ -90,8 +90,10 @@ def _in_vain(before: Any) -> Any:
     "broken",
     [
         PAST_BUGS["turn-unseen"].undo,
-        Break("what is told is not acted on", Dispatcher, "_turned", lambda _: lambda *_: None),
-        Break("hung prefill workers are not left", Dispatcher, "_left", _in_vain),
+        Break(
+            "what is told is not acted on", Dispatcher, "_switch_prefill", lambda _: lambda *_: None
+        ),
+        Break("hung prefill workers are not left", Dispatcher, "_leave_hung", _in_vain),
     ],
     ids=lambda broken: broken.name,
 )

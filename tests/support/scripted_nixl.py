@@ -1,7 +1,7 @@
 """NIXL's Python bindings, scripted: what posting, polling and releasing a READ answers.
 
 Stands in for `nixl_agent` of the bindings, so that the agent's thread meets every answer that
-NIXL may give, at a known time. Migrator no bytes.
+NIXL may give, at a known time. Moves no bytes.
 """
 
 from __future__ import annotations

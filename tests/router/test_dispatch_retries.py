@@ -164,12 +164,12 @@ async def test_what_goes_wrong_in_a_move_is_told_at_once(monkeypatch: pytest.Mon
     def broken(*_: object) -> None:
         raise ValueError("what should be impossible")
 
-    monkeypatch.setattr(scene.dispatcher._placer, "try_place", broken)
+    monkeypatch.setattr(scene.dispatcher._submitter, "try_place", broken)
     with capture_logs() as told:
         scene.dispatcher.lost(scene.link(), None, "dead")
         await scene.settle_down()
     assert generation.over and len(scene.dispatcher) == 0
     assert type(generation.error) is BatonError
-    assert str(generation.error) == "a move failed: ValueError"
+    assert str(generation.error) == "the retry failed: ValueError"
     (said,) = [line for line in told if line["log_level"] == "error"]
-    assert said["request_id"] == "r" and "move" in said["event"]
+    assert said["request_id"] == "r" and said["event"] == "retry failed"

@@ -1,0 +1,86 @@
+"""Decides whether a request whose worker failed is retried, and when its retry may begin.
+
+    decide ─▶ Retry ─▶ acquire (the retry budget) ─▶ the dispatcher places the next attempt
+       └────▶ the error that ends the request: its attempts are used up
+
+Knows one attempt at a time, and no requests: the dispatcher owns those and acts on the verdict.
+Owned by the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.router.dispatch.attempt import Attempt
+from baton.router.dispatch.migration_queue import MigrationQueue
+from baton.router.dispatch.retry_budget import RetryBudget
+from baton.runtime import metrics
+from baton.runtime.config import RouterConfig
+from baton.runtime.errors import BatonError, Draining, OutOfMemory, Overloaded
+
+BUSY_PAUSE_S = 0.25  # before a request that has begun asks an overloaded worker again
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The verdict that a request goes on. `returned`: a draining worker returned it and nothing
+    failed, so it needs no permit. `no_memory`: its worker had no memory for it, which the budget
+    counts apart."""
+
+    pause_s: float
+    returned: bool
+    no_memory: bool
+
+
+class RetryPolicy:
+    """`active` returns the number of attempts that the router has now: the budget is a share of
+    it."""
+
+    def __init__(self, config: RouterConfig, active: Callable[[], int]) -> None:
+        self._max_attempts = config.max_attempts
+        self._budget = RetryBudget(config.retry_share, config.retry_floor)
+        self._queue = MigrationQueue(self._budget, active)
+
+    def recheck(self) -> None:
+        """Look for permits after the number of active attempts has grown."""
+        self._queue.recheck()
+
+    def decide(self, attempt: Attempt, error: BatonError) -> Retry | BatonError:
+        """End the permit of an attempt that failed with `error`, and return how its request is
+        retried, or the error that ends it."""
+        returned, overloaded = isinstance(error, Draining), isinstance(error, Overloaded)
+        if isinstance(error, Overloaded):
+            attempt.busy = error
+        if returned or overloaded:  # neither counts as a failure
+            self.release(attempt)
+        elif attempt.move is not None:
+            self._queue.failed(attempt.move, short=isinstance(error, OutOfMemory))
+            attempt.move = None
+        if not returned and attempt.failures >= self._max_attempts:
+            metrics.RETRIES_REFUSED.labels("attempts").inc()
+            return attempt.busy or error
+        paused = overloaded and attempt.generation.begun
+        return Retry(
+            pause_s=BUSY_PAUSE_S * attempt.attempt if paused else 0.0,
+            returned=returned,
+            no_memory=isinstance(error, OutOfMemory),
+        )
+
+    async def acquire(self, attempt: Attempt, retry: Retry) -> None:
+        """Wait until the budget has a permit for the attempt, where it needs one. Raises
+        Overloaded if failed retries have used the budget up."""
+        if retry.returned:
+            return
+        try:
+            attempt.move = await self._queue.take(short=retry.no_memory)
+        except Overloaded:
+            metrics.RETRIES_REFUSED.labels("budget").inc()
+            raise
+
+    def release(self, attempt: Attempt) -> None:
+        """Return the attempt's permit, if it has one: its worker has answered, or is no longer
+        asked to."""
+        if attempt.move is not None:
+            permit, attempt.move = attempt.move, None
+            self._queue.release(permit)
