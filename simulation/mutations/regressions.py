@@ -132,7 +132,7 @@ PAST_BUGS: dict[str, PastBug] = {
             "a router did not know which of its candidates a request asks now, and left it with "
             "the second one, which hung",
             Handoffs,
-            "_tell",
+            "_report_prefill",
             _untold,
         ),
     ),
