@@ -45,7 +45,7 @@ def main() -> None:
             seconds[name].append(time.perf_counter() - begun)
     size = CALL_BLOCKS * BLOCK_BYTES / 1e9
     speeds = {name: size / statistics.median(s) for name, s in seconds.items()}
-    print(json.dumps({f"{name}_gbps_p50": round(speed, 2) for name, speed in speeds.items()}))
+    print(json.dumps({f"{name}_gb_per_s_p50": round(speed, 2) for name, speed in speeds.items()}))
 
 
 if __name__ == "__main__":

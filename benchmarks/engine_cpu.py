@@ -10,7 +10,7 @@ between the steps they are read against; figures are medians over rounds of a ro
 
 bf16_linear_gflops    torch's linear, bf16 (float32 where the processor has nothing for bf16), the
                       faster of two large shapes (`benchmarks.ceilings`)
-cold_read_gbps        summing 512 MiB, which no cache holds
+cold_read_gb_per_s    summing 512 MiB, which no cache holds
 prefill_mfu_1024      operations of a prompt of 1,024 tokens in one step (two per weight and
                       token, the head for one token, attention's causal half) over its time, over
                       the linear rate
@@ -292,7 +292,7 @@ def figures(rounds: Rounds, threads: int) -> list[Figure]:
         Figure("decode_mbu_bs1_typical", statistics.median(rounds.typical_one)),
         Figure("decode_mbu_bs32_ctx512_typical", statistics.median(rounds.typical_many)),
         _rate("bf16_linear_gflops", rounds.linear, "GF/s", matrix_unit()),
-        _rate("cold_read_gbps", rounds.read, "GB/s"),
+        _rate("cold_read_gb_per_s", rounds.read, "GB/s"),
         _rate("prefill_tokens_s", [PROMPT_TOKENS / s * 1e9 for s in rounds.prefill], "/s"),
         _rate("decode_tokens_s_bs32", [BATCH / s * 1e9 for s in rounds.many], "/s"),
     ]

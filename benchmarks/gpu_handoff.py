@@ -83,10 +83,10 @@ def handoff(given: Given) -> Iterator[Figure]:
         raise Skipped("nixl is not installed")
     blocks, size = _sizes(given.dry)
     link, rates = read_all(given.device, blocks, size, 3 if given.dry else 12)
-    yield Figure("link_gbps", link.gbps, "GB/s", link.name)
+    yield Figure("link_gb_per_s", link.gb_per_s, "GB/s", link.name)
     rate = median(rates[1:])  # the first one sets the connection up
-    yield Figure("handoff_read_gbps", rate, "GB/s")
-    yield at_least("handoff_read_over_link", rate / link.gbps, READ_OVER_LINK)
+    yield Figure("handoff_read_gb_per_s", rate, "GB/s")
+    yield at_least("handoff_read_over_link", rate / link.gb_per_s, READ_OVER_LINK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Link:
     """How memory of another process on this device is reached, and how fast a copy is."""
 
     name: str
-    gbps: float
+    gb_per_s: float
 
 
 def read_all(device: torch.device, blocks: int, size: int, reads: int) -> tuple[Link, list[float]]:
@@ -208,10 +208,10 @@ def checksum(given: Given) -> Iterator[Figure]:
     seeds = torch.randint(-(1 << 62), 1 << 62, (blocks,), device=given.device)
     seconds = seconds_of(lambda: block_checksums(pool, index, seeds, SLABS), given.device)
     rate = blocks * size / seconds / 1e9
-    yield Figure("checksum_gbps", rate, "GB/s")
+    yield Figure("checksum_gb_per_s", rate, "GB/s")
     yield at_most("checksum_share_at_400_gbit_s", NETWORK_GB_PER_S / rate, CHECKSUM_SHARE)
-    link = given.ceiling("link_gbps")
-    bound = link / given.ceiling("copy_gbps")  # of a sum at the rate of the memory
+    link = given.ceiling("link_gb_per_s")
+    bound = link / given.ceiling("copy_gb_per_s")  # of a sum at the rate of the memory
     yield at_most("checksum_share_of_link", link / rate, max(CHECKSUM_SHARE, 1.25 * bound))
 
 

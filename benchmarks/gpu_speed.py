@@ -70,7 +70,7 @@ def ceilings(given: Given) -> Iterator[Figure]:
     source = torch.empty(size, dtype=torch.uint8, device=given.device).random_(0, 256)
     target = torch.empty_like(source)
     copied = 2 * size / seconds_of(lambda: target.copy_(source), given.device) / 1e9
-    yield Figure("copy_gbps", copied, "GB/s")
+    yield Figure("copy_gb_per_s", copied, "GB/s")
     side = 64 if given.dry else 8192
     a, b = torch.randn(2, side, side, device=given.device).to(torch.bfloat16)
     product = 2 * side**3 / seconds_of(lambda: a @ b.T, given.device) / 1e12
@@ -109,7 +109,7 @@ def llama_decode(given: Given) -> Iterator[Figure]:
         rate = shape.decode_bytes(batch, context + steps // 2) / seconds / 1e9
         name = f"llama8b_decode_mbu_bs{batch}_ctx{context}"
         yield Figure(name.replace("mbu", "ms"), seconds * 1e3, "ms")
-        yield at_least(name, rate / given.ceiling("copy_gbps"), target)
+        yield at_least(name, rate / given.ceiling("copy_gb_per_s"), target)
 
 
 def qwen_decode(given: Given) -> Iterator[Figure]:

@@ -195,9 +195,11 @@ def figures(rounds: Rounds, block_bytes: int, threads: int) -> list[Figure]:
         Figure("read_efficiency_p10", -_p90([-e for e in efficiency])),
         Figure("read_efficiency_beside_prefill", _median(beside)),
         Figure("read_efficiency_last_chunk", _median(of_last)),
-        Figure("fetch_gbps", block_bytes / _median(rounds.fetch_idle) / 1e9, "GB/s", "prompt"),
-        Figure("raw_read_gbps", block_bytes / _median(rounds.raw_all) / 1e9, "GB/s", "prompt"),
-        Figure("raw_read_last_gbps", last_bytes / _median(rounds.raw_last) / 1e9, "GB/s", "last"),
+        Figure("fetch_gb_per_s", block_bytes / _median(rounds.fetch_idle) / 1e9, "GB/s", "prompt"),
+        Figure("raw_read_gb_per_s", block_bytes / _median(rounds.raw_all) / 1e9, "GB/s", "prompt"),
+        Figure(
+            "raw_read_last_gb_per_s", last_bytes / _median(rounds.raw_last) / 1e9, "GB/s", "last"
+        ),
         Figure("raw_read_last_ms", _ms(rounds.raw_last), "ms", "last chunk"),
         Figure("offer_heard_ms", _ms(rounds.heard_after), "ms", "after last chunk computed"),
         Figure("landed_ms", _ms(rounds.landed_last), "ms", "after offer heard"),

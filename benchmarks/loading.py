@@ -9,8 +9,8 @@ process of its own, which has loaded a small model before; the two kinds alterna
 load_s             packed and checked, as `baton serve` loads it; median over rounds
 load_one_thread_s  the same with one loading thread, and one thread within torch
 load_speedup       the second over the first, median of the rounds' ratios
-load_gbps          stored bytes over load_s
-read_gbps          the same bytes copied out of the page cache by one thread, and nothing else
+load_gb_per_s      stored bytes over load_s
+read_gb_per_s      the same bytes copied out of the page cache by one thread, and nothing else
 load_peak_ratio    memory at the highest (mapped files included) over stored bytes
 """
 
@@ -109,8 +109,8 @@ def run(folder: Path, threads: int, rounds: int) -> list[Figure]:
         Figure("load_s", seconds, "s", f"{threads} threads; {stored / 1e6:.0f} MB stored"),
         Figure("load_one_thread_s", alone, "s"),
         Figure("load_speedup", statistics.median(ratios), "", f"{min(ratios):.2f} or more"),
-        Figure("load_gbps", stored / seconds / 1e9, "GB/s"),
-        Figure("read_gbps", statistics.median(reading), "GB/s", "one thread, from the page cache"),
+        Figure("load_gb_per_s", stored / seconds / 1e9, "GB/s"),
+        Figure("read_gb_per_s", statistics.median(reading), "GB/s", "one thread, page cache"),
         at_most("load_peak_ratio", peak / stored, PEAK_LIMIT),
         Figure("rounds", rounds),
     ]

@@ -120,7 +120,7 @@ class RouterConfig:
         high=_DAY_S,
         unit="s",
     )
-    handed_back_s: float = setting(
+    returned_wait_s: float = setting(
         120.0,
         "Time that a request returned by a stopping worker waits for another worker.",
         low=0,

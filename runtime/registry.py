@@ -166,7 +166,7 @@ class DirectoryRegistry:
             record = WorkerRecord(**found)
         except (ValueError, TypeError, AttributeError, RecursionError):
             return "it is not what a worker of this version writes"
-        if why := _fault(record):
+        if (why := _fault(record)) is not None:
             return why
         if record.worker_id != os.path.basename(path).removesuffix(SUFFIX):
             return f"it is another worker's, {record.worker_id[:MAX_ID]!r}"
@@ -208,8 +208,8 @@ def check_worker_id(worker_id: str) -> None:
         )
 
 
-def _fault(record: WorkerRecord) -> str:
-    """Why nobody could use the record; empty if it can be used."""
+def _fault(record: WorkerRecord) -> str | None:
+    """Return why no process could use the record, or None if it can be used."""
     found = {field.name: getattr(record, field.name) for field in fields(record)}
     if not isinstance(found.pop("pid"), int) or not all(
         isinstance(value, str) for value in found.values()
@@ -219,7 +219,7 @@ def _fault(record: WorkerRecord) -> str:
         return f"there is no role {record.role[:MAX_ID]!r}"
     if not re.fullmatch("[0-9a-f]{32}", record.boot_id):
         return "its boot id is not 32 hex digits"
-    return ""
+    return None
 
 
 class MemoryRegistry:
@@ -231,7 +231,7 @@ class MemoryRegistry:
         self._faults: dict[str, str] = {}
 
     def announce(self, record: WorkerRecord) -> None:
-        if why := _fault(record):
+        if (why := _fault(record)) is not None:
             self._records.pop(record.worker_id, None)
             self._faults[record.worker_id] = why
         else:

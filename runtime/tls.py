@@ -49,7 +49,7 @@ class Tls:
         self._now = now
         self._stamp = stamp(security)  # first: what changes meanwhile is read again
         self._held = read(security, now())
-        self._told = ""
+        self._logged: str | None = None  # the last fault
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """For one channel: it keeps them for as long as it is open."""
@@ -81,29 +81,34 @@ class Tls:
 
     def current(self) -> Certificates:
         """What the files hold now, or held when they were last whole."""
-        trouble = self._look()
-        if self._held.ends <= self._now():
-            trouble += (
-                f"the certificate in {self._security.certificate} (security.certificate) ended at "
-                f"{self._held.ends:%F %T} UTC and other processes refuse it: put a new one there"
-            )
-        if trouble and trouble != self._told:  # not for every connection
-            log.error(trouble)
-        self._told = trouble
+        faults = [fault for fault in (self._read_changes(), self._expiry()) if fault is not None]
+        fault = "; ".join(faults) if faults else None
+        if fault is not None and fault != self._logged:  # not for every connection
+            log.error(fault)
+        self._logged = fault
         return self._held
 
-    def _look(self) -> str:
-        """Read the files where they have changed; why that cannot be done."""
+    def _expiry(self) -> str | None:
+        """Return that the certificate in use has ended, or None."""
+        if self._held.ends > self._now():
+            return None
+        return (
+            f"the certificate in {self._security.certificate} (security.certificate) ended at "
+            f"{self._held.ends:%F %T} UTC and other processes refuse it: put a new one there"
+        )
+
+    def _read_changes(self) -> str | None:
+        """Read the files if they have changed. Return why they cannot be used, or None."""
         found = stamp(self._security)
         if found == self._stamp:
-            return ""
+            return None
         try:
             self._held = read(self._security, self._now())
         except ConfigError as error:
-            return f"a changed certificate is not used: {error}; "
+            return f"a changed certificate is not used: {error}"
         self._stamp = found
-        log.info("the certificate was read anew", ends=self._held.ends.isoformat())
-        return ""
+        log.info("certificate reloaded", ends=self._held.ends.isoformat())
+        return None
 
 
 def _configuration(held: Certificates) -> grpc.ServerCertificateConfiguration:

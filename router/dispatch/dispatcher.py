@@ -53,7 +53,7 @@ log = logs.get(__name__)
 class Dispatcher:
     """The listener of every worker link. `place_wait_s` bounds how long a request waits for a
     worker, or for the index, before it is refused as Unavailable; a request that a draining worker
-    returned waits for `router.handed_back_s`, in which the worker may come back. No wait outlasts
+    returned waits for `router.returned_wait_s`, in which the worker may come back. No wait outlasts
     the deadline. Once outputs of `confirm_weight` per choice are accepted, their worker may forget
     them."""
 
@@ -337,7 +337,7 @@ class Dispatcher:
             await self._retries.acquire(attempt, retry)
             metrics.MIGRATIONS.inc()
             attempt.generation.migrations += 1
-            wait_s = self._config.handed_back_s if retry.returned else self.place_wait_s
+            wait_s = self._config.returned_wait_s if retry.returned else self.place_wait_s
             link = await self._queue.place(attempt, wait_s, retry.returned)
             self._attempts.assign(attempt, link)
         except BatonError as error:

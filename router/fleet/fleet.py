@@ -61,7 +61,7 @@ class Fleet:
         self._boot_id = boot_id or secrets.token_bytes(16)
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._disconnected = DisconnectedWorkers(config.handed_back_s)
+        self._disconnected = DisconnectedWorkers(config.returned_wait_s)
         self._mixed_numerics: dict[Numbers, list[str]] = {}  # as last logged
         self._incompatible: dict[str, str] = {}  # as last logged
         self._rebuilt = False
@@ -246,7 +246,7 @@ class Fleet:
 
     def disconnected_sizes(self) -> list[Size]:
         """Return the capacities of the decode workers that are not linked now and may come back:
-        those that the registry names, and those that have left within `router.handed_back_s`. A
+        those that the registry names, and those that have left within `router.returned_wait_s`. A
         worker whose handshake was refused does not count."""
         self.roster()
         now_s, kept = _now(), self._disconnected_sizes

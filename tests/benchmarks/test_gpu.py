@@ -38,9 +38,9 @@ def test_a_dry_run_writes_figures_table_and_log(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     part, draws = json.loads(file.read_text())["parts"]
     assert part["state"] == draws["state"] == "passed"
-    assert [each["name"] for each in part["figures"]] == ["copy_gbps", "matrix_tflops"]
+    assert [each["name"] for each in part["figures"]] == ["copy_gb_per_s", "matrix_tflops"]
     assert draws["figures"][-1]["name"] == "draw_us_3x199_over_sort"
-    assert "| ceilings | copy_gbps |" in table.read_text()
+    assert "| ceilings | copy_gb_per_s |" in table.read_text()
     assert (tmp_path / "gpu.log").read_text() == "== ceilings\n== draws\n"
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -121,20 +121,20 @@ def test_a_smoke_test_launches_captures_and_reads():
 
 
 @pytest.mark.parametrize(
-    ("link_gbps", "rate", "holds"),
+    ("link_gb_per_s", "rate", "holds"),
     [(60.0, 3000.0, True), (60.0, 2500.0, False), (2000.0, 3500.0, True), (2000.0, 2000.0, False)],
 )
-def test_sums_are_judged_by_the_link_that_is_present(monkeypatch, link_gbps, rate, holds):
+def test_sums_are_judged_by_the_link_that_is_present(monkeypatch, link_gb_per_s, rate, holds):
     """By a fiftieth of a slow link's time, and by the memory's own rate where the link is as fast:
     there a sum that reads each byte once cannot cost a fiftieth."""
     handoff, speed = gpu_handoff, gpu_speed
     size = math.prod(handoff._sizes(True))
     monkeypatch.setattr(handoff, "seconds_of", lambda *_: size / rate / 1e9)
-    ceilings = {"link_gbps": link_gbps, "copy_gbps": 4000.0}
+    ceilings = {"link_gb_per_s": link_gb_per_s, "copy_gb_per_s": 4000.0}
     given = speed.Given(torch.device("cpu"), True, ceilings=ceilings)
     figures = {each.name: each for each in handoff.checksum(given)}
     assert figures["checksum_share_of_link"].holds is holds
-    assert figures["checksum_share_of_link"].value == pytest.approx(link_gbps / rate)
+    assert figures["checksum_share_of_link"].value == pytest.approx(link_gb_per_s / rate)
     assert figures["checksum_share_at_400_gbit_s"].holds is (50.0 / rate <= 0.02)
 
 
@@ -190,7 +190,12 @@ def test_figures_of_a_part_that_is_killed_are_kept(monkeypatch, tmp_path):
     ("value", "code", "skipped", "count"),
     [
         (lambda given: 1 / 0, 1, None, 1),
-        (lambda given: given.ceiling("copy_gbps"), 0, "the ceiling copy_gbps was not measured", 1),
+        (
+            lambda given: given.ceiling("copy_gb_per_s"),
+            0,
+            "the ceiling copy_gb_per_s was not measured",
+            1,
+        ),
         (lambda given: 2.0, 0, None, 2),
     ],
 )
@@ -309,5 +314,5 @@ def test_figures_of_others_are_skipped_without_a_folder():
     speed = gpu_speed
     given = speed.Given(device=None, dry=False)
     assert speed._reference(given, 1, 1, 4095) == {}
-    with pytest.raises(speed.Skipped, match="copy_gbps was not measured"):
-        given.ceiling("copy_gbps")
+    with pytest.raises(speed.Skipped, match="copy_gb_per_s was not measured"):
+        given.ceiling("copy_gb_per_s")

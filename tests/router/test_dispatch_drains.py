@@ -72,8 +72,8 @@ async def test_requests_on_a_link_that_leaves_in_a_drain_are_no_failures() -> No
 def drained_alone_fixture() -> Drained:
     """The only decode worker hands back what has begun there, and ends."""
 
-    async def drained(handed_back_s: float, within_s: float = 3600) -> tuple[Any, ActiveRequest]:
-        scene = DispatchScene(handed_back_s=handed_back_s)
+    async def drained(returned_wait_s: float, within_s: float = 3600) -> tuple[Any, ActiveRequest]:
+        scene = DispatchScene(returned_wait_s=returned_wait_s)
         generation = await scene.start(within_s=within_s)
         scene.give(output(0, 10))
         scene.give(failed("Draining", True))
@@ -105,7 +105,7 @@ async def test_what_was_handed_back_waits_for_its_bound_and_names_it(
 ) -> None:
     scene, generation = await drained_alone(0.3)
     assert [each.token for each in await generation.next()] == [10]
-    with pytest.raises(Unavailable, match=r"router\.handed_back_s \(0\.3 s\) no other could"):
+    with pytest.raises(Unavailable, match=r"router\.returned_wait_s \(0\.3 s\) no other could"):
         await asyncio.wait_for(generation.next(), 5)
     assert len(scene.dispatcher) == 0
 

@@ -258,7 +258,7 @@ async def test_what_cannot_be_read_anew_is_said_once_and_the_old_one_serves_on(
         with capture_logs() as logged:
             replaced(good, whole)
             assert await asked(address, router) == "word"
-        assert [line["event"] for line in logged] == ["the certificate was read anew"]
+        assert [line["event"] for line in logged] == ["certificate reloaded"]
 
 
 def test_that_ones_own_certificate_has_ended_is_said_once(party: Party) -> None:
