@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from baton.router.dispatch.active_request import OutputToken
 from baton.router.text.detokenizer import Detokenizer
+from baton.router.text.reasoning import AnswerReasoning, ReasoningParser
 from baton.router.text.stop_strings import StopMatcher
 from baton.router.text.tool_calls import CallableTools, ParsedCall, ToolCallParser
 
@@ -41,10 +42,11 @@ class ChoiceDelta:
     tokens: list[int] = field(default_factory=list)
     prompt: Sequence[int] | None = None  # its tokens, where their ids are wanted
     prompt_entries: list[TokenLogprob] | None = None  # where the answer is to hold them
+    reasoning: str = ""  # before the text
 
     def __bool__(self) -> bool:
-        found = self.text or self.logprobs or self.finish or self.calls or self.tokens
-        return bool(found or self.prompt)
+        found = self.text or self.reasoning or self.logprobs or self.finish
+        return bool(found or self.calls or self.tokens or self.prompt)
 
 
 class ChoiceText:
@@ -62,11 +64,13 @@ class ChoiceText:
         min_tokens: int = 0,
         *,
         token_ids: bool = False,
+        reasoning: AnswerReasoning | None = None,
     ) -> None:
         self._choice = choice
         self._detokenizer = detokenizer
         self._stops = StopMatcher(stops)
         self._stop_tokens = stop_tokens
+        self._reasoning = None if reasoning is None else ReasoningParser(reasoning)
         self._calls = None if calling is None else ToolCallParser(calling)
         self._min_tokens = min_tokens
         self._token_ids = token_ids
@@ -115,11 +119,21 @@ class ChoiceText:
         self._give(self._stops.push(text) if searched else text, piece)
 
     def _give(self, text: str, piece: ChoiceDelta) -> None:
+        if self._reasoning is not None:
+            reasoning, text = self._reasoning.push(text)
+            piece.reasoning += reasoning
+        self._give_content(text, piece)
+
+    def _give_content(self, text: str, piece: ChoiceDelta) -> None:
         self._add(piece, (text, []) if self._calls is None else self._calls.push(text))
 
     def _end(self, finish: str, piece: ChoiceDelta) -> None:
         """A stop after calls is an end for their sake; that of the tokens is not."""
         piece.finish = finish
+        if self._reasoning is not None:
+            reasoning, text = self._reasoning.flush()
+            piece.reasoning += reasoning
+            self._give_content(text, piece)
         if self._calls is not None:
             self._add(piece, self._calls.flush())
             if self._calls.count and finish == "stop":

@@ -76,6 +76,8 @@ class RequestHandler:
         self._context = context
         self._deadline_s = deadline_s
         markers = request.calling.form.markers if request.calling is not None else ()
+        if (reasoning := request.reasoning) is not None:
+            markers = (*markers, reasoning.form.opening, reasoning.form.closing)
         self._texts = [
             ChoiceText(
                 choice,
@@ -85,6 +87,7 @@ class RequestHandler:
                 request.calling,
                 request.sampling.min_tokens,
                 token_ids=request.token_ids,
+                reasoning=request.reasoning,
             )
             for choice in range(request.choices)
         ]

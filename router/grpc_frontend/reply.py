@@ -65,6 +65,7 @@ def _piece(piece: ChoiceDelta, token_bytes: Callable[[int], bytes]) -> client_pb
     return client_pb2.Piece(
         choice=piece.choice,
         text=piece.text,
+        reasoning=piece.reasoning,
         finish_reason=_FINISH[piece.finish] if piece.finish else client_pb2.NOT_FINISHED,
         logprobs=[_logprob(entry, token_bytes) for entry in piece.logprobs],
         tool_calls=[

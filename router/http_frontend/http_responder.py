@@ -73,6 +73,7 @@ class HttpResponder(Response):
             for piece in pieces:
                 into = whole[piece.choice]
                 into.text += piece.text
+                into.reasoning += piece.reasoning
                 into.logprobs += piece.logprobs
                 into.calls += piece.calls
                 into.tokens += piece.tokens

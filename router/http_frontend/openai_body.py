@@ -87,7 +87,7 @@ class ChatRenderer:
         if not piece.calls:
             return [self._chunk(piece, usage)]
         bodies = []
-        if piece.text or piece.logprobs or piece.tokens:
+        if piece.text or piece.reasoning or piece.logprobs or piece.tokens:
             shown = replace(piece, finish=None, calls=[])
             bodies.append(self._chunk(shown, usage))
         for call in piece.calls:
@@ -102,7 +102,10 @@ class ChatRenderer:
 
     def _chunk(self, piece: ChoiceDelta, usage: Usage | None) -> bytes:
         delta = b"{}"
-        if piece.text or piece.finish is None:
+        if piece.reasoning:
+            parts = {"reasoning_content": piece.reasoning}
+            delta = orjson.dumps({**parts, "content": piece.text} if piece.text else parts)
+        elif piece.text or piece.finish is None:
             delta = b'{"content":' + orjson.dumps(piece.text or self._no_content) + b"}"
         logprobs = self._logprob_body(piece) if piece.logprobs else None
         return self._body(piece.choice, delta, logprobs, piece.finish, piece.tokens, usage)
@@ -253,6 +256,8 @@ def _by_id(entry: TokenLogprob, token_bytes: TokenBytes) -> dict[str, Any]:
 
 def _message(piece: ChoiceDelta) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
+    if piece.reasoning:
+        message["reasoning_content"] = piece.reasoning
     if piece.calls:
         message["content"] = piece.text or None
         message["tool_calls"] = [_call_body(call.name, call.arguments) for call in piece.calls]

@@ -53,7 +53,7 @@ GENERATION_FIELDS: Neutral = {
     "guided_json": _NULL,
     "guided_regex": _NULL,
     "guided_whitespace_pattern": _NULL,
-    "include_reasoning": _ANY_BOOL,  # no reasoning is told apart from an answer
+    "include_reasoning": _ANY_BOOL,  # a completion's text is whole
     "include_stop_str_in_output": _OFF,
     "kv_transfer_params": _EMPTY,
     "length_penalty": _one_of(None, 1, 1.0),

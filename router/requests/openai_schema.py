@@ -271,6 +271,7 @@ class ChatRequest(GenerationBody):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
 
 class CompletionRequest(GenerationBody):

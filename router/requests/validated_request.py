@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.proto import worker_pb2
+from baton.router.text.reasoning import AnswerReasoning
 from baton.router.text.tool_calls import CallableTools
 
 
@@ -33,6 +34,7 @@ class ValidatedRequest:
     silent: bool = False  # nothing is generated for the client: the one token is dropped
     token_ids: bool = False
     continuous_usage: bool = False
+    reasoning: AnswerReasoning | None = None  # None: an answer is content from its start
     calling: CallableTools | None = None  # None: an answer is content, whatever it looks like
 
     @property

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 from baton.proto import worker_pb2
 from baton.router.grammars.constraint import Constraint
 from baton.router.grammars.grammar_validator import GrammarValidator
+from baton.router.requests.answer_forms import AnswerForms, reasoning_form
 from baton.router.requests.chat_prompt import ChatPrompt
 from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.loop_budget import LoopBudget
@@ -81,7 +82,9 @@ class Validator:
         self._end_tokens = end_tokens
         self._max_choices = max_choices
         self._defaults = defaults
-        self._grammars = grammars
+        self._forms = AnswerForms(
+            model, reasoning_form(template, tokenizer), grammars, has_end=bool(end_tokens)
+        )
         self.turns = LoopBudget()
 
     def check_model(self, name: str | None) -> None:
@@ -121,7 +124,8 @@ class Validator:
         room = self._room(prompt, asked, field, "messages", limits)
         max_tokens = room if asked is None else max(asked, 1)
         finished = self._finish(request, prompt, top, max_tokens, limits, constraint)
-        await self._constrain(finished, constraint)
+        reasoning = self._forms.reasoning(prompt, request.include_reasoning is not False)
+        finished = await self._forms.constrained(finished, constraint, reasoning)
         check_scored([finished])
         if finished.stream:  # a body holds the prompt once, a stream in each choice's first chunk
             check_repeated([finished])
@@ -199,7 +203,7 @@ class Validator:
         max_tokens = wanted if asked is None else max(asked, 1)
         constraint = output_constraint(request)
         made = self._finish(request, tokens, request.logprobs, max_tokens, limits, constraint)
-        await self._constrain(made, constraint)
+        made = await self._forms.constrained(made, constraint)
         if not request.echo:
             return made
         if not isinstance(prompt, str):
@@ -318,19 +322,6 @@ class Validator:
             seed=seed,
             top_logprobs=top_logprobs,
         )
-
-    async def _constrain(self, request: ValidatedRequest, constraint: Constraint | None) -> None:
-        """Add the grammar to what workers get. Raises InvalidRequest if none can be made of the
-        constraint."""
-        if constraint is None:
-            return
-        if self._grammars is None or not self._end_tokens:
-            raise InvalidRequest(
-                f"{constraint.field}: the model {self._model!r} names no end token, so no answer "
-                "can be constrained: leave it out",
-                constraint.field,
-            )
-        request.sampling.grammar.CopyFrom(await self._grammars.grammar(constraint))
 
     def _add_least(
         self,

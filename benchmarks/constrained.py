@@ -1,0 +1,277 @@
+"""Constrained decoding: are the answers valid, are they the same everywhere, what does a step cost.
+
+    python -m benchmarks.constrained --json FILE
+
+Real schedulers, handoffs and engines (baton-tiny, and a random model with its tokenizer) answer one
+request for each schema of `constrained_schemas.py`. An answer that ends with `stop` is checked by
+jsonschema; one that ends with `length` must be a prefix that the grammar admits. The cost of masks
+is measured with a vocabulary of 150,000 tokens and a device whose step is a wait of 20 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import torch
+
+from baton.engine.cpu.sampling_numba import compiled_sampler
+from baton.engine.sampling.draw_plan import one_draw_each
+from baton.engine.scheduling.batch import Draw
+from baton.models.embedded import embedded_model
+from baton.models.random_model import make_shaped_model
+from baton.proto import worker_pb2
+from baton.runtime.errors import InvalidRequest
+from baton.runtime.grammar.choice_masks import ChoiceMasks
+from baton.runtime.grammar.grammar_text import json_schema_grammar
+from baton.runtime.grammar.matcher import CompiledGrammar, compile_grammar
+from baton.runtime.grammar.vocabulary import Vocabulary, build_vocabulary, read_vocabulary
+from baton.runtime.sampling import SamplingParams
+from baton.simulation.fleet.client import Client, Request
+from baton.simulation.fleet.model_cluster import ModelCluster
+from benchmarks.constrained_schemas import Schema, all_schemas
+from benchmarks.report import Figure, at_least, at_most, parser, report
+
+MAX_TOKENS = 300
+AT_ONCE = 8
+REPEATED = 40  # answers that are asked for again under another course of events
+LARGE_VOCABULARY = 150_000
+ROWS = 32
+DEVICE_S = 0.02
+STEPS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    family: str
+    schema: Schema
+    text: str
+    grammar: CompiledGrammar
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    tokens: list[int]
+    stopped: bool
+
+
+class Fleet:
+    """Two decode workers and a prefill worker with one model."""
+
+    def __init__(self, folder: Path, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.cluster = ModelCluster(folder, block_size=8)
+        self.cluster.vocabulary = vocabulary
+        self.cluster.add_prefill("prefill-0", 400)
+        for number in range(2):
+            self.cluster.add_decode(f"decode-{number}", 400)
+        self.clients = {name: Client(self.cluster, name) for name in self.cluster.decode}
+
+    async def answer(
+        self,
+        prompt: list[int],
+        case: Case,
+        *,
+        worker: str = "decode-0",
+        local: bool = True,
+        accepted: Sequence[int] = (),
+        temperature: float = 0.0,
+    ) -> Answer:
+        client = self.clients[worker]
+        grammar = worker_pb2.Grammar(text=case.text, vocabulary=self.vocabulary.digest)
+        request: Request = client.submit(
+            prompt,
+            grammar=grammar,
+            accepted=list(accepted),
+            local=local,
+            max_tokens=MAX_TOKENS,
+            stop=tuple(self.vocabulary.tokenizer.eos_tokens),
+            temperature=temperature,
+            seed=len(prompt),
+            salt=f"{worker} {local} {len(accepted)}".encode(),
+        )
+        await request.finished(600)
+        stopped = request.end().end == worker_pb2.STOP
+        assert stopped or request.end().end == worker_pb2.LENGTH, request.end()
+        return Answer([*accepted, *request.tokens()], stopped)
+
+
+def accepted_cases(vocabulary: Vocabulary) -> tuple[list[Case], list[str]]:
+    """Return the schemas of which a grammar can be made, and the families of the others."""
+    cases, refused = [], []
+    for family, schema in all_schemas():
+        try:
+            text = json_schema_grammar(schema)
+            cases.append(Case(family, schema, text, compile_grammar(text, vocabulary)))
+        except InvalidRequest:
+            refused.append(family)
+    return cases, refused
+
+
+def prompt_of(case: Case, vocabulary: Vocabulary, number: int) -> list[int]:
+    names = " ".join(case.schema.get("properties", {"value": 0}))
+    text = f"<|user|>Give {number} as JSON with {names[:60]}.<|end|><|assistant|>"
+    return vocabulary.tokenizer.tokenize_str(text, parse_special=True)
+
+
+def valid(case: Case, answer: Answer, vocabulary: Vocabulary) -> bool:
+    """Whether a stopped answer is valid JSON by its schema, or another a prefix of one."""
+    ends = set(vocabulary.tokenizer.eos_tokens)
+    tokens = [token for token in answer.tokens if token not in ends]
+    if not answer.stopped:
+        return case.grammar.matcher().consume(tokens) == len(tokens)
+    try:
+        found = json.loads(vocabulary.tokenizer.decode_bytes(tokens).decode())
+    except ValueError:
+        return False
+    kind = jsonschema.Draft202012Validator
+    checker = kind(case.schema, format_checker=kind.FORMAT_CHECKER)
+    return bool(checker.is_valid(found))
+
+
+async def answers_of(fleet: Fleet, cases: list[Case], temperature: float) -> list[Answer]:
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(number: int, case: Case) -> Answer:
+        async with gate:
+            prompt = prompt_of(case, fleet.vocabulary, number)
+            return await fleet.answer(prompt, case, temperature=temperature)
+
+    return list(await asyncio.gather(*(one(n, case) for n, case in enumerate(cases))))
+
+
+async def repeated(fleet: Fleet, cases: list[Case], answers: list[Answer]) -> dict[str, float]:
+    """Return the share of equal answers after a handoff, and after their worker was lost."""
+    draws = random.Random(3)
+    chosen = draws.sample(range(len(cases)), min(REPEATED, len(cases)))
+    equal = {"handoff": 0, "kill": 0}
+    for number in chosen:
+        case, whole = cases[number], answers[number]
+        prompt = prompt_of(case, fleet.vocabulary, number)
+        there = await fleet.answer(prompt, case, local=False)
+        equal["handoff"] += there == whole
+        kept = draws.randrange(1, len(whole.tokens)) if len(whole.tokens) > 1 else 0
+        again = await fleet.answer(prompt, case, worker="decode-1", accepted=whole.tokens[:kept])
+        equal["kill"] += again == whole
+    return {name: count / len(chosen) for name, count in equal.items()}
+
+
+async def model_figures(
+    name: str, folder: Path, cases: list[Case], vocabulary: Vocabulary, temperature: float
+) -> list[Figure]:
+    fleet = Fleet(folder, vocabulary)
+    try:
+        answers = await answers_of(fleet, cases, temperature)
+        stopped = [(c, a) for c, a in zip(cases, answers, strict=True) if a.stopped]
+        cut = [(c, a) for c, a in zip(cases, answers, strict=True) if not a.stopped]
+        wrong = [c.family for c, a in stopped if not valid(c, a, vocabulary)]
+        share = 1 - len(wrong) / len(stopped) if stopped else 0.0
+        prefixes = all(valid(c, a, vocabulary) for c, a in cut)
+        found = [
+            Figure(f"valid_share_{name}", share, "", f"limit: 1; wrong: {wrong[:5]}", share == 1.0),
+            at_least(f"accepted_prefixes_{name}", float(prefixes), 1.0),
+            Figure(
+                f"stopped_share_{name}",
+                len(stopped) / len(answers),
+                "",
+                "limit: 0.95" if name == "baton_tiny" else "no limit: it draws at random",
+                len(stopped) / len(answers) >= 0.95 if name == "baton_tiny" else None,
+            ),
+        ]
+        if name == "baton_tiny":
+            equal = await repeated(fleet, cases, answers)
+            found += [at_least(f"tokens_equal_{how}", each, 1.0) for how, each in equal.items()]
+        for family in sorted({case.family for case, _ in cut}):
+            count = sum(case.family == family for case, _ in cut)
+            print(f"  {name}: {count} answers of {family} were cut at {MAX_TOKENS} tokens")
+        return found
+    finally:
+        await fleet.cluster.close()
+
+
+def large_vocabulary(size: int) -> Vocabulary:
+    """Made of bytes, and of pieces of text like those of a tokenizer."""
+    draws = random.Random(1)
+    letters = b'abcdefghijklmnopqrstuvwxyzABCDE0123456789_{}[]":,.-'
+    tokens: dict[bytes, None] = {bytes([byte]): None for byte in range(256)}
+    while len(tokens) < size - 1:
+        head = b" " if draws.random() < 0.4 else b""
+        tokens[head + bytes(draws.choices(letters, k=draws.randrange(2, 9)))] = None
+    return build_vocabulary([*tokens, b"<end>"], [size - 1])
+
+
+def step_cost() -> Figure:
+    """Compare steps of 32 masked rows with steps of 32 plain ones, in turns."""
+    vocabulary = large_vocabulary(LARGE_VOCABULARY)
+    schema = {
+        "type": "object",
+        "properties": {"rows": {"type": "array", "items": {"type": "string"}}},
+        "required": ["rows"],
+    }
+    grammar = compile_grammar(json_schema_grammar(schema), vocabulary)
+    logits = torch.randn(ROWS, LARGE_VOCABULARY, generator=torch.Generator().manual_seed(1))
+    sampler = compiled_sampler()
+    params = SamplingParams(temperature=0.0)
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    with ThreadPoolExecutor(2) as threads:
+        outputs: list[list[int]] = [list(b'{"rows":["') for _ in range(ROWS)]
+        masks = [ChoiceMasks(grammar, output, threads) for output in outputs]
+        for step in range(STEPS):
+            for masked in (step % 2 == 0, step % 2 == 1):
+                rows = logits.clone()
+                started = time.perf_counter()
+                allowed = [each.mask(start=True) if masked else None for each in masks]
+                draws = [Draw(0, step, params, None, each) for each in allowed]
+                plan = one_draw_each(draws)
+                time.sleep(DEVICE_S)  # the forward pass of a device
+                drawn = sampler(rows, plan)
+                seconds[masked].append(time.perf_counter() - started)
+                if masked:
+                    for output, token in zip(outputs, drawn, strict=True):
+                        output.append(token.token)
+    ratio = statistics.median(seconds[True]) / statistics.median(seconds[False])
+    return at_most("step_cost_bs32", ratio, 1.05)
+
+
+async def measured(folder: Path, random_folder: Path) -> tuple[list[Figure], list[str]]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    generation = json.loads((folder / "generation_config.json").read_text())
+    path = folder / "tokenizer.json"
+    vocabulary = read_vocabulary(path, config["vocab_size"], [generation["eos_token_id"]])
+    cases, refused = accepted_cases(vocabulary)
+    total = len(cases) + len(refused)
+    figures = [
+        at_least("schemas", total, 300),
+        Figure("refused_share", len(refused) / total, "", f"families: {sorted(set(refused))}"),
+    ]
+    figures += await model_figures("baton_tiny", folder, cases, vocabulary, 0.0)
+    figures += await model_figures("random", random_folder, cases, vocabulary, 1.0)
+    return figures, []
+
+
+def main() -> None:
+    options = parser(__doc__ or "").parse_args()
+    figures = [step_cost()]
+    folder = embedded_model()
+    vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
+    with tempfile.TemporaryDirectory() as name:
+        random_folder = make_shaped_model(
+            Path(name), layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=128,
+            vocab=vocab, dtype="bfloat16", seed=5,
+        )  # fmt: skip
+        found, notes = asyncio.run(measured(folder, random_folder))
+    report([*figures, *found], options.json, notes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The form of one model's answers: whether they begin with reasoning, and the grammars they follow.
+
+Knows the tokenizer's marks and the process that validates grammars. Owned by the validator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from baton.proto import worker_pb2
+from baton.router.grammars.constraint import Constraint
+from baton.router.grammars.grammar_validator import GrammarValidator
+from baton.router.requests.validated_request import ValidatedRequest
+from baton.router.templates.chat_template import ChatTemplate
+from baton.router.text.reasoning import AnswerReasoning, ReasoningForm
+from baton.router.text.tokenizer import Tokenizer
+from baton.runtime.errors import InvalidRequest
+
+_MARKS = (("<think>", "</think>"),)  # of Qwen3, DeepSeek-R1 and GLM
+
+
+def reasoning_form(template: ChatTemplate | None, tokenizer: Tokenizer) -> ReasoningForm | None:
+    """Return the marks around reasoning that the template prints, if each is one token."""
+    for opening, closing in _MARKS:
+        if template is None or closing not in template.literals:
+            continue
+        first, last = tokenizer.token_id(opening), tokenizer.token_id(closing)
+        if first is not None and last is not None:
+            return ReasoningForm(opening, closing, first, last)
+    return None
+
+
+class AnswerForms:
+    """`has_end`: the model has an end token, without which no grammar can end."""
+
+    def __init__(
+        self,
+        model: str,
+        form: ReasoningForm | None,
+        grammars: GrammarValidator | None,
+        *,
+        has_end: bool,
+    ) -> None:
+        self._model = model
+        self._form = form
+        self._grammars = grammars
+        self._has_end = has_end
+
+    def reasoning(self, prompt: Sequence[int], shown: bool) -> AnswerReasoning | None:
+        """Return how an answer to this prompt reasons; None for a model that does not."""
+        if self._form is None:
+            return None
+        for token in reversed(prompt):
+            if token in (self._form.opening_token, self._form.closing_token):
+                opened = token == self._form.opening_token
+                return AnswerReasoning(self._form, opened, shown)
+        return AnswerReasoning(self._form, False, shown)
+
+    async def constrained(
+        self,
+        request: ValidatedRequest,
+        constraint: Constraint | None,
+        reasoning: AnswerReasoning | None = None,
+    ) -> ValidatedRequest:
+        """Return the request with its grammar, which begins after the reasoning. Raises
+        InvalidRequest if no grammar can be made of the constraint."""
+        if constraint is not None:
+            grammar = await self._grammar(constraint)
+            if reasoning is not None:
+                grammar.reasoning.CopyFrom(
+                    worker_pb2.Reasoning(
+                        opening=reasoning.form.opening_token,
+                        closing=reasoning.form.closing_token,
+                        opened=reasoning.opened,
+                    )
+                )
+            request.sampling.grammar.CopyFrom(grammar)
+        return replace(request, reasoning=reasoning)
+
+    async def _grammar(self, constraint: Constraint) -> worker_pb2.Grammar:
+        if self._grammars is None or not self._has_end:
+            raise InvalidRequest(
+                f"{constraint.field}: the model {self._model!r} names no end token, so no answer "
+                "can be constrained: leave it out",
+                constraint.field,
+            )
+        return await self._grammars.grammar(constraint)
