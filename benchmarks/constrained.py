@@ -52,7 +52,7 @@ STEPS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SchemaCase:
     family: str
     schema: Schema
     text: str
@@ -60,7 +60,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ConstrainedAnswer:
     tokens: list[int]
     stopped: bool
 
@@ -80,13 +80,13 @@ class Fleet:
     async def answer(
         self,
         prompt: list[int],
-        case: Case,
+        case: SchemaCase,
         *,
         worker: str = "decode-0",
         local: bool = True,
         accepted: Sequence[int] = (),
         temperature: float = 0.0,
-    ) -> Answer:
+    ) -> ConstrainedAnswer:
         client = self.clients[worker]
         grammar = worker_pb2.Grammar(text=case.text, vocabulary=self.vocabulary.digest)
         request: Request = client.submit(
@@ -103,28 +103,28 @@ class Fleet:
         await request.finished(600)
         stopped = request.end().end == worker_pb2.STOP
         assert stopped or request.end().end == worker_pb2.LENGTH, request.end()
-        return Answer([*accepted, *request.tokens()], stopped)
+        return ConstrainedAnswer([*accepted, *request.tokens()], stopped)
 
 
-def accepted_cases(vocabulary: Vocabulary) -> tuple[list[Case], list[str]]:
+def accepted_cases(vocabulary: Vocabulary) -> tuple[list[SchemaCase], list[str]]:
     """Return the schemas of which a grammar can be made, and the families of the others."""
     cases, refused = [], []
     for family, schema in all_schemas():
         try:
             text = json_schema_grammar(schema)
-            cases.append(Case(family, schema, text, compile_grammar(text, vocabulary)))
+            cases.append(SchemaCase(family, schema, text, compile_grammar(text, vocabulary)))
         except InvalidRequest:
             refused.append(family)
     return cases, refused
 
 
-def prompt_of(case: Case, vocabulary: Vocabulary, number: int) -> list[int]:
+def prompt_of(case: SchemaCase, vocabulary: Vocabulary, number: int) -> list[int]:
     names = " ".join(case.schema.get("properties", {"value": 0}))
     text = f"<|user|>Give {number} as JSON with {names[:60]}.<|end|><|assistant|>"
     return vocabulary.tokenizer.tokenize_str(text, parse_special=True)
 
 
-def valid(case: Case, answer: Answer, vocabulary: Vocabulary) -> bool:
+def valid(case: SchemaCase, answer: ConstrainedAnswer, vocabulary: Vocabulary) -> bool:
     """Whether a stopped answer is valid JSON by its schema, or another a prefix of one."""
     ends = set(vocabulary.tokenizer.eos_tokens)
     tokens = [token for token in answer.tokens if token not in ends]
@@ -139,10 +139,12 @@ def valid(case: Case, answer: Answer, vocabulary: Vocabulary) -> bool:
     return bool(checker.is_valid(found))
 
 
-async def answers_of(fleet: Fleet, cases: list[Case], temperature: float) -> list[Answer]:
+async def answers_of(
+    fleet: Fleet, cases: list[SchemaCase], temperature: float
+) -> list[ConstrainedAnswer]:
     gate = asyncio.Semaphore(AT_ONCE)
 
-    async def one(number: int, case: Case) -> Answer:
+    async def one(number: int, case: SchemaCase) -> ConstrainedAnswer:
         async with gate:
             prompt = prompt_of(case, fleet.vocabulary, number)
             return await fleet.answer(prompt, case, temperature=temperature)
@@ -150,7 +152,9 @@ async def answers_of(fleet: Fleet, cases: list[Case], temperature: float) -> lis
     return list(await asyncio.gather(*(one(n, case) for n, case in enumerate(cases))))
 
 
-async def repeated(fleet: Fleet, cases: list[Case], answers: list[Answer]) -> dict[str, float]:
+async def repeated(
+    fleet: Fleet, cases: list[SchemaCase], answers: list[ConstrainedAnswer]
+) -> dict[str, float]:
     """Return the share of equal answers after a handoff, and after their worker was lost."""
     draws = random.Random(3)
     chosen = draws.sample(range(len(cases)), min(REPEATED, len(cases)))
@@ -167,7 +171,7 @@ async def repeated(fleet: Fleet, cases: list[Case], answers: list[Answer]) -> di
 
 
 async def model_figures(
-    name: str, folder: Path, cases: list[Case], vocabulary: Vocabulary, temperature: float
+    name: str, folder: Path, cases: list[SchemaCase], vocabulary: Vocabulary, temperature: float
 ) -> list[Figure]:
     fleet = Fleet(folder, vocabulary)
     try:
