@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from opentelemetry.context import Context
 
-from baton.decode_worker.scheduler import DecodeScheduler, StepPlan
+from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Request, Sequence
+from baton.decode_worker.step_plan import StepPlan
 from baton.engine.execution.runner import prepare
 from baton.engine.model.step_layout import Bounds
 from baton.engine.scheduling.batch import Drawn, StepResult

@@ -45,6 +45,14 @@ def outstanding(sequences: Iterable[Sequence]) -> int:
     return sum(max(s.promised, len(s.blocks) - s.shared) for s in sequences if not s.ended)
 
 
+def unallocated(running: Iterable[Sequence], granted: Iterable[Group]) -> int:
+    """Return the promised blocks that are not allocated. Until its sequences run, a group holds
+    the blocks of them all."""
+    of_running = (max(0, s.promised - (len(s.blocks) - s.shared)) for s in running if not s.ended)
+    of_granted = (max(0, g.promised - len(g.blocks) - len(g.spares)) for g in granted)
+    return sum(of_running) + sum(of_granted)
+
+
 def may_grant(
     group: Group,
     *,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from baton.decode_worker.credit import blocks_for
 from baton.decode_worker.sequences import Group, Phase, Sequence
+from baton.engine.scheduling.batch import Drawn
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.runtime import identity
 
@@ -115,14 +116,35 @@ class KvReservations:
             name, tenant = group.identities[index], group.request.tenant
             self._pool.identify(group.blocks[index], name, content, tenant)
 
-    def publish_grown(self, sequence: Sequence) -> None:
-        """Publish the last block as a prefix if the token just computed filled it."""
+    def lend(self, sequence: Sequence, proposals: int, *, contended: bool) -> int:
+        """Add blocks for tokens after the next one, as far as there are some; return how many of
+        these the blocks cover. `contended`: another waits for blocks, so that none is taken beyond
+        the sequence's own credit. `trim` gives back what the step does not need."""
         size = self._pool.block_size
-        if sequence.computed % size:
-            return
-        tokens = sequence.span(sequence.computed - size, sequence.computed)
-        parent = sequence.identities[-1] if sequence.identities else sequence.request.root
-        name = identity.child(self._key, parent, tokens)
-        sequence.identities.append(name)
-        block = sequence.blocks[len(sequence.identities) - 1]
-        self._pool.identify(block, name, tokens, sequence.request.tenant)
+        missing = blocks_for(sequence.computed + 1 + proposals, size) - len(sequence.blocks)
+        spare = self._pool.available
+        if contended:
+            spare = min(spare, sequence.promised - (len(sequence.blocks) - sequence.shared))
+        if (fresh := min(missing, spare)) > 0:
+            sequence.blocks += self._pool.allocate(fresh, Hold.USED)
+        return min(proposals, len(sequence.blocks) * size - sequence.computed - 1)
+
+    def trim(self, sequence: Sequence) -> None:
+        """Free the blocks behind its computed tokens, which held rejected proposals."""
+        kept = blocks_for(sequence.computed, self._pool.block_size)
+        self._pool.release(sequence.blocks[kept:], Hold.USED)
+        del sequence.blocks[kept:]
+
+    def publish_grown(self, sequence: Sequence, drawn: tuple[Drawn, ...] = ()) -> None:
+        """Publish the blocks that the tokens just computed filled. `drawn`: those among them that
+        are not in its output yet."""
+        size, tokens = self._pool.block_size, sequence.length
+        while (end := (len(sequence.identities) + 1) * size) <= sequence.computed:
+            content = sequence.span(end - size, min(end, tokens))
+            first, last = max(0, end - size - tokens), max(0, end - tokens)
+            content += [each.token for each in drawn[first:last]]
+            parent = sequence.identities[-1] if sequence.identities else sequence.request.root
+            name = identity.child(self._key, parent, content)
+            block = sequence.blocks[len(sequence.identities)]
+            sequence.identities.append(name)
+            self._pool.identify(block, name, content, sequence.request.tenant)

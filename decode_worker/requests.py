@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Request, Sequence
+from baton.decode_worker.step_plan import VerifiedRun
 from baton.engine.scheduling.batch import Drawn
 from baton.engine.scheduling.chunks import Chunk
 from baton.proto import handoff_pb2, worker_pb2
@@ -54,8 +55,18 @@ class Requests:
     def living(self) -> list[Request]:
         return list(self._living.values())
 
-    def accept(self, sequence: Sequence, drawn: Drawn) -> None:
-        """Emit a drawn token, and the choice's end if this token is its last."""
+    def accept_run(self, run: VerifiedRun) -> None:
+        """Emit the tokens of a step that verified proposals, in their order."""
+        last = len(run.drawn) - 1
+        for place, drawn in enumerate(run.drawn):
+            rejected = run.proposed - run.accepted if place == last else 0
+            self.accept(run.sequence, drawn, proposed=place < run.accepted, rejected=rejected)
+
+    def accept(
+        self, sequence: Sequence, drawn: Drawn, *, proposed: bool = False, rejected: int = 0
+    ) -> None:
+        """Emit a drawn token, and the choice's end if this token is its last. `proposed`: it was
+        a proposal; `rejected`: so many other proposals were made for this step in vain."""
         if sequence.ended:
             return
         if sequence.masks is not None and sequence.masks.error:
@@ -65,6 +76,7 @@ class Requests:
         sequence.output.append(drawn.token)
         output = self._output(sequence, index=len(sequence.output) - 1)
         output.token = drawn.token
+        output.accepted_proposal, output.rejected_proposals = proposed, rejected
         if drawn.logprob is not None:
             output.logprob = drawn.logprob
             for token, logprob in drawn.top:
@@ -165,6 +177,7 @@ class Requests:
             request.deadline.cancel()
         if request.first_token_wall_s:
             tokens = sum(len(s.output) for s in request.sequences)
+            drafts = [s.proposals for s in request.sequences if s.proposals is not None]
             tracing.record(
                 tracing.DECODE,
                 request.first_token_wall_s,
@@ -172,6 +185,8 @@ class Requests:
                 request.trace,
                 output_tokens=tokens,
                 batched_s=request.batched_wall_s,
+                proposed_tokens=sum(draft.proposed for draft in drafts),
+                accepted_tokens=sum(draft.accepted for draft in drafts),
             )
         # Sequences refer to their request: such a cycle would live until the next collection.
         request.sequences = []

@@ -3,8 +3,8 @@
 Pure: no clock, no tensors, no I/O. `admit` grants credit in order of arrival, `plan` makes one
 step for the whole batch (decode tokens, then chunks of prompts computed here), `commit` takes
 its result. One step may be planned while another runs; they are committed in their order, and
-what the blocks of a step under way are freed with the last such step. When blocks run out the
-youngest waiting grant is taken back, then the youngest sequence is preempted; the oldest last.
+blocks are freed with the last step under way that names them. When blocks run out the youngest
+waiting grant is taken back, then the youngest sequence is preempted; the oldest last.
 
     submit ─▶ waiting ─ admit ─▶ fetching ── fetched ──▶ running ─▶ ended
                  ▲         └───▶ prefilling ─ last chunk ──▲ │
@@ -13,53 +13,39 @@ youngest waiting grant is taken back, then the youngest sequence is preempted; t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from functools import partial
 
 from baton.decode_worker import credit
 from baton.decode_worker.credit_queue import CreditQueue
 from baton.decode_worker.kv_reservations import KvReservations
+from baton.decode_worker.request_turns import RequestTurns
 from baton.decode_worker.sequences import Group, Local, Phase, Request, Sequence
+from baton.decode_worker.speculator import Speculator
+from baton.decode_worker.step_plan import StepOutcome, StepPlan, VerifiedRun
 from baton.engine.scheduling.batch import EMPTY_BATCH, Drawn, Slice, StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool
 from baton.engine.scheduling.chunks import Chunk, ChunkScheduler
 from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
 from baton.runtime import identity, metrics
 from baton.runtime.config import StepConfig
-from baton.runtime.errors import EngineError, OutOfBlocks, OutOfMemory
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """One step: the batch, and the owners of its slices in the same order."""
-
-    batch: StepBatch
-    decoding: list[Sequence]
-    chunks: list[Chunk[Group]]
-
-    def __bool__(self) -> bool:
-        return bool(self.batch.slices)
-
-
-@dataclass(slots=True)
-class StepOutcome:
-    """The result of a step: tokens, sequences whose numbers were not finite, sequences that could
-    not be computed, and the chunks of prompts that were."""
-
-    drawn: list[tuple[Sequence, Drawn]] = field(default_factory=list)
-    broken: list[Sequence] = field(default_factory=list)
-    failed: list[tuple[Sequence, EngineError]] = field(default_factory=list)
-    chunks: list[Chunk[Group]] = field(default_factory=list)
+from baton.runtime.errors import OutOfBlocks, OutOfMemory
 
 
 class DecodeScheduler:
     """Owned by the worker's loop. Groups wait in order of arrival."""
 
     def __init__(
-        self, pool: BlockPool, config: StepConfig, key: bytes, costs: DrawCosts = ZERO_COSTS
+        self,
+        pool: BlockPool,
+        config: StepConfig,
+        key: bytes,
+        costs: DrawCosts = ZERO_COSTS,
+        speculator: Speculator | None = None,
     ) -> None:
         self._pool = pool
         self._costs = costs
+        self._speculator = speculator
         self._config = config
         self._key = key
         self.reservations = KvReservations(pool, key)
@@ -70,8 +56,8 @@ class DecodeScheduler:
             config.local_prefill_tokens, config.local_prefill_tokens, pool.block_size
         )
         self._under_way = 0  # steps planned and not committed
-        self._turns = 0  # steps planned for one request alone
-        self._turn_was_alone = False
+        self._verifying = 0  # of these, those that verify proposals
+        self._turns = RequestTurns()
         self.preemptions = 0
         self.starved = False  # the last plan found no block while waiting grants hold some
 
@@ -101,13 +87,8 @@ class DecodeScheduler:
 
     @property
     def promised_blocks(self) -> int:
-        """Count the blocks of credit that are granted and not yet allocated. Until its sequences
-        run, a group holds the blocks of them all."""
-        running = (
-            max(0, s.promised - (len(s.blocks) - s.shared)) for s in self._running if not s.ended
-        )
-        granted = (max(0, g.promised - len(g.blocks) - len(g.spares)) for g in self._granted)
-        return sum(running) + sum(granted)
+        """Count the blocks of credit that are granted and not yet allocated."""
+        return credit.unallocated(self._running, self._granted)
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises Overloaded if the queue is full, InvalidRequest if the
@@ -181,9 +162,9 @@ class DecodeScheduler:
         is under way: their blocks are not their own yet. `tokens_per_s`: see `ChunkScheduler.plan`.
         """
         self.starved = False
-        if not (self._running or self._chunks):
+        if not (self._running or self._chunks) or self._waits_for_step():
             return StepPlan(EMPTY_BATCH, [], [])
-        takes_part = self._turn()
+        takes_part = self._turns.next(self._computable)
         decoding, before = [], self.preemptions
         for sequence in list(self._running):
             preempted = self.preemptions > before and sequence not in self._running
@@ -196,7 +177,8 @@ class DecodeScheduler:
         if self.preemptions > before:
             decoding = [sequence for sequence in decoding if sequence in self._running]
         chunks = self._chunks.plan(tokens_per_s, lambda group: takes_part(group.request))
-        slices = [sequence.next_slice() for sequence in decoding]
+        slices = self._decode_slices(decoding)
+        verifies = self._speculator is not None and any(item.proposed for item in slices)
         slices += [self._slice(chunk) for chunk in chunks]
         if self.preemptions > before and not slices:  # a lone request preempted itself
             return self.plan(tokens_per_s)
@@ -205,26 +187,28 @@ class DecodeScheduler:
         for chunk in chunks:
             chunk.key.under_way += 1
         self._under_way += bool(slices)
+        self._verifying += verifies
         copies = tuple(self.reservations.take_copies(decoding))
-        return StepPlan(StepBatch(tuple(slices), copies), decoding, chunks)
+        return StepPlan(StepBatch(tuple(slices), copies), decoding, chunks, verifies)
+
+    def _waits_for_step(self) -> bool:
+        """Return whether planning waits for the step under way: how many tokens it accepts is not
+        known, or the next step is to verify proposals that follow them."""
+        if self._speculator is None or not self._under_way:
+            return False
+        wanting = [sequence for sequence in self._running if sequence.wants_token]
+        return self._verifying > 0 or self._speculator.should_wait(wanting)
+
+    def _decode_slices(self, decoding: list[Sequence]) -> list[Slice]:
+        if self._speculator is None or self._under_way:
+            return [sequence.next_slice() for sequence in decoding]
+        lend = partial(self.reservations.lend, contended=bool(self._queue))
+        return self._speculator.slices(decoding, lend)
 
     def _computable(self) -> Iterator[Request]:
         """Yield the requests that a step could compute tokens of."""
         yield from (s.request for s in self._running if s.wants_token)
         yield from (g.request for g in self._granted if self._chunks.unplanned(g))
-
-    def _turn(self) -> Callable[[Request], bool]:
-        """Return a predicate: does a request take part in the next step? Requests that are
-        computed alone have every other step, in turns; all others share the rest."""
-        alone = {each for each in self._computable() if each.alone}
-        others = alone and any(not each.alone for each in self._computable())
-        if alone and not (self._turn_was_alone and others):
-            request = min(alone, key=lambda each: (each.last_turn, each.arrived_s))
-            self._turns += 1
-            request.last_turn, self._turn_was_alone = self._turns, True
-            return lambda each: each is request
-        self._turn_was_alone = False
-        return lambda each: not each.alone
 
     def commit(self, plan: StepPlan, result: StepResult) -> StepOutcome:
         """Take a step's tokens; free ended sequences that the next step does not compute on."""
@@ -238,6 +222,9 @@ class DecodeScheduler:
                 outcome.broken.append(sequence)
             elif index in result.failed:
                 outcome.failed.append((sequence, result.failed[index]))
+            elif plan.verifies and plan.batch.slices[index].proposed:
+                drawn = result.drawn[index]
+                outcome.runs.append(self._verified(sequence, plan.batch.slices[index], drawn))
             else:
                 sequence.computed += 1
                 self.reservations.publish_grown(sequence)
@@ -245,7 +232,19 @@ class DecodeScheduler:
         for index, chunk in enumerate(plan.chunks, start=len(plan.decoding)):
             if self._chunks.follows(chunk):
                 self._commit_chunk(chunk, index, result, outcome)
+        if self._speculator is not None and plan.decoding and not plan.chunks:
+            rows = sum(len(item.tokens) for item in plan.batch.slices)
+            self._speculator.observe_step(rows, result.device_s)
         return outcome
+
+    def _verified(self, sequence: Sequence, item: Slice, drawn: tuple[Drawn, ...]) -> VerifiedRun:
+        """Commit the tokens that the target drew itself, and free the blocks of the others."""
+        assert self._speculator is not None
+        run = self._speculator.judge(sequence, item, drawn)
+        sequence.computed += len(run.drawn)
+        self.reservations.publish_grown(sequence, run.drawn)
+        self.reservations.trim(sequence)
+        return run
 
     def abandon_step(self, plan: StepPlan) -> list[Sequence]:
         """Discard a step that the device failed to compute. Returns its living sequences."""
@@ -258,6 +257,8 @@ class DecodeScheduler:
         those of an open handoff by `requeue`, once the reader is done."""
         sequence.ended = True
         credit.pass_on(sequence)
+        if self._speculator is not None:
+            self._speculator.end(sequence)
         if not sequence.under_way:
             self.release(sequence)
 
@@ -274,6 +275,7 @@ class DecodeScheduler:
     def _step_over(self, plan: StepPlan) -> None:
         """Free what ended during this step: it writes no block any more."""
         self._under_way -= 1
+        self._verifying -= plan.verifies
         self.reservations.release_copied(plan.batch.copies)
         for sequence in plan.decoding:
             sequence.under_way -= 1

@@ -17,8 +17,11 @@ from typing import Literal, TypeAlias
 
 from opentelemetry.context import Context
 
-from baton.engine.scheduling.batch import Draw, Scores, Scoring, Slice
+from baton.engine.scheduling.batch import Draw, Drawn, Scores, Scoring, Slice
 from baton.engine.scheduling.token_history import History, PromptTokens, Text
+from baton.engine.scheduling.verification import with_proposals
+from baton.engine.speculation.draft_length import SequenceDraft
+from baton.engine.speculation.proposer import ProposerState
 from baton.proto import worker_pb2
 from baton.runtime.grammar.choice_masks import ChoiceMasks
 from baton.runtime.identity import tenant_of
@@ -93,6 +96,18 @@ class Request:
 
 
 @dataclass(slots=True, eq=False)
+class Proposals:
+    """What is proposed for one sequence, and with which success. The speculator owns it."""
+
+    draft: SequenceDraft  # what the policy knows
+    state: ProposerState | None = None  # the proposer's; None until a draft is wanted
+    known: int = 0  # tokens that the proposer has
+    wanted: int = 0  # of the next step
+    proposed: int = 0  # in all steps so far
+    accepted: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One choice. `blocks` cover `computed` tokens and the next one to compute.
 
@@ -114,6 +129,7 @@ class Sequence:
     ended: bool = False
     masks: ChoiceMasks | None = None  # of its grammar, if it has one
     text: Text | None = None  # what penalties count, if it has any
+    proposals: Proposals | None = None  # where the worker speculates, once it has proposed
 
     @property
     def length(self) -> int:
@@ -132,15 +148,16 @@ class Sequence:
             return self.request.prompt[start:end]
         return self.request.prompt[start:] + self.output[: end - boundary]
 
-    def draw(self) -> Draw:
-        """Return the draw of the next token that no step under way draws."""
-        sampling = self.request.sampling
+    def draw(self, proposed: int = 0) -> Draw:
+        """Return the draw of the next token that no step under way draws, or of the token after
+        so many proposals, which its history lacks."""
+        sampling, ahead = self.request.sampling, self.under_way + proposed
         return Draw(
             choice=self.choice,
-            position=self.length + self.under_way,
-            params=sampling.at(len(self.output) + self.under_way),
+            position=self.length + ahead,
+            params=sampling.at(len(self.output) + ahead),
             history=self._history() if sampling.needs_history else None,
-            allowed=None if self.masks is None else self.masks.mask(start=self.under_way == 0),
+            allowed=None if self.masks is None else self.masks.mask(start=ahead == 0),
         )
 
     def _history(self) -> History:
@@ -156,6 +173,20 @@ class Sequence:
         token = 0 if fed else self.token_at(start)
         feed = self.batch_index if fed else None
         return Slice([token], start, tuple(self.blocks), (self.draw(),), feed)
+
+    def verification_slice(self, proposals: list[int]) -> Slice:
+        """Return the slice that verifies tokens after the last one, which no step computes."""
+        start, draws = self.computed, tuple(map(self.draw, range(len(proposals) + 1)))
+        item = Slice([self.token_at(start)], start, tuple(self.blocks), draws)
+        return with_proposals(item, proposals)
+
+    def until_end(self, drawn: tuple[Drawn, ...]) -> tuple[Drawn, ...]:
+        """Return the drawn tokens up to the first that ends the sequence."""
+        stops = self.request.stop_token_ids
+        for count, each in enumerate(drawn[: self.growth_left], 1):
+            if each.token in stops:
+                return drawn[:count]
+        return drawn[: self.growth_left]
 
     @property
     def wants_token(self) -> bool:

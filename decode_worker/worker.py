@@ -18,9 +18,11 @@ from typing import Any
 from baton.decode_worker.handoffs import FetchOutcome, Handoffs
 from baton.decode_worker.peers import Peers
 from baton.decode_worker.requests import Requests, record_local_chunks, record_local_start
-from baton.decode_worker.scheduler import DecodeScheduler, StepPlan
+from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Phase, Request, RequestUpdate
 from baton.decode_worker.sessions import RouterSessions
+from baton.decode_worker.speculator import Speculator
+from baton.decode_worker.step_plan import StepPlan
 from baton.decode_worker.submit_parser import parse_submit
 from baton.engine.scheduling.batch import StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool
@@ -68,6 +70,7 @@ class DecodeWorker:
         wall_offset_s: float,
         new_id: Callable[[], bytes],
         grammars: GrammarCompiler | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.boot_id = boot_id
@@ -86,7 +89,9 @@ class DecodeWorker:
         self._peers = peers
         self._limits = limits
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
-        self._scheduler = DecodeScheduler(pool, config.step, limits.key, engine.draw_costs)
+        self._scheduler = DecodeScheduler(
+            pool, config.step, limits.key, engine.draw_costs, speculator
+        )
         self._handoffs = Handoffs(
             peers,
             mover,
@@ -290,9 +295,11 @@ class DecodeWorker:
     def commit_step(self, over: CompletedStep[StepPlan], result: StepResult) -> None:
         outcome = self._scheduler.commit(over.plan, result)
         metrics.show_step("decode", result.device_s, len(over.plan.batch.slices), result.shortages)
-        metrics.TOKENS.labels("output").inc(len(outcome.drawn))
+        metrics.TOKENS.labels("output").inc(outcome.tokens)
         for sequence, drawn in outcome.drawn:
             self._requests.accept(sequence, drawn)
+        for run in outcome.runs:
+            self._requests.accept_run(run)
         for sequence in outcome.broken:
             metrics.BROKEN_SLICES.inc()
             self._requests.fail(sequence, EngineError("the model's numbers are not finite"))

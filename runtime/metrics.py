@@ -22,6 +22,7 @@ from prometheus_client import (
 )
 
 from baton.runtime import process_memory
+from baton.runtime.sampling import MAX_DRAFT_TOKENS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REGISTRY = CollectorRegistry()
@@ -29,6 +30,7 @@ ProcessCollector(registry=REGISTRY)
 PlatformCollector(registry=REGISTRY)
 
 POOL_STATES = ("free", "cached", "used", "leased", "pinned", "quarantined")
+PROPOSERS = ("ngram", "suffix", "draft", "eagle3")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKENS = (1, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 
@@ -212,6 +214,24 @@ TOKENS = _counter(
     "after a preemption.",
     "kind",
     ("prompt", "output", "recomputed"),
+)
+PROPOSED_TOKENS = _counter(
+    "baton_proposed_tokens_total",
+    "Tokens proposed to be verified in one step with a known one, by proposer.",
+    "proposer",
+    PROPOSERS,
+)
+ACCEPTED_TOKENS = _counter(
+    "baton_accepted_tokens_total",
+    "Proposed tokens that equalled the model's own draws, by proposer.",
+    "proposer",
+    PROPOSERS,
+)
+ACCEPTED_POSITIONS = _counter(
+    "baton_accepted_positions_total",
+    "Proposed tokens that equalled the model's own draws, by their position in the draft, from 1.",
+    "position",
+    [str(position) for position in range(1, MAX_DRAFT_TOKENS + 1)],
 )
 PREFIX_CACHED_TOKENS = _counter(
     "baton_prefix_cached_tokens_total", "Prompt tokens taken from the prefix cache."

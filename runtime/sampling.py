@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 MAX_LOGPROBS = 64  # best tokens beside a drawn one
+MAX_DRAFT_TOKENS = 32  # proposed for one sequence in a step
 
 
 @dataclass(frozen=True, slots=True)

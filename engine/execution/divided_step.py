@@ -1,17 +1,20 @@
 """The division of a step that does not fit into device memory.
 
-A step is halved down to single slices; a slice that does not fit alone fails alone. A slice may run
-twice: it writes the same KV into the same blocks, and a draw keeps no state. Recognises the
-out-of-memory errors of torch, numpy and CUDA. Keeps no state.
+A step is halved down to single slices; one that verifies proposals then runs without them, and a
+slice that does not fit alone fails alone. A slice may run twice: it writes the same KV into the
+same blocks, and a draw keeps no state. Recognises the out-of-memory errors of torch, numpy and
+CUDA. Keeps no state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from baton.engine.scheduling.batch import StepBatch, StepResult
+from baton.engine.scheduling.verification import without_proposals
 from baton.runtime.errors import OutOfMemory
 
 Run = Callable[[StepBatch], StepResult]
@@ -32,6 +35,9 @@ def run_divided(run: Run, batch: StepBatch) -> StepResult:
         reason = str(error).partition("\n")[0]
     # The error and the tensors that its frames held are released only here.
     torch.cuda.empty_cache()  # no effect without CUDA
+    if len(batch.slices) == 1 and batch.slices[0].proposed:
+        found = run_divided(run, StepBatch((without_proposals(batch.slices[0]),)))
+        return replace(found, shortages=1 + found.shortages)
     if len(batch.slices) == 1:
         tokens = len(batch.slices[0].tokens)
         lack = OutOfMemory(f"a slice of {tokens} tokens does not fit into memory: {reason}")

@@ -41,6 +41,11 @@ def with_drafts(batch: StepBatch, proposed: Mapping[int, Sequence[int]]) -> Step
     return StepBatch(slices, batch.copies)
 
 
+def without_proposals(item: Slice) -> Slice:
+    """Return `item` as a slice of its known token alone."""
+    return replace(item, tokens=item.tokens[:1], draws=item.draws[:1], proposed=0)
+
+
 def accepted(item: Slice, drawn: Sequence[Drawn]) -> tuple[Drawn, ...]:
     """Return the draws of a slice up to the first that differs from its proposal: all where it
     verifies none."""

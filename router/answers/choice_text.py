@@ -52,7 +52,8 @@ class ChoiceDelta:
 class ChoiceText:
     """`stop_tokens` end an output and are not part of its text; `calling` is what may be called.
     In the text of the first `min_tokens` tokens no stop string is looked for.
-    `tokens` counts what was drawn up to the end, the stop token included."""
+    `tokens` counts what was drawn up to the end, the stop token included; `accepted_proposals`
+    counts those among them that were proposed, `rejected_proposals` those proposed in vain."""
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class ChoiceText:
         self._token_ids = token_ids
         self._characters = 0
         self.tokens = 0
+        self.accepted_proposals = self.rejected_proposals = 0
         self.finished = False
 
     def push(self, outputs: Sequence[OutputToken]) -> ChoiceDelta:
@@ -103,6 +105,8 @@ class ChoiceText:
     def _take(self, output: OutputToken, piece: ChoiceDelta) -> None:
         assert output.token is not None
         self.tokens += 1
+        self.accepted_proposals += output.accepted_proposal
+        self.rejected_proposals += output.rejected_proposals
         if self._token_ids:
             piece.tokens.append(output.token)
         if output.finish == "stop" or output.token in self._stop_tokens:

@@ -71,6 +71,8 @@ class PromptBatch:
             sum(usage.prompt for usage in found),
             sum(usage.completion for usage in found),
             sum(usage.cached for usage in found),
+            sum(usage.accepted for usage in found),
+            sum(usage.rejected for usage in found),
         )
 
     def unfinished(self) -> list[int]:

@@ -46,11 +46,14 @@ class RequestServices:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens; `cached` are prompt tokens taken from a prefix cache."""
+    """Tokens; `cached` are prompt tokens taken from a prefix cache. `accepted` are those of the
+    completion that a worker proposed, `rejected` its other proposals, which are in no output."""
 
     prompt: int
     completion: int
     cached: int
+    accepted: int = 0
+    rejected: int = 0
 
 
 class ClientGone(Exception):
@@ -142,6 +145,8 @@ class RequestHandler:
             prompt=len(self._request.prompt),
             completion=sum(text.tokens for text in self._texts),
             cached=self._generation.cached_tokens if self._generation is not None else 0,
+            accepted=sum(text.accepted_proposals for text in self._texts),
+            rejected=sum(text.rejected_proposals for text in self._texts),
         )
 
     @property
@@ -213,8 +218,10 @@ class RequestHandler:
         if not self._last_s:
             metrics.TTFT.observe(now_s - self._arrival_s)
         for choice, outputs in by_choice.items():
-            if choice in self._last_s and len(outputs) == 1:
-                metrics.ITL.observe(now_s - self._last_s[choice])
+            steps = len(outputs) - sum(output.accepted_proposal for output in outputs)
+            if choice in self._last_s and steps <= 1:  # else they waited for this router
+                for _ in outputs:
+                    metrics.ITL.observe((now_s - self._last_s[choice]) / len(outputs))
             self._last_s[choice] = now_s
 
     def _note_end(self, outcome: str, started_s: float) -> None:

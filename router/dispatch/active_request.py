@@ -32,6 +32,8 @@ class OutputToken:
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
     finish: Finish | None = None
+    accepted_proposal: bool = False  # its worker proposed it before the model drew it
+    rejected_proposals: int = 0  # that its worker made for the same step in vain
 
     @property
     def weight(self) -> int:

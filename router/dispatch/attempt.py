@@ -19,6 +19,7 @@ from baton.router.fleet.worker_view import Shape
 from baton.runtime import logs, metrics
 from baton.runtime.errors import EngineError, Overloaded
 from baton.runtime.links import LinkClosed
+from baton.runtime.sampling import MAX_DRAFT_TOKENS
 
 SUSPECT = 2  # steps with a request hung: one of them may have been another's fault
 
@@ -181,6 +182,8 @@ def output_token(output: worker_pb2.Output) -> OutputToken:
         logprob=output.logprob if output.HasField("logprob") else None,
         top=tuple((top.token, top.logprob) for top in output.top),
         finish=_FINISH.get(output.end),
+        accepted_proposal=output.accepted_proposal,
+        rejected_proposals=min(output.rejected_proposals, MAX_DRAFT_TOKENS),
     )
 
 

@@ -44,6 +44,8 @@ def usage_reply(usage: Usage) -> client_pb2.GenerateResponse:
         prompt_tokens=usage.prompt,
         completion_tokens=usage.completion,
         cached_tokens=usage.cached,
+        accepted_prediction_tokens=usage.accepted,
+        rejected_prediction_tokens=usage.rejected,
     )
     return client_pb2.GenerateResponse(usage=counts)
 

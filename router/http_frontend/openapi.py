@@ -177,7 +177,12 @@ _CALL = _object(
 )
 _USAGE = _object(
     {"prompt_tokens": _COUNT, "completion_tokens": _COUNT, "total_tokens": _COUNT},
-    {"prompt_tokens_details": _object({"cached_tokens": _COUNT})},
+    {
+        "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
+        "completion_tokens_details": _object(
+            {"accepted_prediction_tokens": _COUNT, "rejected_prediction_tokens": _COUNT}
+        ),
+    },
 )
 _HEAD: Schema = {"id": _TEXT, "created": _COUNT, "model": _TEXT}
 _MESSAGE = _object(

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.decode_worker.peer_client import HandoffLink
+from baton.decode_worker.speculator import Speculator
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.batch import StepBatch
 from baton.engine.scheduling.blocks import BlockPool
@@ -54,9 +55,14 @@ class Cluster:
     """Workers by name; `exchange.decide` rules over READs, `links` over handoff streams."""
 
     def __init__(
-        self, config: Config, step_s: Callable[[StepBatch], float] = lambda batch: 0.0
+        self,
+        config: Config,
+        step_s: Callable[[StepBatch], float] = lambda batch: 0.0,
+        speculator: Callable[[], Speculator | None] = lambda: None,
     ) -> None:
+        """`speculator` makes that of each decode worker; none speculates without one."""
         self.config = config
+        self._speculator = speculator
         self.exchange = MemoryExchange()
         self.prefill: dict[str, Node[PrefillWorker]] = {}
         self.decode: dict[str, Node[DecodeWorker]] = {}
@@ -108,6 +114,7 @@ class Cluster:
             wall_offset_s=0.0,
             new_id=self.new_id,
             grammars=self.grammars(),
+            speculator=self._speculator(),
         )
         task = asyncio.create_task(worker.run())
         self.decode[name] = Node(worker, engine, pool, array, mover, task)

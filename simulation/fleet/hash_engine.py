@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from baton.engine.scheduling.batch import Draw, Drawn, Slice, StepBatch
 from baton.engine.scheduling.token_history import history_of
+from baton.engine.scheduling.verification import accepted
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.virtual.virtual_steps import VirtualSteps
 
@@ -66,9 +67,19 @@ class _HashDevice:
             if not piece.draws:
                 drawn.append(())
                 continue
+            if piece.proposed:
+                drawn.append(self._verify(piece))
+                continue
             digest = self._read(piece.blocks, piece.start + len(piece.tokens))
             drawn.append(tuple([_drawn(digest, draw, self._vocab_size) for draw in piece.draws]))
         return drawn
+
+    def _verify(self, piece: Slice) -> tuple[Drawn, ...]:
+        """The draw of each token, from what the pool holds up to it."""
+        found = []
+        for length, draw in enumerate(piece.draws, piece.start + 1):
+            found.append(_drawn(self._read(piece.blocks, length), draw, self._vocab_size))
+        return accepted(piece, found)
 
     def _write(self, tokens: Sequence[int], start: int, blocks: Sequence[int]) -> None:
         width, content = self._width, self._bytes

@@ -121,7 +121,7 @@ class VirtualSteps:
         failed: dict[int, EngineError] = {
             place: OutOfMemory("the simulated device has no memory for a slice")
             for place, piece in enumerate(slices)
-            if len(piece.tokens) > self.memory_tokens
+            if len(piece.tokens) - piece.proposed > self.memory_tokens
         }
         fitting = [piece for place, piece in enumerate(slices) if place not in failed]
         drawn = iter(self._device.compute(fitting))

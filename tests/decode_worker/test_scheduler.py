@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from baton.decode_worker.scheduler import DecodeScheduler, StepPlan
+from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Phase, Request
+from baton.decode_worker.step_plan import StepPlan
 from baton.engine.scheduling.batch import Drawn, StepResult
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.runtime import identity

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from baton.decode_worker.scheduler import DecodeScheduler, StepOutcome, StepPlan
+from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Request, Sequence
+from baton.decode_worker.step_plan import StepOutcome, StepPlan
 from baton.engine.scheduling.batch import Drawn, StepResult
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.runtime import identity

@@ -9,7 +9,7 @@ import pytest
 
 from baton.decode_worker import credit_queue
 from baton.decode_worker import worker as decode_worker
-from baton.decode_worker.scheduler import StepPlan
+from baton.decode_worker.step_plan import StepPlan
 from baton.engine.scheduling.batch import StepBatch
 from baton.engine.scheduling.blocks import Hold
 from baton.kv_transfer.memory_mover import Fate

@@ -24,7 +24,7 @@ from baton.runtime import errors
 
 END = 0
 HEADING = ResponseHead("id-1", 123, "tiny", include_usage=True)
-USAGE = Usage(prompt=5, completion=2, cached=3)
+USAGE = Usage(prompt=5, completion=2, cached=3, accepted=1, rejected=4)
 
 
 class Letters:
@@ -82,6 +82,16 @@ def test_nothing_after_a_stop_string_counts() -> None:
     piece = text.push(tokens("bcdefg"))
     assert (piece.text, piece.finish, text.tokens) == ("b", "stop", 3)
     assert not text.push(tokens("h"))
+
+
+def test_proposals_after_a_stop_string_are_not_counted() -> None:
+    text = choice("cd")
+    run = [OutputToken(0, token, accepted_proposal=True) for token in (1, 2, 3, 4)]
+    text.push([*run, OutputToken(0, 5, rejected_proposals=2)])
+    assert (text.tokens, text.accepted_proposals, text.rejected_proposals) == (3, 3, 0)
+    text = choice()
+    text.push([*run, OutputToken(0, 5, rejected_proposals=2)])
+    assert (text.tokens, text.accepted_proposals, text.rejected_proposals) == (5, 4, 2)
 
 
 def test_the_stop_token_is_counted_and_not_shown() -> None:
@@ -279,6 +289,10 @@ def test_chat_logprobs_give_bytes_of_half_characters() -> None:
     assert content["bytes"] == [0xE2, 0x82] and content["token"] == "\ufffd"
     assert content["top_logprobs"][1]["logprob"] == -9999.0  # JSON knows no infinity
     assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert whole["usage"]["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 1,
+        "rejected_prediction_tokens": 4,
+    }
 
 
 def test_without_logprobs_there_are_none() -> None:

@@ -108,7 +108,8 @@ def test_finish_reasons(finish: str, told: int) -> None:
 
 
 def test_usage_is_a_message_of_its_own() -> None:
-    reply = usage_reply(Usage(prompt=5, completion=7, cached=4))
+    reply = usage_reply(Usage(5, 7, cached=4, accepted=3, rejected=2))
     assert not reply.pieces
     usage = reply.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (5, 7, 4)
+    assert (usage.accepted_prediction_tokens, usage.rejected_prediction_tokens) == (3, 2)

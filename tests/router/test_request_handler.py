@@ -20,6 +20,13 @@ from tests.support.dispatch_scene import DispatchScene, output
 from tests.support.router_process import StartRouter, eventually
 
 
+def proposed(index: int) -> worker_pb2.Output:
+    """A proposal that was accepted, of three."""
+    made = output(index, choice=0)
+    made.accepted_proposal, made.rejected_proposals = True, 2
+    return made
+
+
 async def test_the_time_between_tokens_is_that_of_one_choice(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,12 +51,14 @@ async def test_the_time_between_tokens_is_that_of_one_choice(
         (106.0, output(2, choice=0), output(1, choice=1)),  # one of each
         (107.0, output(3, choice=0), output(4, choice=0)),  # they waited: no time of theirs
         (108.0, output(5, choice=0)),
+        (110.0, proposed(6), output(7, choice=0)),  # of one step, which verified a proposal
     ):
         now_s[0] = at_s
         scene.give(*outputs)
         assert await made.next()
     assert first == [2.0]
-    assert between == [3.0, 2.0, 3.0, 1.0]
+    assert between == [3.0, 2.0, 3.0, 1.0, 1.0, 1.0]
+    assert (made.usage().accepted, made.usage().rejected) == (1, 2)
     made.leave()
     await tokenizer.close()
 

@@ -53,6 +53,10 @@ async def test_chat_whole(router: StartRouter, model_folder: Path) -> None:
             "completion_tokens": 20,
             "total_tokens": len(prompt) + 20,
             "prompt_tokens_details": {"cached_tokens": 2},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         }
         assert reply.headers["x-request-id"].startswith("req-")
 

@@ -88,6 +88,8 @@ def test_no_metric_is_labelled_by_an_id() -> None:
             "kind",
             "state",
             "role",
+            "proposer",
+            "position",
             "mode",
             "peer",
             "phase",

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from baton.decode_worker.speculator import Speculator
 from baton.engine.scheduling.blocks import Hold
+from baton.engine.speculation.proposer import Proposer
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.simulation.fleet.cluster import SLABS, Cluster, Node
 from baton.simulation.fleet.hash_engine import block_bytes
@@ -61,8 +63,13 @@ async def make_cluster() -> AsyncIterator[MakeCluster]:
         prefill_blocks: int = 256,
         step_s: float = 0.0,
         settings: Config | None = None,
+        proposer: Proposer | None = None,
+        draft_tokens: int = 6,
     ) -> Cluster:
-        cluster = Cluster(settings or config(), step_s=lambda batch: step_s)
+        def speculator() -> Speculator | None:
+            return None if proposer is None else Speculator(proposer, draft_tokens)
+
+        cluster = Cluster(settings or config(), lambda batch: step_s, speculator)
         try:
             at_the_end(cluster.close)
         except LookupError:  # on the machine's time

@@ -1,0 +1,138 @@
+"""The proposals of each step: how many, of which tokens, and how many the target accepted.
+
+    plan     lengths by the policy ─▶ tokens of the proposer ─▶ slices that verify them
+    commit   accepted of proposed ─▶ policy, metrics
+
+A step that verifies is planned with no step under way: what it proposes follows the last token of
+each sequence. So the loop waits with the next plan only where a sequence has something to propose.
+Knows no blocks and no clock. Owned by the decode scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from baton.decode_worker.acceptance_watch import AcceptanceWatch
+from baton.decode_worker.sequences import Proposals, Sequence
+from baton.decode_worker.step_plan import VerifiedRun
+from baton.engine.scheduling.batch import Drawn, Slice
+from baton.engine.speculation.draft_length import DraftLengthPolicy
+from baton.engine.speculation.proposer import Proposer, ProposerState
+from baton.runtime import logs, metrics
+
+log = logs.get(__name__)
+
+# Rows of a step up to which proposals are added: graphs and the buffers of split decode end there.
+PROPOSED_ROWS = 256
+
+
+class Speculator:
+    """`longest`: tokens that are proposed for one sequence in a step, at most."""
+
+    def __init__(self, proposer: Proposer, longest: int) -> None:
+        self._proposer = proposer
+        self._longest = longest
+        self._policy = DraftLengthPolicy(longest)
+        self._watch = AcceptanceWatch()
+        self._chosen = False  # lengths of the next step
+        name = proposer.name
+        self._proposed = metrics.PROPOSED_TOKENS.labels(name)
+        self._accepted = metrics.ACCEPTED_TOKENS.labels(name)
+
+    def should_wait(self, sequences: Seq[Sequence]) -> bool:
+        """Return whether the next step should be planned after the one under way, because it will
+        have something to verify."""
+        self._choose(sequences)
+        self._chosen = any([self._expects(sequence) for sequence in sequences])
+        return self._chosen
+
+    def slices(self, sequences: Seq[Sequence], lend: Callable[[Sequence, int], int]) -> list[Slice]:
+        """Return the slice of each sequence, of which no step is under way, with its proposals.
+        `lend` gives blocks for so many, and returns for how many there are some."""
+        if not self._chosen:
+            self._choose(sequences)
+        self._chosen = False
+        rows = len(sequences)
+        slices = []
+        for sequence in sequences:
+            tokens = self._proposals(sequence, PROPOSED_ROWS - rows)
+            if tokens:
+                tokens = tokens[: lend(sequence, len(tokens))]
+            rows += len(tokens)
+            slices.append(sequence.verification_slice(tokens) if tokens else sequence.next_slice())
+        return slices
+
+    def judge(self, sequence: Sequence, item: Slice, drawn: tuple[Drawn, ...]) -> VerifiedRun:
+        """Take the target's draws of a slice that verified: the tokens that the sequence gets."""
+        kept, proposals = sequence.until_end(drawn), item.tokens[1:]
+        accepted = _accepted(proposals, kept)
+        own = self._own(sequence)
+        own.proposed, own.accepted = own.proposed + item.proposed, own.accepted + accepted
+        # What an end cuts off says nothing of the proposer.
+        self._policy.record(own.draft, item.proposed, _accepted(proposals, drawn))
+        self._proposed.inc(item.proposed)
+        self._accepted.inc(accepted)
+        for position in range(1, accepted + 1):
+            metrics.ACCEPTED_POSITIONS.labels(str(position)).inc()
+        share = self._watch.add(proposed=item.proposed, accepted=accepted)
+        if share is not None:
+            log.warning(
+                "proposal acceptance low",
+                proposer=self._proposer.name,
+                accepted_share=round(share, 4),
+                detail="few proposals are accepted: another worker.speculate may fit this traffic",
+            )
+        return VerifiedRun(sequence, kept, item.proposed, accepted)
+
+    def observe_step(self, rows: int, device_s: float) -> None:
+        """Take the time of a step that computed no chunk of a prompt."""
+        if device_s > 0:
+            self._policy.observe_step(rows, device_s)
+
+    def end(self, sequence: Sequence) -> None:
+        """Release what is kept of a sequence, which has ended. Idempotent."""
+        own = sequence.proposals
+        if own is not None and own.state is not None:
+            self._state(sequence, own).close()
+            own.state = None
+
+    def _choose(self, sequences: Seq[Sequence]) -> None:
+        """Write the length that is wanted of each sequence's draft."""
+        owns = [self._own(sequence) for sequence in sequences]
+        limits = [max(0, s.growth_left - s.under_way - 1) for s in sequences]
+        lengths = self._policy.choose([own.draft for own in owns], limits)
+        for own, length in zip(owns, lengths, strict=True):
+            own.wanted = length
+
+    def _expects(self, sequence: Sequence) -> bool:
+        """Return whether a draft is wanted of a sequence, and its proposer would have one."""
+        own = self._own(sequence)
+        return own.wanted > 0 and bool(self._state(sequence, own).propose(1))
+
+    def _proposals(self, sequence: Sequence, rows: int) -> list[int]:
+        """Return the tokens to propose, for which the step has so many `rows` left."""
+        own = self._own(sequence)
+        limit, own.wanted = min(own.wanted, sequence.growth_left - 1, rows), 0
+        return self._state(sequence, own).propose(limit)[:limit] if limit > 0 else []
+
+    def _own(self, sequence: Sequence) -> Proposals:
+        if sequence.proposals is None:
+            sequence.proposals = Proposals(self._policy.start())
+        return sequence.proposals
+
+    def _state(self, sequence: Sequence, own: Proposals) -> ProposerState:
+        """Return the proposer's state, with all tokens of the sequence."""
+        known, length = own.known, sequence.length
+        if own.state is None:
+            tokens = sequence.span(0, length)
+            own.state = self._proposer.start(sequence.request.tenant, tokens)
+        elif known < length:
+            own.state.extend(sequence.span(known, length))
+        own.known = length
+        return own.state
+
+
+def _accepted(proposals: Seq[int], drawn: Seq[Drawn]) -> int:
+    """Return how many of the drawn tokens are proposals."""
+    return sum(token == each.token for token, each in zip(proposals, drawn, strict=False))

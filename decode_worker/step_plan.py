@@ -1,0 +1,50 @@
+"""A planned step of a decode worker, and what it brought. Values; the scheduler makes both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.decode_worker.sequences import Group, Sequence
+from baton.engine.scheduling.batch import Drawn, StepBatch
+from baton.engine.scheduling.chunks import Chunk
+from baton.runtime.errors import EngineError
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step: the batch, and the owners of its slices in the same order."""
+
+    batch: StepBatch
+    decoding: list[Sequence]
+    chunks: list[Chunk[Group]]
+    verifies: bool = False  # some slice verifies proposals
+
+    def __bool__(self) -> bool:
+        return bool(self.batch.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedRun:
+    """The tokens that a sequence got from one step that verified its proposals: `accepted` of
+    `proposed` tokens, then the target's own, unless the last accepted token ends the sequence."""
+
+    sequence: Sequence
+    drawn: tuple[Drawn, ...]
+    proposed: int
+    accepted: int
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """The result of a step: tokens, sequences whose numbers were not finite, sequences that could
+    not be computed, and the chunks of prompts that were."""
+
+    drawn: list[tuple[Sequence, Drawn]] = field(default_factory=list)
+    runs: list[VerifiedRun] = field(default_factory=list)  # of sequences that are not in `drawn`
+    broken: list[Sequence] = field(default_factory=list)
+    failed: list[tuple[Sequence, EngineError]] = field(default_factory=list)
+    chunks: list[Chunk[Group]] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.drawn) + sum(len(run.drawn) for run in self.runs)
