@@ -192,8 +192,7 @@ class DecodeScheduler:
         return StepPlan(StepBatch(tuple(slices), copies), decoding, chunks, verifies)
 
     def _waits_for_step(self) -> bool:
-        """Return whether planning waits for the step under way: how many tokens it accepts is not
-        known, or the next step is to verify proposals that follow them."""
+        """Return whether a plan needs the tokens of the step under way: it follows them."""
         if self._speculator is None or not self._under_way:
             return False
         wanting = [sequence for sequence in self._running if sequence.wants_token]

@@ -73,8 +73,7 @@ class Speculator:
         self._policy.record(own.draft, item.proposed, _accepted(proposals, drawn))
         self._proposed.inc(item.proposed)
         self._accepted.inc(accepted)
-        for position in range(1, accepted + 1):
-            metrics.ACCEPTED_POSITIONS.labels(str(position)).inc()
+        metrics.ACCEPTED_DRAFT_TOKENS.observe(accepted)
         share = self._watch.add(proposed=item.proposed, accepted=accepted)
         if share is not None:
             log.warning(

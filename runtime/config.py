@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from baton.runtime.errors import ConfigError
+from baton.runtime.sampling import MAX_DRAFT_TOKENS
 from baton.runtime.setting import setting
 
 PlacementMode = Literal["auto", "disaggregated", "local"]
@@ -22,6 +23,7 @@ OpenApi = Literal["auto", "on", "off"]
 ControlTokensInChats = Literal["text", "tokens"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int4"]
+Speculate = Literal["off", "ngram", "suffix"]
 KvDtype = Literal["auto", "int8", "fp8_e4m3"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Tls = Literal["on", "off"]
@@ -203,6 +205,11 @@ class WorkerConfig:
         "Whether a sequence's tokens are independent of batch, chunks, cache and worker, at some "
         "cost in speed.",
     )
+    speculate: Speculate = setting(
+        "off",
+        "Speculative decoding, which changes no token: ngram proposes what followed in the same "
+        "text before, suffix also what followed in the tenant's recent output.",
+    )
     drain_s: float = setting(
         10.0,
         "Time for a stopping worker to finish its requests; it returns the others to the router.",
@@ -275,6 +282,14 @@ class StepConfig:
     )
     max_sequences: int = setting(
         64, "Sequences in a decode batch; 256 by default on a GPU.", low=1, high=4096
+    )
+    draft_tokens: int = setting(
+        8,
+        "Tokens that worker.speculate proposes for one sequence in a step; fewer where they would "
+        "not pay.",
+        low=1,
+        high=MAX_DRAFT_TOKENS,
+        unit="tokens",
     )
 
     max_prompts: int = 32  # computed at once by a prefill worker

@@ -30,7 +30,7 @@ ProcessCollector(registry=REGISTRY)
 PlatformCollector(registry=REGISTRY)
 
 POOL_STATES = ("free", "cached", "used", "leased", "pinned", "quarantined")
-PROPOSERS = ("ngram", "suffix", "draft", "eagle3")
+PROPOSERS = ("ngram", "suffix")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKENS = (1, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 
@@ -227,11 +227,10 @@ ACCEPTED_TOKENS = _counter(
     "proposer",
     PROPOSERS,
 )
-ACCEPTED_POSITIONS = _counter(
-    "baton_accepted_positions_total",
-    "Proposed tokens that equalled the model's own draws, by their position in the draft, from 1.",
-    "position",
-    [str(position) for position in range(1, MAX_DRAFT_TOKENS + 1)],
+ACCEPTED_DRAFT_TOKENS = _histogram(
+    "baton_accepted_draft_tokens",
+    "Accepted tokens of one draft: those above n accepted position n + 1.",
+    buckets=range(MAX_DRAFT_TOKENS),
 )
 PREFIX_CACHED_TOKENS = _counter(
     "baton_prefix_cached_tokens_total", "Prompt tokens taken from the prefix cache."

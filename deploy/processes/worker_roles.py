@@ -21,10 +21,13 @@ import grpc.aio
 from baton.decode_worker.bandwidth_probe import BandwidthProbe
 from baton.decode_worker.peer_client import grpc_dial
 from baton.decode_worker.peers import RegisteredPeers
+from baton.decode_worker.speculator import Speculator
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.checkpoint.fingerprint import model_fingerprint
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.scheduling.blocks import BlockPool
+from baton.engine.speculation.ngram_proposer import NgramProposer
+from baton.engine.speculation.suffix_proposer import SuffixProposer
 from baton.kv_transfer import handshake
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.prefill_worker.service import HandoffService
@@ -112,8 +115,17 @@ def decode_role(below: Below) -> Served:
         wall_offset_s=below.wall_offset_s(),
         new_id=partial(os.urandom, handshake.BOOT_ID_BYTES),
         grammars=boot.grammars,
+        speculator=_speculator(boot.config),
     )
     return Served(worker, _server(boot, worker), peers.close)
+
+
+def _speculator(config: Config) -> Speculator | None:
+    mode = config.worker.speculate
+    if mode == "off":
+        return None
+    proposer = NgramProposer() if mode == "ngram" else SuffixProposer()
+    return Speculator(proposer, config.step.draft_tokens)
 
 
 def prefill_role(below: Below) -> Served:

@@ -26,6 +26,7 @@ FLAG_SETTINGS = {  # option -> setting, for the options that are settings
     "quantization": "worker.quantization",
     "kv_dtype": "pool.kv_dtype",
     "deterministic": "worker.deterministic",
+    "speculate": "worker.speculate",
 }
 SETTING_OPTIONS = (  # option, what stands for its value, what it is
     ("--host", "HOST", "the router's address"),
@@ -41,6 +42,7 @@ SETTING_OPTIONS = (  # option, what stands for its value, what it is
         "{auto,int8,fp8_e4m3}",
         "dtype of the KV cache; 8 bits hold twice the tokens, less exactly",
     ),
+    ("--speculate", "{off,ngram,suffix}", "propose tokens that one step verifies"),
     ("--blocks", "N", "KV blocks per worker; 0: by free memory (embedded model: 2048)"),
 )
 

@@ -89,7 +89,6 @@ def test_no_metric_is_labelled_by_an_id() -> None:
             "state",
             "role",
             "proposer",
-            "position",
             "mode",
             "peer",
             "phase",

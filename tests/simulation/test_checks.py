@@ -101,7 +101,10 @@ def test_a_choice_finishes_once_and_as_it_did() -> None:
 def test_usage_counts_what_was_delivered() -> None:
     made = history()
     made.usage = Usage(len(PROMPT), 7, 0)
-    assert "told Usage(prompt=11, completion=7, cached=0) of 6 tokens" in breaches(made)
+    assert (
+        "told Usage(prompt=11, completion=7, cached=0, accepted=0, rejected=0) of 6 tokens"
+        in breaches(made)
+    )
     made.usage = Usage(len(PROMPT) + 1, 6, 0)
     assert "of 6 tokens" in breaches(made)
     made.usage = None

@@ -1,0 +1,166 @@
+"""A speculator between its policy, its proposer and the target's verdict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.decode_worker import speculator as speculator_module
+from baton.decode_worker.acceptance_watch import WINDOW_PROPOSALS, AcceptanceWatch
+from baton.decode_worker.sequences import Sequence
+from baton.decode_worker.speculator import Speculator
+from baton.engine.scheduling.batch import Drawn, Slice
+from baton.runtime import metrics
+from tests.support.oracle_proposer import OracleProposer
+from tests.support.scripted_request import scripted_request
+
+PROMPT = [1, 2, 3]
+TEXT = [*PROMPT, *range(10, 40)]
+
+
+def a_sequence(prompt: list[int] = PROMPT, **fields: Any) -> Sequence:
+    sequence = scripted_request(prompt, **fields).sequences[0]
+    sequence.output.append(TEXT[len(prompt)])
+    sequence.computed = len(prompt)
+    sequence.blocks = list(range(20))
+    return sequence
+
+
+def made(share: float = 1.0, longest: int = 4) -> tuple[Speculator, OracleProposer]:
+    oracle = OracleProposer(share)
+    oracle.texts = [TEXT]
+    speculator = Speculator(oracle, longest)
+    speculator.observe_step(1, 0.01)  # steps of any size take as long
+    speculator.observe_step(64, 0.01)
+    return speculator, oracle
+
+
+def everything(sequence: Sequence, tokens: int) -> int:
+    return tokens
+
+
+def drawn(*tokens: int) -> tuple[Drawn, ...]:
+    return tuple(Drawn(0, token) for token in tokens)
+
+
+def test_nothing_is_proposed_before_a_step_was_measured() -> None:
+    oracle = OracleProposer()
+    oracle.texts = [TEXT]
+    (item,) = Speculator(oracle, 4).slices([a_sequence()], everything)
+    assert item.proposed == 0 and len(item.draws) == 1
+
+
+def test_a_slice_holds_the_known_token_and_the_proposals() -> None:
+    speculator, _ = made()
+    (item,) = speculator.slices([a_sequence()], everything)
+    assert (list(item.tokens), item.start, item.proposed) == ([10, 11, 12, 13, 14], 3, 4)
+    assert [draw.position for draw in item.draws] == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(("max_tokens", "proposed"), [(1, 0), (2, 0), (3, 1), (4, 2), (50, 4)])
+def test_no_more_is_proposed_than_the_request_has_room_for(max_tokens: int, proposed: int) -> None:
+    """One token is known, and the last one is drawn and not proposed."""
+    speculator, _ = made()
+    (item,) = speculator.slices([a_sequence(max_tokens=max_tokens)], everything)
+    assert item.proposed == proposed
+
+
+@pytest.mark.parametrize("blocks_for", [0, 1, 3])
+def test_no_more_is_proposed_than_there_are_blocks_for(blocks_for: int) -> None:
+    speculator, _ = made()
+    (item,) = speculator.slices([a_sequence()], lambda _, tokens: min(tokens, blocks_for))
+    assert item.proposed == blocks_for
+
+
+def test_a_step_has_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculator_module, "PROPOSED_ROWS", 7)
+    speculator, _ = made()
+    items = speculator.slices([a_sequence() for _ in range(3)], everything)
+    assert sum(len(item.tokens) for item in items) == 7
+
+
+def test_the_next_step_waits_only_where_there_is_something_to_propose() -> None:
+    speculator, oracle = made()
+    known, unknown = a_sequence(), a_sequence([1, 2, 9])
+    known.under_way = unknown.under_way = 1
+    assert speculator.should_wait([known, unknown])
+    oracle.texts = []
+    other, _ = Speculator(oracle, 4), None
+    other.observe_step(1, 0.01)
+    assert not other.should_wait([known])
+
+
+def test_acceptance_ends_at_a_difference_or_with_the_request() -> None:
+    speculator, _ = made()
+    sequence = a_sequence(stop_token_ids=frozenset({12}))
+    (item,) = speculator.slices([sequence], everything)
+    run = speculator.judge(sequence, item, drawn(11, 12, 13, 14, 15))
+    assert ([each.token for each in run.drawn], run.proposed, run.accepted) == ([11, 12], 4, 2)
+    run = speculator.judge(a_sequence(), item, drawn(11, 99))
+    assert ([each.token for each in run.drawn], run.proposed, run.accepted) == ([11, 99], 4, 1)
+    run = speculator.judge(a_sequence(), item, drawn(11, 12, 13, 14, 15))
+    assert (len(run.drawn), run.proposed, run.accepted) == (5, 4, 4)
+
+
+def test_verdicts_are_counted_by_proposer() -> None:
+    speculator, _ = made()
+    proposed, accepted = (
+        counter.labels("ngram") for counter in (metrics.PROPOSED_TOKENS, metrics.ACCEPTED_TOKENS)
+    )
+    before = proposed._value.get(), accepted._value.get()
+    sequence = a_sequence()
+    (item,) = speculator.slices([sequence], everything)
+    speculator.judge(sequence, item, drawn(11, 12, 99))
+    assert (proposed._value.get(), accepted._value.get()) == (before[0] + 4, before[1] + 2)
+    assert sequence.proposals is not None
+    assert (sequence.proposals.proposed, sequence.proposals.accepted) == (4, 2)
+
+
+def test_a_proposer_that_is_always_wrong_is_asked_less_and_less() -> None:
+    speculator, _ = made(share=0.0)
+    speculator.observe_step(5, 0.02)
+    speculator.observe_step(64, 0.2)
+    sequence, proposed = a_sequence(max_tokens=500), 0
+    for _ in range(200):
+        (item,) = speculator.slices([sequence], everything)
+        proposed += item.proposed
+        if item.proposed:
+            speculator.judge(sequence, item, drawn(TEXT[4]))
+    assert proposed < 30
+
+
+def test_an_ended_sequence_leaves_nothing_with_the_proposer() -> None:
+    speculator, oracle = made()
+    sequence = a_sequence()
+    speculator.slices([sequence], everything)
+    assert oracle.open == 1
+    for _ in range(2):
+        speculator.end(sequence)
+    speculator.end(a_sequence())
+    assert oracle.open == 0
+
+
+def test_acceptance_that_stays_low_is_reported_less_and_less_often() -> None:
+    watch = AcceptanceWatch()
+    windows = [watch.add(proposed=WINDOW_PROPOSALS, accepted=2) for _ in range(9)]
+    assert [share is not None for share in windows] == [False, True, False, True] + [False] * 3 + [
+        True,
+        False,
+    ]
+    assert windows[1] == 2 / WINDOW_PROPOSALS
+
+
+def test_acceptance_that_recovers_is_not_reported() -> None:
+    watch = AcceptanceWatch()
+    for accepted in (2, 200, 2, 200):
+        assert watch.add(proposed=WINDOW_PROPOSALS, accepted=accepted) is None
+    assert watch.add(proposed=10, accepted=0) is None
+
+
+def test_low_acceptance_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    speculator, _ = made(longest=32)
+    item = Slice(TEXT[3:36], 3, [0], proposed=32)
+    for _ in range(2 * WINDOW_PROPOSALS // 32):
+        speculator.judge(a_sequence(), item, drawn(99))
+    assert "proposal acceptance low" in capsys.readouterr().out
