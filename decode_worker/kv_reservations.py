@@ -119,7 +119,7 @@ class KvReservations:
     def lend(self, sequence: Sequence, proposals: int, *, contended: bool) -> int:
         """Add blocks for tokens after the next one, as far as there are some; return how many of
         these the blocks cover. `contended`: another waits for blocks, so that none is taken beyond
-        the sequence's own credit. `trim` gives back what the step does not need."""
+        the sequence's own credit. `trim` frees what the step did not need."""
         size = self._pool.block_size
         missing = blocks_for(sequence.computed + 1 + proposals, size) - len(sequence.blocks)
         spare = self._pool.available

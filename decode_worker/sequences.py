@@ -97,7 +97,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Proposals:
-    """What is proposed for one sequence, and with which success. The speculator owns it."""
+    """The proposals of one sequence, and the state of its proposer. The speculator owns it."""
 
     draft: SequenceDraft  # what the policy knows
     state: ProposerState | None = None  # the proposer's; None until a draft is wanted

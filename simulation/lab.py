@@ -16,21 +16,24 @@ import random
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from baton.decode_worker.speculator import Speculator
 from baton.runtime import metrics, waits
 from baton.runtime.registry import Role
 from baton.simulation.fleet.draw_scenario import draw
 from baton.simulation.fleet.engine_kind import HASHES, EngineKind
 from baton.simulation.fleet.faults import Striker
 from baton.simulation.fleet.history import FINISHED, LEFT, ROUTER_LOST, Ask, History, serve
+from baton.simulation.fleet.oracle_proposer import OracleProposer
 from baton.simulation.fleet.scenario import BLOCK, Event, Fault, Scenario
 from baton.simulation.fleet.world import World
 from baton.simulation.invariants import checks
+from baton.simulation.invariants.proposals import wrong_contents
 from baton.simulation.virtual.virtual_loop import Deadlock, OutOfTime, VirtualLoop
 
 END_S = 30.0  # all deadlines are over by then
@@ -40,6 +43,7 @@ CHECK_EVERY_S = 0.1
 DRAIN_BEGINS_S = 0.001  # a worker ordered to drain as the faults end has begun to
 LEASE_LATE_S = 0.3  # its end by a slow clock, and the granter's last word
 LIMIT_S = 200.0
+DRAFT_TOKENS = 4
 LOAD_ASKED = 3  # requests that must have begun before the first fault, one of them open
 MANY_EVENTS = 64
 
@@ -71,6 +75,10 @@ class Run:
         self.world = World(
             loop, scenario.config, dice, kind, step_s=scenario.step_s, delay_s=scenario.delay_s
         )
+        if scenario.right_share is not None:
+            proposer = OracleProposer(scenario.right_share, scenario.seed)
+            proposer.texts = list(_answers(scenario, kind))
+            self.world.speculator = lambda: Speculator(proposer, DRAFT_TOKENS)
         if scenario.blocks_per_s is not None:
             self.world.exchange.bytes_per_s = scenario.blocks_per_s * kind.block_bytes(BLOCK)
         self._next_end: asyncio.Future[None] = loop.create_future()  # of a request
@@ -115,6 +123,10 @@ class Run:
         self.outcome.breaches += [f"after {QUIET_S:g} s of quiet, {what}" for what in self._left]
         await self._probe()
         self.outcome.breaches += checks.of_world(world)
+        if scenario.right_share is not None and world.kind is HASHES:
+            for process in world.workers.values():
+                if process.machine.alive:
+                    self.outcome.breaches += wrong_contents(process, world.kind.slabs)
         self.outcome.breaches += self._watch.breaches
 
     # -- events -----------------------------------------------------------------------------------
@@ -239,6 +251,15 @@ class Run:
     def _reported_end(self) -> None:
         if not self._next_end.done():
             self._next_end.set_result(None)
+
+
+def _answers(scenario: Scenario, kind: EngineKind) -> Iterator[list[int]]:
+    """Yield each choice of each request behind its prompt, as a run without faults gives it."""
+    for event in scenario.asks:
+        assert isinstance(event.does, Ask)
+        ask = replace(event.does, stops=())  # proposals go on behind a stop token
+        for choice in range(ask.choices):
+            yield [*ask.prompt, *(one.token for one in ask.drawn(choice, kind=kind))]
 
 
 _COUNTING: dict[type, tuple[str, ...]] = {

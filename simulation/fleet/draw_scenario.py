@@ -39,6 +39,8 @@ CONTACT_BLOCKS = 48  # six READs of eight blocks, from each reader to each grant
 WITHHELD_EVERY, WITHHELD_SEED = 10, 5  # seeds
 REGISTRY_EVERY, REGISTRY_SEED = 20, 14  # seeds
 REGISTRY_S = (0.4, 1.5, 4.0, partial_silence.FOR_EVER_S)
+SPECULATING_EVERY, SPECULATING_SEED = 5, 1  # seeds
+RIGHT_SHARES = (0.3, 0.8, 0.8, 1.0)
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
 
 
@@ -46,8 +48,9 @@ def draw(seed: int) -> Scenario:
     """The scenario of a seed, always the same. In one of STORM_EVERY, many ask and workers fail
     all that they are given; in one of HANG_EVERY, one prefill worker hangs as another fails; in
     one of LINK_EVERY, READs share a link; in one of WITHHELD_EVERY, one kind of message is
-    withheld; in one of REGISTRY_EVERY, the registry cannot be read."""
-    made = _linked(_usual(seed))
+    withheld; in one of REGISTRY_EVERY, the registry cannot be read; and in one of
+    SPECULATING_EVERY, decode workers speculate."""
+    made = _speculating(_linked(_usual(seed)))
     if seed % HANG_EVERY == HANG_SEED:
         return _one_hangs(made)
     if seed % WITHHELD_EVERY == WITHHELD_SEED:
@@ -89,6 +92,14 @@ def _usual(seed: int) -> Scenario:
         own_fabric=slow or dice.random() < 0.5,
         shuffle=dice.random() < 0.5,
     )
+
+
+def _speculating(made: Scenario) -> Scenario:
+    """Decode workers propose what the model is about to draw, and err now and then."""
+    if made.seed % SPECULATING_EVERY != SPECULATING_SEED:
+        return made
+    dice = random.Random(made.seed ^ 0x5BEC)
+    return replace(made, right_share=dice.choice(RIGHT_SHARES))
 
 
 def _linked(made: Scenario) -> Scenario:

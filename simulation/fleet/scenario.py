@@ -58,6 +58,7 @@ class Scenario:
     own_fabric: bool  # READs do not go over the network that is cut
     shuffle: bool
     blocks_per_s: float | None = None
+    right_share: float | None = None  # of proposed tokens; None: decode workers do not speculate
 
     @property
     def faults(self) -> list[Event]:

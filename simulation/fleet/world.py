@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from baton.decode_worker.bandwidth_probe import BandwidthProbe
 from baton.decode_worker.peer_client import HANDSHAKE_TIMEOUT_S, HandoffLink
 from baton.decode_worker.peers import RegisteredPeers
+from baton.decode_worker.speculator import Speculator
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.batch import StepBatch
 from baton.engine.scheduling.blocks import BlockPool
@@ -103,6 +104,7 @@ class World:
     config: Config
     dice: random.Random
     kind: EngineKind = HASHES
+    speculator: Callable[[], Speculator | None] = lambda: None  # of each decode worker
     step_s: float = 0.002
     delay_s: float = 0.0005
     registry: MemoryRegistry = field(default_factory=MemoryRegistry)
@@ -140,14 +142,7 @@ class World:
         assert before is None or not before.machine.alive  # as worker_lock.py sees to
         machine, boot_id = self._machine(name), self.dice.randbytes(16)
         size, handoff = self.config.pool.block_size, self.config.handoff
-
-        def step_s(batch: StepBatch) -> float:
-            tokens = sum(len(piece.tokens) for piece in batch.slices)
-            spread = 0.5 + self.dice.random()
-            hang_s, machine.hang_s = machine.hang_s, 0.0
-            return hang_s + machine.slowness * self.step_s * (1 + tokens / 16) * spread
-
-        engine, array = self.kind.make(blocks, size, step_s)
+        engine, array = self.kind.make(blocks, size, partial(self._step_time_s, machine))
         pool, limits = BlockPool(blocks, size), self.kind.limits(KEY)
         mover = MemoryMover(PlainSums(array, self.kind.slabs), boot_id, self.exchange)
         mine = cache(partial(_hello, name, mover, self.kind, size))
@@ -182,6 +177,7 @@ class World:
                 config=self.config,
                 wall_offset_s=0.0,
                 new_id=self._new_id,
+                speculator=self.speculator(),
             )
         task = machine.spawn(worker.run(), "loop")
         probe = machine.spawn(worker.health.watch(), "probe")
@@ -195,6 +191,12 @@ class World:
         record = WorkerRecord(name, boot_id.hex(), role, machine.address, "", "hash", 1)
         self.registry.announce(record)
         return process
+
+    def _step_time_s(self, machine: Machine, batch: StepBatch) -> float:
+        tokens = sum(len(piece.tokens) for piece in batch.slices)
+        spread = 0.5 + self.dice.random()
+        hang_s, machine.hang_s = machine.hang_s, 0.0
+        return hang_s + machine.slowness * self.step_s * (1 + tokens / 16) * spread
 
     def start_router(self, name: str) -> RouterProcess:
         machine = self._machine(name)

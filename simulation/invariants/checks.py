@@ -35,6 +35,7 @@ from baton.simulation.invariants.drains import Drains
 from baton.simulation.invariants.hangs import Hangs
 from baton.simulation.invariants.index_check import unlike_pools
 from baton.simulation.invariants.leases import Leases
+from baton.simulation.invariants.proposals import watch_blocks
 from baton.simulation.invariants.readiness import Readiness
 from baton.simulation.invariants.refusals import Refusals
 
@@ -90,6 +91,7 @@ class Watch:
         pool.allocate = watched  # type: ignore[method-assign]
         if isinstance(process.worker, DecodeWorker):
             self._leases.over(process, process.worker)
+            watch_blocks(process, process.worker, self.breaches)
             self._watch_given_up(process, process.worker)
 
     def over_router(self, process: RouterProcess) -> None:

@@ -22,6 +22,7 @@ from baton.runtime.errors import Draining
 from baton.runtime.worker import drain
 from baton.runtime.worker.block_feed import BlockFeed
 from baton.simulation.mutations.patches import Break, always
+from baton.simulation.mutations.speculation_mutations import OF_SPECULATION
 
 
 async def _no_wait(self: Any, within_s: float) -> None:
@@ -148,4 +149,4 @@ OF_WHAT_A_WORKER_TELLS: dict[str, Break] = {
     ),
 }
 
-OF_WORKERS = OF_WITHHELD_ANSWERS | OF_A_WORKERS_END | OF_WHAT_A_WORKER_TELLS
+OF_WORKERS = OF_WITHHELD_ANSWERS | OF_A_WORKERS_END | OF_WHAT_A_WORKER_TELLS | OF_SPECULATION

@@ -12,7 +12,7 @@ from baton.decode_worker.sequences import Sequence
 from baton.decode_worker.speculator import Speculator
 from baton.engine.scheduling.batch import Drawn, Slice
 from baton.runtime import metrics
-from tests.support.oracle_proposer import OracleProposer
+from baton.simulation.fleet.oracle_proposer import OracleProposer
 from tests.support.scripted_request import scripted_request
 
 PROMPT = [1, 2, 3]

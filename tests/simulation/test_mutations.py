@@ -71,6 +71,9 @@ CAUGHT_BY = {
     "checksums-never-stuck": 185,
     "always-ready": 136,
     "never-probed": 306,
+    "accept-one-too-many": 1,
+    "publish-rejected-tokens": 1,
+    "keep-rejected-blocks": 1,
 }
 
 
