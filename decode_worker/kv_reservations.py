@@ -7,6 +7,7 @@ rest as LEASED while its handoff is open, then everything as USED; its sequences
 from __future__ import annotations
 
 from baton.decode_worker.credit import blocks_for
+from baton.decode_worker.draft_progress import DraftProgress
 from baton.decode_worker.sequences import Group, Phase, Sequence
 from baton.engine.scheduling.batch import Drawn
 from baton.engine.scheduling.blocks import BlockPool, Hold
@@ -16,8 +17,10 @@ from baton.runtime import identity
 class KvReservations:
     """Owned by the decode scheduler."""
 
-    def __init__(self, pool: BlockPool, key: bytes) -> None:
+    def __init__(self, pool: BlockPool, key: bytes, *, drafts: bool = False) -> None:
+        """`drafts`: blocks hold the KV of a draft model too."""
         self._pool = pool
+        self._drafts = drafts
         self._key = key
         self._copies: dict[Sequence, tuple[int, int]] = {}  # still to be made; sources are held
 
@@ -90,6 +93,7 @@ class KvReservations:
                     self._copies[sequence] = (source, sequence.blocks[full])
             sequence.identities = list(group.identities)
             sequence.computed = len(group.tokens)
+            sequence.draft_kv = DraftProgress.at(sequence.computed) if self._drafts else None
         self._pool.release(group.spares, Hold.USED)
         group.blocks, group.spares = [], []
         return living
@@ -136,10 +140,10 @@ class KvReservations:
         del sequence.blocks[kept:]
 
     def publish_grown(self, sequence: Sequence, drawn: tuple[Drawn, ...] = ()) -> None:
-        """Publish the blocks that the tokens just computed filled. `drawn`: those among them that
-        are not in its output yet."""
+        """Publish the blocks that the tokens just computed filled, in all layer groups. `drawn`:
+        those among them that are not in its output yet."""
         size, tokens = self._pool.block_size, sequence.length
-        while (end := (len(sequence.identities) + 1) * size) <= sequence.computed:
+        while (end := (len(sequence.identities) + 1) * size) <= sequence.shareable:
             content = sequence.span(end - size, min(end, tokens))
             first, last = max(0, end - size - tokens), max(0, end - tokens)
             content += [each.token for each in drawn[first:last]]

@@ -23,10 +23,11 @@ from baton.decode_worker.request_turns import RequestTurns
 from baton.decode_worker.sequences import Group, Local, Phase, Request, Sequence
 from baton.decode_worker.speculator import Speculator
 from baton.decode_worker.step_plan import StepOutcome, StepPlan, VerifiedRun
-from baton.engine.scheduling.batch import EMPTY_BATCH, Drawn, Slice, StepBatch, StepResult
+from baton.engine.scheduling.batch import EMPTY_BATCH, Slice, StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool
 from baton.engine.scheduling.chunks import Chunk, ChunkScheduler
 from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
+from baton.engine.scheduling.verification import speculates
 from baton.runtime import identity, metrics
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import OutOfBlocks, OutOfMemory
@@ -48,7 +49,9 @@ class DecodeScheduler:
         self._speculator = speculator
         self._config = config
         self._key = key
-        self.reservations = KvReservations(pool, key)
+        self.reservations = KvReservations(
+            pool, key, drafts=speculator is not None and speculator.drafts
+        )
         self._queue = CreditQueue(pool, config)
         self._granted: list[Group] = []  # fetching or prefilling, oldest first
         self._running: list[Sequence] = []  # oldest first
@@ -178,7 +181,7 @@ class DecodeScheduler:
             decoding = [sequence for sequence in decoding if sequence in self._running]
         chunks = self._chunks.plan(tokens_per_s, lambda group: takes_part(group.request))
         slices = self._decode_slices(decoding)
-        verifies = self._speculator is not None and any(item.proposed for item in slices)
+        verifies = self._speculator is not None and any(map(speculates, slices))
         slices += [self._slice(chunk) for chunk in chunks]
         if self.preemptions > before and not slices:  # a lone request preempted itself
             return self.plan(tokens_per_s)
@@ -221,26 +224,27 @@ class DecodeScheduler:
                 outcome.broken.append(sequence)
             elif index in result.failed:
                 outcome.failed.append((sequence, result.failed[index]))
-            elif plan.verifies and plan.batch.slices[index].proposed:
-                drawn = result.drawn[index]
-                outcome.runs.append(self._verified(sequence, plan.batch.slices[index], drawn))
+            elif plan.verifies and speculates(plan.batch.slices[index]):
+                outcome.runs.append(self._verified(plan, index, result))
             else:
-                sequence.computed += 1
+                sequence.advance(1, plan.batch.slices[index])
                 self.reservations.publish_grown(sequence)
                 outcome.drawn.append((sequence, result.drawn[index][0]))
         for index, chunk in enumerate(plan.chunks, start=len(plan.decoding)):
             if self._chunks.follows(chunk):
                 self._commit_chunk(chunk, index, result, outcome)
         if self._speculator is not None and plan.decoding and not plan.chunks:
-            rows = sum(len(item.tokens) for item in plan.batch.slices)
-            self._speculator.observe_step(rows, result.device_s)
+            self._speculator.observe_result(plan.batch, result)
         return outcome
 
-    def _verified(self, sequence: Sequence, item: Slice, drawn: tuple[Drawn, ...]) -> VerifiedRun:
+    def _verified(self, plan: StepPlan, index: int, result: StepResult) -> VerifiedRun:
         """Commit the tokens that the target drew itself, and free the blocks of the others."""
         assert self._speculator is not None
-        run = self._speculator.judge(sequence, item, drawn)
-        sequence.computed += len(run.drawn)
+        sequence, item = plan.decoding[index], plan.batch.slices[index]
+        run = self._speculator.judge(
+            sequence, item, result.drawn[index], result.proposed.get(index)
+        )
+        sequence.advance(len(run.drawn), item, drafted=index in result.proposed)
         self.reservations.publish_grown(sequence, run.drawn)
         self.reservations.trim(sequence)
         return run

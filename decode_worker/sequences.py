@@ -17,7 +17,8 @@ from typing import Literal, TypeAlias
 
 from opentelemetry.context import Context
 
-from baton.engine.scheduling.batch import Draw, Drawn, Scores, Scoring, Slice
+from baton.decode_worker.draft_progress import DraftProgress
+from baton.engine.scheduling.batch import DraftWork, Draw, Drawn, Scores, Scoring, Slice
 from baton.engine.scheduling.token_history import History, PromptTokens, Text
 from baton.engine.scheduling.verification import with_proposals
 from baton.engine.speculation.draft_length import SequenceDraft
@@ -130,6 +131,20 @@ class Sequence:
     masks: ChoiceMasks | None = None  # of its grammar, if it has one
     text: Text | None = None  # what penalties count, if it has any
     proposals: Proposals | None = None  # where the worker speculates, once it has proposed
+    draft_kv: DraftProgress | None = None  # where a draft model proposes
+
+    @property
+    def shareable(self) -> int:
+        """Return how many leading tokens have all KV that a published block holds."""
+        draft_kv = self.draft_kv
+        return self.computed if draft_kv is None else min(self.computed, draft_kv.computed)
+
+    def advance(self, tokens: int, item: Slice, *, drafted: bool = True) -> None:
+        """Count the tokens that a step computed of its slice. `drafted`: the step had memory for
+        the slice's draft work too."""
+        self.computed += tokens
+        if self.draft_kv is not None:
+            self.draft_kv.commit(item, self.computed, ran=drafted)
 
     @property
     def length(self) -> int:
@@ -172,13 +187,23 @@ class Sequence:
         start, fed = self.computed + self.under_way, self.under_way > 0
         token = 0 if fed else self.token_at(start)
         feed = self.batch_index if fed else None
-        return Slice([token], start, tuple(self.blocks), (self.draw(),), feed)
+        work = None
+        if self.draft_kv is not None and self.draft_kv.is_behind(start):
+            work = self.draft_kv.plan(start, 0, self.span)
+        return Slice([token], start, tuple(self.blocks), (self.draw(),), feed, draft=work)
 
     def verification_slice(self, proposals: list[int]) -> Slice:
         """Return the slice that verifies tokens after the last one, which no step computes."""
         start, draws = self.computed, tuple(map(self.draw, range(len(proposals) + 1)))
         item = Slice([self.token_at(start)], start, tuple(self.blocks), draws)
         return with_proposals(item, proposals)
+
+    def draft_slice(self, proposals: int) -> Slice:
+        """Return the slice for which a draft model makes so many proposals in the step itself."""
+        assert self.draft_kv is not None
+        start, draws = self.computed, tuple(map(self.draw, range(proposals + 1)))
+        work = self.draft_kv.plan(start, proposals, self.span)
+        return Slice([self.token_at(start)], start, tuple(self.blocks), draws, draft=work)
 
     def until_end(self, drawn: tuple[Drawn, ...]) -> tuple[Drawn, ...]:
         """Return the drawn tokens up to the first that ends the sequence."""
@@ -229,7 +254,8 @@ class Group:
         """Return the slice that computes tokens [start, end) and scores the tokens after them."""
         top = self.request.unscored if self.scored else None
         scoring = None if top is None else Scoring(self.tokens[start + 1 : end + 1], top)
-        return Slice(self.tokens[start:end], start, tuple(self.blocks), draws, scoring=scoring)
+        tokens, blocks = self.tokens[start:end], tuple(self.blocks)
+        return Slice(tokens, start, blocks, draws, scoring=scoring, draft=DraftWork())
 
     def expect_scores(self) -> None:
         """Start collecting scores: the prompt is computed here, from its start if it is scored."""

@@ -16,7 +16,8 @@ from collections.abc import Sequence as Seq
 from baton.decode_worker.acceptance_watch import AcceptanceWatch
 from baton.decode_worker.sequences import Proposals, Sequence
 from baton.decode_worker.step_plan import VerifiedRun
-from baton.engine.scheduling.batch import Drawn, Slice
+from baton.engine.scheduling.batch import Drawn, Slice, StepBatch, StepResult
+from baton.engine.scheduling.verification import with_proposals
 from baton.engine.speculation.draft_length import DraftLengthPolicy
 from baton.engine.speculation.proposer import Proposer, ProposerState
 from baton.runtime import logs, metrics
@@ -28,15 +29,16 @@ PROPOSED_ROWS = 256
 
 
 class Speculator:
-    """`longest`: tokens that are proposed for one sequence in a step, at most."""
+    """`longest`: tokens that are proposed for one sequence in a step, at most. Without a `proposer`
+    the engine's draft model proposes, within the step."""
 
-    def __init__(self, proposer: Proposer, longest: int) -> None:
+    def __init__(self, proposer: Proposer | None, longest: int) -> None:
         self._proposer = proposer
         self._longest = longest
         self._policy = DraftLengthPolicy(longest)
         self._watch = AcceptanceWatch()
         self._chosen = False  # lengths of the next step
-        name = proposer.name
+        self._name = name = "draft" if proposer is None else proposer.name
         self._proposed = metrics.PROPOSED_TOKENS.labels(name)
         self._accepted = metrics.ACCEPTED_TOKENS.labels(name)
 
@@ -56,6 +58,11 @@ class Speculator:
         rows = len(sequences)
         slices = []
         for sequence in sequences:
+            if self._proposer is None:
+                slices.append(self._draft_slice(sequence, PROPOSED_ROWS - rows, lend))
+                work = slices[-1].draft
+                rows += 0 if work is None else work.tokens
+                continue
             tokens = self._proposals(sequence, PROPOSED_ROWS - rows)
             if tokens:
                 tokens = tokens[: lend(sequence, len(tokens))]
@@ -63,8 +70,22 @@ class Speculator:
             slices.append(sequence.verification_slice(tokens) if tokens else sequence.next_slice())
         return slices
 
-    def judge(self, sequence: Sequence, item: Slice, drawn: tuple[Drawn, ...]) -> VerifiedRun:
-        """Take the target's draws of a slice that verified: the tokens that the sequence gets."""
+    @property
+    def drafts(self) -> bool:
+        """Return whether the engine's draft model proposes."""
+        return self._proposer is None
+
+    def judge(
+        self,
+        sequence: Sequence,
+        item: Slice,
+        drawn: tuple[Drawn, ...],
+        drafted: tuple[int, ...] | None = None,
+    ) -> VerifiedRun:
+        """Take the target's draws of a slice that verified: the tokens that the sequence gets.
+        `drafted`: the proposals of a draft model, which the planned slice does not have."""
+        if drafted is not None:
+            item = with_proposals(item, drafted)
         kept, proposals = sequence.until_end(drawn), item.tokens[1:]
         accepted = _accepted(proposals, kept)
         own = self._own(sequence)
@@ -78,16 +99,24 @@ class Speculator:
         if share is not None:
             log.warning(
                 "proposal acceptance low",
-                proposer=self._proposer.name,
+                proposer=self._name,
                 accepted_share=round(share, 4),
                 detail="few proposals are accepted: another worker.speculate may fit this traffic",
             )
         return VerifiedRun(sequence, kept, item.proposed, accepted)
 
-    def observe_step(self, rows: int, device_s: float) -> None:
-        """Take the time of a step that computed no chunk of a prompt."""
-        if device_s > 0:
-            self._policy.observe_step(rows, device_s)
+    def observe_result(self, batch: StepBatch, result: StepResult) -> None:
+        """Take the times of a step that computed no chunk of a prompt."""
+        drafts = [len(tokens) for tokens in result.proposed.values()]
+        rows = sum(len(item.tokens) for item in batch.slices) + sum(drafts)
+        self.observe_step(rows, result.device_s - result.draft_s)
+        if result.draft_s > 0 and any(drafts):
+            self._policy.observe_draft(len(drafts), max(drafts), result.draft_s)
+
+    def observe_step(self, rows: int, target_s: float) -> None:
+        """Take the time of the target in a step of so many rows."""
+        if target_s > 0:
+            self._policy.observe_step(rows, target_s)
 
     def end(self, sequence: Sequence) -> None:
         """Release what is kept of a sequence, which has ended. Idempotent."""
@@ -107,7 +136,17 @@ class Speculator:
     def _expects(self, sequence: Sequence) -> bool:
         """Return whether a draft is wanted of a sequence, and its proposer would have one."""
         own = self._own(sequence)
+        if self._proposer is None:
+            return own.wanted > 0
         return own.wanted > 0 and bool(self._state(sequence, own).propose(1))
+
+    def _draft_slice(
+        self, sequence: Sequence, rows: int, lend: Callable[[Sequence, int], int]
+    ) -> Slice:
+        own = self._own(sequence)
+        limit, own.wanted = min(own.wanted, sequence.growth_left - 1, rows), 0
+        count = lend(sequence, limit) if limit > 0 else 0
+        return sequence.draft_slice(count) if count > 0 else sequence.next_slice()
 
     def _proposals(self, sequence: Sequence, rows: int) -> list[int]:
         """Return the tokens to propose, for which the step has so many `rows` left."""
@@ -122,6 +161,7 @@ class Speculator:
 
     def _state(self, sequence: Sequence, own: Proposals) -> ProposerState:
         """Return the proposer's state, with all tokens of the sequence."""
+        assert self._proposer is not None
         known, length = own.known, sequence.length
         if own.state is None:
             tokens = sequence.span(0, length)

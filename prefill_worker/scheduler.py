@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.engine.scheduling.batch import EMPTY_BATCH, Slice, StepBatch, StepResult
+from baton.engine.scheduling.batch import EMPTY_BATCH, DraftWork, Slice, StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.engine.scheduling.chunks import Chunk, ChunkScheduler
 from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
@@ -117,6 +117,7 @@ class PrefillScheduler:
                 tuple(chunk.key.blocks),
                 chunk.key.draws() if chunk.last else (),
                 scoring=chunk.key.scoring(chunk.start, chunk.end),
+                draft=DraftWork(),
             )
             for chunk in chunks
         )

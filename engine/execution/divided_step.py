@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from baton.engine.scheduling.batch import StepBatch, StepResult
-from baton.engine.scheduling.verification import without_proposals
+from baton.engine.scheduling.verification import speculates, without_proposals
 from baton.runtime.errors import OutOfMemory
 
 Run = Callable[[StepBatch], StepResult]
@@ -35,7 +35,7 @@ def run_divided(run: Run, batch: StepBatch) -> StepResult:
         reason = str(error).partition("\n")[0]
     # The error and the tensors that its frames held are released only here.
     torch.cuda.empty_cache()  # no effect without CUDA
-    if len(batch.slices) == 1 and batch.slices[0].proposed:
+    if len(batch.slices) == 1 and speculates(batch.slices[0]):
         found = run_divided(run, StepBatch((without_proposals(batch.slices[0]),)))
         return replace(found, shortages=1 + found.shortages)
     if len(batch.slices) == 1:

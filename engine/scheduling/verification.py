@@ -34,16 +34,21 @@ def with_drafts(batch: StepBatch, proposed: Mapping[int, Sequence[int]]) -> Step
     some: they verify these."""
     slices = tuple(
         replace(with_proposals(item, proposed.get(index, ())), draft=None)
-        if item.draft is not None and item.draft.tokens
+        if speculates(item) and not item.proposed
         else item
         for index, item in enumerate(batch.slices)
     )
     return StepBatch(slices, batch.copies)
 
 
+def speculates(item: Slice) -> bool:
+    """Return whether `item` verifies proposals, or asks a draft model for some."""
+    return item.proposed > 0 or (item.draft is not None and item.draft.tokens > 0)
+
+
 def without_proposals(item: Slice) -> Slice:
-    """Return `item` as a slice of its known token alone."""
-    return replace(item, tokens=item.tokens[:1], draws=item.draws[:1], proposed=0)
+    """Return `item` as a slice of its known token alone, with no work for a draft model."""
+    return replace(item, tokens=item.tokens[:1], draws=item.draws[:1], proposed=0, draft=None)
 
 
 def accepted(item: Slice, drawn: Sequence[Drawn]) -> tuple[Drawn, ...]:
@@ -60,7 +65,7 @@ def check_proposals(batch: StepBatch) -> None:
     """Raise EngineError naming a slice that verifies and has not one draw for each token, or
     whose token is not known yet, or one whose proposals no draft model has made."""
     for index, item in enumerate(batch.slices):
-        if item.draft is not None and item.draft.tokens:
+        if not item.proposed and speculates(item):
             raise EngineError(f"slice {index} asks for proposals, and no draft model is loaded")
         if not item.proposed:
             continue
