@@ -49,9 +49,7 @@ class DecodeScheduler:
         self._speculator = speculator
         self._config = config
         self._key = key
-        self.reservations = KvReservations(
-            pool, key, drafts=speculator is not None and speculator.drafts
-        )
+        self.reservations = KvReservations(pool, key, drafts=bool(speculator and speculator.drafts))
         self._queue = CreditQueue(pool, config)
         self._granted: list[Group] = []  # fetching or prefilling, oldest first
         self._running: list[Sequence] = []  # oldest first
@@ -306,8 +304,7 @@ class DecodeScheduler:
         group.expect_scores()
 
     def _grow(self, sequence: Sequence) -> bool:
-        """Give the sequence a block for its next token, at the cost of younger ones. A step under
-        way loses neither a token nor a block."""
+        """Give it a block for its next token, at the cost of younger ones that no step computes."""
         needed = sequence.computed + sequence.under_way
         while needed >= len(sequence.blocks) * self._pool.block_size:
             try:
@@ -353,8 +350,7 @@ class DecodeScheduler:
         self._queue.requeue(group)
 
     def _undrawn(self, group: Group) -> list[Sequence]:
-        """Return the sequences whose next token follows the group's tokens: a sequence that has
-        its first token from a handoff that failed later must not draw it again."""
+        """Return the sequences without a first token, which a handoff that failed may have sent."""
         return [s for s in group.sequences if s.length == len(group.tokens)]
 
     def _slice(self, chunk: Chunk[Group]) -> Slice:
