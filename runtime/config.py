@@ -23,7 +23,7 @@ OpenApi = Literal["auto", "on", "off"]
 ControlTokensInChats = Literal["text", "tokens"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int4"]
-Speculate = Literal["off", "ngram", "suffix"]
+Speculate = Literal["off", "ngram", "suffix", "draft"]
 KvDtype = Literal["auto", "int8", "fp8_e4m3"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Tls = Literal["on", "off"]
@@ -207,8 +207,13 @@ class WorkerConfig:
     )
     speculate: Speculate = setting(
         "off",
-        "Speculative decoding, which changes no token: ngram proposes what followed in the same "
-        "text before, suffix also what followed in the tenant's recent output.",
+        "Speculative decoding, which changes no token. ngram proposes what followed in the text "
+        "before, suffix also in the tenant's recent output, draft what a draft model draws.",
+    )
+    draft_model: str = setting(
+        "",
+        "Folder of the draft model, the same on all workers; empty: the folder beside the model's "
+        "with -draft behind its name.",
     )
     drain_s: float = setting(
         10.0,

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baton.deploy.serve.flag_values import FLAG_SETTINGS, assignment
+from baton.deploy.serve.flag_values import FLAG_SETTINGS, assignment, proposer_settings
 from baton.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ def flags_of(options: argparse.Namespace) -> dict[str, str]:
         for name, setting in FLAG_SETTINGS.items()
         if getattr(options, name, None) is not None
     }
+    if getattr(options, "speculate", None) is not None:
+        given.update(proposer_settings(options.speculate))
     for text in options.set:
         name, _, value = text.partition("=")
         given[name.strip()] = value.strip()

@@ -12,6 +12,7 @@ from baton.deploy.serve.flag_values import (
     MAX_WORKERS,
     SETTING_OPTIONS,
     default_of,
+    proposer,
     seconds,
     setting,
     whole,
@@ -52,8 +53,8 @@ def _add_serve(
         own = placement if option == "--placement" else None
         default = f"{setting_name}; default: {own}" if own else default_of(setting_name)
         command.add_argument(
-            option, type=setting(setting_name), metavar=metavar, default=own,
-            help=f"{meaning} ({default})",
+            option, type=proposer if option == "--speculate" else setting(setting_name),
+            metavar=metavar, default=own, help=f"{meaning} ({default})",
         )  # fmt: skip
     command.add_argument(
         "--deterministic", action="store_const", const="true",

@@ -29,6 +29,7 @@ from baton.deploy.host.load_progress import LoadProgress
 from baton.deploy.host.ports import address_of
 from baton.deploy.host.process_lifecycle import raise_open_file_limit
 from baton.deploy.processes.admin import AdminServer
+from baton.deploy.processes.draft_choice import draft_folder
 from baton.deploy.processes.pool_memory import local_pool
 from baton.deploy.processes.worker_control import WorkerControl
 from baton.deploy.processes.worker_roles import Below, Boot, decode_role, model_limits, prefill_role
@@ -135,6 +136,7 @@ def _load(config: Config, role: Role, model_folder: Path) -> TorchEngine:
         device=settings.device,
         max_rows=config.step.max_sequences if role == "decode" else 1,  # for graphs
         step_tokens=max(config.step.prefill_tokens, config.step.local_prefill_tokens),
+        draft_folder=draft_folder(settings, model_folder),
     )
     engine = (
         build_engine(model_folder, options, LoadProgress())

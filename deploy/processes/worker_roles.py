@@ -23,6 +23,7 @@ from baton.decode_worker.peer_client import grpc_dial
 from baton.decode_worker.peers import RegisteredPeers
 from baton.decode_worker.speculator import Speculator
 from baton.decode_worker.worker import DecodeWorker
+from baton.deploy.processes.draft_choice import draft_fingerprint
 from baton.engine.checkpoint.fingerprint import model_fingerprint
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.scheduling.blocks import BlockPool
@@ -79,6 +80,7 @@ class Below:
             spec.kv_heads,
             spec.head_dim,
             verify=self.boot.config.handoff.verify,
+            draft_fingerprint=draft_fingerprint(self.boot.config.worker, self.boot.model_folder),
         )
         return handshake.build(self.boot.worker_id, self.mover.describe(), common)
 
@@ -124,6 +126,8 @@ def _speculator(config: Config) -> Speculator | None:
     mode = config.worker.speculate
     if mode == "off":
         return None
+    if mode == "draft":
+        return Speculator(None, config.step.draft_tokens)  # the engine's draft model proposes
     proposer = NgramProposer() if mode == "ngram" else SuffixProposer()
     return Speculator(proposer, config.step.draft_tokens)
 
@@ -165,6 +169,7 @@ def model_limits(boot: Boot, engine: TorchEngine) -> ModelLimits:
             boot.config.worker.max_context,
             engine.numerics,
             boot.config.worker.quantization,
+            draft_fingerprint(boot.config.worker, boot.model_folder),
         ),
         kv_dtype=engine.dtype_name,
         key=identity.cluster_key(boot.token),

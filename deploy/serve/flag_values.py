@@ -42,7 +42,11 @@ SETTING_OPTIONS = (  # option, what stands for its value, what it is
         "{auto,int8,fp8_e4m3}",
         "dtype of the KV cache; 8 bits hold twice the tokens, less exactly",
     ),
-    ("--speculate", "{off,ngram,suffix}", "propose tokens that one step verifies"),
+    (
+        "--speculate",
+        "{off,ngram,suffix,draft,draft=FOLDER}",
+        "propose tokens that one step verifies",
+    ),
     ("--blocks", "N", "KV blocks per worker; 0: by free memory (embedded model: 2048)"),
 )
 
@@ -85,6 +89,25 @@ def setting(name: str) -> Callable[[str], str]:
         return text
 
     return read
+
+
+def proposer(text: str) -> str:
+    """The text of `--speculate`: a value of the setting, or draft=FOLDER."""
+    name, equals, folder = text.partition("=")
+    if name == "draft" and equals:
+        if not folder or not Path(folder).is_dir():
+            raise ArgumentTypeError(f"{text!r}: there is no folder {folder!r}")
+        return text
+    return setting("worker.speculate")(text)
+
+
+def proposer_settings(text: str) -> dict[str, str]:
+    """The settings that `--speculate` stands for."""
+    name, _, folder = text.partition("=")
+    given = {"worker.speculate": name}
+    if folder:
+        given["worker.draft_model"] = str(Path(folder).resolve())
+    return given
 
 
 def assignment(text: str) -> str:
