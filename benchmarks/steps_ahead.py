@@ -29,7 +29,6 @@ from contextlib import asynccontextmanager, suppress
 
 from baton.decode_worker.peer_client import HandoffLink
 from baton.decode_worker.sequences import RequestUpdate
-from baton.decode_worker.step_plan import StepPlan
 from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.serve.plan import SHORT_SPIN
 from baton.engine.execution.engine_options import EngineOptions
