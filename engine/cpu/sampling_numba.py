@@ -19,6 +19,7 @@ import numba
 import numpy as np
 import torch
 from numba import prange
+from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.cpu.compiled import compiled, inner, take_threads
@@ -67,7 +68,8 @@ def draw_and_cut(logits: Tensor, best: Tensor, draws: Sequence[Draw]) -> tuple[T
 def compiled_sampler() -> Sampler:
     """`sample_on_host` with these draws, compiled now, not while the first client waits."""
     compiled_draw(torch.zeros(0, 8), torch.zeros(0, dtype=torch.int64), [])
-    _mask_all(np.zeros((0, 8), np.float32), np.zeros(0, np.int64), np.zeros((0, 1), np.uint32))
+    none = np.zeros((0, 8), np.float32), np.zeros(0, np.int64), np.zeros((0, 1), np.uint8)
+    _mask_all(*none, _BARRED_PLACES)
     return partial(sample_on_host, random_draw=compiled_draw, mask_rows=compiled_masks)
 
 
@@ -77,11 +79,11 @@ def compiled_masks(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -
     if not found:
         return
     take_threads()
-    words = -(-max(len(bits) for _, bits in found) // 4)
-    masks = np.zeros((len(found), words), np.uint32)
+    masks = np.zeros((len(found), max(len(bits) for _, bits in found)), np.uint8)
     for place, (_, bits) in enumerate(found):
-        masks[place].view(np.uint8)[: len(bits)] = np.frombuffer(bits, np.uint8)
-    _mask_all(logits.numpy(), np.array([row for row, _ in found], np.int64), masks)
+        masks[place, : len(bits)] = np.frombuffer(bits, np.uint8)
+    rows_of_masks = np.array([row for row, _ in found], np.int64)
+    _mask_all(logits.numpy(), rows_of_masks, masks, _BARRED_PLACES)
 
 
 @inner
@@ -330,24 +332,35 @@ def _draw_rows(  # type: ignore[no-untyped-def]
             )
 
 
-def _mask_rows(logits, rows, masks):  # type: ignore[no-untyped-def]
-    """Minus infinity where a row's bit is zero, or missing. A word of ones costs one look."""
+def _mask_rows(logits, rows, masks, places):  # type: ignore[no-untyped-def]
+    """Write minus infinity where a row's bit is zero, or missing: only barred tokens cost a store.
+    `masks` uint8 [rows, bytes]; `places` are `_BARRED_PLACES`."""
     vocab = logits.shape[1]
-    for place in prange(len(rows)):
-        x, mask = logits[rows[place]], masks[place]
-        for word in range((vocab + 31) // 32):
-            bits = mask[word] if word < len(mask) else np.uint32(0)
-            if bits == np.uint32(0xFFFFFFFF):
-                continue
-            first, end = word * 32, min(word * 32 + 32, vocab)
-            if bits == np.uint32(0):
-                for i in range(first, end):
-                    x[i] = np.float32(-np.inf)
-            else:
-                for i in range(first, end):
-                    barred = ((bits >> np.uint32(i - first)) & np.uint32(1)) == np.uint32(0)
-                    x[i] = np.float32(-np.inf) if barred else x[i]
+    for row in prange(len(rows)):
+        x, mask = logits[rows[row]], masks[row]
+        whole = min(len(mask), vocab // 8)
+        for byte in range(whole):
+            bits = mask[byte]
+            if bits != np.uint8(255):
+                first = byte * 8
+                for place in range(places[bits, 8]):
+                    x[first + places[bits, place]] = np.float32(-np.inf)
+        for token in range(whole * 8, vocab):
+            bits = mask[token // 8] if token // 8 < len(mask) else np.uint8(0)
+            if (bits >> np.uint8(token % 8)) & np.uint8(1) == np.uint8(0):
+                x[token] = np.float32(-np.inf)
 
 
+def _barred_places() -> NDArray[np.int8]:
+    """Return for each byte the places of its zero bits, and in column 8 how many there are."""
+    places = np.zeros((256, 9), np.int8)
+    for byte in range(256):
+        barred = [bit for bit in range(8) if not byte >> bit & 1]
+        places[byte, : len(barred)] = barred
+        places[byte, 8] = len(barred)
+    return places
+
+
+_BARRED_PLACES = _barred_places()
 _mask_all: Any = compiled(_mask_rows, parallel=True, strict=True)
 _draw_all: Any = compiled(_draw_rows, parallel=True, strict=True)
