@@ -5,7 +5,9 @@
 
 White space between the tokens of JSON is not admitted: a model that may write it can write it
 without end. An object whose schema names its properties and says nothing of others has no others:
-that is narrower than the schema, so what is made is valid. Stateless.
+that is narrower than the schema, so what is made is valid. So are integers without bounds, which
+are those that every reader keeps exactly, and numbers between bounds, which have 9 digits after
+the point at most. Stateless.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from baton.runtime.errors import InvalidRequest
 
+MAX_INTEGER = (1 << 53) - 1  # what every reader of JSON keeps exactly (RFC 8259, section 6)
+SMALLEST_STEP = 1e-9  # between numbers of a bounded range
+LEAST_RANGE = 1e-3  # of a range whose numbers have such steps
 JSON_OPTIONS: Any = {"whitespace_flexible": False, "lenient": False}
 _OPTIONS_KEY = "x-guidance"
 _OPEN_KEYS = ("additionalProperties", "patternProperties", "unevaluatedProperties")
@@ -28,8 +33,12 @@ _DATA_KEYS = ("const", "default", "enum", "example", "examples")  # values, not 
 
 
 def json_schema_grammar(schema: dict[str, Any]) -> str:
-    """Return the grammar of all compact JSON texts that are valid by the schema."""
-    return LLMatcher.grammar_from_json_schema(prepared_schema(schema), overrides=JSON_OPTIONS)
+    """Return the grammar of all compact JSON texts that are valid by the schema. Raises
+    InvalidRequest for a number that the library cannot hold."""
+    try:
+        return LLMatcher.grammar_from_json_schema(prepared_schema(schema), overrides=JSON_OPTIONS)
+    except ValueError as error:
+        raise InvalidRequest(f"the schema cannot be read: {str(error)[:200]}") from error
 
 
 def inline_schema(schema: dict[str, Any]) -> str:
@@ -85,7 +94,24 @@ def _prepared(value: Any, closes: bool, *, by_name: bool = False) -> Any:
     }
     if closes and _names_members(value):
         made["additionalProperties"] = False
-    return made
+    return {**made, **_number_bounds(value)}
+
+
+def _number_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return bounds where a schema of numbers has none: a model may write digits without end."""
+    kind = schema.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    if "enum" in schema or "const" in schema:
+        return {}
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    high = schema.get("maximum", schema.get("exclusiveMaximum"))
+    if "integer" in kinds and "number" not in kinds:
+        bounds = {} if low is not None else {"minimum": -MAX_INTEGER}
+        return bounds if high is not None else {**bounds, "maximum": MAX_INTEGER}
+    if "number" not in kinds or "multipleOf" in schema:
+        return {}
+    wide = isinstance(low, int | float) and isinstance(high, int | float)
+    return {"multipleOf": SMALLEST_STEP} if wide and high - low >= LEAST_RANGE else {}
 
 
 def _names_members(schema: dict[str, Any]) -> bool:

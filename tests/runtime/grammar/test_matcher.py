@@ -169,3 +169,29 @@ def test_an_object_that_names_its_members_has_no_others(schema: Any, closed: boo
     made = prepared_schema(schema)
     assert (made.get("additionalProperties") is False) == closed
     assert made["properties"] == schema["properties"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "integer"}, "9007199254740991", "9007199254740992"),
+        ({"type": "integer", "minimum": 0}, "9007199254740991", "-1"),
+        ({"type": "integer", "maximum": 1 << 60}, "1152921504606846976", "-9007199254740992"),
+        ({"type": ["integer", "null"]}, "null", "99999999999999999"),
+        ({"type": "number", "minimum": 0, "maximum": 9}, "1.123456789", "1.1234567891"),
+        ({"type": "number", "minimum": 0, "maximum": 1e-6}, "0.0000000000000001", "1"),
+        ({"type": "number"}, "1e-19", "1.e"),
+        ({"enum": [1 << 60]}, str(1 << 60), "1"),
+    ],
+)
+def test_digits_have_an_end(schema: dict[str, Any], right: str, wrong: str) -> None:
+    compiled = compile_grammar(json_schema_grammar(schema), VOCABULARY)
+    for text, whole in ((right, True), (wrong, False)):
+        matcher = compiled.matcher()
+        taken = matcher.consume(tokens_of(text))
+        assert (taken == len(text) and matcher.complete) == whole, text
+
+
+def test_a_number_beyond_64_bits_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        json_schema_grammar({"const": 1 << 70})
