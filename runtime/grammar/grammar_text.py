@@ -110,8 +110,9 @@ def _number_bounds(schema: dict[str, Any]) -> dict[str, Any]:
         return bounds if high is not None else {**bounds, "maximum": MAX_INTEGER}
     if "number" not in kinds or "multipleOf" in schema:
         return {}
-    wide = isinstance(low, int | float) and isinstance(high, int | float)
-    return {"multipleOf": SMALLEST_STEP} if wide and high - low >= LEAST_RANGE else {}
+    if not isinstance(low, int | float) or not isinstance(high, int | float):
+        return {}
+    return {"multipleOf": SMALLEST_STEP} if high - low >= LEAST_RANGE else {}
 
 
 def _names_members(schema: dict[str, Any]) -> bool:
