@@ -1,0 +1,77 @@
+"""Workers of one process that compute a model, with or without speculation, for the benchmark.
+
+Those of the simulation's cluster, on real engines: movers and streams are within the process, time
+is the machine's. Owns its engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.decode_worker.speculator import Speculator
+from baton.engine.execution.engine_options import EngineOptions
+from baton.engine.execution.loading import build_engine
+from baton.engine.execution.torch_engine import TorchEngine
+from baton.engine.scheduling.blocks import BlockPool
+from baton.kv_transfer.local_pool import HostPool
+from baton.kv_transfer.memory_mover import MemoryMover
+from baton.runtime.config import Config, HandoffConfig, PoolConfig
+from baton.runtime.wire import ModelLimits
+from baton.simulation.fleet.cluster import Cluster
+
+BLOCK_TOKENS = 16
+CONTEXT_TOKENS = 512
+BLOCKS = 1024
+
+
+class SpeculatingCluster(Cluster):
+    """A decode worker "decode-0" and, unless `prefill` is off, a prefill worker. `draft`: the
+    folder of a draft model, which every engine then has."""
+
+    def __init__(
+        self,
+        folder: Path,
+        speculator: Callable[[], Speculator | None],
+        *,
+        prefill: bool = True,
+        draft: Path | None = None,
+        **options: Any,
+    ) -> None:
+        self.blocks = BLOCKS
+        self._folder = folder
+        self._options = EngineOptions(
+            blocks=BLOCKS,
+            block_size=BLOCK_TOKENS,
+            max_context=CONTEXT_TOKENS,
+            draft_folder=draft,
+            **options,
+        )
+        self._engines: list[TorchEngine] = []
+        config = Config(pool=PoolConfig(block_size=BLOCK_TOKENS), handoff=HandoffConfig(lease_s=10))
+        super().__init__(config, speculator=speculator)
+        if prefill:
+            self.add_prefill("prefill-0", BLOCKS)
+        self.add_decode("decode-0", BLOCKS)
+
+    def limits(self) -> ModelLimits:
+        engine = self._engines[0]
+        key = b"benchmark"
+        vocab_size, dtype = engine.spec.vocab_size, engine.dtype_name
+        return ModelLimits(vocab_size, CONTEXT_TOKENS, engine.numerics, dtype, key)
+
+    def _below(self, blocks: int) -> tuple[bytes, Any, BlockPool, NDArray[np.uint8], MemoryMover]:
+        engine = build_engine(self._folder, self._options)
+        self._engines.append(engine)
+        array, boot_id = engine.pool.bytes_view(), self.new_id()
+        mover = MemoryMover(HostPool(array, engine.pool.slabs), boot_id, self.exchange)
+        return boot_id, engine, BlockPool(blocks, BLOCK_TOKENS), array, mover
+
+    async def close(self) -> None:
+        await super().close()
+        for engine in self._engines:
+            await engine.close()

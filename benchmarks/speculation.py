@@ -1,0 +1,353 @@
+"""Measure speculative decoding: whether it changes a token, and what it gains.
+
+    python -m benchmarks.speculation [--rounds N] [--quick] [--json FILE]
+
+One process: the product's decode and prefill workers, on engines of baton-tiny or, for the formula,
+of the random 0.45 B model of `benchmarks.engine_cpu`; KV moves within the process. Runs with and
+without speculation alternate; a speed is the median over rounds of a round's ratio.
+
+tokens_equal                         share of answers that equal plain decoding: float32 and, with
+                                     `worker.deterministic`, bfloat16; greedy, seeded, n = 3,
+                                     penalties, stop tokens; local, by handoff, and continued on
+                                     another worker after the first was killed
+acceptance_disaggregated_over_local  accepted share of the draft's proposals, by handoff over local
+speedup_over_formula_aN              an oracle that is right with probability 0.N, batch 1: measured
+                                     speed-up over (1 + a + .. + a^k) / (step of k + 1 rows over one
+                                     row), both from the same run
+throughput_ratio_bs64                tokens a second of 64 chats at once, on (ngram) over off
+speedup_baton_tiny_bs1               the shipped draft, one chat at a time, on over off
+speedup_suffix                       suffix decoding of edits, one at a time, on over off
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from baton.decode_worker.speculator import Speculator
+from baton.engine.speculation.draft_length import DraftLengthPolicy, SequenceDraft
+from baton.engine.speculation.ngram_proposer import NgramProposer
+from baton.engine.speculation.suffix_proposer import SuffixProposer
+from baton.models.embedded import embedded_draft, embedded_model
+from baton.runtime import logs
+from baton.simulation.fleet.client import Client, Request
+from baton.simulation.fleet.oracle_proposer import OracleProposer
+from benchmarks.cached_model import VOCABULARY, cached_model
+from benchmarks.report import Figure, at_least, parser, report
+from benchmarks.speculating_cluster import SpeculatingCluster
+from benchmarks.speculation_workloads import ChatPrompt, chats, edits
+
+DRAFT_TOKENS = 4
+ANSWER_TOKENS = 40
+FORMULA_TOKENS = 160
+BATCH = 64
+SHARES = (0.5, 0.7, 0.9)
+WITHIN_S = 600.0
+POLL_S = 0.0005
+RULES: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 1.0, "seed": 3},
+    {"temperature": 0.8, "n": 3},
+    {"temperature": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
+)
+
+Answers = list[list[int]]
+
+
+class FixedLengths(DraftLengthPolicy):
+    """Proposes as much as there is room for, whether it pays or not."""
+
+    def choose(self, sequences: Sequence[SequenceDraft], limits: Sequence[int]) -> list[int]:
+        return [min(limit, self._longest) for limit in limits]
+
+
+class FixedSpeculator(Speculator):
+    """Speculates with `longest` tokens in each step; with none, it only measures steps."""
+
+    def __init__(self, proposer: OracleProposer, longest: int) -> None:
+        super().__init__(proposer, max(longest, 1))
+        self.policy = self._policy = FixedLengths(longest)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Some requests, the time until the last one ended, and what was proposed for them."""
+
+    requests: list[Request]
+    seconds: float
+
+    @property
+    def answers(self) -> Answers:
+        return [
+            request.tokens(choice)
+            for request in self.requests
+            for choice in range(len(request.submit.choices))
+        ]
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.answers))
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def accepted_share(self) -> float:
+        outputs = [output for request in self.requests for output in request.outputs]
+        accepted = sum(output.accepted_proposal for output in outputs)
+        rejected = sum(output.rejected_proposals for output in outputs)
+        return accepted / max(1, accepted + rejected)
+
+
+class TinyTexts:
+    """Prompts as baton-tiny reads them."""
+
+    def __init__(self) -> None:
+        self._tokenizer = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
+        self.end = self._tokenizer.token_to_id("<|end|>")
+
+    def ask(self, prompt: ChatPrompt, **how: Any) -> dict[str, Any]:
+        tokens = self._tokenizer.encode(prompt.text, add_special_tokens=False).ids
+        fields = {"max_tokens": ANSWER_TOKENS, "stop": (self.end,), "salt": prompt.tenant, **how}
+        return {"prompt": tokens, **fields}
+
+
+async def serve(
+    cluster: SpeculatingCluster, asks: Sequence[dict[str, Any]], *, together: bool
+) -> Served:
+    client = Client(cluster, "decode-0")
+    requests = []
+    started_s = time.perf_counter()
+    for ask in asks:
+        requests.append(client.submit(**ask))
+        if not together:
+            await requests[-1].finished(WITHIN_S)
+    for request in requests:
+        await request.finished(WITHIN_S)
+    return Served(requests, time.perf_counter() - started_s)
+
+
+@contextlib.asynccontextmanager
+async def cluster_of(
+    folder: Path, speculator: Callable[[], Speculator | None], **how: Any
+) -> AsyncIterator[SpeculatingCluster]:
+    made = SpeculatingCluster(folder, speculator, **how)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def tokens_equal(texts: TinyTexts, count: int) -> Figure:
+    """Compare every answer of a worker that speculates with that of one that does not."""
+    same = total = 0
+    prompts = chats(1, count)
+    asks = [
+        texts.ask(prompt, local=local, **rules)
+        for prompt in prompts
+        for rules in RULES
+        for local in (True, False)
+    ]
+    for how in ({"dtype": "float32"}, {"dtype": "bfloat16", "deterministic": True}):
+        async with cluster_of(embedded_model(), lambda: None, **how) as plain:
+            wanted = (await serve(plain, asks, together=True)).answers
+        oracle = OracleProposer(0.7)
+        oracle.texts = _texts(asks, wanted)
+        for speculator, draft in (
+            (partial(Speculator, oracle, DRAFT_TOKENS), None),
+            (partial(Speculator, None, DRAFT_TOKENS), embedded_draft()),
+        ):
+            async with cluster_of(embedded_model(), speculator, draft=draft, **how) as on:
+                found = (await serve(on, asks, together=True)).answers
+                found += await after_a_kill(on, asks)
+            pairs = list(zip(found, [*wanted, *_single(asks, wanted)], strict=True))
+            same += sum(one == other for one, other in pairs)
+            total += len(pairs)
+    return at_least("tokens_equal", same / total, 1.0, "")
+
+
+async def after_a_kill(cluster: SpeculatingCluster, asks: Sequence[dict[str, Any]]) -> Answers:
+    """The answers with one choice, of which another worker gives what a killed one has not."""
+    cluster.add_decode("decode-1", cluster.blocks)
+    single = [ask for ask in asks if ask.get("n", 1) == 1]
+    first = Client(cluster, "decode-0")
+    begun = [first.submit(**ask) for ask in single]
+    await _until(lambda: all(len(each.outputs) > 3 or each.ended.is_set() for each in begun))
+    cluster.decode["decode-0"].task.cancel()
+    await asyncio.wait([cluster.decode["decode-0"].task])
+    second = Client(cluster, "decode-1")
+    answers = []
+    for ask, request in zip(single, begun, strict=True):
+        tokens = request.tokens()
+        ended = len(tokens) == ask["max_tokens"] or tokens[-1:] == [ask["stop"][0]]
+        if not ended:
+            rest = second.submit(**ask, accepted=tokens)
+            await rest.finished(WITHIN_S)
+            tokens += rest.tokens()
+        answers.append(tokens)
+    return answers
+
+
+def _texts(asks: Sequence[dict[str, Any]], answers: Answers) -> Answers:
+    found, at = [], 0
+    for ask in asks:
+        for _ in range(ask.get("n", 1)):
+            found.append([*ask["prompt"], *answers[at]])
+            at += 1
+    return found
+
+
+def _single(asks: Sequence[dict[str, Any]], answers: Answers) -> Answers:
+    found, at = [], 0
+    for ask in asks:
+        count = ask.get("n", 1)
+        found += answers[at : at + count] if count == 1 else []
+        at += count
+    return found
+
+
+async def acceptance_ratio(texts: TinyTexts, count: int) -> Figure:
+    """The draft's accepted share: its KV of the prompt was computed elsewhere, and moved."""
+    shares = []
+    for local in (False, True):
+        asks = [texts.ask(prompt, local=local) for prompt in chats(2, count)]
+        make = partial(FixedDraft, DRAFT_TOKENS)
+        async with cluster_of(embedded_model(), make, draft=embedded_draft()) as cluster:
+            shares.append((await serve(cluster, asks, together=False)).accepted_share)
+    ratio = shares[0] / shares[1]
+    beside = f"limits: 0.99 to 1.01; {shares[0]:.3f} over {shares[1]:.3f} accepted"
+    return Figure("acceptance_disaggregated_over_local", ratio, "", beside, 0.99 <= ratio <= 1.01)
+
+
+class FixedDraft(Speculator):
+    """A draft model of a fixed length, so that two runs propose at the same places."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__(None, longest)
+        self._policy = FixedLengths(longest)
+
+
+async def formula(rounds: int, tokens: int) -> list[Figure]:
+    """The measured speed-up of an oracle over what its acceptance and the steps' costs allow."""
+    dice = random.Random(0)
+    prompt = [dice.randrange(VOCABULARY) for _ in range(64)]
+    ask = {"prompt": prompt, "max_tokens": tokens, "local": True}
+    oracle = OracleProposer(1.0)
+    made: list[FixedSpeculator] = []
+    ratios: dict[float, list[float]] = {share: [] for share in SHARES}
+
+    def speculator() -> Speculator:
+        made.append(FixedSpeculator(oracle, 0 if len(made) == 0 else DRAFT_TOKENS))
+        return made[-1]
+
+    async with cluster_of(cached_model(), speculator, prefill=False, dtype="bfloat16") as cluster:
+        cluster.add_decode("decode-1", cluster.blocks)
+        off, on = (Client(cluster, name) for name in ("decode-0", "decode-1"))
+        oracle.texts = [[*prompt, *(await _timed(off, ask))[0]]]
+        for number in range(-1, rounds):
+            for share in SHARES:
+                oracle.share = share
+                _, off_s = await _timed(off, ask)
+                _, on_s = await _timed(on, ask)
+                costs = made[0].policy.step_costs, made[1].policy.step_costs
+                cost = float(costs[1].seconds(DRAFT_TOKENS + 1)) / float(costs[0].seconds(1))
+                gain = sum(share**place for place in range(DRAFT_TOKENS + 1)) / cost
+                if number >= 0:
+                    ratios[share].append(off_s / on_s / gain)
+    return [
+        at_least(f"speedup_over_formula_a{round(10 * share)}", statistics.median(found), 0.9)
+        for share, found in ratios.items()
+    ]
+
+
+async def _timed(client: Client, ask: dict[str, Any]) -> tuple[list[int], float]:
+    """An answer, and the seconds from its first token to its last."""
+    request = client.submit(**ask)
+    await _until(lambda: bool(request.outputs))
+    started_s = time.perf_counter()
+    await request.finished(WITHIN_S)
+    return request.tokens(), time.perf_counter() - started_s
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        for _ in range(int(WITHIN_S / POLL_S)):
+            if condition():
+                return
+            await asyncio.sleep(POLL_S)
+
+
+async def gain(
+    asks: Sequence[dict[str, Any]],
+    speculator: Callable[[], Speculator],
+    *,
+    rounds: int,
+    together: bool,
+    draft: Path | None = None,
+) -> tuple[float, float]:
+    """Tokens a second on over off, and the accepted share of the last round."""
+    ratios, share = [], 0.0
+    async with (
+        cluster_of(embedded_model(), lambda: None, prefill=False) as off,
+        cluster_of(embedded_model(), speculator, prefill=False, draft=draft) as on,
+    ):
+        for number in range(-1, rounds):
+            order = (off, on) if number % 2 else (on, off)
+            served = {each: await serve(each, asks, together=together) for each in order}
+            share = served[on].accepted_share
+            if number >= 0:
+                ratios.append(served[on].tokens_per_s / served[off].tokens_per_s)
+    return statistics.median(ratios), share
+
+
+async def measure(rounds: int, *, quick: bool) -> list[Figure]:
+    texts = TinyTexts()
+    few = 2 if quick else 6
+    found = [await tokens_equal(texts, few), await acceptance_ratio(texts, 4 * few)]
+    found += await formula(rounds, 24 if quick else FORMULA_TOKENS)
+    batch = [texts.ask(prompt, local=True) for prompt in chats(3, 4 if quick else BATCH)]
+    ratio, share = await gain(
+        batch, lambda: Speculator(NgramProposer(), DRAFT_TOKENS), rounds=rounds, together=True
+    )
+    found.append(at_least("throughput_ratio_bs64", ratio, 0.98))
+    asks = [texts.ask(prompt, local=True) for prompt in chats(4, few)]
+    ratio, share = await gain(
+        asks,
+        lambda: Speculator(None, DRAFT_TOKENS),
+        rounds=rounds,
+        together=False,
+        draft=embedded_draft(),
+    )
+    beside = f"{share:.2f} of the draft's proposals accepted"
+    found.append(Figure("speedup_baton_tiny_bs1", ratio, "", beside))
+    asks = [texts.ask(prompt, local=True) for prompt in edits(5, 2, few)]
+    ratio, share = await gain(
+        asks, lambda: Speculator(SuffixProposer(), 8), rounds=rounds, together=False
+    )
+    beside = f"{share:.2f} of the proposals accepted"
+    return [*found, Figure("speedup_suffix", ratio, "", beside)]
+
+
+def main() -> None:
+    options = parser(__doc__.splitlines()[0])
+    options.add_argument("--rounds", type=int, default=5, metavar="N")
+    options.add_argument("--quick", action="store_true", help="less of all: to see that it runs")
+    given = options.parse_args()
+    logs.setup("benchmark", "critical")  # workers are killed on purpose
+    figures = asyncio.run(measure(given.rounds, quick=given.quick))
+    report(figures, given.json, ["Accepted lengths of arctic-inference were not measured."])
+
+
+if __name__ == "__main__":
+    main()
