@@ -2,8 +2,9 @@
 
 A step of one-token slices, and of those that verify proposals, replays a graph; `start` returns
 when it is queued, so that the next step is planned and queued while it runs. Chunks, larger
-batches, and penalties that exceed the graphs' buffers run eagerly and have ended when `start`
-returns. Knows no queue; one thread at a time calls `start`, another may wait for results.
+batches, penalties that exceed the graphs' buffers, and rows with a grammar run eagerly and have
+ended when `start` returns. Knows no queue; one thread at a time calls `start`, another may wait for
+results.
 """
 
 from __future__ import annotations
@@ -137,6 +138,7 @@ class CudaRunner:
             self.graphs.bucket(sum(len(item.tokens) for item in batch.slices)) is not None
             and all(map(_is_decode, batch.slices))
             and all(map(self._known_bias, draws))
+            and all(draw.allowed is None for draw in draws)
             and self.graphs.holds(draws)
         )
 

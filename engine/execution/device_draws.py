@@ -15,6 +15,7 @@ from baton.engine.sampling.draw_plan import DrawPlan
 from baton.engine.sampling.draw_rules import DrawRules
 from baton.engine.scheduling.batch import Drawn
 from baton.engine.triton.adjust import adjust_logits, find_logprobs
+from baton.engine.triton.grammar_mask import mask_device_logits
 from baton.engine.triton.sampling import draw_tokens
 
 
@@ -26,6 +27,8 @@ def sample_on_device(logits: Tensor, plan: DrawPlan) -> list[Drawn]:
         return []
     if plan.groups.adjusted:
         adjust_logits(rows, Adjustments.of(draws).to(device))
+    if plan.groups.masked:
+        mask_device_logits(rows, draws, plan.groups.masked)
     tokens = torch.empty(len(draws), dtype=torch.int64, device=device)
     finite = torch.empty(len(draws), dtype=torch.int8, device=device)
     draw_tokens(rows, DrawRules.of(draws).to(device), tokens, finite)

@@ -7,7 +7,7 @@ White space between the tokens of JSON is not admitted: a model that may write i
 without end. An object whose schema names its properties and says nothing of others has no others:
 that is narrower than the schema, so what is made is valid. So are integers without bounds, which
 are those that every reader keeps exactly, and numbers between bounds, which have 9 digits after
-the point at most. Stateless.
+the point at most; and formats have the lengths of their standards. Stateless.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 from baton.runtime.errors import InvalidRequest
 
 MAX_INTEGER = (1 << 53) - 1  # what every reader of JSON keeps exactly (RFC 8259, section 6)
+FORMAT_CHARS = {"date-time": 35, "time": 24, "duration": 32, "email": 254, "hostname": 253}
 SMALLEST_STEP = 1e-9  # between numbers of a bounded range
 LEAST_RANGE = 1e-3  # of a range whose numbers have such steps
 JSON_OPTIONS: Any = {"whitespace_flexible": False, "lenient": False}
@@ -94,7 +95,13 @@ def _prepared(value: Any, closes: bool, *, by_name: bool = False) -> Any:
     }
     if closes and _names_members(value):
         made["additionalProperties"] = False
-    return {**made, **_number_bounds(value)}
+    return {**made, **_number_bounds(value), **_format_bound(value)}
+
+
+def _format_bound(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the greatest length of a text of the schema's format, where the schema has none."""
+    length = FORMAT_CHARS.get(str(schema.get("format")))
+    return {} if length is None or "maxLength" in schema else {"maxLength": length}
 
 
 def _number_bounds(schema: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Memory from torch is poisoned with NaN first where a kernel must write all of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -26,6 +26,7 @@ from baton.engine.triton.adjust import adjust_logits, find_logprobs
 from baton.engine.triton.checksum import block_checksums
 from baton.engine.triton.experts import expert_matmul, expert_matmul_reference, sort_by_expert
 from baton.engine.triton.gate import gated, gated_reference
+from baton.engine.triton.grammar_mask import mask_device_logits
 from baton.engine.triton.norm import add_rms_norm, rms_norm
 from baton.engine.triton.quantized import (
     TritonQuantized,
@@ -327,6 +328,39 @@ def _penalties(device: torch.device, tiny: bool) -> tuple[float, float]:
         adjust(wanted, known)
         wrong += int((found.cpu() != wanted).sum())
     return float(wrong), 0.0
+
+
+class _Admitted:
+    """Admits each token that is divisible by `step`."""
+
+    def __init__(self, step: int, bits: int) -> None:
+        self._step, self._bits = step, bits
+
+    def bitmask(self) -> bytes:
+        found = np.arange(self._bits) % self._step == 0
+        return np.packbits(found, bitorder="little").tobytes()
+
+    def extended(self, tokens: Sequence[int]) -> _Admitted:
+        return self
+
+
+@check("draws: masked by grammars")
+def _masked(device: torch.device, tiny: bool) -> tuple[float, float]:
+    """The tokens of masks on the host, in rows with and without one, and with a shorter one."""
+    rows, vocab = (6, 4_203) if tiny else (64, 151_936)
+    logits = torch.randn(rows, vocab, device=device) * 2
+    lengths = (vocab + -vocab % 32, (vocab - 100) // 32 * 32)
+    draws = [
+        Draw(0, row, rules, None, None if row % 3 == 2 else _Admitted(row + 2, lengths[row % 2]))
+        for row, rules in zip(range(rows), [*_RULES.values()] * rows, strict=False)
+    ]
+    wanted = sample(logits.clone().cpu(), draws)
+    mask_device_logits(logits, draws, [row for row in range(rows) if row % 3 != 2])
+    tokens = torch.full((rows,), -1, dtype=torch.int64, device=device)
+    finite = torch.full((rows,), -1, dtype=torch.int8, device=device)
+    draw_tokens(logits, DrawRules.of(draws).to(device), tokens, finite)
+    wrong = sum(found != each.token for found, each in zip(tokens.tolist(), wanted, strict=True))
+    return float(wrong + int((finite != 1).sum())), 0.0
 
 
 @check("draws: adjusted, with barred tokens")

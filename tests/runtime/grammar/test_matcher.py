@@ -195,3 +195,16 @@ def test_digits_have_an_end(schema: dict[str, Any], right: str, wrong: str) -> N
 def test_a_number_beyond_64_bits_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="cannot be read"):
         json_schema_grammar({"const": 1 << 70})
+
+
+@pytest.mark.parametrize("limit", [None, 40])
+def test_a_format_has_a_greatest_length(limit: int | None) -> None:
+    bound = {} if limit is None else {"maxLength": limit}
+    schema = {"type": "string", "format": "date-time", **bound}
+    compiled = compile_grammar(json_schema_grammar(schema), VOCABULARY)
+    start = '"2024-01-02T03:04:05.'
+    digits = (limit or 35) - len(start[1:]) - 1
+    for count, whole in ((digits, True), (digits + 1, False)):
+        text = start + "1" * count + 'Z"'
+        matcher = compiled.matcher()
+        assert (matcher.consume(tokens_of(text)) == len(text)) == whole
