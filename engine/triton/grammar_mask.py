@@ -15,18 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.engine.sampling.grammar_masks import masks_of
-from baton.engine.scheduling.batch import Draw
-
 MASKED_LOGIT = -1e32
 _BLOCK = 4096
 _WORD_BITS = 32
 
 
-def mask_device_logits(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -> None:
-    """Mask these rows of `logits` float32 [draws, vocab], contiguous, in place. Waits for the
-    masks, which were computed beside the forward pass."""
-    found = masks_of(draws, rows)
+def mask_device_logits(logits: Tensor, found: Sequence[tuple[int, bytes]]) -> None:
+    """Mask rows of `logits` float32 [draws, vocab], contiguous, in place; `found` are the rows, each
+    with its bits."""
     if not found:
         return
     vocab = logits.shape[1]

@@ -19,6 +19,7 @@ from baton.engine.model.quantized_weight import QuantizedWeight
 from baton.engine.sampling.draw_adjustments import Adjustments
 from baton.engine.sampling.draw_logprobs import LogprobBuffers
 from baton.engine.sampling.draw_rules import DrawRules
+from baton.engine.sampling.grammar_masks import masks_of
 from baton.engine.sampling.sampling import adjust, sample
 from baton.engine.scheduling.batch import Draw, SamplingParams
 from baton.engine.scheduling.token_history import PromptTokens, Text
@@ -355,7 +356,7 @@ def _masked(device: torch.device, tiny: bool) -> tuple[float, float]:
         for row, rules in zip(range(rows), [*_RULES.values()] * rows, strict=False)
     ]
     wanted = sample(logits.clone().cpu(), draws)
-    mask_device_logits(logits, draws, [row for row in range(rows) if row % 3 != 2])
+    mask_device_logits(logits, masks_of(draws, [row for row in range(rows) if row % 3 != 2]))
     tokens = torch.full((rows,), -1, dtype=torch.int64, device=device)
     finite = torch.full((rows,), -1, dtype=torch.int8, device=device)
     draw_tokens(logits, DrawRules.of(draws).to(device), tokens, finite)
