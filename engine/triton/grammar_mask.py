@@ -21,7 +21,7 @@ _WORD_BITS = 32
 
 
 def mask_device_logits(logits: Tensor, found: Sequence[tuple[int, bytes]]) -> None:
-    """Mask rows of `logits` float32 [draws, vocab], contiguous, in place; `found` are the rows, each
+    """Mask rows of `logits` float32 [draws, vocab], contiguous, in place; `found` has each row
     with its bits."""
     if not found:
         return
