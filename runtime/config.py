@@ -207,7 +207,7 @@ class WorkerConfig:
     )
     speculate: Speculate = setting(
         "off",
-        "Speculative decoding, which changes no token. ngram proposes what followed in the text "
+        "Speculative decoding, which changes no token: ngram proposes what followed in the text "
         "before, suffix also in the tenant's recent output, draft what a draft model draws.",
     )
     draft_model: str = setting(
