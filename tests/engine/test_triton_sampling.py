@@ -13,7 +13,8 @@ def test_a_draw_is_that_of_the_cpu(triton_checks, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["penalties and biases", "logprobs", "adjusted, with barred tokens"]
+    "name",
+    ["penalties and biases", "logprobs", "adjusted, with barred tokens", "masked by grammars"],
 )
 def test_adjustments_and_logprobs_are_those_of_the_cpu(triton_checks, name):
     found = triton_checks[f"draws: {name}"]

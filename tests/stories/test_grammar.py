@@ -12,10 +12,13 @@ import pytest
 from baton.proto import worker_pb2
 from baton.runtime.errors import Unavailable
 from baton.runtime.grammar import matcher as matchers
+from baton.runtime.grammar.choice_masks import TokenMask
+from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.grammar.grammar_text import json_schema_grammar, regex_grammar
 from baton.runtime.grammar.vocabulary import Vocabulary
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
+from baton.simulation.fleet.oracle_proposer import OracleProposer
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.grammar_scene import CLOSING, END, OPENING, small_vocabulary, text_of
 
@@ -210,3 +213,70 @@ async def test_a_matcher_over_its_limits_fails_the_request(
     assert request.end().failure.code == "InvalidRequest"
     assert 1 <= len(request.tokens()) <= 4
     await client.cluster.quiet()
+
+
+async def speculated(
+    start: Callable[..., Client], vocabulary: Vocabulary, share: float, local: bool
+) -> tuple[list[list[int]], list[list[int]], list[Request]]:
+    """Answers of plain decoding, those of a worker that speculates, and the latter's requests."""
+    client = start()
+    plain = [await answer(ask(client, vocabulary, seed=seed, local=local)) for seed in range(4)]
+    oracle = OracleProposer(share)
+    oracle.texts = [[*PROMPT, *tokens] for tokens in plain]
+    other = start(proposer=oracle, draft_tokens=4)
+    requests = [ask(other, vocabulary, seed=seed, local=local) for seed in range(4)]
+    found = [await answer(request) for request in requests]
+    await other.cluster.quiet()
+    return plain, found, requests
+
+
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("share", [1.0, 0.7, 0.0])
+@on_virtual_time
+async def test_speculation_changes_no_token_of_a_grammar(
+    start: Callable[..., Client], vocabulary: Vocabulary, share: float, local: bool
+) -> None:
+    plain, found, requests = await speculated(start, vocabulary, share, local)
+    assert found == plain
+    accepted = sum(o.accepted_proposal for request in requests for o in request.outputs)
+    rejected = sum(o.rejected_proposals for request in requests for o in request.outputs)
+    assert accepted > 20 * share and (rejected > 20 or share == 1.0)
+
+
+@on_virtual_time
+async def test_a_migrated_answer_speculates_within_its_grammar(
+    start: Callable[..., Client], vocabulary: Vocabulary
+) -> None:
+    whole = await answer(ask(start(), vocabulary))
+    oracle = OracleProposer(0.7)
+    oracle.texts = [[*PROMPT, *whole]]
+    client = start(proposer=oracle, draft_tokens=4)
+    for count in (1, 9, len(whole) - 2):
+        request = ask(client, vocabulary, accepted=whole[:count], local=True)
+        assert whole[:count] + await answer(request) == whole
+
+
+@pytest.mark.parametrize("broken", ["mask of the wrong row", "matcher not rebuilt"])
+@on_virtual_time
+async def test_a_broken_mask_is_found(
+    start: Callable[..., Client],
+    vocabulary: Vocabulary,
+    broken: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the tests above compare depends on each mask."""
+    whole = await answer(ask(start(), vocabulary))
+    kept = 9
+    if broken == "mask of the wrong row":
+        kept = 0
+        monkeypatch.setattr(TokenMask, "extended", lambda mask, tokens: mask)
+    else:
+        masks = GrammarCompiler.masks
+
+        def forgetful(self: GrammarCompiler, message: Any, grammar: Any, output: Any) -> Any:
+            return masks(self, message, grammar, [])
+
+        monkeypatch.setattr(GrammarCompiler, "masks", forgetful)
+    request = ask(start(), vocabulary, accepted=whole[:kept], local=True)
+    await request.finished()
+    assert whole[:kept] + request.tokens() != whole
