@@ -17,6 +17,18 @@ REACHED = ("router", "runtime", "kv_transfer", "prefill_worker", "decode_worker"
 # `-O` drops asserts. Here one may tell the type checker what other lines guarantee, and no more.
 # (file, its condition): what guarantees it
 NARROWING = {
+    (
+        "decode_worker/scheduler.py",
+        "self._speculator is not None",
+    ): "a step verifies only where the scheduler has a speculator, which plans it",
+    (
+        "decode_worker/sequences.py",
+        "self.draft_kv is not None",
+    ): "the speculator gives a sequence draft work only where a draft model is loaded",
+    (
+        "decode_worker/speculator.py",
+        "self._proposer is not None",
+    ): "its callers ask whether there is a host proposer first",
     ("deploy/serve/hub.py", "child.stdout is not None"): "the child was started with a pipe",
     ("kv_transfer/preflight.py", "child.stdout is not None"): "the child was started with a pipe",
     (

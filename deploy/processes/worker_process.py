@@ -37,7 +37,6 @@ from baton.engine.execution.device_choice import chosen_device, device_label
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine
 from baton.engine.execution.torch_engine import TorchEngine
-from baton.engine.ranks.loading import build_rank_engine
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.engine.scheduling.engine import Engine
 from baton.engine.scheduling.step_health import StepHealth, probe_batch, probe_failure
@@ -164,6 +163,8 @@ def _build_ranks(model_folder: Path, ranks: int, options: EngineOptions) -> Torc
             f"worker.tp is {ranks} and worker.device {options.device}: ranks compute on the CPU "
             "only; set worker.device to cpu, or worker.tp to 1"
         )
+    from baton.engine.ranks.loading import build_rank_engine  # it needs numba; GPUs do not
+
     threads = (options.threads or torch.get_num_threads()) // ranks
     options = replace(options, threads=max(1, threads))
     return build_rank_engine(model_folder, ranks, options, LoadProgress())

@@ -136,7 +136,7 @@ def show(score: Score, first: Sequence[FirstAnswer], console: Console) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     made = argparse.ArgumentParser(description="Evaluate the trained models, held out")
-    made.add_argument("--folder", type=Path, default=Path(__file__).parent,
+    made.add_argument("--folder", type=Path, default=Path(__file__).parent.parent,
                       help="of both models (those that come with the package)")  # fmt: skip
     made.add_argument("--each", type=int, default=60, help="conversations of each task")
     made.add_argument("--seed", type=int, default=1_000_000)

@@ -23,14 +23,15 @@ def _one_too_many(before: Any) -> Any:
 
 
 def _all_published(before: Any) -> Any:
-    def verified(self: Any, sequence: Any, item: Slice, drawn: tuple[Drawn, ...]) -> Any:
+    def verified(self: Any, plan: Any, index: int, result: Any) -> Any:
+        sequence, item = plan.decoding[index], plan.batch.slices[index]
         computed = sequence.computed
         sequence.computed += len(item.tokens)
         proposals = tuple(Drawn(sequence.choice, token) for token in item.tokens[1:])
         self.reservations.publish_grown(sequence, proposals)
         sequence.computed = computed
         del sequence.identities[computed // self._pool.block_size :]
-        return before(self, sequence, item, drawn)
+        return before(self, plan, index, result)
 
     return verified
 

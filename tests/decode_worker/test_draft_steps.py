@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,8 @@ class Worker:
         while True:
             plan = plans[0]
             result = self.runner.run(plan.batch)
+            # Fixed times, so that draft lengths do not depend on how busy the machine is.
+            result = replace(result, device_s=0.01, draft_s=0.001 if result.draft_s else 0.0)
             assert not result.broken and not result.failed
             plans.pop(0)
             outcome = self.scheduler.commit(plan, result)

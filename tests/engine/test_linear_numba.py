@@ -125,6 +125,7 @@ def test_a_processor_with_a_matrix_unit_is_left_to_onednn(monkeypatch):
 
 def test_a_matrix_unit_is_left_alone_for_rows_that_must_not_depend(monkeypatch):
     """oneDNN's sums on AMX follow the number of rows and of threads."""
+    monkeypatch.setattr(linear_numba, "native", lambda: True)
     features = {"avx512bf16": True, "amx-bf16": True}
     monkeypatch.setattr(dot_bf16, "_features", lambda: features)
     assert isinstance(CpuMatrix(random(64, 32), batch_invariant=True).product, Panels)

@@ -213,7 +213,7 @@ def by_itself(kept, draw):
 @pytest.mark.parametrize("at_once", [1, 3000, 1 << 30])
 def test_rows_drawn_together_draw_what_each_draws_by_itself(monkeypatch, at_once):
     """Whole vocabularies, a few tokens and one; rows in many groups and in one."""
-    monkeypatch.setattr(sampling, "_DRAW_NUMBERS", at_once)
+    monkeypatch.setattr(sampling, "_DRAW_LOGITS", at_once)
     rules = [
         PLAIN,
         replace(PLAIN, temperature=0.7, top_k=40),

@@ -27,7 +27,7 @@ def slices_of(tokens, blocks, ends):
 
 @pytest.mark.parametrize("ends", [[LENGTH], [1, 2, 17, 64, LENGTH]])
 def test_scores_are_those_of_transformers(reference, ends, monkeypatch):
-    monkeypatch.setattr(prompt_scoring, "_PART_NUMBERS", 7 * 199)  # some rows at once
+    monkeypatch.setattr(prompt_scoring, "_PART_LOGITS", 7 * 199)  # some rows at once
     told, tokens = ModelStory(reference.folder), random_prompt(LENGTH)
     found = [
         told.runner.run(StepBatch((piece,))).scores[0]

@@ -42,6 +42,9 @@ class Gate:
             raise self.error
         return FinishedStep(StepResult(((),) * len(batch.slices)))
 
+    def close(self):
+        self.closed = True
+
 
 @pytest.fixture
 async def gate():

@@ -17,7 +17,7 @@ import pytest
 import structlog
 from opentelemetry.context import Context
 
-from baton.decode_worker.scheduler import DecodeScheduler
+from baton.decode_worker.request_turns import RequestTurns
 from baton.engine.scheduling.batch import StepBatch
 from baton.proto import worker_pb2
 from baton.router.dispatch.attempt import Attempt
@@ -174,9 +174,9 @@ def test_a_hang_of_prefill_alone_is_passed_by() -> None:
         Break("no hang is counted", Attempt, "alone", lambda _: property(lambda self: False)),
         Break(
             "a step is shared with what is computed alone",
-            DecodeScheduler,
-            "_turn",
-            lambda _: lambda self: lambda request: True,
+            RequestTurns,
+            "next",
+            lambda _: lambda self, computable: lambda request: True,
         ),
     ],
     ids=lambda broken: broken.what,
