@@ -26,6 +26,8 @@ FORMAT_CHARS = {"date-time": 35, "time": 24, "duration": 32, "email": 254, "host
 SMALLEST_STEP = 1e-9  # between numbers of a bounded range
 LEAST_RANGE = 1e-3  # of a range whose numbers have such steps
 JSON_OPTIONS: Any = {"whitespace_flexible": False, "lenient": False}
+# Models are trained on calls that templates print with a space after each separator.
+CALL_OPTIONS: Any = JSON_OPTIONS | {"key_separator": ": ", "item_separator": ", "}
 _OPTIONS_KEY = "x-guidance"
 _OPEN_KEYS = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 _COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef")
@@ -43,8 +45,9 @@ def json_schema_grammar(schema: dict[str, Any]) -> str:
 
 
 def inline_schema(schema: dict[str, Any]) -> str:
-    """Return the right side of a Lark rule for JSON that is valid by the schema."""
-    return "%json " + json.dumps({**prepared_schema(schema), _OPTIONS_KEY: JSON_OPTIONS})
+    """Return the right side of a Lark rule for JSON, valid by the schema, with a space after each
+    separator."""
+    return "%json " + json.dumps({**prepared_schema(schema), _OPTIONS_KEY: CALL_OPTIONS})
 
 
 def regex_grammar(pattern: str) -> str:
