@@ -104,7 +104,7 @@ class AdminServer:
     def _run(self, listener: socket.socket, started: Future[None]) -> None:
         try:
             asyncio.run(self._serve(listener, started))
-        except Exception as error:
+        except Exception as error:  # raised in `start`, which waits for it, or here once it runs
             if started.done():
                 raise
             started.set_exception(error)

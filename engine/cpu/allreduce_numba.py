@@ -89,15 +89,22 @@ def missing_rank(flags, ranks, sequence):  # type: ignore[no-untyped-def]
     return 0
 
 
+@inner
+def post_and_wait(vector, flags, round_buffers, rank, sequence, posted):  # type: ignore[no-untyped-def]
+    """Publish the rank's own vector, unless an earlier call has, and wait for the other ranks.
+    Returns as `missing_rank`."""
+    if not posted:
+        round_buffers[rank, : vector.shape[0]] = vector
+        store_release(flags.ctypes.data + rank * _LINE * 8, sequence)
+    return missing_rank(flags, round_buffers.shape[0], sequence)
+
+
 def _exchange_float32(vector, flags, buffers, rank, sequence, posted):  # type: ignore[no-untyped-def]
     """One round of float32 numbers, whose sum replaces `vector`. `posted`: an earlier call began
     this round and returned a missing rank. Returns as `missing_rank`."""
     ranks, count = buffers.shape[1], vector.shape[0]
     round_buffers = buffers[sequence % 2]
-    if not posted:
-        round_buffers[rank, :count] = vector
-        store_release(flags.ctypes.data + rank * _LINE * 8, sequence)
-    missing = missing_rank(flags, ranks, sequence)
+    missing = post_and_wait(vector, flags, round_buffers, rank, sequence, posted)
     if missing:
         return missing
     for start in range(0, count, TILE):
@@ -115,10 +122,7 @@ def _exchange_bfloat16(vector, flags, buffers, rank, sequence, posted, scratch):
     numbers and rounded once, to the nearest even. `scratch`: float32 [2, TILE]."""
     ranks, count = buffers.shape[1], vector.shape[0]
     round_buffers = buffers[sequence % 2]
-    if not posted:
-        round_buffers[rank, :count] = vector
-        store_release(flags.ctypes.data + rank * _LINE * 8, sequence)
-    missing = missing_rank(flags, ranks, sequence)
+    missing = post_and_wait(vector, flags, round_buffers, rank, sequence, posted)
     if missing:
         return missing
     total, term = scratch[0], scratch[1]
