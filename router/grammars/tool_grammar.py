@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.router.text.tool_calls import CallForm
-from baton.runtime.grammar.grammar_text import inline_schema, quoted
+from baton.runtime.grammar.grammar_text import CALL_OPTIONS, inline_schema, quoted
 
 TokenId = Callable[[str], int | None]
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -95,7 +95,8 @@ def _rules(form: CallForm, tools: Sequence[GrammarTool], token: TokenId) -> list
         head = quoted(f'{{"name": "{tool.name}", "{arguments}": ')
         rules.append(f"call_{place}: {head} args_{place} {quoted('}')}")
         schema = dict(_ANY_OBJECT if tool.schema is None else tool.schema)
-        rules.append(f"args_{place}: {inline_schema({'type': 'object', **schema})}")
+        value = inline_schema({"type": "object", **schema}, CALL_OPTIONS)
+        rules.append(f"args_{place}: {value}")
     return rules
 
 

@@ -44,10 +44,9 @@ def json_schema_grammar(schema: dict[str, Any]) -> str:
         raise InvalidRequest(f"the schema cannot be read: {str(error)[:200]}") from error
 
 
-def inline_schema(schema: dict[str, Any]) -> str:
-    """Return the right side of a Lark rule for JSON, valid by the schema, with a space after each
-    separator."""
-    return "%json " + json.dumps({**prepared_schema(schema), _OPTIONS_KEY: CALL_OPTIONS})
+def inline_schema(schema: dict[str, Any], options: Any = JSON_OPTIONS) -> str:
+    """Return the right side of a Lark rule for JSON that is valid by the schema."""
+    return "%json " + json.dumps({**prepared_schema(schema), _OPTIONS_KEY: options})
 
 
 def regex_grammar(pattern: str) -> str:

@@ -26,8 +26,8 @@ SCHEMA: dict[str, Any] = {
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}}
 OTHER = {"type": "function", "function": {"name": "other"}}
 ANSWER = '{"city":"Bonn","n":3}'
-CALL = '<tool_call>\n{"name": "look_up", "arguments": {"city":"Bonn","n":3}}\n</tool_call>'
-OTHER_CALL = '<tool_call>\n{"name": "other", "arguments": {"x":1}}\n</tool_call>'
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"city": "Bonn", "n": 3}}\n</tool_call>'
+OTHER_CALL = '<tool_call>\n{"name": "other", "arguments": {"x": 1}}\n</tool_call>'
 
 
 def vocabulary_of(folder: Path) -> Vocabulary:
@@ -119,8 +119,8 @@ async def test_tools_constrain_the_answer_to_calls(
 @pytest.mark.parametrize(
     ("form", "call"),
     [
-        ("llama", '{"name": "look_up", "parameters": {"city":"Bonn","n":3}}'),
-        ("mistral", '[TOOL_CALLS][{"name": "look_up", "arguments": {"city":"Bonn","n":3}}]'),
+        ("llama", '{"name": "look_up", "parameters": {"city": "Bonn", "n": 3}}'),
+        ("mistral", '[TOOL_CALLS][{"name": "look_up", "arguments": {"city": "Bonn", "n": 3}}]'),
     ],
 )
 async def test_forced_calls_have_the_model_s_form(
