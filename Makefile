@@ -158,7 +158,7 @@ gpu: $(LINKS) ## parity and speed on a CUDA device (PYTHON=any with torch, RESUL
 	    $(if $(PARTS),--only $(PARTS))
 
 wheels: $(STAMP) ## what a GPU machine without an index needs, fetched and checked (WHEELS=, PYTHON312=)
-	$(BIN)/python -m benchmarks.gpu_wheels --folder $(WHEELS) --python $(PYTHON312)
+	$(BIN)/python -m benchmarks.gpu_parts.wheels --folder $(WHEELS) --python $(PYTHON312)
 
 $(LINKS):
 	@mkdir -p $(@D)

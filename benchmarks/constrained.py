@@ -39,8 +39,8 @@ from baton.runtime.grammar.vocabulary import Vocabulary, build_vocabulary, read_
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.model_cluster import ModelCluster
-from benchmarks.constrained_schemas import Schema, all_schemas
-from benchmarks.report import Figure, at_least, at_most, parser, report
+from benchmarks.figures.report import Figure, at_least, at_most, parser, report
+from benchmarks.inputs.constrained_schemas import Schema, all_schemas
 
 MAX_TOKENS = 300
 AT_ONCE = 8

@@ -36,7 +36,7 @@ from typing import Any
 import httpx
 
 from baton.models.random_model import make_shaped_model
-from benchmarks.report import Figure, at_most, parser, report
+from benchmarks.figures.report import Figure, at_most, parser, report
 
 VOCAB = 151_936
 COSTLY = 8
@@ -61,7 +61,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(slots=True)
-class Seen:
+class ProbeResults:
     took_s: list[float] = field(default_factory=list)
     failed: int = 0
     costly: int = 0
@@ -134,11 +134,11 @@ class Clients:
 
     async def phase(
         self, asked: dict[str, Any] | None, seconds: float, dice: random.Random
-    ) -> Seen:
+    ) -> ProbeResults:
         """Other clients for so long, beside requests with `asked`."""
         if not self._model:
             self._model = (await self._http.get("/v1/models")).json()["data"][0]["id"]
-        seen, until_s = Seen(), time.monotonic() + seconds
+        seen, until_s = ProbeResults(), time.monotonic() + seconds
         costly = [self._costly(seen, asked, until_s) for _ in range(COSTLY)] if asked else []
         async with asyncio.TaskGroup() as asking:
             for work in costly:
@@ -151,7 +151,7 @@ class Clients:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _other(self, seen: Seen) -> None:
+    async def _other(self, seen: ProbeResults) -> None:
         began_s = time.monotonic()
         answer = await self._ask({"temperature": 0}, TOKENS)
         if answer is not None and answer.status_code == 200:
@@ -159,7 +159,7 @@ class Clients:
         else:
             seen.failed += 1
 
-    async def _costly(self, seen: Seen, asked: dict[str, Any], until_s: float) -> None:
+    async def _costly(self, seen: ProbeResults, asked: dict[str, Any], until_s: float) -> None:
         while time.monotonic() < until_s:
             answer = await self._ask(asked, 3 * TOKENS)
             if answer is not None and answer.status_code == 200:

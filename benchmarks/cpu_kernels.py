@@ -48,9 +48,9 @@ from baton.engine.model.step_layout import Bounds, StepLayout, lay_out
 from baton.engine.sampling.sampling import torch_draw
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.spec.model_spec import ModelSpec, read_spec
-from benchmarks.cached_model import cached_model
-from benchmarks.ceilings import matrix_unit
-from benchmarks.report import Figure, parser, report
+from benchmarks.figures.ceilings import matrix_unit
+from benchmarks.figures.report import Figure, parser, report
+from benchmarks.inputs.cached_model import cached_model
 
 SPIN = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": SHORT_SPIN}
 AVX2 = {

@@ -33,8 +33,8 @@ from baton.engine.execution.runner import ModelRunner
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.models.embedded import embedded_model
 from baton.runtime.sampling import SamplingParams
-from benchmarks.cached_model import cached_model
-from benchmarks.report import Figure, parser, report
+from benchmarks.figures.report import Figure, parser, report
+from benchmarks.inputs.cached_model import cached_model
 
 PROMPT_TOKENS = 1024
 CONTEXT_TOKENS = 512
@@ -46,7 +46,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(slots=True)
-class Times:
+class StepTimes:
     """Seconds, one a round, each without the mode and with it."""
 
     wall: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
@@ -73,10 +73,10 @@ def steps(vocab: int) -> dict[str, StepBatch]:
     }
 
 
-def run(runners: Sequence[ModelRunner], rounds: int) -> dict[str, Times]:
+def run(runners: Sequence[ModelRunner], rounds: int) -> dict[str, StepTimes]:
     """`runners` are the one without the mode and the one with it."""
     batches = steps(runners[0].spec.vocab_size)
-    times = {name: Times() for name in batches}
+    times = {name: StepTimes() for name in batches}
     for number in range(-1, rounds):
         for name, batch in batches.items():
             for place in (0, 1) if number % 2 else (1, 0):
@@ -96,7 +96,7 @@ def _timed(runner: ModelRunner, batch: StepBatch) -> tuple[float, float]:
     return wall, cpu
 
 
-def figures(times: dict[str, Times], load_s: float) -> list[Figure]:
+def figures(times: dict[str, StepTimes], load_s: float) -> list[Figure]:
     made = [_cost(f"deterministic_cost_{name}", found.wall) for name, found in times.items()]
     made += [_cost(f"deterministic_cpu_cost_{name}", found.cpu) for name, found in times.items()]
     rounds = min(len(found.wall[0]) for found in times.values())

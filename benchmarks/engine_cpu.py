@@ -9,7 +9,7 @@ checks and greedy draws included. A round runs everything once, the machine's ow
 between the steps they are read against; figures are medians over rounds of a round's ratios.
 
 bf16_linear_gflops    torch's linear, bf16 (float32 where the processor has nothing for bf16), the
-                      faster of two large shapes (`benchmarks.ceilings`)
+                      faster of two large shapes (`benchmarks.figures.ceilings`)
 cold_read_gb_per_s    summing 512 MiB, which no cache holds
 prefill_mfu_1024      operations of a prompt of 1,024 tokens in one step (two per weight and
                       token, the head for one token, attention's causal half) over its time, over
@@ -27,13 +27,13 @@ decode_step_ratio_bound
 host_us_per_step_256  what a decode step of 256 sequences (each after 512 tokens, greedy) costs
                       outside the model's own math: the decode scheduler's plan, the step's checks,
                       arrays and set-up of draws (`runner.prepare`), the scheduler's commit, each
-                      token appended to its sequence (`benchmarks.host_side`)
+                      token appended to its sequence (`benchmarks.figures.host_side`)
 deterministic_cost    step of 8 sequences with 512 tokens each under the `deterministic` setting,
                       over the same step without it; no limit, and left out with a note where this
                       machine refuses the setting
 prefill_vs_*, decode_bs1_vs_*, decode_bs32_vs_*
                       a peer's time over ours for the same work, in turns within a round, if the
-                      interpreter of its environment is given (benchmarks/peers.md); a peer's
+                      interpreter of its environment is given (benchmarks/peers/README.md); a peer's
                       scheduler is in its time, ours (see host_us_per_step_256) is not in ours
 
 Of a few calls of one kind in a row the fastest counts, for steps and ceilings alike: a neighbour's
@@ -65,12 +65,12 @@ from baton.engine.spec.model_spec import ModelSpec
 from baton.models.embedded import embedded_model
 from baton.runtime.errors import ConfigError
 from baton.runtime.sampling import SamplingParams
-from benchmarks import peers as peer_engines
-from benchmarks.cached_model import cached_model
-from benchmarks.ceilings import Ceilings, matrix_unit
-from benchmarks.host_side import HostSide
-from benchmarks.peers import Peer
-from benchmarks.report import Figure, at_least, at_most, parser, report
+from benchmarks.figures.ceilings import Ceilings, matrix_unit
+from benchmarks.figures.host_side import HostSide
+from benchmarks.figures.report import Figure, at_least, at_most, parser, report
+from benchmarks.inputs.cached_model import cached_model
+from benchmarks.peers import engines as peer_engines
+from benchmarks.peers.engines import Peer
 
 PROMPT_TOKENS = 1024
 CONTEXT_TOKENS = 512
@@ -88,7 +88,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(slots=True)
-class Rounds:
+class EngineTimes:
     """One entry a round."""
 
     linear: list[float] = field(default_factory=list)  # operations a second
@@ -110,7 +110,7 @@ class Rounds:
     commit: list[float] = field(default_factory=list)
 
 
-class Bench:
+class EngineBench:
     """One runner, its steps, the ceilings and the peers; `peers` are the caller's to close."""
 
     def __init__(self, folder: Path, peers: Sequence[Peer]) -> None:
@@ -127,7 +127,7 @@ class Bench:
         self._ceilings = Ceilings()
         self._host = HostSide(HOST_BATCH)
         self._peers = peers
-        self.rounds = Rounds()
+        self.rounds = EngineTimes()
 
     def run(self, rounds: int) -> None:
         # A peer's batch grows by a token a step: on average it has CONTEXT_TOKENS when measured.
@@ -138,7 +138,7 @@ class Bench:
             peer.compare(prompts, first)
             peer.hold_batch([self._tokens(CONTEXT_TOKENS - ahead) for _ in range(BATCH)])
         for number in range(-WARM_UPS, rounds):
-            found = self.rounds if number >= 0 else Rounds()
+            found = self.rounds if number >= 0 else EngineTimes()
             if number == 0:
                 for peer in self._peers:
                     peer.forget()
@@ -147,7 +147,7 @@ class Bench:
             self._host_side(found)
             self._deterministic(found)
 
-    def _prefill(self, found: Rounds) -> None:
+    def _prefill(self, found: EngineTimes) -> None:
         rates = [self._ceilings.linear_flops()]
         prompts = [self._tokens(PROMPT_TOKENS) for _ in range(2)]
         found.prefill.append(min(self._step(self._prompt(tokens)) for tokens in prompts))
@@ -158,7 +158,7 @@ class Bench:
         flops = prefill_flops(self.spec, PROMPT_TOKENS)
         found.mfu.append(flops / found.prefill[-1] / found.linear[-1])
 
-    def _decode(self, found: Rounds) -> None:
+    def _decode(self, found: EngineTimes) -> None:
         rates = [self._ceilings.read_bytes_s()]
         found.one.append(min(one := self._steps(1, CONTEXT_TOKENS)))
         rates.append(self._ceilings.read_bytes_s())
@@ -180,13 +180,13 @@ class Bench:
         found.typical_one.append(of_one / statistics.median(one) / before)
         found.typical_many.append(of_many / statistics.median(many) / after)
 
-    def _host_side(self, found: Rounds) -> None:
+    def _host_side(self, found: EngineTimes) -> None:
         best = min((self._host.step() for _ in range(STEPS)), key=lambda each: each.total_s)
         found.plan.append(best.plan_s)
         found.prepare.append(best.prepare_s)
         found.commit.append(best.commit_s)
 
-    def _deterministic(self, found: Rounds) -> None:
+    def _deterministic(self, found: EngineTimes) -> None:
         if self._strict is None:
             return
         batch = self._sequences(STRICT_BATCH, CONTEXT_TOKENS, self._strict_order)
@@ -275,7 +275,7 @@ def least_step_s(
     return weights * max(2.0 / bytes_s, 2.0 * sequences / flops_s) + kv / bytes_s
 
 
-def figures(rounds: Rounds, threads: int) -> list[Figure]:
+def figures(rounds: EngineTimes, threads: int) -> list[Figure]:
     """The five of the module's head, then what they are made of."""
     ratios = [m / o for m, o in zip(rounds.many_short, rounds.one_short, strict=True)]
     parts = (rounds.plan, rounds.prepare, rounds.commit)
@@ -330,7 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, python in pythons.items():
             if python is not None:
                 peers.append(peer_engines.start(python, name, folder, options.threads))
-        bench = Bench(folder, peers)
+        bench = EngineBench(folder, peers)
         bench.run(options.rounds)
     finally:
         for peer in peers:

@@ -29,7 +29,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.report import Figure, command, machine
+from benchmarks.figures.report import Figure, command, machine
 
 FOLDER = Path(__file__).resolve().parent.parent
 TESTS = FOLDER / "tests" / "engine"
@@ -246,7 +246,7 @@ def _state(child: subprocess.Popen[bytes], limit_s: float) -> tuple[str, str]:
 def _child(given: argparse.Namespace) -> int:
     import torch
 
-    from benchmarks.gpu_speed import Given, Skipped
+    from benchmarks.gpu_parts.speed import Given, Skipped
 
     device = torch.device("cpu" if given.dry_run else "cuda")
     torch.manual_seed(0)
@@ -274,26 +274,26 @@ def _keep(out: Path, found: dict[str, Any]) -> None:
 def _function(part: str) -> Callable[[Any], Iterable[Figure]]:
     """It may yield figures as they come."""
     if part == SMOKE:  # it loads little
-        from benchmarks import gpu_smoke
+        from benchmarks.gpu_parts import smoke
 
-        return gpu_smoke.smoke
-    from benchmarks import gpu_deterministic, gpu_draws, gpu_handoff, gpu_speed, gpu_workers
+        return smoke.smoke
+    from benchmarks.gpu_parts import deterministic, draws, handoff, speed, workers
 
     if part == "engine_parity":
         return _engine_parity
     if part == "deterministic":
-        return gpu_deterministic.deterministic
+        return deterministic.deterministic
     if part == "draws":
-        return gpu_draws.draws
+        return draws.draws
     if part == "workers":
-        return gpu_workers.workers
-    return getattr(gpu_speed, part, None) or getattr(gpu_handoff, part)  # type: ignore[no-any-return]
+        return workers.workers
+    return getattr(speed, part, None) or getattr(handoff, part)  # type: ignore[no-any-return]
 
 
 def _engine_parity(given: Any) -> Iterable[Figure]:
     """Greedy and drawn tokens of small float32 models: graphs and kernels against the CPU, with
     KV in eight bits too."""
-    from benchmarks.gpu_small_model import write_small_model
+    from benchmarks.gpu_parts.small_model import write_small_model
 
     equal = []
     with TemporaryDirectory() as folder:

@@ -55,12 +55,12 @@ from baton.models.embedded import embedded_model
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import tracing
 from baton.runtime.config import HandoffConfig
-from benchmarks.cached_model import cached_model
-from benchmarks.idle_fetch import IdleFetch
-from benchmarks.raw_read import REPEATS, RawReader
-from benchmarks.report import Figure, at_least, at_most, parser, report
-from benchmarks.span_collector import SpanCollector
-from benchmarks.worker_pair import Answer, RouterLink, WorkerPair
+from benchmarks.figures.idle_fetch import IdleFetch
+from benchmarks.figures.raw_read import REPEATS, RawReader
+from benchmarks.figures.report import Figure, at_least, at_most, parser, report
+from benchmarks.fleets.span_collector import SpanCollector
+from benchmarks.fleets.worker_pair import Answer, RouterLink, WorkerPair
+from benchmarks.inputs.cached_model import cached_model
 
 PROMPT_TOKENS = 1024
 TOKENS = range(16, 2048)  # that any of the models has
@@ -75,7 +75,7 @@ SPANS_S = 15.0
 
 
 @dataclass(slots=True)
-class Rounds:
+class HandoffTimes:
     """The measurements, one entry a round, in seconds."""
 
     ttft: list[float] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Rounds:
     tail: list[float] = field(default_factory=list)  # from there to the batch
 
 
-class Bench:
+class HandoffBench:
     """One pair of workers, one run of rounds."""
 
     def __init__(self, pair: WorkerPair, collector: SpanCollector, spec: ModelSpec) -> None:
@@ -101,7 +101,7 @@ class Bench:
         self._spec = spec
         self._random = random.Random(os.urandom(8))
         self._asked: list[tuple[Answer, Answer]] = []  # disaggregated, cached
-        self.rounds = Rounds()
+        self.rounds = HandoffTimes()
 
     async def run(self, rounds: int) -> None:
         records = self._pair.wait_ready()
@@ -177,7 +177,7 @@ class Bench:
         return self._random.choices(TOKENS, k=PROMPT_TOKENS)
 
 
-def figures(rounds: Rounds, block_bytes: int, threads: int) -> list[Figure]:
+def figures(rounds: HandoffTimes, block_bytes: int, threads: int) -> list[Figure]:
     """The four of the module's head, then what they are made of."""
     last_bytes = block_bytes * CHUNK_TOKENS // BLOCK_TOKENS
     efficiency = _ratios(rounds.raw_all, rounds.fetch_idle)
@@ -252,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ],
     )
     try:
-        bench = Bench(pair, collector, read_spec(model))
+        bench = HandoffBench(pair, collector, read_spec(model))
         asyncio.run(bench.run(options.rounds))
     finally:
         pair.close()

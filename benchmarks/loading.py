@@ -32,8 +32,8 @@ from baton.engine.checkpoint import weights
 from baton.engine.cpu.linear import CpuMatrices
 from baton.engine.spec.model_spec import read_spec
 from baton.models.embedded import embedded_model
-from benchmarks.cached_model import cached_model
-from benchmarks.report import Figure, at_most, parser, report
+from benchmarks.figures.report import Figure, at_most, parser, report
+from benchmarks.inputs.cached_model import cached_model
 
 ROUNDS = 5
 PEAK_LIMIT = 1.1  # of the model's size

@@ -35,8 +35,8 @@ import grpc.aio
 import orjson
 
 from baton.proto import client_pb2, client_pb2_grpc
-from benchmarks.report import Figure, at_least, at_most, parser, report
-from benchmarks.routed_workers import MODEL, RoutedWorkers
+from benchmarks.figures.report import Figure, at_least, at_most, parser, report
+from benchmarks.fleets.routed_workers import MODEL, RoutedWorkers
 
 WORKERS = 2
 SEQUENCES = 8
@@ -52,7 +52,7 @@ STATUSES = {grpc.StatusCode.UNAVAILABLE: 503, grpc.StatusCode.DEADLINE_EXCEEDED:
 
 
 @dataclass(slots=True)
-class Seen:
+class LoadResults:
     """The results of one load: how each request was answered, and when."""
 
     statuses: Counter[int] = field(default_factory=Counter)
@@ -83,7 +83,7 @@ class Client:
         self._deadline_s = deadline_s
         self._number = 0
 
-    async def complete(self, seen: Seen, deadline: bool = True) -> None:
+    async def complete(self, seen: LoadResults, deadline: bool = True) -> None:
         """Ask for one completion, of a prompt of its own, and note how it is answered."""
         self._number += 1
         body = orjson.dumps(
@@ -158,7 +158,7 @@ class GrpcClient:
         self._deadline_s = deadline_s
         self._number = 0
 
-    async def complete(self, seen: Seen) -> None:
+    async def complete(self, seen: LoadResults) -> None:
         """Same as `Client.complete`."""
         self._number += 1
         prompt = f"call {self._number}"
@@ -187,7 +187,7 @@ class GrpcClient:
 
 async def capacity(client: Client) -> float:
     """Answers a second of workers that are never idle."""
-    seen = Seen()
+    seen = LoadResults()
     until = time.perf_counter() + CALIBRATE_S
 
     async def ask_on() -> None:
@@ -201,9 +201,9 @@ async def capacity(client: Client) -> float:
 
 async def offer(
     client: Client, by_grpc: GrpcClient, rate: float, seconds: float, draws: random.Random
-) -> Seen:
+) -> LoadResults:
     """Requests at random moments, `rate` a second."""
-    seen = Seen()
+    seen = LoadResults()
     began = time.perf_counter()
     moment = 0.0
     async with asyncio.TaskGroup() as asking:
@@ -232,7 +232,7 @@ async def measure(
     figures = [Figure("capacity", most, "1/s", f"{theory:.0f} if each step were full of tokens")]
     notes, goodput = [], {}
     draws = random.Random(1)
-    seen = Seen()
+    seen = LoadResults()
     for load in sorted(options.loads):
         gc.collect()
         await asyncio.sleep(options.deadline + SETTLE_S)

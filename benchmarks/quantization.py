@@ -32,7 +32,7 @@ from baton.engine.execution.loading import build_runner
 from baton.engine.model.quantized_weight import QuantizedWeight, quantize_int4, quantize_int8
 from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.models.random_model import make_shaped_model
-from benchmarks.report import Figure, parser, report
+from benchmarks.figures.report import Figure, parser, report
 
 SIZE = 4096
 COPIES = 4

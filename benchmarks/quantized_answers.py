@@ -27,7 +27,7 @@ from baton.models.evaluation.answering import ModelAnswers
 from baton.models.evaluation.evaluate import questions
 from baton.models.evaluation.scoring import Asked
 from baton.models.training.tiny_tokenizer import END, SPECIAL_TOKENS, ChatEncoder
-from benchmarks.report import Figure, parser, report
+from benchmarks.figures.report import Figure, parser, report
 
 UNSURE_TOKENS = 48
 ROOM_TOKENS = 16  # more than the right answer has, before a wrong one is cut

@@ -14,7 +14,7 @@ step_ms_KIND           a decode step of 32 sequences with 512 tokens each; over 
 prefill_ms_KIND        a prompt of 1,024 tokens
 kv_bytes_token_KIND    of the pool, for each token
 
-Times are of the random Qwen3-shaped model of 0.45 B parameters in bf16 (`benchmarks.cached_model`).
+Times are of the random Qwen3-shaped bf16 model of 0.45 B parameters (inputs/cached_model.py).
 Kinds take turns in each round; of five calls in a row the fastest counts, of rounds the median.
 """
 
@@ -45,10 +45,10 @@ from baton.engine.model.step_layout import Bounds, lay_out
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.engine.spec.model_spec import AttentionSpec, ModelSpec
 from baton.models.embedded import embedded_model
-from benchmarks.cached_model import cached_model
 from benchmarks.engine_cpu import GREEDY, SPIN
+from benchmarks.figures.report import Figure, parser, report
+from benchmarks.inputs.cached_model import cached_model
 from benchmarks.quantization import TOKENS, error, small_model
-from benchmarks.report import Figure, parser, report
 
 KINDS = ("auto", *CODES)
 BLOCK = 16
@@ -140,7 +140,7 @@ def _text(tokens: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(2000), k=tokens)
 
 
-class Bench:
+class KvQuantBench:
     """A runner of each kind, over one model, for times."""
 
     def __init__(self, quick: bool) -> None:
@@ -222,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         again = [sys.executable, "-m", "benchmarks.quantized_kv", *(arguments or sys.argv[1:])]
         os.execve(sys.executable, again, os.environ | SPIN)
     torch.set_num_threads(options.threads)
-    bench = Bench(options.quick)
+    bench = KvQuantBench(options.quick)
     with tempfile.TemporaryDirectory() as folder:
         exactness = exactness_figures(Path(folder))
     found = attention_figures(bench.spec) + exactness + bench.times(options.rounds)

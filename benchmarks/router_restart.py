@@ -18,9 +18,9 @@ import re
 import statistics
 import time
 
+from benchmarks.figures.report import Figure, at_most, parser, report
+from benchmarks.fleets.routed_workers import RoutedWorkers
 from benchmarks.overload import Client
-from benchmarks.report import Figure, at_most, parser, report
-from benchmarks.routed_workers import RoutedWorkers
 
 _REPORTED = re.compile(r'"blocks":(\d+),"seconds":([0-9.]+),.*"event":"index rebuilt"')
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from baton.engine.cpu.sampling_numba import compiled_draw
 from baton.engine.sampling.sampling import sample
 from baton.engine.scheduling.batch import Draw, SamplingParams
-from benchmarks.report import Figure, at_most, parser, report
+from benchmarks.figures.report import Figure, at_most, parser, report
 
 BIASES = 1024
 DEAR_OVER_ARGMAX = 15.0  # of the dearest rules: a sort took a hundred times as long

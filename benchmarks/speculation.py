@@ -42,10 +42,10 @@ from baton.models.embedded import embedded_draft, embedded_model
 from baton.runtime import logs
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.oracle_proposer import OracleProposer
-from benchmarks.cached_model import VOCABULARY, cached_model
-from benchmarks.report import Figure, at_least, parser, report
-from benchmarks.speculating_cluster import SpeculatingCluster
-from benchmarks.speculation_workloads import ChatPrompt, chats, edits
+from benchmarks.figures.report import Figure, at_least, parser, report
+from benchmarks.fleets.speculating_cluster import SpeculatingCluster
+from benchmarks.inputs.cached_model import VOCABULARY, cached_model
+from benchmarks.inputs.speculation_workloads import ChatPrompt, chats, edits
 
 DRAFT_TOKENS = 4
 ANSWER_TOKENS = 40

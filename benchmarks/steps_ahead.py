@@ -27,7 +27,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from baton.decode_worker.peer_client import HandoffLink
 from baton.decode_worker.sequences import RequestUpdate
 from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.serve.plan import SHORT_SPIN
@@ -41,10 +40,10 @@ from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
 from baton.models.embedded import embedded_model
 from baton.proto import worker_pb2
 from baton.runtime.config import Config, PoolConfig, StepConfig
-from baton.runtime.errors import Unavailable
 from baton.runtime.wire import ModelLimits
-from benchmarks.cached_model import cached_model
-from benchmarks.report import Figure, parser, report
+from benchmarks.figures.report import Figure, parser, report
+from benchmarks.fleets.no_peers import NoPeers
+from benchmarks.inputs.cached_model import cached_model
 
 BATCHES = (1, 8, 32)
 PROMPT_TOKENS = 16
@@ -60,22 +59,6 @@ LEADS_S = {"one": -3600.0, "ahead": step_pipeline.LEAD_S, "at_once": 3600.0}
 WAYS = tuple(LEADS_S)
 
 _ids = itertools.count(1)
-
-
-class NoPeers:
-    """Every prompt is computed by the worker itself."""
-
-    async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
-        raise Unavailable("there is no peer")
-
-    def forget(self, boot_id: bytes) -> None:
-        pass
-
-    def degraded(self) -> list[worker_pb2.DegradedPeer]:
-        return []
-
-    async def close(self) -> None:
-        pass
 
 
 class Asked:

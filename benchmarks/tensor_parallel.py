@@ -38,8 +38,8 @@ from baton.engine.ranks.shared_memory import SharedMemory
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.models.embedded import embedded_model
 from baton.runtime.sampling import SamplingParams
-from benchmarks.cached_model import cached_model
-from benchmarks.report import Figure, at_most, parser, report
+from benchmarks.figures.report import Figure, at_most, parser, report
+from benchmarks.inputs.cached_model import cached_model
 
 RANKS = 2
 PROMPT_TOKENS = 1024
@@ -93,7 +93,7 @@ def sums() -> dict[str, float]:
     memory = SharedMemory.create(SharedAllReduce.memory_bytes(RANKS))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-P", "-m", "benchmarks.rank_sums"]
+    command = [sys.executable, "-P", "-m", "benchmarks.fleets.rank_sums"]
     started = [
         subprocess.Popen(
             [*command, *map(str, (rank, RANKS, memory.descriptor, port, SUM_ROUNDS))],

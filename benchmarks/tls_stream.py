@@ -40,7 +40,7 @@ from baton.runtime.grpc_links import (
 from baton.runtime.links import LinkClosed
 from baton.runtime.settings.loading import load
 from baton.runtime.tls import Tls
-from benchmarks.report import Figure, parser, report
+from benchmarks.figures.report import Figure, parser, report
 
 TOKEN = "a benchmark's own"
 HOST = "127.0.0.1"
@@ -53,7 +53,7 @@ Link = ClientLink[bytes, bytes]
 
 
 @dataclass(slots=True)
-class Times:
+class RoundTripTimes:
     """Seconds: of each round trip, and of this process's processor for each round's mean."""
 
     trips: list[float] = field(default_factory=list)
@@ -107,7 +107,7 @@ def link_on(channel: grpc.aio.Channel) -> Link:
     return ClientLink(channel.stream_stream("/b/Answer")(metadata=credentials(TOKEN)))
 
 
-async def round_of(link: Link, sequences: int, count: int, times: Times) -> None:
+async def round_of(link: Link, sequences: int, count: int, times: RoundTripTimes) -> None:
     asked = str(sequences).encode()
     began = time.process_time()
     for _ in range(count):
@@ -138,9 +138,9 @@ async def measure(ports: list[int], tls: Tls, rounds: int, count: int) -> list[F
     links = {way: link_on(channel) for way, channel in channels.items()}
     figures = []
     for sequences in SEQUENCES:
-        times = {way: Times() for way in ways}
+        times = {way: RoundTripTimes() for way in ways}
         for way in ways:
-            await round_of(links[way], sequences, count, Times())  # not counted
+            await round_of(links[way], sequences, count, RoundTripTimes())  # not counted
         for number in range(rounds):
             for way in sorted(ways, reverse=bool(number % 2)):
                 await round_of(links[way], sequences, count, times[way])
@@ -157,7 +157,7 @@ async def measure(ports: list[int], tls: Tls, rounds: int, count: int) -> list[F
     return figures
 
 
-def _figures(sequences: int, times: dict[str, Times]) -> list[Figure]:
+def _figures(sequences: int, times: dict[str, RoundTripTimes]) -> list[Figure]:
     trips = {way: 1e6 * statistics.median(each.trips) for way, each in times.items()}
     cpu = {way: 1e6 * statistics.median(each.cpu) for way, each in times.items()}
     size = f"{len(outputs(sequences))} bytes"

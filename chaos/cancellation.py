@@ -28,7 +28,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.report import Figure, at_most, parser, report
+from benchmarks.figures.report import Figure, at_most, parser, report
 from chaos.asks import Ask, long_asks
 from chaos.cluster import Cluster, at_rest, end_cleanly
 

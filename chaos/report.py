@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import command, machine
+from benchmarks.figures.report import command, machine
 from chaos.scenarios import Scenario
 from chaos.verdict import Verdict
 

@@ -36,7 +36,7 @@ from pathlib import Path
 import numpy as np
 
 from baton.models.training.loss_curve import COLOURS, write_curve
-from benchmarks.report import command, machine
+from benchmarks.figures.report import command, machine
 from chaos.answers import Answer
 from chaos.asks import Ask, asks, right_answers
 from chaos.clients import Clients, Outcome, Trace

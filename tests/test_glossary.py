@@ -48,12 +48,6 @@ STILL_TO_REWORD: set[str] = {
 STILL_REPEATED: set[tuple[str, str]] = {
     ("engine", "Chunk"),
     ("engine", "_Step"),
-    ("benchmarks", "Bench"),
-    ("benchmarks", "NoPeers"),
-    ("benchmarks", "Rounds"),
-    ("benchmarks", "Seen"),
-    ("benchmarks", "Times"),
-    ("tests/support", "Handle"),
 }
 
 WORDS = (

@@ -10,7 +10,7 @@ import sys
 
 sys.path.insert(0, os.getcwd())  # as `python -m` has it
 
-from benchmarks.peer_loop import options, serve
+from benchmarks.peers.request_loop import options, serve
 
 
 class Counting:

@@ -71,7 +71,7 @@ def test_a_machine_that_refuses_the_setting_keeps_the_other_figures(
     monkeypatch.setattr(engine_cpu, "build_runner", refuse)
     runner, notes = engine_cpu.deterministic_runner(tmp_path, 8)
     assert runner is None and notes[0].startswith("deterministic_cost left out: worker.determin")
-    names = [field.name for field in fields(engine_cpu.Rounds)]
-    rounds = engine_cpu.Rounds(**{name: [1.0] for name in names if name != "strict"})
+    names = [field.name for field in fields(engine_cpu.EngineTimes)]
+    rounds = engine_cpu.EngineTimes(**{name: [1.0] for name in names if name != "strict"})
     found = {figure.name for figure in engine_cpu.figures(rounds, threads=2)}
     assert "deterministic_cost" not in found and found >= NAMED

@@ -18,7 +18,13 @@ import torch
 
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
-from benchmarks import gpu, gpu_draws, gpu_handoff, gpu_models, gpu_small_model, gpu_speed, report
+from benchmarks import gpu
+from benchmarks.figures import report
+from benchmarks.gpu_parts import draws as gpu_draws
+from benchmarks.gpu_parts import handoff as gpu_handoff
+from benchmarks.gpu_parts import models as gpu_models
+from benchmarks.gpu_parts import small_model as gpu_small_model
+from benchmarks.gpu_parts import speed as gpu_speed
 
 FOLDER = Path(__file__).resolve().parents[2]
 GIVEN = argparse.Namespace(dry_run=True, reference=None)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import gpu_deterministic
+from benchmarks.gpu_parts import deterministic as gpu_deterministic
 
 GIVEN = SimpleNamespace(device=torch.device("cpu"), dry=False)
 

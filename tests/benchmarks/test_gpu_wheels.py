@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_wheels
+from benchmarks.gpu_parts import wheels as gpu_wheels
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = {
@@ -77,7 +77,7 @@ def test_the_real_set_is_fetched_stripped_and_works(tmp_path: Path) -> None:
     found = python and subprocess.run([python, "--version"], capture_output=True).returncode == 0
     if not found:
         pytest.skip("there is no python3.12 here")
-    line = [sys.executable, "-m", "benchmarks.gpu_wheels", f"--folder={tmp_path}"]
+    line = [sys.executable, "-m", "benchmarks.gpu_parts.wheels", f"--folder={tmp_path}"]
     done = subprocess.run(
         [*line, f"--python={python}"],
         cwd=ROOT,

@@ -13,8 +13,8 @@ from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.runtime import metrics
-from benchmarks import gpu_small_model
-from benchmarks import gpu_workers as workers
+from benchmarks.gpu_parts import small_model as gpu_small_model
+from benchmarks.gpu_parts import workers
 
 WANTED = [[1, 2, 3], [4, 5, 6]]
 
@@ -55,11 +55,11 @@ def test_equal_answers_by_handoffs_are_a_figure_that_holds(monkeypatch):
 def test_packages_that_workers_lack_are_told_by_name(monkeypatch, error, says):
     class Failing:
         def find_spec(self, name, path, target=None):
-            if name == "benchmarks.worker_pair":
+            if name == "benchmarks.fleets.worker_pair":
                 raise error
 
     workers.check_packages()
-    monkeypatch.delitem(sys.modules, "benchmarks.worker_pair")
+    monkeypatch.delitem(sys.modules, "benchmarks.fleets.worker_pair")
     monkeypatch.setattr(sys, "meta_path", [Failing(), *sys.meta_path])
     with pytest.raises(workers.Skipped, match=says):
         next(iter(workers.workers(None)))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import cached_model, ceilings, host_side
+from benchmarks.figures import ceilings, host_side
+from benchmarks.inputs import cached_model
 
 
 def test_every_sequence_is_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:

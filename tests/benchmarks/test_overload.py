@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from baton.proto import client_pb2, client_pb2_grpc
-from benchmarks.overload import TOKENS, GrpcClient, Seen
+from benchmarks.overload import TOKENS, GrpcClient, LoadResults
 
 CODE = grpc.StatusCode
 SAID = (("x-request-id", "req-1"),)
@@ -50,7 +50,7 @@ async def client_of(router: Scripted, deadline_s: float = 5.0) -> AsyncIterator[
 
 
 async def test_an_answer_in_time_is_good() -> None:
-    seen, router = Seen(), Scripted(wait_s=0.05)
+    seen, router = LoadResults(), Scripted(wait_s=0.05)
     async with client_of(router) as client:
         for _ in range(2):
             await client.complete(seen)
@@ -69,7 +69,7 @@ async def test_an_answer_in_time_is_good() -> None:
     ],
 )
 async def test_what_a_status_counts_as(refusal: Any, status: int, timed: int, untold: int) -> None:
-    seen = Seen()
+    seen = LoadResults()
     async with client_of(Scripted(wait_s=0.02, refusal=refusal)) as client:
         await client.complete(seen)
     assert (seen.statuses, seen.good, seen.asked) == ({status: 1}, 0, 1)
@@ -78,7 +78,7 @@ async def test_what_a_status_counts_as(refusal: Any, status: int, timed: int, un
 
 
 async def test_a_deadline_that_passes_is_not_a_refusal() -> None:
-    seen = Seen()
+    seen = LoadResults()
     async with client_of(Scripted(wait_s=5.0), deadline_s=0.1) as client:
         await client.complete(seen)
     assert seen.statuses == {504: 1} and not seen.refused_grpc_ms

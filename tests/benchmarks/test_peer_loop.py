@@ -34,7 +34,7 @@ class Scripted:
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, engine: Scripted, *requests: object) -> list[Any]:
-    from benchmarks.peer_loop import answer
+    from benchmarks.peers.request_loop import answer
 
     answers = io.StringIO()
     answer(engine, [json.dumps(request) + "\n" for request in requests], answers)
@@ -75,7 +75,7 @@ def test_another_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_peer_is_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks.peer_loop import options
+    from benchmarks.peers.request_loop import options
 
     given = ["folder", "--threads=2", "--kv-gib=3", "--step-tokens=2048", "--sequences=32"]
     assert vars(options(given)) == {

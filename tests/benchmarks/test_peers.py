@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import peers
+from benchmarks.peers import engines as peers
 
 FOLDER = Path(__file__).resolve().parents[2]
 SCRIPT = [sys.executable, str(Path(__file__).with_name("scripted_peer.py"))]
@@ -138,29 +138,31 @@ def test_the_fastest_of_a_few_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_notes_say_what_ran_and_what_was_left_out() -> None:
     with closing(peers.Peer("vllm", SCRIPT, Path("model"), 2)) as peer:
         left_out, ran = peers.notes([peer])
-    assert left_out == ("*_vs_openvino left out: give --openvino PYTHON (benchmarks/peers.md)")
+    assert left_out == (
+        "*_vs_openvino left out: give --openvino PYTHON (benchmarks/peers/README.md)"
+    )
     assert ran.startswith("vllm: kv bf16, threads 2")
 
 
 def test_every_peer_has_a_program_and_a_way_to_install_it() -> None:
-    text = (FOLDER / "benchmarks" / "peers.md").read_text()
+    text = (FOLDER / "benchmarks" / "peers" / "README.md").read_text()
     for name, limits in peers.LIMITS.items():
         assert len(limits) == len(peers.KINDS)
-        assert (FOLDER / "benchmarks" / f"peer_{name}.py").is_file()
+        assert (FOLDER / "benchmarks" / "peers" / f"{name}_peer.py").is_file()
         assert f"--{name} " in text
 
 
 def test_vllm_gets_the_environment_of_its_own_workers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from benchmarks import peer_vllm
+    from benchmarks.peers import vllm_peer
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 1, 2})
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     allocator = tmp_path / "lib" / "libtcmalloc_minimal.so.4"
     allocator.parent.mkdir()
     allocator.touch()
-    made = peer_vllm.environment(threads=2, kv_gib=3)
+    made = vllm_peer.environment(threads=2, kv_gib=3)
     assert made["KMP_AFFINITY"] == "granularity=fine,explicit,proclist=[1,2]"
     assert made["OMP_NUM_THREADS"] == "2"
     assert made["VLLM_CPU_KVCACHE_SPACE"] == "3"

@@ -9,7 +9,7 @@ import pytest
 from baton.kv_transfer import handshake
 from baton.kv_transfer.mover import PeerPool
 from baton.proto import handoff_pb2, worker_pb2
-from benchmarks import raw_read
+from benchmarks.figures import raw_read
 
 THEIRS = b"the granter's id"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import report
+from benchmarks.figures import report
 
 
 def test_figures_hold_up_to_their_limits() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from baton.models.embedded import embedded_model
 from benchmarks import speculation
+from benchmarks.inputs.speculation_workloads import chats
 from benchmarks.speculation import DRAFT_TOKENS, FixedLengths, TinyTexts, gain
-from benchmarks.speculation_workloads import chats
 
 
 def test_fixed_lengths_leave_room_for_the_end() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.speculation_workloads import chat_text, chats, edits
+from benchmarks.inputs.speculation_workloads import chat_text, chats, edits
 
 
 def test_chats_are_drawn_from_the_seed_and_await_an_answer() -> None:

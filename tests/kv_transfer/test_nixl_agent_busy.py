@@ -17,7 +17,7 @@ from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.read_segments import cut
 from baton.kv_transfer.segment_queue import SegmentQueue
 from baton.runtime.errors import ReadFailed
-from tests.support.scripted_nixl import Handle, ScriptedAgent
+from tests.support.scripted_nixl import NixlHandle, ScriptedAgent
 
 pytestmark = pytest.mark.timed
 
@@ -29,7 +29,7 @@ DEADLINE_S = 30.0
 class CopyingAgent(ScriptedAgent):
     """Posting a READ copies it: 1 ms of this thread."""
 
-    def transfer(self, handle: Handle) -> str:
+    def transfer(self, handle: NixlHandle) -> str:
         time.sleep(0.001)
         return "DONE"
 

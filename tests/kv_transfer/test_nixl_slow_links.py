@@ -18,7 +18,7 @@ from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime.errors import ReadFailed
 from tests.support import handoff_stage
-from tests.support.scripted_nixl import Handle, ScriptedAgent
+from tests.support.scripted_nixl import NixlHandle, ScriptedAgent
 
 pytestmark = pytest.mark.timed
 
@@ -39,19 +39,21 @@ class Link(ScriptedAgent):
         self.ends: dict[int, float] = {}
         self._free_at = 0.0
 
-    def make_prepped_xfer(self, kind: str, local: Any, own: Any, remote: Handle, far: Any) -> Any:
+    def make_prepped_xfer(
+        self, kind: str, local: Any, own: Any, remote: NixlHandle, far: Any
+    ) -> Any:
         handle = super().make_prepped_xfer(kind, local, own, remote, far)
         if remote.what.removeprefix("blocks of ") in self.cut:
             handle.state = "stuck"
         return handle
 
-    def transfer(self, handle: Handle) -> str:
+    def transfer(self, handle: NixlHandle) -> str:
         if handle.state != "stuck":
             self._free_at = max(self._free_at, time.monotonic()) + self.segment_s
             self.ends[id(handle)] = self._free_at
         return "PROC"
 
-    def check_xfer_state(self, handle: Handle) -> str:
+    def check_xfer_state(self, handle: NixlHandle) -> str:
         if self.segment_s == 0.0:  # the test says
             return handle.state
         landed = time.monotonic() >= self.ends.get(id(handle), np.inf)

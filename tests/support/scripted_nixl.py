@@ -17,7 +17,7 @@ from baton.runtime.errors import ReadFailed
 _DEADLINE_S = 30.0
 
 
-class Handle:
+class NixlHandle:
     """A READ, or a prepared list of blocks."""
 
     def __init__(self, log: list[str], what: str) -> None:
@@ -38,7 +38,7 @@ class ScriptedAgent:
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.posted: list[Handle] = []
+        self.posted: list[NixlHandle] = []
         self.first_state: str | Exception = "PROC"
         self.fail: set[str] = set()
         self.polls = 0
@@ -68,11 +68,11 @@ class ScriptedAgent:
     def get_agent_metadata(self) -> bytes:
         return b"metadata"
 
-    def prep_xfer_dlist(self, name: Any, rows: NDArray[np.uint64], kind: str) -> Handle:
+    def prep_xfer_dlist(self, name: Any, rows: NDArray[np.uint64], kind: str) -> NixlHandle:
         self._call("prep_xfer_dlist" if name == "NIXL_INIT_AGENT" else "prep_peer")
         self.descriptors[name] = rows
         self.memory[name] = kind
-        return Handle(self.log, f"blocks of {name}")
+        return NixlHandle(self.log, f"blocks of {name}")
 
     def add_remote_agent(self, metadata: bytes) -> str:
         self._call("add_remote_agent")
@@ -83,20 +83,20 @@ class ScriptedAgent:
         self._call("remove_remote_agent")
 
     def make_prepped_xfer(
-        self, kind: str, local: Handle, own: Any, remote: Handle, far: Any
+        self, kind: str, local: NixlHandle, own: Any, remote: NixlHandle, far: Any
     ) -> Any:
         self._call("make_prepped_xfer")
         assert kind == "READ"  # I1: nothing is ever written into a peer
         self.indices.append((list(own), list(far)))
-        self.posted.append(Handle(self.log, f"read {len(self.posted)}"))
+        self.posted.append(NixlHandle(self.log, f"read {len(self.posted)}"))
         return self.posted[-1]
 
-    def transfer(self, handle: Handle) -> str:
+    def transfer(self, handle: NixlHandle) -> str:
         if isinstance(self.first_state, Exception):
             raise self.first_state
         return self.first_state
 
-    def check_xfer_state(self, handle: Handle) -> str:
+    def check_xfer_state(self, handle: NixlHandle) -> str:
         if handle.state == "raise":
             raise ConnectionError("remote disconnected")
         return handle.state

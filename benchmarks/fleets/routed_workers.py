@@ -21,11 +21,11 @@ from baton.models.embedded import embedded_model
 
 MODEL = "baton-tiny"
 START_S = 120.0
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 class RoutedWorkers:
-    """`workers` are arguments of benchmarks.hash_workers, `settings` the router's
+    """`workers` are arguments of benchmarks.fleets.hash_workers, `settings` the router's
     `section.key=value`. The router is started by `start_router`."""
 
     def __init__(self, workers: Sequence[str], settings: Sequence[str] = ()) -> None:
@@ -37,8 +37,8 @@ class RoutedWorkers:
         self._environment = os.environ | {"BATON_TOKEN": secrets.token_hex(16)}
         self._processes: list[subprocess.Popen[bytes]] = []
         vocabulary = json.loads((self._model / "config.json").read_text())["vocab_size"]
-        command = ["-m", "benchmarks.hash_workers", "--registry", str(self._base / "registry")]
-        self._start("workers", [*command, f"--vocabulary={vocabulary}", *workers])
+        command = ["-m", "benchmarks.fleets.hash_workers", f"--vocabulary={vocabulary}"]
+        self._start("workers", [*command, f"--registry={self._base / 'registry'}", *workers])
 
     def start_router(self) -> str:
         """host:port, once the router listens. Raises RuntimeError if it does not come up."""

@@ -24,7 +24,8 @@ from baton.engine.model.step_layout import Bounds, StepLayout, lay_out
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.engine.triton.attention_backend import TritonAttention
 from baton.engine.triton.decode_buffers import DecodeLimits
-from benchmarks.gpu_models import (
+from benchmarks.figures.report import Figure, at_least, at_most
+from benchmarks.gpu_parts.models import (
     BLOCK_SIZE,
     GREEDY,
     SHAPES,
@@ -39,7 +40,6 @@ from benchmarks.gpu_models import (
     spec_of,
     table,
 )
-from benchmarks.report import Figure, at_least, at_most
 
 
 class Skipped(Exception):

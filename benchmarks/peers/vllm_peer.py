@@ -13,7 +13,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.peer_loop import options, serve
+from benchmarks.peers.request_loop import options, serve
 
 MOST_TOKENS = 1024  # more than any sequence draws
 CONTEXT_TOKENS = 2048
@@ -109,7 +109,7 @@ def main() -> None:
     given = options()
     wanted = environment(given.threads, given.kv_gib)
     if any(os.environ.get(name) != value for name, value in wanted.items()):
-        again = [sys.executable, "-m", "benchmarks.peer_vllm", *sys.argv[1:]]
+        again = [sys.executable, "-m", "benchmarks.peers.vllm_peer", *sys.argv[1:]]
         os.execve(sys.executable, again, os.environ | wanted)
     serve(lambda: Vllm(given.model, given.step_tokens, given.sequences))
 

@@ -1,6 +1,6 @@
 """One rank of the sums that `benchmarks.tensor_parallel` compares: started by it, once for each.
 
-    python -m benchmarks.rank_sums RANK RANKS DESCRIPTOR PORT ROUNDS
+    python -m benchmarks.fleets.rank_sums RANK RANKS DESCRIPTOR PORT ROUNDS
 
 Rank 0 prints one JSON object: median microseconds of a sum of [32, 1024] float32 numbers over the
 ranks, in shared memory and by gloo over loopback. A round makes one sum each way.

@@ -18,9 +18,9 @@ from baton.engine.scheduling.batch import Draw, SamplingParams
 from baton.engine.scheduling.token_history import history_of
 from baton.engine.triton.adjust import adjust_logits, find_logprobs
 from baton.engine.triton.sampling import draw_tokens
-from benchmarks.gpu_models import GREEDY, seconds_of
-from benchmarks.gpu_speed import Given
-from benchmarks.report import Figure
+from benchmarks.figures.report import Figure
+from benchmarks.gpu_parts.models import GREEDY, seconds_of
+from benchmarks.gpu_parts.speed import Given
 
 USUAL = SamplingParams(temperature=0.8, top_k=20, top_p=0.95)
 _TEXT, _BIASES, _LOGPROBS = 4096, 1024, 20

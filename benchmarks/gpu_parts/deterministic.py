@@ -16,11 +16,12 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.gpu_models import decode_seconds, prompt_step, sized_runner
-from benchmarks.gpu_small_model import write_small_model
-from benchmarks.report import Figure
+from benchmarks.figures.report import Figure
+from benchmarks.gpu_parts.models import decode_seconds, prompt_step, sized_runner
+from benchmarks.gpu_parts.small_model import write_small_model
 
-STORY = Path(__file__).resolve().parent.parent / "tests" / "engine" / "deterministic_story.py"
+ROOT = Path(__file__).resolve().parents[2]
+STORY = ROOT / "tests" / "engine" / "deterministic_story.py"
 # With query and key norms and without; as `deterministic_story.py` takes them.
 _STORIES: tuple[tuple[bool, tuple[str, ...]], ...] = (
     (True, ()),

@@ -13,9 +13,9 @@ import torch
 from baton.engine.execution.graph_device import CudaDevice, HostDevice
 from baton.engine.triton.checksum import block_checksums
 from baton.kv_transfer.checksum import reference
-from benchmarks.gpu_handoff import nixl_installed, read_all
-from benchmarks.gpu_speed import Given
-from benchmarks.report import Figure
+from benchmarks.figures.report import Figure
+from benchmarks.gpu_parts.handoff import nixl_installed, read_all
+from benchmarks.gpu_parts.speed import Given
 
 BLOCKS, BLOCK_BYTES, SLABS = 4, 1 << 14, 2
 

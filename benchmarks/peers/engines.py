@@ -1,9 +1,9 @@
 """Peer engines beside ours: each in processes of its own Python, asked over pipes.
 
-A peer is one program (`benchmarks.peer_openvino`, `benchmarks.peer_vllm`) in two processes: one
-holds a single sequence at a time (prefill, decode at batch 1), the other one batch for the whole
-run, as its prefill takes long. The protocol is that of `benchmarks.peer_loop`. How a peer is
-installed: benchmarks/peers.md. Owns the processes; `close` ends them.
+A peer is one program (openvino_peer.py, vllm_peer.py) in two processes: one holds a single
+sequence at a time (prefill, decode at batch 1), the other one batch for the whole run, as its
+prefill takes long. The protocol is that of request_loop.py. How a peer is installed:
+benchmarks/peers/README.md. Owns the processes; `close` ends them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Figure, at_least
+from benchmarks.figures.report import Figure, at_least
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 ANSWER_S = 300.0  # the first answer: export, compilation, loading
 SETTLE_S = 0.05  # idle threads of a peer spin for some milliseconds before they sleep
 KINDS = ("prefill", "decode_bs1", "decode_bs32")
@@ -159,7 +159,7 @@ class Peer:
 
 def start(python: Path, name: str, model: Path, threads: int) -> Peer:
     """The peer `name`, run by the interpreter of its environment."""
-    return Peer(name, [str(python), "-m", f"benchmarks.peer_{name}"], model, threads)
+    return Peer(name, [str(python), "-m", f"benchmarks.peers.{name}_peer"], model, threads)
 
 
 def figures(peer: Peer) -> list[Figure]:
@@ -185,5 +185,5 @@ def notes(peers: Sequence[Peer]) -> list[str]:
             facts = ", ".join(f"{what} {value}" for what, value in ran[name].facts.items())
             lines.append(f"{name}: {facts}")
         else:
-            lines.append(f"*_vs_{name} left out: give --{name} PYTHON (benchmarks/peers.md)")
+            lines.append(f"*_vs_{name} left out: give --{name} PYTHON (benchmarks/peers/README.md)")
     return lines

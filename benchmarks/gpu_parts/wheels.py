@@ -1,6 +1,6 @@
 """The wheels that a GPU machine without a package index needs for `make gpu`, and their check.
 
-    python -m benchmarks.gpu_wheels --folder build/wheels --python python3.12
+    python -m benchmarks.gpu_parts.wheels --folder build/wheels --python python3.12
 
 Downloads what requirements/gpu.txt pins for Python 3.12 on x86-64, takes out of NIXL's wheel what
 nothing here imports, and holds the whole against LIMIT_BYTES. Then installs it into a new
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PINNED = ROOT / "requirements" / "gpu.txt"
 LIMIT_BYTES = 60 << 20
 VERSION = "3.12"

@@ -19,7 +19,7 @@ import openvino
 import openvino_genai
 from openvino._offline_transformations import paged_attention_transformation
 
-from benchmarks.peer_loop import options, serve
+from benchmarks.peers.request_loop import options, serve
 
 MOST_TOKENS = 4096  # more than any sequence draws
 DEVICE = "CPU"

@@ -1,6 +1,6 @@
 """Decode workers of known capacity, as one process: real schedulers, pools and links, no model.
 
-    python -m benchmarks.hash_workers --registry DIR --workers 2 --sequences 8 --step-ms 20 ...
+    python -m benchmarks.fleets.hash_workers --registry DIR --workers 2 --step-ms 20 ...
 
 Each is the product's own worker on a `HashEngine` whose steps take a fixed time, whatever is in
 them. So it ends `sequences` requests in as many steps as a request has tokens, and no faster.
@@ -20,7 +20,6 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,34 +27,20 @@ from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.blocks import BlockPool
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
-from baton.proto import worker_pb2, worker_pb2_grpc
+from baton.proto import worker_pb2_grpc
 from baton.runtime import identity
 from baton.runtime.config import Config
-from baton.runtime.errors import Unavailable
 from baton.runtime.grpc_links import open_server
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from baton.runtime.wire import ModelLimits
 from baton.runtime.worker.block_feed import BlockFeed
 from baton.runtime.worker.service import WorkerService
 from baton.simulation.fleet.hash_engine import HashEngine, block_bytes
+from benchmarks.fleets.no_peers import NoPeers
 
 SLABS = 2
 POOL_BLOCKS = 8192
 RENEW_S = 5.0  # the registry forgets who is silent for 15
-
-
-class NoPeers:
-    """There are no prefill workers: prompts are computed where they are decoded."""
-
-    async def open(self, candidate: worker_pb2.Candidate) -> Any:
-        raise Unavailable(f"{candidate.worker_id} is not there")
-
-    def forget(self, boot_id: bytes) -> None: ...
-
-    def degraded(self) -> list[worker_pb2.DegradedPeer]:
-        return []
-
-    async def close(self) -> None: ...
 
 
 def build(name: str, options: argparse.Namespace, config: Config) -> DecodeWorker:

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING
 from baton.deploy.host.packages import check_worker_packages
 from baton.engine.execution.loading import build_engine
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
-from benchmarks.gpu_small_model import write_small_model
-from benchmarks.gpu_speed import Given, Skipped
-from benchmarks.report import Figure
+from benchmarks.figures.report import Figure
+from benchmarks.gpu_parts.small_model import write_small_model
+from benchmarks.gpu_parts.speed import Given, Skipped
 
 if TYPE_CHECKING:
-    from benchmarks.worker_pair import WorkerPair
+    from benchmarks.fleets.worker_pair import WorkerPair
 
 LENGTHS = (300, 41, 16, 129, 64, 230)  # of prompts: partial last blocks, whole ones, two chunks
 OUTPUT_TOKENS = 24
@@ -42,7 +42,7 @@ _COMPLETED = re.compile(r'^baton_handoffs_total\{outcome="completed"\} (\S+)', r
 def workers(given: Given) -> Iterator[Figure]:
     """Whether both pairs' tokens are those of one process. Raises RuntimeError if not."""
     check_packages()
-    from benchmarks.worker_pair import WorkerPair
+    from benchmarks.fleets.worker_pair import WorkerPair
 
     gpu = "cpu" if given.dry else "cuda:0"
     roles = {"shared_device": (gpu, gpu)} | ({} if given.dry else {"cpu_to_gpu": ("cpu", gpu)})
@@ -79,7 +79,7 @@ def check_packages() -> None:
     try:
         check_worker_packages("cuda")  # among them NIXL, which no import here asks for
         import baton.deploy.processes.worker_process  # noqa: F401
-        import benchmarks.worker_pair  # noqa: F401
+        import benchmarks.fleets.worker_pair  # noqa: F401
     except Exception as error:  # grpcio and protobuf, if too old, raise errors of their own
         raise Skipped(f"workers need more, or newer, packages: {error}") from error
 
@@ -100,7 +100,7 @@ def _figure(
 
 async def _asked(pair: WorkerPair, prompts: Sequence[Sequence[int]]) -> tuple[list[list[int]], int]:
     """The pair's answers, and how many handoffs its decode worker completed."""
-    from benchmarks.worker_pair import RouterLink
+    from benchmarks.fleets.worker_pair import RouterLink
 
     records = await asyncio.to_thread(pair.wait_ready)
     link = RouterLink(records, pair.token, pair.tls)

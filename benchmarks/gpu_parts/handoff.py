@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from baton.engine.triton.checksum import block_checksums
-from benchmarks.gpu_models import seconds_of
-from benchmarks.gpu_speed import Given, Skipped
-from benchmarks.report import Figure, at_least, at_most
+from benchmarks.figures.report import Figure, at_least, at_most
+from benchmarks.gpu_parts.models import seconds_of
+from benchmarks.gpu_parts.speed import Given, Skipped
 
 BLOCK_BYTES = 2 << 20  # of an 8B model: 16 tokens of 128 KiB
 SLABS = 8
@@ -102,7 +102,8 @@ def read_all(device: torch.device, blocks: int, size: int, reads: int) -> tuple[
     RuntimeError where one fails, or brings other bytes."""
     # UCX serves a GET between devices' memory over TCP where it sees no NVLink, unless told.
     os.environ["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] = "on"
-    command = [sys.executable, "-m", "benchmarks.gpu_handoff", device.type, str(blocks), str(size)]
+    command = [sys.executable, "-m", "benchmarks.gpu_parts.handoff"]
+    command += [device.type, str(blocks), str(size)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         try:
             theirs = json.loads(_line(child))

@@ -1,0 +1,19 @@
+"""Peers of a decode worker that has no prefill workers: it computes every prompt by itself."""
+
+from __future__ import annotations
+
+from baton.decode_worker.peer_client import HandoffLink
+from baton.proto import worker_pb2
+from baton.runtime.errors import Unavailable
+
+
+class NoPeers:
+    async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
+        raise Unavailable(f"{candidate.worker_id} is not there")
+
+    def forget(self, boot_id: bytes) -> None: ...
+
+    def degraded(self) -> list[worker_pb2.DegradedPeer]:
+        return []
+
+    async def close(self) -> None: ...
