@@ -63,7 +63,8 @@ async def serve_router(
 ) -> None:
     """Serve until SIGTERM, SIGINT or cancellation. `ready` is called once with the URL when the
     port answers (/readyz says whether workers are there); before it, `grpc_ready` with the gRPC
-    host:port if there is one. Raises ConfigError for a port in use or a reachable host without
+    host:port if there is one. `token` keys the identities of blocks; without a `dialer` it is sent
+    to the workers too. Raises ConfigError for a port in use or a reachable host without
     keys, ModelError for the model's folder."""
     check_exposure(config.router)
     card = read_card(model_folder, model_name)

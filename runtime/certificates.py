@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from baton.runtime.config import SecurityConfig
+from baton.runtime.cluster_config import SecurityConfig
 from baton.runtime.errors import ConfigError
 
 Stamp = tuple[tuple[int, int, int], ...]

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.errors import ConfigError
 from baton.runtime.sampling import MAX_DRAFT_TOKENS
 from baton.runtime.setting import setting
@@ -26,7 +27,6 @@ Quantization = Literal["none", "int8", "int4"]
 Speculate = Literal["off", "ngram", "suffix", "draft"]
 KvDtype = Literal["auto", "int8", "fp8_e4m3"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-Tls = Literal["on", "off"]
 NO_GRPC = -1  # as router.grpc_port
 _PORTS = 65_535
 _DAY_S = 86_400.0
@@ -171,6 +171,11 @@ class WorkerConfig:
 
     host: str = setting(
         "127.0.0.1", "Address to listen on for routers, other workers and the admin port."
+    )
+    advertise: str = setting(
+        "",
+        "Address that the worker announces: an IP, a host name or a network interface; empty: "
+        "worker.host.",
     )
     port: int = setting(
         0, "Port for routers and other workers; 0 lets the system choose.", low=0, high=_PORTS
@@ -356,25 +361,6 @@ class TelemetryConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class SecurityConfig:
-    """TLS between processes. `baton serve` creates the three files for its own processes;
-    processes that are started one by one need all three."""
-
-    tls: Tls = setting(
-        "on",
-        "Mutual TLS between processes; off sends plain text, for a network that only Baton uses.",
-    )
-    authority: str = setting("", "PEM file with the certificates of trusted authorities.")
-    certificate: str = setting(
-        "", "PEM file with this process's certificate and those between it and the authority."
-    )
-    key: str = setting("", "PEM file with the private key, without a passphrase.")
-    server_name: str = setting(
-        "", "Name in the workers' certificates; empty: they are issued for the workers' addresses."
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class Config:
     """All sections; every process reads the same file."""
 
@@ -385,6 +371,7 @@ class Config:
     handoff: HandoffConfig = field(default_factory=HandoffConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    registry: RegistryConfig = field(default_factory=RegistryConfig)
 
 
 def section_names() -> list[str]:

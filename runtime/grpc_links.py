@@ -65,10 +65,10 @@ def credentials(token: str) -> tuple[tuple[str, str], ...]:
 
 
 class TokenCheck(grpc.aio.ServerInterceptor):
-    """Refuses calls that do not carry the cluster's token."""
+    """Refuses calls that do not carry one of the cluster's tokens."""
 
-    def __init__(self, token: str) -> None:
-        self._token = token.encode()
+    def __init__(self, *tokens: str) -> None:
+        self._tokens = [token.encode() for token in tokens]
 
     async def intercept_service(
         self,
@@ -80,7 +80,7 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         given = dict(handler_call_details.invocation_metadata).get(TOKEN_KEY, "")
         given_bytes = given if isinstance(given, bytes) else given.encode()
-        if handler is None or hmac.compare_digest(given_bytes, self._token):
+        if handler is None or any(hmac.compare_digest(given_bytes, e) for e in self._tokens):
             return handler
         return _refusal(handler)
 
@@ -99,10 +99,13 @@ def _refusal(handler: grpc.RpcMethodHandler[A, B]) -> grpc.RpcMethodHandler[A, B
     return grpc.unary_unary_rpc_method_handler(refuse)
 
 
-def open_server(token: str, max_connections: int = MAX_CONNECTIONS) -> grpc.aio.Server:
-    """`max_connections`: of routers, and of all workers of the other role."""
+def open_server(
+    token: str, max_connections: int = MAX_CONNECTIONS, *, also: tuple[str, ...] = ()
+) -> grpc.aio.Server:
+    """`max_connections`: of routers, and of all workers of the other role. Calls with a token of
+    `also` are accepted too: while the token is replaced, two are valid."""
     options = _server_options(max_connections)
-    return grpc.aio.server(interceptors=[TokenCheck(token)], options=options)
+    return grpc.aio.server(interceptors=[TokenCheck(token, *also)], options=options)
 
 
 def _server_options(max_connections: int) -> list[tuple[str, int]]:

@@ -147,6 +147,11 @@ STALE_OUTPUTS = _counter(
     "baton_stale_outputs_total",
     "Outputs of an older attempt, of an ended choice, or seen before; they are dropped.",
 )
+REGISTRY_UP = _gauge(
+    "baton_registry_up",
+    "Whether the registry can be used: 1, or 0 during an outage, in which known workers serve on.",
+)
+REGISTRY_UP.set(1)
 LINKS = _gauge(
     "baton_links",
     "Links of this process that are up, by the role of the other end.",

@@ -75,14 +75,16 @@ class DirectoryRegistry:
     ConfigError if its folder cannot be made, or is open to others.
 
     Who looks often judges an announcement's age by when it saw the file change, on its own
-    monotonic clock: a clock that is set hides nobody. With a `secret` each announcement proves
-    that its writer had it, and others are passed over: whoever connects to what the registry
-    names gives one. Without, all are listed."""
+    monotonic clock: a clock that is set hides nobody. With `tokens` each announcement proves that
+    its writer had one of them (the first one signs), and others are passed over: a process that
+    connects to what the registry names sends one. Without, all are listed."""
 
-    def __init__(self, folder: Path, ttl_s: float = 15.0, secret: str = "") -> None:
+    def __init__(self, folder: Path, ttl_s: float = 15.0, tokens: tuple[str, ...] = ()) -> None:
         self._folder = folder
-        self._key = blake2b(secret.encode(), digest_size=32, person=b"baton-registry").digest()
-        self._proven = bool(secret)
+        self._keys = [
+            blake2b(token.encode(), digest_size=32, person=b"baton-registry").digest()
+            for token in tokens
+        ]
         self._ttl_s = ttl_s
         self._known: dict[str, _Announcement] = {}  # by worker id, as the last look found them
         self._looked_s = float("-inf")
@@ -100,7 +102,8 @@ class DirectoryRegistry:
         path = self._path(record.worker_id)
         draft = f"{path.removesuffix(SUFFIX)}.{record.boot_id}.draft"
         with open(draft, "w", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(record) | {"proof": self._proof(record)}))
+            proof = _proof(self._keys[0], record) if self._keys else ""
+            file.write(json.dumps(asdict(record) | {"proof": proof}))
         os.replace(draft, path)
 
     def withdraw(self, worker_id: str, boot_id: str) -> None:
@@ -166,18 +169,21 @@ class DirectoryRegistry:
             record = WorkerRecord(**found)
         except (ValueError, TypeError, AttributeError, RecursionError):
             return "it is not what a worker of this version writes"
-        if (why := _fault(record)) is not None:
+        if (why := record_fault(record)) is not None:
             return why
         if record.worker_id != os.path.basename(path).removesuffix(SUFFIX):
             return f"it is another worker's, {record.worker_id[:MAX_ID]!r}"
-        given, right = proof.encode(errors="replace"), self._proof(record).encode()
-        if self._proven and not hmac.compare_digest(given, right):
+        given = proof.encode(errors="replace")
+        if self._keys and not any(
+            hmac.compare_digest(given, _proof(key, record).encode()) for key in self._keys
+        ):
             return "its writer did not have this cluster's token"
         return record
 
-    def _proof(self, record: WorkerRecord) -> str:
-        text = json.dumps(asdict(record), sort_keys=True)
-        return blake2b(text.encode(), key=self._key, digest_size=16).hexdigest()
+
+def _proof(key: bytes, record: WorkerRecord) -> str:
+    text = json.dumps(asdict(record), sort_keys=True)
+    return blake2b(text.encode(), key=key, digest_size=16).hexdigest()
 
 
 def _worker_files(folder: Path) -> list[os.DirEntry[str]]:
@@ -208,7 +214,7 @@ def check_worker_id(worker_id: str) -> None:
         )
 
 
-def _fault(record: WorkerRecord) -> str | None:
+def record_fault(record: WorkerRecord) -> str | None:
     """Return why no process could use the record, or None if it can be used."""
     found = {field.name: getattr(record, field.name) for field in fields(record)}
     if not isinstance(found.pop("pid"), int) or not all(
@@ -231,7 +237,7 @@ class MemoryRegistry:
         self._faults: dict[str, str] = {}
 
     def announce(self, record: WorkerRecord) -> None:
-        if (why := _fault(record)) is not None:
+        if (why := record_fault(record)) is not None:
             self._records.pop(record.worker_id, None)
             self._faults[record.worker_id] = why
         else:

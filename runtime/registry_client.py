@@ -27,9 +27,13 @@ T = TypeVar("T")
 ANSWER_S = 2.0  # after which a registry counts as hung
 
 
+class RegistryUnavailable(OSError):
+    """The registry's server does not answer or refuses. The client has logged that already."""
+
+
 class RegistryClient(Protocol):
-    """As `Registry`. A future ends with what the registry's method returns or raises, and not
-    before the file system answers: its caller bounds the wait."""
+    """Same as `Registry`. A future ends with what the registry's method returns or raises, and not
+    before the file system or the server answers: its caller bounds the wait."""
 
     def announce(self, record: WorkerRecord) -> asyncio.Future[None]: ...
 
@@ -38,6 +42,10 @@ class RegistryClient(Protocol):
     def workers(self) -> asyncio.Future[list[WorkerRecord]]: ...
 
     def faults(self) -> Mapping[str, str]: ...
+
+    async def close(self) -> None:
+        """End what the client has begun. No other call follows."""
+        ...
 
 
 class InlineRegistry:
@@ -57,6 +65,9 @@ class InlineRegistry:
 
     def faults(self) -> Mapping[str, str]:
         return self._registry.faults()
+
+    async def close(self) -> None:
+        """There is nothing to end."""
 
 
 def _ended(work: Callable[[], T]) -> asyncio.Future[T]:
@@ -104,6 +115,9 @@ class ThreadedRegistry:
 
     def faults(self) -> Mapping[str, str]:
         return self._registry.faults()  # replaced as a whole by each look
+
+    async def close(self) -> None:
+        """Leave the thread to itself: it is a daemon, and its file system may hang."""
 
     def _sweep(self) -> None:
         if self._dead is not None and time.monotonic() >= self._sweep_at_s:
@@ -181,6 +195,4 @@ def answer_within(work: Callable[[], T], within_s: float = ANSWER_S) -> T:
 
 def hung(waited_s: float) -> str:
     """Why a registry is not read, where its file system does not answer."""
-    return (
-        f"no answer for {waited_s:g} s: see whether the file system of the registry's folder hangs"
-    )
+    return f"no answer for {waited_s:g} s: see whether the registry's file system or server hangs"

@@ -15,7 +15,7 @@ import grpc
 
 from baton.runtime import logs, tls_version
 from baton.runtime.certificates import Certificates, read, stamp
-from baton.runtime.config import SecurityConfig
+from baton.runtime.cluster_config import SecurityConfig
 from baton.runtime.errors import ConfigError
 
 log = logs.get(__name__)

@@ -124,6 +124,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         ".": set(),
         "settings": {"."},
         "grammar": {"."},
+        "shared_registry": {"."},
         "worker": {"."},
     },
     "simulation": {
@@ -152,7 +153,16 @@ STILL_CYCLIC: set[str] = set()  # shrinks to nothing
 STILL_LARGE: dict[str, int] = {}  # files; shrinks to nothing
 ENGINE_MAY_USE = {
     f"baton.runtime.{name}"
-    for name in ("errors", "config", "end_tokens", "identity", "sampling", "setting", "waits")
+    for name in (
+        "errors",
+        "cluster_config",
+        "config",
+        "end_tokens",
+        "identity",
+        "sampling",
+        "setting",
+        "waits",
+    )
 }
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 GENERATED_SUFFIXES = tuple(pattern.removeprefix("*") for pattern in GENERATED)

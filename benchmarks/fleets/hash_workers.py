@@ -82,7 +82,7 @@ def build(name: str, options: argparse.Namespace, config: Config) -> DecodeWorke
 async def serve(options: argparse.Namespace) -> None:
     config = replace(Config(), step=replace(Config().step, max_sequences=options.sequences))
     token = os.environ["BATON_TOKEN"]
-    registry = DirectoryRegistry(options.registry, secret=token)
+    registry = DirectoryRegistry(options.registry, tokens=(token,))
     stop = asyncio.Event()
     for end in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(end, stop.set)

@@ -1,4 +1,4 @@
-"""What several commands of `baton` share: settings on the command line, and the cluster's token."""
+"""What several commands of `baton` share: settings on the command line, and the registry."""
 
 from __future__ import annotations
 
@@ -31,6 +31,21 @@ def add_settings(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_registry(command: Any, text: str) -> None:
+    """Add --registry to a command or a group of options."""
+    command.add_argument("--registry", metavar="DIR|URL", type=_location, help=text)
+
+
+def _location(text: str) -> str:
+    from baton.runtime.shared_registry.registry_location import check_argument
+
+    try:
+        check_argument(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
 def flags_of(options: argparse.Namespace) -> dict[str, str]:
     """Return the settings given on the command line."""
     given = {
@@ -51,13 +66,3 @@ def config_of(options: argparse.Namespace) -> Config:
     from baton.runtime.settings.loading import load
 
     return load(options.config, os.environ, flags_of(options))
-
-
-def cluster_token() -> str:
-    """Return BATON_TOKEN. Raises ConfigError if it is not set."""
-    token = os.environ.get("BATON_TOKEN", "")
-    if not token:
-        raise ConfigError(
-            "BATON_TOKEN is not set: set it to one secret for all processes of the cluster"
-        )
-    return token

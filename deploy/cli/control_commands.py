@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING, Any
 
 from baton.deploy.cli.arguments import (
     ROLES,
     add_command,
+    add_registry,
     add_settings,
-    cluster_token,
     config_of,
 )
 
@@ -35,10 +35,10 @@ def _add_target(command: argparse.ArgumentParser) -> None:
     )
     where = command.add_mutually_exclusive_group()
     where.add_argument("--instance", metavar="NAME", help="its instance, as `baton ps` shows it")
-    where.add_argument(
-        "--registry", type=Path, metavar="DIR",
-        help="the registry of a worker started by `baton worker`; needs BATON_TOKEN and [security]",
-    )  # fmt: skip
+    add_registry(
+        where,
+        "the registry of a worker started by `baton worker`; needs BATON_TOKEN and [security]",
+    )
     add_settings(command)
 
 
@@ -50,9 +50,11 @@ def _ps(options: argparse.Namespace) -> int:
 
 def _clusters(options: argparse.Namespace) -> list[Cluster]:
     from baton.deploy.cli.orders import cluster_at, live_clusters
+    from baton.deploy.host.cluster_secrets import read_secrets
 
-    if options.registry is not None:
-        return [cluster_at(options.registry, cluster_token(), config_of(options).security)]
+    config = config_of(options)
+    if config.registry.location and options.instance is None:
+        return [cluster_at(config.registry, read_secrets(os.environ), config.security)]
     return live_clusters(options.instance)
 
 

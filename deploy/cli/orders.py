@@ -12,24 +12,21 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 import grpc.aio
 
-from baton.deploy.host.instance import (
-    TOKEN_KEY,
-    live_instances,
-    read_client_settings,
-    read_environment,
-)
+from baton.deploy.host.cluster_secrets import ClusterSecrets, read_secrets
+from baton.deploy.host.instance import live_instances, read_client_settings, read_environment
 from baton.proto import control_pb2, control_pb2_grpc
-from baton.runtime.config import SecurityConfig
+from baton.runtime import waits
+from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 from baton.runtime.grpc_links import ERROR_KEY, credentials, open_channel, translate
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
-from baton.runtime.registry_client import answer_within
+from baton.runtime.registry_client import ANSWER_S, hung
 from baton.runtime.settings.loading import load
+from baton.runtime.shared_registry.registry_location import folder_of, open_registry
 from baton.runtime.tls import Tls
 
 CONNECT_TIMEOUT_S = 15.0
@@ -43,16 +40,26 @@ class Cluster:
     """A registry, the token that its processes share, and how to call them."""
 
     name: str
-    registry: DirectoryRegistry
-    token: str
+    registry: RegistryConfig
+    secrets: ClusterSecrets
     security: SecurityConfig
 
     def workers(self) -> list[WorkerRecord]:
         """Raises Unavailable if the registry cannot be read."""
         try:
-            return answer_within(self.registry.workers)
+            return asyncio.run(self._read())
         except OSError as error:
             raise Unavailable(f"the registry of {self.name} cannot be read: {error}") from error
+
+    async def _read(self) -> list[WorkerRecord]:
+        client = open_registry(self.registry, self.security, self.secrets.accepted)
+        try:
+            reading = client.workers()
+            if not await waits.over(reading, ANSWER_S):
+                raise TimeoutError(hung(ANSWER_S))
+            return reading.result()
+        finally:
+            await client.close()
 
 
 def live_clusters(instance: str | None = None) -> list[Cluster]:
@@ -64,8 +71,8 @@ def live_clusters(instance: str | None = None) -> list[Cluster]:
         raise ConfigError(f"no instance {instance} runs here; there are: {known}")
     return [
         cluster_at(
-            folder / "registry",
-            read_environment(folder)[TOKEN_KEY],
+            RegistryConfig(location=str(folder / "registry")),
+            read_secrets(read_environment(folder)),
             load(None, {}, settings).security,
             folder.name,
         )
@@ -75,12 +82,18 @@ def live_clusters(instance: str | None = None) -> list[Cluster]:
     ]
 
 
-def cluster_at(folder: Path, token: str, security: SecurityConfig, name: str = "") -> Cluster:
-    """Return the cluster of workers that were started alone. Raises ConfigError if the folder does
-    not exist or if others can write it."""
+def cluster_at(
+    registry: RegistryConfig, secrets: ClusterSecrets, security: SecurityConfig, name: str = ""
+) -> Cluster:
+    """Return the cluster of workers that were started alone. Raises ConfigError if the registry's
+    folder does not exist or if others can write it."""
+    folder = folder_of(registry)
+    if folder is None:
+        return Cluster(name or f"cluster {registry.cluster}", registry, secrets, security)
     if not folder.is_dir():
         raise ConfigError(f"there is no registry {folder}: give the folder that workers were given")
-    return Cluster(name or str(folder), DirectoryRegistry(folder, secret=token), token, security)
+    DirectoryRegistry(folder)  # refuses a folder of others
+    return Cluster(name or str(folder), registry, secrets, security)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +187,7 @@ async def _call(target: Target, role: Role | None, say: Callable[[str], None]) -
     async with open_channel(target.record.address, tls) as channel:
         connected = await _connected(channel)
         stub = control_pb2_grpc.WorkerControlStub(channel)  # type: ignore[no-untyped-call]
-        terms = {"metadata": credentials(target.cluster.token), "timeout": END_TIMEOUT_S}
+        terms = {"metadata": credentials(target.cluster.secrets.token), "timeout": END_TIMEOUT_S}
         boot = target.boot()
         call = (
             stub.Drain(control_pb2.DrainRequest(worker=boot), **terms)

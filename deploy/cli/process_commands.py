@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
 from baton.deploy.cli.arguments import (
     ROLES,
     add_command,
+    add_registry,
     add_settings,
-    cluster_token,
     config_of,
     flags_of,
 )
@@ -26,10 +27,11 @@ def _add_model_and_registry(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--model", type=Path, required=True, metavar="FOLDER", help="in Hugging Face format"
     )
-    command.add_argument(
-        "--registry", type=Path, required=True, metavar="DIR",
-        help="the folder where workers register: one for the cluster, private to this user",
-    )  # fmt: skip
+    add_registry(
+        command,
+        "where workers register (registry.location): a folder of this host, private to this user, "
+        "or redis://HOST:PORT for many hosts",
+    )
 
 
 def _add_worker(commands: Any) -> None:
@@ -60,9 +62,10 @@ def _add_router(commands: Any) -> None:
 
 
 def _worker(options: argparse.Namespace) -> None:
-    token = cluster_token()
+    from baton.deploy.host.cluster_secrets import read_secrets
     from baton.deploy.host.packages import check_worker_packages
 
+    secrets = read_secrets(os.environ)
     config = config_of(options)
     check_worker_packages(config.worker.device)
     from baton.deploy.processes.worker_process import run_worker
@@ -73,20 +76,18 @@ def _worker(options: argparse.Namespace) -> None:
         role=options.role,
         worker_id=options.worker_id,
         model_folder=options.model,
-        registry_folder=options.registry,
-        token=token,
+        secrets=secrets,
     )
 
 
 def _router(options: argparse.Namespace) -> None:
-    token = cluster_token()
+    from baton.deploy.host.cluster_secrets import read_secrets
     from baton.deploy.processes.router_process import run_router
 
     run_router(
         config_of(options),
         model_folder=options.model,
         model_name=options.model_name or options.model.resolve().name,
-        registry_folder=options.registry,
-        token=token,
+        secrets=read_secrets(os.environ),
         address_file=options.address_file,
     )

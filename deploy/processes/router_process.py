@@ -1,4 +1,4 @@
-"""The main of a router process: telemetry, the registry of this host, and the server's loop.
+"""The main of a router process: telemetry, the registry, and the server's loop.
 
 The router itself is in router/; this is only how it starts. It imports no torch.
 """
@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.host.instance import grpc_address_file, write_private
 from baton.deploy.host.process_lifecycle import raise_open_file_limit
 from baton.router.fleet.dialer import GrpcDialer
 from baton.router.server import serve_router
 from baton.runtime import logs, process_memory, tracing
 from baton.runtime.config import Config
-from baton.runtime.dead_entries import DeadEntries
-from baton.runtime.registry import DirectoryRegistry
-from baton.runtime.registry_client import ThreadedRegistry
+from baton.runtime.shared_registry.registry_location import open_registry
 from baton.runtime.tls import tls_of
 
 
@@ -25,8 +24,7 @@ def run_router(
     *,
     model_folder: Path,
     model_name: str,
-    registry_folder: Path,
-    token: str,
+    secrets: ClusterSecrets,
     address_file: Path | None,
 ) -> None:
     """Serve until SIGTERM. `address_file` gets host:port once the router listens; where it
@@ -52,17 +50,21 @@ def run_router(
         if address_file is not None:
             write_private(grpc_address_file(address_file), address)
 
-    asyncio.run(
-        serve_router(
-            config,
-            model_folder=model_folder,
-            model_name=model_name,
-            registry=ThreadedRegistry(
-                DirectoryRegistry(registry_folder, secret=token), DeadEntries(registry_folder)
-            ),
-            token=token,
-            ready=ready,
-            grpc_ready=grpc_ready,
-            dialer=GrpcDialer(token, tls_of(config.security)),
-        )
-    )
+    registry = open_registry(config.registry, config.security, secrets.accepted, deletes_dead=True)
+
+    async def serve() -> None:
+        try:
+            await serve_router(
+                config,
+                model_folder=model_folder,
+                model_name=model_name,
+                registry=registry,
+                token=secrets.identity,
+                ready=ready,
+                grpc_ready=grpc_ready,
+                dialer=GrpcDialer(secrets.token, tls_of(config.security)),
+            )
+        finally:
+            await registry.close()
+
+    asyncio.run(serve())

@@ -11,6 +11,7 @@ Both roles start and stop alike; they differ by the loop that runs. SIGTERM drai
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -25,10 +26,13 @@ import grpc.aio
 import torch
 
 from baton.decode_worker.worker import DecodeWorker
+from baton.deploy.host.advertised_host import advertised_host
+from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.host.load_progress import LoadProgress
 from baton.deploy.host.ports import address_of
 from baton.deploy.host.process_lifecycle import raise_open_file_limit
 from baton.deploy.processes.admin import AdminServer
+from baton.deploy.processes.announcer import announce, withdraw
 from baton.deploy.processes.draft_choice import draft_folder
 from baton.deploy.processes.pool_memory import local_pool
 from baton.deploy.processes.worker_control import WorkerControl
@@ -45,24 +49,19 @@ from baton.kv_transfer import handshake
 from baton.kv_transfer.nixl_mover import READ_THREADS, NixlMover
 from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import control_pb2_grpc
-from baton.runtime import logs, metrics, process_memory, tracing, waits, worker_lock
+from baton.runtime import logs, metrics, process_memory, tracing, worker_lock
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError, EngineError
 from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.grammar.vocabulary import TOKENIZER_FILE, read_vocabulary
 from baton.runtime.grpc_links import open_port
-from baton.runtime.registry import (
-    DirectoryRegistry,
-    Role,
-    WorkerRecord,
-)
-from baton.runtime.registry_client import ANSWER_S, RegistryClient, ThreadedRegistry, hung
+from baton.runtime.registry import Role, WorkerRecord
+from baton.runtime.shared_registry.registry_location import folder_of, open_registry
 from baton.runtime.tls import tls_of
 from baton.runtime.worker.drain import SERVER_GRACE_S, Course, Ends, serve_until
 
 log = logs.get(__name__)
 
-ANNOUNCE_S = 3.0
 SWITCH_INTERVAL_S = 0.0005  # Python's own 5 ms lets any busy thread hold up a handoff
 QUARANTINE_LOOK_S = 1.0
 QUARANTINE_SHARE = 0.25  # of the pool; above it the worker restarts
@@ -77,19 +76,22 @@ def run_worker(
     role: Role,
     worker_id: str,
     model_folder: Path,
-    registry_folder: Path,
-    token: str,
+    secrets: ClusterSecrets,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError or ModelError if it cannot start."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     logs.setup(worker_id, config.telemetry.log_level, log_prompts=config.telemetry.log_prompts)
     tracing.setup(worker_id, config.telemetry.otlp_endpoint)
     # before the model: they may have to be refused
-    registry = ThreadedRegistry(DirectoryRegistry(registry_folder, secret=token))
+    registry = open_registry(config.registry, config.security, secrets.accepted)
+    registry_folder = folder_of(config.registry)
+    advertised = advertised_host(config.worker, many_hosts=registry_folder is None)
     tls = tls_of(config.security)
     if not config.handoff.verify:
         log.warning("blocks are used unverified: wrong ones too", setting="handoff.verify")
-    with worker_lock.held(registry_folder, worker_id):
+    with contextlib.ExitStack() as stack:
+        if registry_folder is not None:
+            stack.enter_context(worker_lock.held(registry_folder, worker_id))
         engine = _load(config, role, model_folder)
         boot = Boot(
             config=config,
@@ -98,7 +100,8 @@ def run_worker(
             boot_id=os.urandom(handshake.BOOT_ID_BYTES),
             model_folder=model_folder,
             registry=registry,
-            token=token,
+            secrets=secrets,
+            advertised=advertised,
             grammars=_grammars(model_folder, engine.spec),
             tls=tls,
         )
@@ -205,6 +208,7 @@ class WorkerProcess:
         finally:
             await self._admin.stop()
             await self._engine.close()
+            await self._boot.registry.close()
         log.info("worker stopped")
 
     async def _serve(self, boot: Boot, admin_address: str, patience_s: float) -> None:
@@ -230,7 +234,7 @@ class WorkerProcess:
         record = replace(record, memory=_memory_line(engine))
         self._worker = served.worker
         watches = [
-            asyncio.create_task(_announce(boot.registry, record)),
+            asyncio.create_task(announce(boot.registry, record)),
             asyncio.create_task(_watch_quarantine(pool, QUARANTINE_SHARE)),
             asyncio.create_task(served.worker.health.watch()),
             asyncio.create_task(process_memory.collect_periodically()),
@@ -251,7 +255,7 @@ class WorkerProcess:
                 await mover.close()
 
         ends = Ends(
-            withdraw=partial(_withdraw, boot.registry, record),
+            withdraw=partial(withdraw, boot.registry, record),
             finish=served.finish,
             stop=partial(served.server.stop, SERVER_GRACE_S),
             close=close,
@@ -316,48 +320,16 @@ async def _listen(
                 ) from error
         await asyncio.sleep(PORT_LOOK_S)
     await server.start()
+    host = boot.advertised or settings.host
     return WorkerRecord(
         worker_id=boot.worker_id,
         boot_id=boot.boot_id.hex(),
         role=boot.role,
-        address=address_of(settings.host, port),
-        admin_address=admin_address,
+        address=address_of(host, port),
+        admin_address=address_of(host, int(admin_address.rpartition(":")[2])),
         model=boot.model_folder.name,
         pid=os.getpid(),
     )
-
-
-async def _announce(registry: RegistryClient, record: WorkerRecord) -> None:
-    logged = ""
-    while True:
-        announcing = registry.announce(record)
-        while not await waits.over(announcing, ANSWER_S):
-            logged = _log_failure(hung(ANSWER_S), logged)
-        why = ""
-        try:
-            announcing.result()
-        except OSError as error:  # a full disk ends no request; the announcement fades
-            why = str(error)
-        logged = _log_failure(why, logged)
-        await asyncio.sleep(ANNOUNCE_S)
-
-
-def _log_failure(why: str, logged: str) -> str:
-    """Log why the worker is not announced, once for each reason; return the reason."""
-    if why and why != logged:
-        log.error("the worker could not announce itself", why=why)
-    return why
-
-
-async def _withdraw(registry: RegistryClient, record: WorkerRecord) -> None:
-    """Waits ANSWER_S at most; the announcement fades by itself."""
-    withdrawing = registry.withdraw(record.worker_id, record.boot_id)
-    try:
-        if not await waits.over(withdrawing, ANSWER_S):
-            raise TimeoutError(hung(ANSWER_S))
-        withdrawing.result()
-    except OSError as error:
-        log.error("the worker could not withdraw its announcement", why=str(error))
 
 
 async def _watch_steps(health: StepHealth, within_s: float, hurry: Callable[[], None]) -> None:

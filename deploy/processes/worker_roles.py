@@ -23,6 +23,7 @@ from baton.decode_worker.peer_client import grpc_dial
 from baton.decode_worker.peers import RegisteredPeers
 from baton.decode_worker.speculator import Speculator
 from baton.decode_worker.worker import DecodeWorker
+from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.processes.draft_choice import draft_fingerprint
 from baton.engine.checkpoint.fingerprint import model_fingerprint
 from baton.engine.execution.torch_engine import TorchEngine
@@ -55,7 +56,8 @@ class Boot:
     boot_id: bytes
     model_folder: Path
     registry: RegistryClient
-    token: str
+    secrets: ClusterSecrets
+    advertised: str = ""  # host that it announces; empty: the one that it listens on
     tls: Tls | None = None  # None: it talks in plain text
     grammars: GrammarCompiler = field(default_factory=lambda: GrammarCompiler(None))
 
@@ -101,7 +103,7 @@ def decode_role(below: Below) -> Served:
     boot = below.boot
     handoff = boot.config.handoff
     bandwidth_probe = BandwidthProbe(below.mover, below.pool, handoff.preflight_floor_gb_per_s)
-    dial = grpc_dial(boot.token, boot.tls)
+    dial = grpc_dial(boot.secrets.token, boot.tls)
     peers = RegisteredPeers(
         below.handshake, below.mover, dial, bandwidth_probe, boot.registry, handoff.lease_s
     )
@@ -153,7 +155,7 @@ def prefill_role(below: Below) -> Served:
 
 
 def _server(boot: Boot, worker: DecodeWorker | PrefillWorker) -> grpc.aio.Server:
-    server = open_server(boot.token)
+    server = open_server(boot.secrets.token, also=boot.secrets.accepted[1:])
     service = WorkerService(worker, worker.feed, boot.config.router)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     return server
@@ -172,5 +174,5 @@ def model_limits(boot: Boot, engine: TorchEngine) -> ModelLimits:
             draft_fingerprint(boot.config.worker, boot.model_folder),
         ),
         kv_dtype=engine.dtype_name,
-        key=identity.cluster_key(boot.token),
+        key=identity.cluster_key(boot.secrets.identity),
     )

@@ -27,6 +27,7 @@ FLAG_SETTINGS = {  # option -> setting, for the options that are settings
     "kv_dtype": "pool.kv_dtype",
     "deterministic": "worker.deterministic",
     "speculate": "worker.speculate",
+    "registry": "registry.location",
 }
 SETTING_OPTIONS = (  # option, what stands for its value, what it is
     ("--host", "HOST", "the router's address"),

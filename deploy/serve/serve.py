@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from baton.deploy.host.advertised_host import advertised_host
 from baton.deploy.host.authority import Authority
 from baton.deploy.host.gpus import visible_gpus
 from baton.deploy.host.instance import (
@@ -149,8 +150,9 @@ class Serving:
     def _certify(self, folder: Path) -> Authority:
         """A certificate for each process. Workers serve, and call: their roles change."""
         authority = Authority(folder)
+        host = advertised_host(self._options.config.worker)
         for name in plan.worker_names(self._options):
-            authority.issue(name, self._options.config.worker.host)
+            authority.issue(name, host)
         for name in (ROUTER_JOB, plan.CLIENT):
             authority.issue(name, host=None)
         return authority

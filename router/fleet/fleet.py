@@ -364,7 +364,10 @@ def _now() -> float:
 
 
 def _replaced(link: WorkerLink, record: WorkerRecord) -> bool:
-    """Return whether the registry names another boot of the worker than the linked one."""
+    """Return whether the registry names another boot of the worker than the linked one. An entry
+    takes no link down that is up: a worker that has ended takes its link with it."""
+    if link.up and not link.quiet:
+        return False
     if record.address != link.record.address:
         return True
     return bytes.fromhex(record.boot_id) != link.boot_id and record.boot_id != link.record.boot_id

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from baton.runtime import logs, waits
 from baton.runtime.registry import WorkerRecord
-from baton.runtime.registry_client import ANSWER_S, RegistryClient, hung
+from baton.runtime.registry_client import ANSWER_S, RegistryClient, RegistryUnavailable, hung
 
 ANSWER_WAIT_S = 0.25  # of one poll; a later answer counts at the next one
 
@@ -45,6 +45,8 @@ class RegistryWatcher:
         reading, self._reading = self._reading, None
         try:
             self._records = reading.result()
+        except RegistryUnavailable:  # its client has logged it
+            return self._records
         except OSError as error:
             self._report_unreadable(str(error))
             return self._records

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from baton.runtime.config import Config, RouterConfig, SecurityConfig, check_device, section_names
+from baton.runtime.cluster_config import SecurityConfig
+from baton.runtime.config import Config, RouterConfig, check_device, section_names
 from baton.runtime.errors import ConfigError
 from baton.runtime.setting import Setting, settings_of
 

@@ -37,6 +37,9 @@ class HeldRegistry:
     def faults(self) -> Mapping[str, str]:
         return self._registry.faults()
 
+    async def close(self) -> None:
+        """There is nothing to end."""
+
     def hold(self) -> None:
         self._holds += 1
 

@@ -16,7 +16,7 @@ from baton.deploy.host.instance import Instance, Job, JobStatus, processes_of, r
 from baton.deploy.processes.worker_control import WorkerControl
 from baton.deploy.serve.process_launcher import spawn_keepers
 from baton.proto import control_pb2_grpc
-from baton.runtime.config import SecurityConfig
+from baton.runtime.cluster_config import SecurityConfig
 from baton.runtime.grpc_links import open_port, open_server
 from baton.runtime.registry import Role
 from baton.runtime.settings.loading import load

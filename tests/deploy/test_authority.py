@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from baton.deploy.host import authority as module
 from baton.deploy.host.authority import LIFE, RETRY, SKEW, Authority, files_of
 from baton.runtime.certificates import read
-from baton.runtime.config import SecurityConfig
+from baton.runtime.cluster_config import SecurityConfig
 from baton.runtime.errors import ConfigError
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)

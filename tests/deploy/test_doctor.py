@@ -20,7 +20,8 @@ import pytest
 from baton.deploy.cli import doctor
 from baton.deploy.cli.doctor import GIB, Finding
 from baton.deploy.host.authority import Authority
-from baton.runtime.config import Config, RouterConfig, SecurityConfig, WorkerConfig
+from baton.runtime.cluster_config import SecurityConfig
+from baton.runtime.config import Config, RouterConfig, WorkerConfig
 from baton.runtime.errors import ConfigError
 
 

@@ -12,12 +12,14 @@ import pytest
 from baton.deploy.cli import orders
 from baton.deploy.cli.orders import change_role, cluster_at, drain, find, live_clusters
 from baton.deploy.host.authority import Authority
+from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.host.instance import TOKEN_KEY, Instance
-from baton.runtime.config import SecurityConfig
+from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 
 TOKEN = "the instance's secret"  # as the control port has it
+SECRETS = ClusterSecrets((TOKEN,), TOKEN)
 CLOSED = "127.0.0.1:9"  # nothing listens there
 
 
@@ -48,7 +50,7 @@ def announce(
     boot: str = "b",
     role: Role = "decode",
 ) -> None:
-    registry = DirectoryRegistry(instance.folder / "registry", secret=TOKEN)
+    registry = DirectoryRegistry(instance.folder / "registry", tokens=(TOKEN,))
     registry.announce(WorkerRecord(worker_id, boot * 32, role, address, CLOSED, "tiny", 7))
 
 
@@ -198,7 +200,7 @@ def test_the_last_decode_worker_keeps_its_role(ready: Instance, worker: Any) -> 
 def test_a_worker_that_was_started_alone_is_found_by_its_registry(
     worker: Any, tmp_path: Path
 ) -> None:
-    registry = DirectoryRegistry(tmp_path / "registry", secret=TOKEN)
+    registry = DirectoryRegistry(tmp_path / "registry", tokens=(TOKEN,))
     record = WorkerRecord("decode-0", "b" * 32, "decode", worker.address, CLOSED, "tiny", 7)
     registry.announce(record)
 
@@ -209,7 +211,11 @@ def test_a_worker_that_was_started_alone_is_found_by_its_registry(
     leaving = threading.Thread(target=leave)
     leaving.start()
     security = worker.security("own")
-    drain("decode-0", [cluster_at(tmp_path / "registry", TOKEN, security)], lambda line: None)
+    drain(
+        "decode-0",
+        [cluster_at(RegistryConfig(location=str(tmp_path / "registry")), SECRETS, security)],
+        lambda line: None,
+    )
     leaving.join(60)
     assert worker.orders == ["drain"]
 
@@ -217,14 +223,16 @@ def test_a_worker_that_was_started_alone_is_found_by_its_registry(
 def test_a_record_without_the_clusters_token_gets_no_order(worker: Any, tmp_path: Path) -> None:
     folder = tmp_path / "registry"
     record = WorkerRecord("decode-0", "b" * 32, "decode", worker.address, CLOSED, "tiny", 7)
-    DirectoryRegistry(folder, secret="another").announce(record)
+    DirectoryRegistry(folder, tokens=("another",)).announce(record)
     security = worker.security("own")
     with pytest.raises(ConfigError, match="no worker decode-0 runs here; there are: none"):
-        drain("decode-0", [cluster_at(folder, TOKEN, security)])
+        drain("decode-0", [cluster_at(RegistryConfig(location=str(folder)), SECRETS, security)])
     assert worker.orders == []
 
 
 def test_a_missing_registry_is_named_and_not_created(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no registry .*/nowhere: give the folder"):
-        cluster_at(tmp_path / "nowhere", TOKEN, SecurityConfig(tls="off"))
+        cluster_at(
+            RegistryConfig(location=str(tmp_path / "nowhere")), SECRETS, SecurityConfig(tls="off")
+        )
     assert list(tmp_path.iterdir()) == []

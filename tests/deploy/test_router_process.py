@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.processes import router_process
-from baton.runtime.config import Config, SecurityConfig
+from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
+from baton.runtime.config import Config
 
 
 def test_what_the_start_has_made_is_no_more_looked_through(
@@ -27,11 +29,13 @@ def test_what_the_start_has_made_is_no_more_looked_through(
     address = tmp_path / "address"
     try:
         router_process.run_router(
-            Config(security=SecurityConfig(tls="off")),
+            Config(
+                security=SecurityConfig(tls="off"),
+                registry=RegistryConfig(location=str(tmp_path)),
+            ),
             model_folder=tmp_path,
             model_name="m",
-            registry_folder=tmp_path,
-            token="t",
+            secrets=ClusterSecrets(("t",), "t"),
             address_file=address,
         )
     finally:

@@ -30,7 +30,7 @@ from baton.deploy.host.instance import (
     read_status,
 )
 from baton.runtime.certificates import read
-from baton.runtime.config import SecurityConfig
+from baton.runtime.cluster_config import SecurityConfig
 from baton.runtime.registry import DirectoryRegistry
 
 Wait = Callable[[Callable[[], bool]], bool]

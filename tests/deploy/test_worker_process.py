@@ -19,6 +19,7 @@ import httpx
 import numpy as np
 import pytest
 
+from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.processes import worker_process
 from baton.deploy.processes.worker_process import (
     WorkerProcess,
@@ -38,7 +39,8 @@ from baton.prefill_worker.service import HandoffService
 from baton.proto import control_pb2, control_pb2_grpc, worker_pb2
 from baton.router.fleet.dialer import GrpcDialer
 from baton.runtime import logs, worker_lock
-from baton.runtime.config import Config, SecurityConfig, WorkerConfig
+from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
+from baton.runtime.config import Config, WorkerConfig
 from baton.runtime.errors import ConfigError, Draining, EngineError, ModelError, by_code
 from baton.runtime.grpc_links import credentials, open_channel, open_server
 from baton.runtime.links import LINK_PROTOCOL_VERSION
@@ -83,17 +85,20 @@ def test_a_start_under_the_id_of_a_live_process_is_refused_before_its_model_is_l
     monkeypatch.setattr(worker_lock, "PATIENCE_S", 0.0)
     monkeypatch.setattr(logs, "setup", lambda *_, **__: None)  # this and the next: the process's
     monkeypatch.setattr(worker_process, "SWITCH_INTERVAL_S", sys.getswitchinterval())
-    plain = Config(security=SecurityConfig(tls="off"))
+    plain = Config(
+        security=SecurityConfig(tls="off"), registry=RegistryConfig(location=str(tmp_path))
+    )
+    secrets = ClusterSecrets(("secret",), "secret")
     start = partial(
-        run_worker, plain, role="decode", model_folder=tmp_path / "no-model", token="secret"
+        run_worker, plain, role="decode", model_folder=tmp_path / "no-model", secrets=secrets
     )
     with worker_lock.held(tmp_path, "decode-0"):
         with pytest.raises(ConfigError, match=f"decode-0: process {os.getpid()} has it"):
-            start(worker_id="decode-0", registry_folder=tmp_path)
+            start(worker_id="decode-0")
         with pytest.raises(ModelError):  # it is about to load it
-            start(worker_id="decode-1", registry_folder=tmp_path)
+            start(worker_id="decode-1")
     with pytest.raises(ModelError):
-        start(worker_id="decode-0", registry_folder=tmp_path)
+        start(worker_id="decode-0")
     assert list(tmp_path.glob("*.worker")) == []
 
 
@@ -173,7 +178,7 @@ def boot(**settings: Any) -> Boot:
         boot_id=bytes(range(16)),
         model_folder=Path("models/tiny"),
         registry=InlineRegistry(MemoryRegistry()),
-        token="t",
+        secrets=ClusterSecrets(("t",), "t"),
     )
 
 
@@ -238,8 +243,9 @@ def started(
         folder, EngineOptions(blocks=blocks, block_size=16, dtype="float32", threads=1)
     )
     config = Config(worker=WorkerConfig(host="127.0.0.1", **settings))
+    secrets = ClusterSecrets(("secret",), "secret")
     made = Boot(
-        config, role, f"{role}-0", os.urandom(16), folder, InlineRegistry(registry), token="secret"
+        config, role, f"{role}-0", os.urandom(16), folder, InlineRegistry(registry), secrets
     )
     process = WorkerProcess(made, engine)
     return process, asyncio.create_task(process.run()), registry

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from baton.deploy.processes import worker_process
+from baton.deploy.processes import announcer, worker_process
 from baton.deploy.processes.worker_process import _watch_quarantine, _watch_steps
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.runtime.errors import EngineError
@@ -36,9 +36,9 @@ class FullDisk(MemoryRegistry):
 async def test_a_registry_that_cannot_be_written_does_not_end_the_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_process, "ANNOUNCE_S", 0.001)
+    monkeypatch.setattr(announcer, "ANNOUNCE_S", 0.001)
     registry = FullDisk(failures=5)
-    announcing = asyncio.create_task(worker_process._announce(InlineRegistry(registry), RECORD))
+    announcing = asyncio.create_task(announcer.announce(InlineRegistry(registry), RECORD))
     with capture_logs() as logs:
         async with asyncio.timeout(60):
             while not registry.workers():
@@ -64,14 +64,14 @@ class Hung(InlineRegistry):
 async def test_a_hung_registry_delays_a_workers_end_by_a_moment() -> None:
     registry = Hung(MemoryRegistry())
     clock = asyncio.get_running_loop().time
-    announcing = asyncio.create_task(worker_process._announce(registry, RECORD))
+    announcing = asyncio.create_task(announcer.announce(registry, RECORD))
     with capture_logs() as logs:
         await asyncio.sleep(10 * ANSWER_S)
         assert not announcing.done()
         announcing.cancel()
         await asyncio.wait({announcing})
         began_s = clock()
-        await worker_process._withdraw(registry, RECORD)
+        await announcer.withdraw(registry, RECORD)
     assert clock() - began_s <= 1.01 * ANSWER_S
     assert [line["event"] for line in logs] == [
         "the worker could not announce itself",

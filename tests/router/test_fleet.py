@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.proto import worker_pb2
+from baton.router.fleet.fleet import REGISTRY_POLL_S
 from baton.router.fleet.worker_view import Size
 from baton.router.requests.context_limits import ContextLimits
 from baton.runtime import metrics
@@ -108,6 +109,32 @@ async def test_a_registry_that_cannot_be_read_ends_no_router(
     assert logs[0]["event"] == "registry unreadable"
     assert logs[0]["reason"].endswith("Too many open files")
     await eventually(lambda: scene.names() == ["decode-0", "decode-1"])
+
+
+@on_virtual_time
+async def test_an_entry_takes_no_link_down_that_is_up(fleet_scene: Any) -> None:
+    scene = fleet_scene()
+    stub = scene.add("decode-0", 1)
+    await eventually(lambda: scene.names() == ["decode-0"])
+    record = WorkerRecord("decode-0", "9" * 32, "decode", "another", "", "m", 1)
+    scene.put("another", "decode", 9, "decode-0")
+    scene.registry.announce(record)
+    await asyncio.sleep(1.2 * REGISTRY_POLL_S)
+    assert [view.boot_id for view in scene.fleet.views()] == [stub.boot_id]
+    scene.registry.withdraw("decode-0", record.boot_id)  # nor does its absence
+    await asyncio.sleep(1.2 * REGISTRY_POLL_S)
+    assert [view.boot_id for view in scene.fleet.views()] == [stub.boot_id]
+
+
+@on_virtual_time
+async def test_a_reused_address_is_not_the_earlier_worker(fleet_scene: Any) -> None:
+    scene = fleet_scene()
+    scene.put("10.0.0.5:1", "decode", 2, "decode-1")  # the pod that has the address now
+    scene.registry.announce(WorkerRecord("decode-0", "1" * 32, "decode", "10.0.0.5:1", "", "m", 1))
+    await asyncio.sleep(10.0)
+    assert scene.names() == []
+    scene.registry.announce(WorkerRecord("decode-1", "2" * 32, "decode", "10.0.0.5:1", "", "m", 1))
+    await eventually(lambda: scene.names() == ["decode-1"])
 
 
 @on_virtual_time

@@ -46,8 +46,8 @@ async def test_a_bad_entry_is_logged_when_it_changes_and_when_it_is_gone() -> No
 
 
 async def test_a_worker_with_another_token_is_told_and_each_renewal_is_not(tmp_path: Path) -> None:
-    watcher = RegistryWatcher(InlineRegistry(DirectoryRegistry(tmp_path, secret="ours")))
-    theirs = DirectoryRegistry(tmp_path, secret="theirs")
+    watcher = RegistryWatcher(InlineRegistry(DirectoryRegistry(tmp_path, tokens=("ours",))))
+    theirs = DirectoryRegistry(tmp_path, tokens=("theirs",))
     said = []
     for _ in range(LOOKS):
         theirs.announce(ONE)

@@ -24,7 +24,7 @@ from cryptography.x509.oid import NameOID
 from baton.deploy.host.authority import LIFE, Authority
 from baton.runtime import certificates
 from baton.runtime.certificates import read, stamp
-from baton.runtime.config import SecurityConfig
+from baton.runtime.cluster_config import SecurityConfig
 from baton.runtime.errors import ConfigError
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)

@@ -14,7 +14,7 @@ import pytest
 
 from baton.deploy.host.authority import Authority
 from baton.runtime import grpc_links
-from baton.runtime.config import SecurityConfig
+from baton.runtime.cluster_config import SecurityConfig
 from baton.runtime.grpc_links import (
     ClientLink,
     credentials,

@@ -339,6 +339,31 @@ async def test_a_link_to_nobody_is_closed() -> None:
         await within(link.close())
 
 
+async def test_a_server_accepts_two_tokens() -> None:
+    server = open_server("new", also=("old",))
+    server.add_generic_rpc_handlers(
+        (
+            grpc.method_handlers_generic_handler(
+                "t", {"Unary": grpc.unary_unary_rpc_method_handler(_answer)}
+            ),
+        )
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary("/t/Unary")
+        for token in ("new", "old"):
+            assert await within(call(b"x", metadata=credentials(token))) == b"x"
+        for token in ("", "older"):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await within(call(b"x", metadata=credentials(token)))
+    await server.stop(None)
+
+
+async def _answer(request: bytes, context: object) -> bytes:
+    return request
+
+
 _ECHO_PROCESS = """
 import asyncio, grpc
 from baton.runtime.grpc_links import ServerLink, open_server

@@ -94,7 +94,7 @@ def test_rubbish_is_passed_over_and_told(tmp_path: Path, content: bytes) -> None
 
 @pytest.mark.parametrize("change", FIELDS, ids=lambda change: str(change)[:50])
 def test_a_field_that_cannot_be_true_is_told(tmp_path: Path, change: dict[str, object]) -> None:
-    registry = DirectoryRegistry(tmp_path, secret="s")
+    registry = DirectoryRegistry(tmp_path, tokens=("s",))
     (tmp_path / "decode-0.worker").write_text(json.dumps(asdict(ONE) | change))
     assert registry.workers() == [] and registry.faults().keys() == {"decode-0"}
 
@@ -185,7 +185,7 @@ def test_no_draft_is_left_and_others_of_the_host_cannot_look_in(tmp_path: Path) 
 
 
 def test_an_announcement_without_the_secret_is_passed_over(tmp_path: Path) -> None:
-    ours, theirs = (DirectoryRegistry(tmp_path, secret=word) for word in ("ours", "theirs"))
+    ours, theirs = (DirectoryRegistry(tmp_path, tokens=(word,)) for word in ("ours", "theirs"))
     ours.announce(ONE)
     theirs.announce(TWO)
     assert ours.workers() == [ONE] and theirs.workers() == [TWO]
@@ -201,7 +201,7 @@ def test_an_announcement_without_the_secret_is_passed_over(tmp_path: Path) -> No
     + [{"proof": "\ud800"}, {"model": "\ud800"}],  # no text, and JSON can hold it
 )
 def test_a_changed_announcement_is_none(tmp_path: Path, change: dict[str, object]) -> None:
-    registry = DirectoryRegistry(tmp_path, secret="s")
+    registry = DirectoryRegistry(tmp_path, tokens=("s",))
     registry.announce(ONE)
     file = tmp_path / "decode-0.worker"
     told = json.loads(file.read_text())

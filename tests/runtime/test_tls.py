@@ -19,7 +19,7 @@ from cryptography import x509
 from structlog.testing import capture_logs
 
 from baton.deploy.host.authority import LIFE, Authority
-from baton.runtime.config import SecurityConfig
+from baton.runtime.cluster_config import SecurityConfig
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.grpc_links import (
     ClientLink,

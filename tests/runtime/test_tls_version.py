@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from baton.deploy.host.authority import Authority
-from baton.runtime.config import SecurityConfig
+from baton.runtime.cluster_config import SecurityConfig
 from baton.runtime.grpc_links import credentials, open_channel
 from baton.runtime.tls import Tls, advice
 from baton.runtime.tls_version import CIPHERS_KEY, UNUSABLE_CIPHER, check_enforced

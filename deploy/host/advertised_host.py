@@ -1,0 +1,93 @@
+"""The address that a worker announces, apart from the one that it listens on.
+
+`worker.advertise` is an IP address, a host name, or a network interface of this machine, whose
+first usable address is taken. Certificates are issued for it, and routers and other workers call
+it. Keeps no state.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import re
+import socket
+import struct
+from pathlib import Path
+
+from baton.runtime.config import WorkerConfig
+from baton.runtime.errors import ConfigError
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
+_NAME_BYTES = 256
+_ADDRESS = slice(20, 24)  # in the answer
+_IPV6_TABLE = Path("/proc/net/if_inet6")
+_GLOBAL_SCOPE = "00"
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*\.?")
+_MAX_NAME = 253  # characters
+
+
+def advertised_host(worker: WorkerConfig, *, many_hosts: bool = False) -> str:
+    """Return what the worker announces. With `many_hosts` that must be an address which other
+    hosts can call. Raises ConfigError."""
+    host = _resolved(worker.advertise) if worker.advertise else worker.host
+    if many_hosts and _is_unspecified(host):
+        raise ConfigError(
+            f"worker.host is {host}, which no other host can call: set worker.advertise to an "
+            "address or a network interface of this machine"
+        )
+    return host
+
+
+def _resolved(advertise: str) -> str:
+    """Return an interface's address, or the given address or name."""
+    text = advertise.strip("[]")
+    if (address := _ip(text)) is not None:
+        if address.is_unspecified or address.is_multicast:
+            raise ConfigError(
+                f"worker.advertise is {advertise}, which no other process can call: give an "
+                "address of this machine"
+            )
+        return str(address)
+    if text in {name for _, name in socket.if_nameindex()}:
+        return _interface_address(text)
+    if len(text) > _MAX_NAME or not _HOST_NAME.fullmatch(text):
+        names = ", ".join(sorted(name for _, name in socket.if_nameindex()))
+        raise ConfigError(
+            f"worker.advertise is {advertise[:_MAX_NAME]!r}: give an IP address, a host name, or "
+            f"one of the interfaces {names}"
+        )
+    return text
+
+
+def _interface_address(name: str) -> str:
+    """Return the interface's IPv4 address, else its first global IPv6 address."""
+    request = struct.pack(f"{_NAME_BYTES}s", name.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            return socket.inet_ntoa(answer[_ADDRESS])
+        except OSError:
+            pass  # it has no IPv4 address
+    try:
+        rows = [line.split() for line in _IPV6_TABLE.read_text().splitlines()]
+    except OSError:
+        rows = []
+    for address, _, _, scope, _, interface in rows:
+        if interface == name and scope == _GLOBAL_SCOPE:
+            return str(ipaddress.IPv6Address(bytes.fromhex(address)))
+    raise ConfigError(
+        f"worker.advertise is the interface {name}, which has no address that other hosts can "
+        "call: give it one, or name an address"
+    )
+
+
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+def _is_unspecified(host: str) -> bool:
+    address = _ip(host.strip("[]"))
+    return address is not None and address.is_unspecified

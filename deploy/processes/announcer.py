@@ -1,0 +1,55 @@
+"""A worker's entry in the registry: announced again and again, withdrawn at its end.
+
+A registry that fails or hangs ends no request: the entry fades, and links go on. Holds no state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from baton.runtime import logs, waits
+from baton.runtime.registry import WorkerRecord
+from baton.runtime.registry_client import ANSWER_S, RegistryClient, RegistryUnavailable, hung
+
+ANNOUNCE_S = 3.0
+
+log = logs.get(__name__)
+
+
+async def announce(registry: RegistryClient, record: WorkerRecord) -> None:
+    """Announce the worker every ANNOUNCE_S until cancelled. Raises ConfigError for a record that
+    no registry would take."""
+    logged = ""
+    while True:
+        announcing = registry.announce(record)
+        while not await waits.over(announcing, ANSWER_S):
+            logged = _log_failure(hung(ANSWER_S), logged)
+        why = ""
+        try:
+            announcing.result()
+        except RegistryUnavailable:
+            pass  # its client has logged it
+        except OSError as error:  # a full disk ends no request; the entry fades
+            why = str(error)
+        logged = _log_failure(why, logged)
+        await asyncio.sleep(ANNOUNCE_S)
+
+
+def _log_failure(why: str, logged: str) -> str:
+    """Log why the worker is not announced, once for each reason; return the reason."""
+    if why and why != logged:
+        log.error("the worker could not announce itself", why=why)
+    return why
+
+
+async def withdraw(registry: RegistryClient, record: WorkerRecord) -> None:
+    """Withdraw the worker's entry, or leave it to fade after ANSWER_S."""
+    withdrawing = registry.withdraw(record.worker_id, record.boot_id)
+    try:
+        if not await waits.over(withdrawing, ANSWER_S):
+            raise TimeoutError(hung(ANSWER_S))
+        withdrawing.result()
+    except RegistryUnavailable:
+        pass  # its client has logged it
+    except OSError as error:
+        log.error("the worker could not withdraw its announcement", why=str(error))

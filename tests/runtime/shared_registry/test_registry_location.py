@@ -1,0 +1,72 @@
+"""Where a registry is: a folder or a server, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
+from baton.runtime.errors import ConfigError
+from baton.runtime.registry_client import ThreadedRegistry
+from baton.runtime.shared_registry.registry_location import (
+    check_argument,
+    folder_of,
+    open_registry,
+)
+
+PLAIN = SecurityConfig(tls="off")
+
+_FOLDER_ALONE = """
+import sys, tempfile
+from baton.deploy.processes import router_process
+from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
+from baton.runtime.shared_registry.registry_location import open_registry
+open_registry(RegistryConfig(location=sys.argv[1]), SecurityConfig(tls="off"), ("t",))
+print("redis" in sys.modules)
+"""
+
+
+def test_a_folder_needs_no_redis(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _FOLDER_ALONE, str(tmp_path / "registry")]
+    assert subprocess.check_output(command, text=True) == "False\n"
+
+
+def test_a_folder_is_a_registry_of_this_host(tmp_path: Path) -> None:
+    config = RegistryConfig(location=str(tmp_path))
+    assert folder_of(config) == tmp_path
+    assert isinstance(open_registry(config, PLAIN, ("t",)), ThreadedRegistry)
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        ("", "registry.location is not set"),
+        ("http://host", "http://: give a folder, redis:// or rediss://"),
+        ("redis://", "no URL of a server"),
+        ("redis://host:port/0", "no URL of a server"),
+        ("redis://host:99999999/0", "no URL of a server"),
+        ("redis://host/zero", "no URL of a server"),
+        ("redis://host/-1", "no URL of a server"),
+        ("redis://host/0?db=3", "no URL of a server"),
+    ],
+)
+def test_a_location_that_is_none_is_refused(location: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        open_registry(RegistryConfig(location=location), PLAIN, ("t",))
+
+
+@pytest.mark.parametrize("cluster", ["", "a:b", "x" * 65, "*"])
+def test_a_cluster_name_with_other_characters_is_refused(cluster: str) -> None:
+    with pytest.raises(ConfigError, match=r"registry\.cluster"):
+        open_registry(RegistryConfig(location="redis://host", cluster=cluster), PLAIN, ("t",))
+
+
+def test_a_password_on_a_command_line_is_refused_unshown() -> None:
+    with pytest.raises(ConfigError, match="BATON_REGISTRY__PASSWORD") as refused:
+        check_argument("redis://user:hunter2@host:6379/0")
+    assert "hunter2" not in str(refused.value)
+    check_argument("redis://user@host:6379/0")
+    check_argument("/some/folder")
