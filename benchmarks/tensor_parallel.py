@@ -93,7 +93,7 @@ def sums() -> dict[str, float]:
     memory = SharedMemory.create(SharedAllReduce.memory_bytes(RANKS))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-P", "-m", "benchmarks.fleets.rank_sums"]
+    command = [sys.executable, "-m", "benchmarks.fleets.rank_sums"]
     started = [
         subprocess.Popen(
             [*command, *map(str, (rank, RANKS, memory.descriptor, port, SUM_ROUNDS))],
@@ -103,6 +103,8 @@ def sums() -> dict[str, float]:
         for rank in range(RANKS)
     ]
     printed = [process.communicate(timeout=300)[0] for process in started]
+    if codes := [process.returncode for process in started if process.returncode]:
+        raise RuntimeError(f"ranks of the sums ended with codes {codes}: see their output")
     found: dict[str, float] = json.loads(printed[0])
     return found
 

@@ -16,6 +16,7 @@ from baton.runtime import tls_version  # noqa: F401  before anything imports grp
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import subprocess
 import sys
@@ -35,7 +36,7 @@ from chaos.clients import Clients, Outcome, capacity, offer
 from chaos.cluster import Cluster, ClusterError, end_cleanly
 from chaos.network import Network
 from chaos.report import report, write
-from chaos.scenarios import ALL, SHORT, Scenario, Transport
+from chaos.scenarios import ALL, SHORT, Scenario
 from chaos.small_disk import SmallDisk
 from chaos.stage import Stage
 from chaos.verdict import LEAST_BEFORE, Moments, Verdict, judge
@@ -79,31 +80,33 @@ class Size:
 
 
 FULL = Size()
+RANKS_WORKERS = (1, 2)  # prefill and decode, of several processes each
 SHORT_SIZE = Size(
     decode=2, asks=15, longs=11, runs=1, before_s=1.5, settle_s=2.0, most_hold_s=3.0, per_s=6.0
 )
 
 
 class Chaos:
-    """Runs scenarios. `right`: the answer to every ask. `after_each` is called after each run."""
+    """Runs scenarios. `right`: the answer of a worker of so many ranks to every ask, wanted once
+    for each number. `after_each` is called after each run."""
 
     def __init__(
         self,
         size: Size,
         folder: Path,
-        right: Mapping[int, Answer],
+        right: Callable[[int], Mapping[int, Answer]],
         after_each: Callable[[], None],
     ) -> None:
-        self.per_s: dict[Transport, float] = {}
+        self.per_s: dict[str, float] = {}  # by fleet
         self.verdicts: list[Verdict] = []
         self._size = size
         self._folder = folder
-        self._right = right
+        self._right = functools.cache(right)
         self._after_each = after_each
         self._asks, self._longs = wanted(size)
 
     def all_of(self, scenarios: Sequence[Scenario]) -> None:
-        """Every scenario of one transport, on one fleet as long as it lasts."""
+        """Every scenario of one kind of fleet, on one as long as it lasts."""
         left = [(scenario, run) for scenario in scenarios for run in range(self._size.runs)]
         while left:
             with contextlib.ExitStack() as held:
@@ -131,18 +134,20 @@ class Chaos:
 
     def _fleet(self, held: contextlib.ExitStack, scenarios: Sequence[Scenario]) -> Fleet:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(dir=self._folder)))
-        transport = scenarios[0].transport
-        net = held.enter_context(Network()) if transport == "tcp" else None
+        kind, ranks = scenarios[0].fleet, scenarios[0].ranks
+        net = held.enter_context(Network()) if scenarios[0].transport == "tcp" else None
         needed = any(scenario.needs == "disk" for scenario in scenarios)
         disk = held.enter_context(SmallDisk(folder)) if needed else None
-        cluster = Cluster(folder, SETTINGS, net.add) if net else Cluster(folder, SETTINGS)
+        right, settings = self._right(ranks), (*SETTINGS, f"worker.tp={ranks}")
+        cluster = Cluster(folder, settings, net.add) if net else Cluster(folder, settings)
         held.callback(cluster.close)
         size = self._size
-        cluster.start(size.prefill, size.decode, size.routers)
-        fleet = Fleet(cluster, net, disk)
-        if transport not in self.per_s:
-            self.per_s[transport] = size.per_s or LOAD_SHARE * self._capacity(fleet)
-            print(f"{transport}: load {self.per_s[transport]:.1f}/s", flush=True)
+        workers = (size.prefill, size.decode) if ranks == 1 else RANKS_WORKERS
+        cluster.start(*workers, size.routers)
+        fleet = Fleet(cluster, net, disk, right)
+        if kind not in self.per_s:
+            self.per_s[kind] = size.per_s or LOAD_SHARE * self._capacity(fleet)
+            print(f"{kind}: load {self.per_s[kind]:.1f}/s", flush=True)
         return fleet
 
     def _capacity(self, fleet: Fleet) -> float:
@@ -162,7 +167,7 @@ class Chaos:
         cluster = fleet.cluster
         return Clients(
             cluster.urls,
-            self._right,
+            fleet.right,
             deadline_s=deadline_s,
             api_key=API_KEY,
             grpc_addresses=cluster.grpc_addresses,
@@ -181,7 +186,7 @@ class Chaos:
                 disk=fleet.disk,
             )
             over, began_s = asyncio.Event(), clock()
-            per_s = self.per_s[scenario.transport]
+            per_s = self.per_s[scenario.fleet]
             offering = asyncio.create_task(offer(clients, self._asks, per_s, over))
             await asyncio.sleep(self._size.before_s)
             await self._is_loaded(clients, began_s + self._size.before_s + NOBODY_S)
@@ -238,6 +243,7 @@ class Fleet:
     cluster: Cluster
     network: Network | None
     disk: SmallDisk | None
+    right: Mapping[int, Answer]
 
 
 def wanted(size: Size) -> tuple[list[Ask], list[Ask]]:
@@ -306,7 +312,9 @@ def _run(chosen: Sequence[Scenario], size: Size, json_file: Path | None) -> int:
     with tempfile.TemporaryDirectory(prefix="baton-chaos-") as text:
         folder = Path(text)
         usual, longs = wanted(size)
-        right = right_answers([*usual, *longs], ALONE, folder)
+
+        def right(ranks: int) -> dict[int, Answer]:
+            return right_answers([*usual, *longs], (*ALONE, f"worker.tp={ranks}"), folder)
 
         def keep() -> None:
             if json_file is not None:
@@ -315,15 +323,13 @@ def _run(chosen: Sequence[Scenario], size: Size, json_file: Path | None) -> int:
         chaos = Chaos(size, folder, right, keep)
         began_s = time.monotonic()
         try:
-            for transport in ("memory", "tcp"):
-                scenarios = [
-                    s for s in chosen if s.transport == transport and s.name not in passed_over
-                ]
+            for fleet in dict.fromkeys(s.fleet for s in chosen):
+                scenarios = [s for s in chosen if s.fleet == fleet and s.name not in passed_over]
                 try:
                     if scenarios:
                         chaos.all_of(scenarios)
-                except NOT_BACK as error:  # the other transport's fleet may start
-                    print(f"{transport}: no fleet: {error!r}", flush=True)
+                except NOT_BACK as error:  # the next fleet may start
+                    print(f"{fleet}: no fleet: {error!r}", flush=True)
         finally:  # told to end, it tells what it has seen
             code = report(chosen, chaos.verdicts, passed_over, chaos.per_s)
             keep()

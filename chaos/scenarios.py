@@ -17,6 +17,7 @@ from chaos.clients import Outcome
 from chaos.descriptors import no_descriptors
 from chaos.hang import hang
 from chaos.network import Way
+from chaos.rank import strike_rank
 from chaos.role_change import change_role
 from chaos.slow import slow
 from chaos.stage import Stage
@@ -33,14 +34,15 @@ TOLD_S = 1.0  # for counters to have what happened
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`transport`: how KV moves. `hold_s`: of the fault. `may_cut`: routers that it kills.
-    `settle_s`: what it takes longer than others to work off what has waited. `quiet_s`: within
-    which no block may be held any more, after the load has ended."""
+    """`transport`: how KV moves. `ranks`: of each worker. `hold_s`: of the fault. `may_cut`:
+    routers that it kills. `settle_s`: what it takes longer than others to work off what has waited.
+    `quiet_s`: within which no block may be held any more, after the load has ended."""
 
     name: str
     fault: str
     inject: Inject
     transport: Transport = "memory"
+    ranks: int = 1
     redundant: bool = True
     may_cut: tuple[str, ...] = ()
     hold_s: float = 5.0
@@ -48,6 +50,11 @@ class Scenario:
     settle_s: float = 0.0
     quiet_s: float = 10.0
     needs: Needs | None = None
+
+    @property
+    def fleet(self) -> str:
+        """Name the fleet that the scenario runs on: one serves all scenarios of the same name."""
+        return self.transport if self.ranks == 1 else f"{self.transport}, {self.ranks} ranks"
 
 
 async def _nothing(stage: Stage) -> None:
@@ -243,5 +250,11 @@ TCP = (
              _of(_cut, "router", "out"), "tcp", settle_s=3.5),
     Scenario("tcp-leave", "clients disconnect in every phase", _leave, "tcp", quiet_s=1.0),
 )  # fmt: skip
-ALL = (*MEMORY, *TCP)
+RANKS = (
+    Scenario("rank-kill", "kill -9 of one rank of a decode worker",
+             _of(strike_rank, "decode-0", "SIGKILL"), ranks=2),
+    Scenario("rank-pause", "SIGSTOP of one rank of a decode worker",
+             _of(strike_rank, "decode-0", "SIGSTOP"), ranks=2),
+)  # fmt: skip
+ALL = (*MEMORY, *TCP, *RANKS)
 SHORT = ("kill-decode", "pause-prefill", "kill-router", "leave")
