@@ -16,7 +16,7 @@ import random
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
 
@@ -26,10 +26,11 @@ from baton.decode_worker.speculator import Speculator
 from baton.runtime import metrics, waits
 from baton.runtime.registry import Role
 from baton.simulation.fleet.draw_scenario import draw
-from baton.simulation.fleet.engine_kind import HASHES, EngineKind
+from baton.simulation.fleet.engine_kind import HASHES, VOCAB, EngineKind
 from baton.simulation.fleet.faults import Striker
 from baton.simulation.fleet.history import FINISHED, LEFT, ROUTER_LOST, Ask, History, serve
-from baton.simulation.fleet.oracle_proposer import OracleProposer
+from baton.simulation.fleet.lab_proposer import proposer_of
+from baton.simulation.fleet.lab_vocabulary import lab_vocabulary
 from baton.simulation.fleet.scenario import BLOCK, Event, Fault, Scenario
 from baton.simulation.fleet.world import World
 from baton.simulation.invariants import checks
@@ -75,9 +76,10 @@ class Run:
         self.world = World(
             loop, scenario.config, dice, kind, step_s=scenario.step_s, delay_s=scenario.delay_s
         )
-        if scenario.right_share is not None:
-            proposer = OracleProposer(scenario.right_share, scenario.seed)
-            proposer.texts = list(_answers(scenario, kind))
+        if scenario.constrained:
+            self.world.vocabulary = lab_vocabulary(VOCAB)
+        if scenario.proposer is not None:
+            proposer = proposer_of(scenario, kind)
             self.world.speculator = lambda: Speculator(proposer, DRAFT_TOKENS)
         if scenario.blocks_per_s is not None:
             self.world.exchange.bytes_per_s = scenario.blocks_per_s * kind.block_bytes(BLOCK)
@@ -123,7 +125,7 @@ class Run:
         self.outcome.breaches += [f"after {QUIET_S:g} s of quiet, {what}" for what in self._left]
         await self._probe()
         self.outcome.breaches += checks.of_world(world)
-        if scenario.right_share is not None and world.kind is HASHES:
+        if scenario.proposer is not None and world.kind is HASHES:
             for process in world.workers.values():
                 if process.machine.alive:
                     self.outcome.breaches += wrong_contents(process, world.kind.slabs)
@@ -251,15 +253,6 @@ class Run:
     def _reported_end(self) -> None:
         if not self._next_end.done():
             self._next_end.set_result(None)
-
-
-def _answers(scenario: Scenario, kind: EngineKind) -> Iterator[list[int]]:
-    """Yield each choice of each request behind its prompt, as a run without faults gives it."""
-    for event in scenario.asks:
-        assert isinstance(event.does, Ask)
-        ask = replace(event.does, stops=())  # proposals go on behind a stop token
-        for choice in range(ask.choices):
-            yield [*ask.prompt, *(one.token for one in ask.drawn(choice, kind=kind))]
 
 
 _COUNTING: dict[type, tuple[str, ...]] = {

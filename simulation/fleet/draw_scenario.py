@@ -14,6 +14,7 @@ from baton.runtime.config import (
     WorkerConfig,
 )
 from baton.simulation.fleet import partial_silence
+from baton.simulation.fleet.constrained_world import constrained
 from baton.simulation.fleet.engine_kind import HASHES
 from baton.simulation.fleet.history import Ask
 from baton.simulation.fleet.scenario import BLOCK, READ_BLOCKS, Event, Fault, Scenario
@@ -40,6 +41,7 @@ WITHHELD_EVERY, WITHHELD_SEED = 10, 5  # seeds
 REGISTRY_EVERY, REGISTRY_SEED = 20, 14  # seeds
 REGISTRY_S = (0.4, 1.5, 4.0, partial_silence.FOR_EVER_S)
 SPECULATING_EVERY, SPECULATING_SEED = 5, 1  # seeds
+CONSTRAINED_EVERY, CONSTRAINED_SEEDS = 40, (19, 39)  # seeds
 RIGHT_SHARES = (0.3, 0.8, 0.8, 1.0)
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
 
@@ -48,8 +50,9 @@ def draw(seed: int) -> Scenario:
     """The scenario of a seed, always the same. In one of STORM_EVERY, many ask and workers fail
     all that they are given; in one of HANG_EVERY, one prefill worker hangs as another fails; in
     one of LINK_EVERY, READs share a link; in one of WITHHELD_EVERY, one kind of message is
-    withheld; in one of REGISTRY_EVERY, the registry cannot be read; and in one of
-    SPECULATING_EVERY, decode workers speculate."""
+    withheld; in one of REGISTRY_EVERY, the registry cannot be read; in one of SPECULATING_EVERY,
+    decode workers speculate; and in two of CONSTRAINED_EVERY, they do, and requests have
+    grammars."""
     made = _speculating(_linked(_usual(seed)))
     if seed % HANG_EVERY == HANG_SEED:
         return _one_hangs(made)
@@ -57,6 +60,8 @@ def draw(seed: int) -> Scenario:
         return _withheld(made)
     if seed % REGISTRY_EVERY == REGISTRY_SEED:
         return _unread_registry(made)
+    if seed % CONSTRAINED_EVERY in CONSTRAINED_SEEDS:
+        return constrained(made)
     return _storm(made) if seed % STORM_EVERY == STORM_SEED else made
 
 
@@ -99,7 +104,7 @@ def _speculating(made: Scenario) -> Scenario:
     if made.seed % SPECULATING_EVERY != SPECULATING_SEED:
         return made
     dice = random.Random(made.seed ^ 0x5BEC)
-    return replace(made, right_share=dice.choice(RIGHT_SHARES))
+    return replace(made, proposer="oracle", right_share=dice.choice(RIGHT_SHARES))
 
 
 def _linked(made: Scenario) -> Scenario:

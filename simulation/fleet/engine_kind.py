@@ -44,9 +44,10 @@ class EngineKind(Protocol):
         ...
 
     def drawn(
-        self, prompt: Sequence[int], count: int, params: SamplingParams, choice: int
+        self, prompt: Sequence[int], count: int, params: SamplingParams, choice: int, grammar: str
     ) -> list[Drawn]:
-        """The first `count` draws of a choice in a run without faults."""
+        """The first `count` draws of a choice in a run without faults; fewer where `grammar`, of
+        the lab's vocabulary, ends it. Raises ValueError if the kind has another vocabulary."""
         ...
 
 
@@ -73,9 +74,17 @@ class HashKind:
         return engine, array
 
     def drawn(
-        self, prompt: Sequence[int], count: int, params: SamplingParams, choice: int
+        self, prompt: Sequence[int], count: int, params: SamplingParams, choice: int, grammar: str
     ) -> list[Drawn]:
-        return expected_draws(prompt, count, params, choice=choice, slabs=SLABS, vocab_size=VOCAB)
+        return expected_draws(
+            prompt,
+            count,
+            params,
+            choice=choice,
+            slabs=SLABS,
+            vocab_size=VOCAB,
+            grammar=grammar,
+        )
 
 
 HASHES = HashKind()

@@ -19,6 +19,7 @@ from baton.engine.scheduling.batch import Draw, Drawn, Slice, StepBatch
 from baton.engine.scheduling.token_history import history_of
 from baton.engine.scheduling.verification import accepted
 from baton.runtime.sampling import SamplingParams
+from baton.simulation.fleet.lab_vocabulary import END, FollowedMask
 from baton.simulation.virtual.virtual_steps import VirtualSteps
 
 RECORD_BYTES = 8
@@ -116,8 +117,10 @@ def expected_draws(
     choice: int,
     slabs: int,
     vocab_size: int,
+    grammar: str = "",
 ) -> list[Drawn]:
-    """Return the draws of a run without a wrong block."""
+    """Return the draws of a run without a wrong block, to the end token where there is a grammar of
+    the lab's vocabulary."""
     held = [
         bytearray(b"".join([record(token, place, slab) for place, token in enumerate(prompt)]))
         for slab in range(slabs)
@@ -125,9 +128,13 @@ def expected_draws(
     tokens, drawn = list(prompt), list[Drawn]()
     for _ in range(count):
         history = history_of(tokens, len(prompt)) if params.needs_history else None
-        draw = Draw(choice, len(tokens), params, history)
+        output = tokens[len(prompt) :]
+        allowed = FollowedMask(grammar, vocab_size, output) if grammar else None
+        draw = Draw(choice, len(tokens), params, history, allowed)
         drawn.append(_drawn(_digest(b"".join(held)), draw, vocab_size))
         token = drawn[-1].token
+        if grammar and token == END:
+            break
         for slab, records in enumerate(held):
             records += record(token, len(tokens), slab)
         tokens.append(token)

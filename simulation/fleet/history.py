@@ -20,7 +20,8 @@ from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.errors import BatonError
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.fleet.client_view import TOKENIZER, ClientView
-from baton.simulation.fleet.engine_kind import HASHES, EngineKind
+from baton.simulation.fleet.engine_kind import HASHES, VOCAB, EngineKind
+from baton.simulation.fleet.lab_vocabulary import lab_vocabulary
 from baton.simulation.fleet.world import RouterProcess
 
 
@@ -43,6 +44,7 @@ class Ask:
     enough: int | None = None
     reads_s: float = 0.0
     top_logprobs: int | None = None
+    grammar: str = ""  # in the form of the product's matchers; "": none
 
     def request(self) -> ValidatedRequest:
         sampling = worker_pb2.Sampling(
@@ -52,6 +54,9 @@ class Ask:
             seed=self.seed,
             top_logprobs=self.top_logprobs,
         )
+        if self.grammar:
+            digest = lab_vocabulary(VOCAB).digest
+            sampling.grammar.MergeFrom(worker_pb2.Grammar(text=self.grammar, vocabulary=digest))
         return ValidatedRequest(
             prompt=self.prompt,
             sampling=sampling,
@@ -72,7 +77,7 @@ class Ask:
             top_logprobs=self.top_logprobs,
         )
         wanted = self.max_tokens if count is None else min(count, self.max_tokens)
-        drawn = kind.drawn(self.prompt, wanted, params, choice)
+        drawn = kind.drawn(self.prompt, wanted, params, choice, self.grammar)
         for place, one in enumerate(drawn):
             if one.token in self.stops:
                 return drawn[: place + 1]

@@ -69,8 +69,10 @@ class ModelKind:
         return VirtualSteps(ModelDevice(runner), step_s), array
 
     def drawn(
-        self, prompt: Sequence[int], count: int, params: SamplingParams, choice: int
+        self, prompt: Sequence[int], count: int, params: SamplingParams, choice: int, grammar: str
     ) -> list[Drawn]:
+        if grammar:
+            raise ValueError("a model's vocabulary is not that of the lab's grammars")
         return list(self._remembered(tuple(prompt), count, params, choice))
 
     def _runner(self, blocks: int) -> ModelRunner:

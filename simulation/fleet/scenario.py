@@ -7,6 +7,7 @@ by leaving events out. draw_scenario.py makes one of a seed. Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from baton.runtime.config import Config
 from baton.runtime.registry import Role
@@ -18,6 +19,9 @@ STOP_S = 0.1  # to stop working, beside steps and ways
 LONGEST_STEP = 4.5  # usual ones: of 32 tokens, by chance half as long again
 READ_BLOCKS = 3  # of the longest READ
 LONGEST_READ = 2.1  # usual ones: of READ_BLOCKS, by chance half as long again
+
+# What decode workers propose: what is about to be drawn, with errors, or what the text had before.
+Proposing: TypeAlias = Literal["oracle", "ngram"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,9 @@ class Scenario:
     own_fabric: bool  # READs do not go over the network that is cut
     shuffle: bool
     blocks_per_s: float | None = None
-    right_share: float | None = None  # of proposed tokens; None: decode workers do not speculate
+    proposer: Proposing | None = None  # of decode workers; None: they do not speculate
+    right_share: float = 1.0  # of the tokens that an oracle proposes
+    constrained: bool = False  # workers have the lab's vocabulary, for grammars
 
     @property
     def faults(self) -> list[Event]:
@@ -80,14 +86,23 @@ class Scenario:
         return {"decode": decode_s, "prefill": decode_s + self.delay_s + read_s}
 
     def computed_by(self, kind: EngineKind) -> Scenario:
-        """With READs of as many blocks, whatever the size of those."""
+        """With READs of as many blocks, whatever the size of those, and without the grammars of
+        another vocabulary."""
         if kind is HASHES:
             return self
+        plain = tuple([replace(event, does=_without_grammar(event.does)) for event in self.events])
         handoff = self.config.handoff
         blocks = handoff.read_bytes // HASHES.block_bytes(BLOCK)
         handoff = replace(handoff, read_bytes=blocks * kind.block_bytes(BLOCK))
-        return replace(self, config=replace(self.config, handoff=handoff))
+        config = replace(self.config, handoff=handoff)
+        return replace(self, config=config, events=plain, constrained=False)
 
     def only(self, kept: tuple[int, ...]) -> Scenario:
         """With these of its events alone."""
         return replace(self, events=tuple(self.events[place] for place in kept))
+
+
+def _without_grammar(does: Ask | Fault) -> Ask | Fault:
+    if isinstance(does, Ask) and does.grammar:
+        return replace(does, grammar="", stops=())
+    return does

@@ -41,6 +41,8 @@ from baton.router.requests.admission import Admission
 from baton.router.requests.context_limits import ContextLimits
 from baton.runtime.config import Config
 from baton.runtime.errors import Unavailable
+from baton.runtime.grammar.grammar_compiler import GrammarCompiler
+from baton.runtime.grammar.vocabulary import Vocabulary
 from baton.runtime.links import LinkClosed
 from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
 from baton.runtime.worker.router_links import serve_link
@@ -105,6 +107,7 @@ class World:
     dice: random.Random
     kind: EngineKind = HASHES
     speculator: Callable[[], Speculator | None] = lambda: None  # of each decode worker
+    vocabulary: Vocabulary | None = None  # of workers' grammars
     step_s: float = 0.002
     delay_s: float = 0.0005
     registry: MemoryRegistry = field(default_factory=MemoryRegistry)
@@ -146,6 +149,7 @@ class World:
         pool, limits = BlockPool(blocks, size), self.kind.limits(KEY)
         mover = MemoryMover(PlainSums(array, self.kind.slabs), boot_id, self.exchange)
         mine = cache(partial(_hello, name, mover, self.kind, size))
+        grammars = GrammarCompiler(self.vocabulary, threads=False)
         worker: PrefillWorker | DecodeWorker
         finish: Callable[[], Awaitable[None]]
         if role == "prefill":
@@ -158,6 +162,7 @@ class World:
                 limits=limits,
                 config=self.config,
                 wall_offset_s=0.0,
+                grammars=grammars,
             )
             finish = partial(granter.drain, 2 * handoff.lease_s)
         else:
@@ -177,6 +182,7 @@ class World:
                 config=self.config,
                 wall_offset_s=0.0,
                 new_id=self._new_id,
+                grammars=grammars,
                 speculator=self.speculator(),
             )
         task = machine.spawn(worker.run(), "loop")

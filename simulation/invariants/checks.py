@@ -25,13 +25,14 @@ from baton.router.fleet.worker_link import WorkerLink
 from baton.runtime.errors import BatonError, ReadFailed
 from baton.runtime.registry import Role
 from baton.simulation.fleet.client_view import TOKENIZER
-from baton.simulation.fleet.engine_kind import HASHES, EngineKind
+from baton.simulation.fleet.engine_kind import HASHES, VOCAB, EngineKind
 from baton.simulation.fleet.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
 from baton.simulation.fleet.scenario import Fault
 from baton.simulation.fleet.world import DRIFT, RouterProcess, WorkerProcess, World
 from baton.simulation.invariants import rosters
 from baton.simulation.invariants.bounds import Bounds
 from baton.simulation.invariants.drains import Drains
+from baton.simulation.invariants.grammars import outside_grammar, watch_masks
 from baton.simulation.invariants.hangs import Hangs
 from baton.simulation.invariants.index_check import unlike_pools
 from baton.simulation.invariants.leases import Leases
@@ -74,6 +75,8 @@ class Watch:
         if self._world.of_boot(process.boot_id) is not process:
             self.breaches.append(f"{process.machine.name}: it has an earlier process's boot id")
         self.refusals.over(process)
+        if self._world.vocabulary is not None:
+            watch_masks(process, self.breaches)
         self._hangs.over(process)
         pool, allocate = process.pool, process.pool.allocate
         engine, name = process.engine, process.machine.name
@@ -275,6 +278,8 @@ def _of_history(history: History, excuse: Excuse, kind: EngineKind) -> Iterable[
         yield f"ended with {ends[0]}: {history.detail}"
     for choice, tokens in enumerate(history.tokens):
         yield from _of_choice(history, choice, tokens, kind)
+    if history.ask.grammar:
+        yield from outside_grammar(history, VOCAB)
     if ends[0] == FINISHED and history.ask.enough is None:  # usage counts what stop strings cut
         yield from _of_usage(history)
 

@@ -29,7 +29,9 @@ def watch_blocks(process: WorkerProcess, worker: DecodeWorker, breaches: list[st
 
     def watched(plan: StepPlan, result: StepResult) -> StepOutcome:
         outcome = commit(plan, result)
-        for sequence in plan.decoding:
+        for index, sequence in enumerate(plan.decoding):
+            if index in result.broken or index in result.failed:
+                continue  # it ends with the outcome, and its blocks with it
             needed = -(-(sequence.computed + max(1, sequence.under_way)) // size)
             if len(sequence.blocks) > needed and not sequence.ended:
                 breaches.append(

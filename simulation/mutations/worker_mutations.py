@@ -21,6 +21,7 @@ from baton.prefill_worker.worker import PrefillWorker
 from baton.runtime.errors import Draining
 from baton.runtime.worker import drain
 from baton.runtime.worker.block_feed import BlockFeed
+from baton.simulation.mutations.grammar_mutations import OF_GRAMMARS
 from baton.simulation.mutations.patches import Break, always
 from baton.simulation.mutations.speculation_mutations import OF_SPECULATION
 
@@ -149,4 +150,6 @@ OF_WHAT_A_WORKER_TELLS: dict[str, Break] = {
     ),
 }
 
-OF_WORKERS = OF_WITHHELD_ANSWERS | OF_A_WORKERS_END | OF_WHAT_A_WORKER_TELLS | OF_SPECULATION
+OF_WORKERS = (
+    OF_WITHHELD_ANSWERS | OF_A_WORKERS_END | OF_WHAT_A_WORKER_TELLS | OF_SPECULATION | OF_GRAMMARS
+)

@@ -74,6 +74,9 @@ CAUGHT_BY = {
     "accept-one-too-many": 1,
     "publish-rejected-tokens": 1,
     "keep-rejected-blocks": 1,
+    "matcher-not-rebuilt": 99,
+    "rejected-proposals-in-the-matcher": 39,
+    "mask-of-the-first-row": 19,
 }
 
 
