@@ -31,9 +31,10 @@ from baton.simulation.fleet.faults import Striker
 from baton.simulation.fleet.history import FINISHED, LEFT, ROUTER_LOST, Ask, History, serve
 from baton.simulation.fleet.lab_proposer import proposer_of
 from baton.simulation.fleet.lab_vocabulary import lab_vocabulary
+from baton.simulation.fleet.rolling_restart import end_lost
 from baton.simulation.fleet.scenario import BLOCK, Event, Fault, Scenario
-from baton.simulation.fleet.world import World
-from baton.simulation.invariants import checks
+from baton.simulation.fleet.world import WorkerProcess, World
+from baton.simulation.invariants import checks, rest
 from baton.simulation.invariants.proposals import wrong_contents
 from baton.simulation.virtual.virtual_loop import Deadlock, OutOfTime, VirtualLoop
 
@@ -87,6 +88,7 @@ class Run:
         self._left: list[str] = []  # that held something when it was last looked at
         self._watch = checks.Watch(self.world)
         self.world.started = self._watch.over
+        self.world.lost = self._lost
         self.world.router_started = self._watch.over_router
         self._striker = Striker(
             self.world,
@@ -182,6 +184,10 @@ class Run:
         if len(self.outcome.faults) == faults and not leased:
             self.outcome.breaches += self._watch.still_working(history, role, after_s)
 
+    def _lost(self, process: WorkerProcess) -> None:
+        """End a worker without its device as its process does, and replace it."""
+        process.machine.spawn(end_lost(self.world, process), "end")
+
     def _router_lost(self, fault: Fault) -> None:
         (name,) = fault.targets
         for history in self.histories:
@@ -200,7 +206,7 @@ class Run:
         self.outcome.void = len(self.histories) < LOAD_ASKED or not (open_ or without)
 
     def _is_quiet(self) -> bool:
-        self._left = checks.restless(self.world)
+        self._left = rest.restless(self.world)
         return not self._left
 
     def _check_histories(self) -> None:

@@ -17,6 +17,7 @@ from baton.simulation.fleet import partial_silence
 from baton.simulation.fleet.constrained_world import constrained
 from baton.simulation.fleet.engine_kind import HASHES
 from baton.simulation.fleet.history import Ask
+from baton.simulation.fleet.ranked_world import ranked
 from baton.simulation.fleet.scenario import BLOCK, READ_BLOCKS, Event, Fault, Scenario
 
 # most fleets are small: a seed's time grows with its links
@@ -41,6 +42,7 @@ WITHHELD_EVERY, WITHHELD_SEED = 10, 5  # seeds
 REGISTRY_EVERY, REGISTRY_SEED = 20, 14  # seeds
 REGISTRY_S = (0.4, 1.5, 4.0, partial_silence.FOR_EVER_S)
 SPECULATING_EVERY, SPECULATING_SEED = 5, 1  # seeds
+RANKED_EVERY, RANKED_SEEDS = 40, (12, 28)  # seeds
 CONSTRAINED_EVERY, CONSTRAINED_SEEDS = 40, (19, 39)  # seeds
 RIGHT_SHARES = (0.3, 0.8, 0.8, 1.0)
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
@@ -51,8 +53,8 @@ def draw(seed: int) -> Scenario:
     all that they are given; in one of HANG_EVERY, one prefill worker hangs as another fails; in
     one of LINK_EVERY, READs share a link; in one of WITHHELD_EVERY, one kind of message is
     withheld; in one of REGISTRY_EVERY, the registry cannot be read; in one of SPECULATING_EVERY,
-    decode workers speculate; and in two of CONSTRAINED_EVERY, they do, and requests have
-    grammars."""
+    decode workers speculate; in two of CONSTRAINED_EVERY, they do, and requests have
+    grammars; and in two of RANKED_EVERY, workers have ranks, one of which is lost."""
     made = _speculating(_linked(_usual(seed)))
     if seed % HANG_EVERY == HANG_SEED:
         return _one_hangs(made)
@@ -62,6 +64,8 @@ def draw(seed: int) -> Scenario:
         return _unread_registry(made)
     if seed % CONSTRAINED_EVERY in CONSTRAINED_SEEDS:
         return constrained(made)
+    if seed % RANKED_EVERY in RANKED_SEEDS:
+        return ranked(made)
     return _storm(made) if seed % STORM_EVERY == STORM_SEED else made
 
 

@@ -11,11 +11,13 @@ import sys
 from collections.abc import Callable
 
 from baton.kv_transfer.memory_mover import Attempt, Fate
+from baton.runtime.errors import DeviceLost
 from baton.runtime.registry import Role
 from baton.simulation.fleet.rolling_restart import roll
 from baton.simulation.fleet.scenario import BLOCK, Fault
 from baton.simulation.fleet.world import World
 
+RANK_HUNG_S = 2.5  # engine.ranks.loading.HUNG_S
 TORN = 0.1  # of the READs: some of the blocks come early, and once more with the others
 
 
@@ -55,6 +57,7 @@ class Striker:
             "withhold": self._withhold,
             "checksums": self._checksums,
             "registry": self._registry,
+            "rank": self._rank,
         }
         world.exchange.decide = self._fate
 
@@ -171,6 +174,17 @@ class Striker:
         mover = self._world.workers[fault.targets[0]].mover
         mover.stick_checksums()
         return mover.release_checksums
+
+    def _rank(self, fault: Fault) -> Callable[[], None]:
+        """A rank dies, or stands still."""
+        process = self._world.workers[fault.targets[0]]
+        if not process.machine.alive:
+            return _nothing
+        if fault.what == "dies":
+            process.engine.lose(DeviceLost("a rank of the worker ended"))
+            return _nothing
+        process.engine.stall(RANK_HUNG_S, DeviceLost("a rank took no part in a sum in time"))
+        return process.engine.go_on
 
     def _registry(self, fault: Fault) -> Callable[[], None]:
         registry = self._world.client

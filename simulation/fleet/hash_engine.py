@@ -75,6 +75,11 @@ class _HashDevice:
             drawn.append(tuple([_drawn(digest, draw, self._vocab_size) for draw in piece.draws]))
         return drawn
 
+    def compute_partly(self, slices: Sequence[Slice]) -> None:
+        """Write the first rank's slab alone."""
+        for piece in slices:
+            self._write(piece.tokens, piece.start, piece.blocks, slabs=1)
+
     def _verify(self, piece: Slice) -> tuple[Drawn, ...]:
         """The draw of each token, from what the pool holds up to it."""
         found = []
@@ -82,12 +87,15 @@ class _HashDevice:
             found.append(_drawn(self._read(piece.blocks, length), draw, self._vocab_size))
         return accepted(piece, found)
 
-    def _write(self, tokens: Sequence[int], start: int, blocks: Sequence[int]) -> None:
+    def _write(
+        self, tokens: Sequence[int], start: int, blocks: Sequence[int], slabs: int | None = None
+    ) -> None:
+        """Write the records of the first `slabs` slabs, or of all."""
         width, content = self._width, self._bytes
         for position, token in enumerate(tokens, start=start):
             block, place = divmod(position, self._block_size)
             at = blocks[block] * self._slabs * width + place * RECORD_BYTES
-            for slab in range(self._slabs):
+            for slab in range(slabs or self._slabs):
                 content[at : at + RECORD_BYTES] = record(token, position, slab)
                 at += width
 

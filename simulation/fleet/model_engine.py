@@ -112,5 +112,9 @@ class ModelDevice:
     def copy_block(self, source: int, target: int) -> None:
         self._runner.pool.copy_block(source, target)
 
+    def compute_partly(self, slices: Sequence[Slice]) -> None:
+        """Write all of it: the model's layers are not split here."""
+        self.compute(slices)
+
     def compute(self, slices: Sequence[Slice]) -> list[tuple[Drawn, ...]]:
         return list(self._runner.run(StepBatch(tuple(slices))).drawn) if slices else []

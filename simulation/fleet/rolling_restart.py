@@ -1,4 +1,4 @@
-"""A worker that is ended, as by SIGTERM, and is restarted: the production's own order.
+"""A worker that is ended, as by SIGTERM or by its device, and is restarted: the production order.
 
     begins ─▶ it drains, its loop ends, it leaves the registry, its readers are through
       ─▶ stops ─▶ what it said still goes out ─▶ goes: another process under its name
@@ -10,36 +10,60 @@ runs on. It runs on the worker's machine: a pause of it is one of the drain.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 from functools import partial
 
+from baton.runtime.errors import DeviceLost
 from baton.runtime.worker import drain
-from baton.simulation.fleet.world import World
+from baton.simulation.fleet.world import WorkerProcess, World
+
+KEEPER_S = 0.1  # before a worker that ended by itself is started again
 
 
 async def roll(world: World, name: str) -> None:
+    """Order the worker of that name to drain, and start another process in its place."""
     process = world.workers[name]
     course = drain.Course(process.role)
     course.drain()
     world.restart_stage("begins", process)
+    await _serve_out(world, process, course, partial(world.restart_stage, "stops", process))
 
+    def replace() -> None:
+        if process.machine.alive:  # else it was killed while it drained
+            world.restart_stage("goes", process)
+            _replace(world, process)
+
+    world.loop.call_world(world.loop.world_s, replace)
+
+
+async def end_lost(world: World, process: WorkerProcess) -> None:
+    """End a worker whose loop has ended because its device is lost, and start another process in
+    its place, as its keeper does."""
+    with contextlib.suppress(DeviceLost):  # the process's last words
+        await _serve_out(world, process, drain.Course(process.role), lambda: None)
+    world.loop.call_world(world.loop.world_s + KEEPER_S, _replace, world, process)
+
+
+async def _serve_out(
+    world: World, process: WorkerProcess, course: drain.Course, stops: Callable[[], None]
+) -> None:
     async def stop() -> None:
-        world.restart_stage("stops", process)
+        stops()
         await asyncio.sleep(drain.SERVER_GRACE_S)
 
     ends = drain.Ends(
-        withdraw=partial(world.registry.withdraw, name, process.boot_id.hex()),
+        withdraw=partial(world.registry.withdraw, process.machine.name, process.boot_id.hex()),
         finish=process.finish,
         stop=stop,
         close=process.mover.close,
     )
     drain_s = world.config.worker.drain_s
     await drain.serve_until(course, process.worker, process.task, [process.probe], drain_s, ends)
-    world.loop.call_world(world.loop.world_s, _replace, world, name)
 
 
-def _replace(world: World, name: str) -> None:
-    process = world.workers[name]
-    if process.machine.alive:  # else it was killed while it drained
-        world.restart_stage("goes", process)
+def _replace(world: World, process: WorkerProcess) -> None:
+    name = process.machine.name
+    if process.machine.alive:
         world.kill(name, silent=False)
         world.restart(name)

@@ -65,6 +65,7 @@ class Scenario:
     proposer: Proposing | None = None  # of decode workers; None: they do not speculate
     right_share: float = 1.0  # of the tokens that an oracle proposes
     constrained: bool = False  # workers have the lab's vocabulary, for grammars
+    ranks: int = 1  # of each worker; more than one: a worker ends with any of them
 
     @property
     def faults(self) -> list[Event]:

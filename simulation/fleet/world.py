@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from zlib import crc32
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.decode_worker.bandwidth_probe import BandwidthProbe
-from baton.decode_worker.peer_client import HANDSHAKE_TIMEOUT_S, HandoffLink
+from baton.decode_worker.peer_client import HANDSHAKE_TIMEOUT_S
 from baton.decode_worker.peers import RegisteredPeers
 from baton.decode_worker.speculator import Speculator
 from baton.decode_worker.worker import DecodeWorker
@@ -33,20 +33,20 @@ from baton.kv_transfer import handshake
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover, MemoryRead
 from baton.prefill_worker.worker import PrefillWorker
-from baton.proto import handoff_pb2, worker_pb2
+from baton.proto import handoff_pb2
 from baton.router.dispatch.dispatcher import Dispatcher
-from baton.router.fleet.dialer import Connection, RouterLink
 from baton.router.fleet.fleet import Fleet
 from baton.router.requests.admission import Admission
 from baton.router.requests.context_limits import ContextLimits
 from baton.runtime.config import Config
-from baton.runtime.errors import Unavailable
+from baton.runtime.errors import DeviceLost
 from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.grammar.vocabulary import Vocabulary
 from baton.runtime.links import LinkClosed
 from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
 from baton.runtime.worker.router_links import serve_link
 from baton.simulation.fleet.engine_kind import HASHES, EngineKind
+from baton.simulation.fleet.simulated_links import SimDialer, SimPeerClient
 from baton.simulation.virtual.held_registry import HeldRegistry
 from baton.simulation.virtual.machine import Machine
 from baton.simulation.virtual.network import Network, Service, SimLink
@@ -108,6 +108,7 @@ class World:
     kind: EngineKind = HASHES
     speculator: Callable[[], Speculator | None] = lambda: None  # of each decode worker
     vocabulary: Vocabulary | None = None  # of workers' grammars
+    lost: Callable[[WorkerProcess], None] = lambda process: None  # a worker's device is lost
     step_s: float = 0.002
     delay_s: float = 0.0005
     registry: MemoryRegistry = field(default_factory=MemoryRegistry)
@@ -190,6 +191,7 @@ class World:
         process = WorkerProcess(
             machine, role, worker, engine, pool, array, mover, boot_id, task, probe, finish
         )
+        task.add_done_callback(lambda over: self._ended(process))
         self.workers[name] = process
         self.boots.setdefault(boot_id, process)
         self.started(process)
@@ -197,6 +199,12 @@ class World:
         record = WorkerRecord(name, boot_id.hex(), role, machine.address, "", "hash", 1)
         self.registry.announce(record)
         return process
+
+    def _ended(self, process: WorkerProcess) -> None:
+        """Notice a loop that has ended because a device is lost."""
+        cancelled = process.task.cancelled()
+        if not cancelled and isinstance(process.task.exception(), DeviceLost):
+            self.lost(process)
 
     def _step_time_s(self, machine: Machine, batch: StepBatch) -> float:
         tokens = sum(len(piece.tokens) for piece in batch.slices)
@@ -325,74 +333,3 @@ async def _send_blocks(link: SimLink, worker: PrefillWorker | DecodeWorker) -> N
         link.tell_end(None)
         await events.aclose()  # type: ignore[attr-defined]
         await link.close()
-
-
-class SimDialer:
-    """Implements the router's `Dialer`."""
-
-    def __init__(self, network: Network, machine: Machine) -> None:
-        self._network = network
-        self._machine = machine
-
-    def connect(self, address: str) -> Connection:
-        return _SimConnection(self._network, self._machine, address)
-
-
-class _SimConnection:
-    def __init__(self, network: Network, machine: Machine, address: str) -> None:
-        self._network = network
-        self._machine = machine
-        self._address = address
-        self._links: list[SimLink] = []
-
-    def link(self) -> RouterLink:
-        return self._open("link")
-
-    async def watch_blocks(self) -> AsyncIterator[worker_pb2.BlockEvents]:
-        link = self._open("blocks")
-        try:
-            while True:
-                yield await link.receive()
-        finally:
-            await link.close()
-
-    async def close(self) -> None:
-        for link in self._links:
-            await link.close()
-
-    def _open(self, service: str) -> SimLink:
-        link = self._network.connect(self._machine, self._address, service)
-        self._links = [*(old for old in self._links if not old.closed), link]
-        return link
-
-
-class SimPeerClient:
-    """Implements decode_worker's `PeerClient` on simulated streams."""
-
-    def __init__(self, network: Network, machine: Machine, address: str) -> None:
-        self._network = network
-        self._machine = machine
-        self._address = address
-        self._peer = network.services[address][0]  # who is called is who was there
-
-    async def handshake(self, mine: handoff_pb2.HandshakeMessage) -> handoff_pb2.HandshakeMessage:
-        link = self._network.connect(self._machine, self._address, "greet")
-        try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                await link.send(mine)
-                theirs: handoff_pb2.HandshakeMessage = await link.receive()
-        except (TimeoutError, LinkClosed) as error:
-            raise Unavailable(f"{self._address} does not answer") from error
-        finally:
-            await link.close()
-        return theirs
-
-    def open(self) -> HandoffLink:
-        return self._network.connect(self._machine, self._address, "handoff")
-
-    @property
-    def connected(self) -> bool:
-        return self._peer.alive or self._peer.silent
-
-    async def close(self) -> None:
-        pass

@@ -34,9 +34,9 @@ from baton.simulation.invariants.bounds import Bounds
 from baton.simulation.invariants.drains import Drains
 from baton.simulation.invariants.grammars import outside_grammar, watch_masks
 from baton.simulation.invariants.hangs import Hangs
-from baton.simulation.invariants.index_check import unlike_pools
 from baton.simulation.invariants.leases import Leases
 from baton.simulation.invariants.proposals import watch_blocks
+from baton.simulation.invariants.ranks import RankEnds
 from baton.simulation.invariants.readiness import Readiness
 from baton.simulation.invariants.refusals import Refusals
 
@@ -58,6 +58,7 @@ class Watch:
         self._leases = Leases(world, self.breaches)
         self._drains = Drains(world, self.breaches)
         self._readiness = Readiness(world, self.breaches)
+        self._ranks = RankEnds(world, self.breaches)
         self._world = world
         self._flying: dict[int, tuple[Attempt, bytes]] = {}  # READs that will land, from whose pool
         self._spoiled: set[tuple[bytes, bytes]] = set()  # readers and granters of READs that fail
@@ -69,6 +70,7 @@ class Watch:
         self.struck = True
         self._drains.struck(fault)
         self._readiness.struck(fault)
+        self._ranks.struck(fault)
 
     def over(self, process: WorkerProcess) -> None:
         """Watch a worker that has just been started."""
@@ -329,63 +331,6 @@ def _of_choice(history: History, choice: int, tokens: list[int], kind: EngineKin
         stopped = bool(whole) and whole[-1] in ask.stops
         if len(finishes) != 1 or (finishes[0] == "stop") > stopped:
             yield f"choice {choice} finished with {finishes}"
-
-
-def restless(world: World) -> list[str]:
-    """Return the processes that still hold something: a lease, a pin, a quarantined or used block,
-    a request; and routers that are not linked to every worker, or believe that a request waits
-    there, or know another cache than a worker has."""
-    found = []
-    for process in world.workers.values():
-        found += [f"{process.machine.name}: {what}" for what in _held(process, len(world.routers))]
-    for router in world.routers.values():
-        found += [f"{router.machine.name}: {what}" for what in _borne(router)]
-        linked = router.fleet.linked_counts()
-        roles: list[str] = [process.role for process in world.workers.values()]
-        if any(linked[role] != roles.count(role) for role in linked):
-            found.append(f"{router.machine.name}: linked to {linked} of {len(roles)} workers")
-        found += [f"{router.machine.name}: told that {what}" for what in _reported(router, world)]
-    if in_flight := world.reads_in_flight():
-        found.append(f"{in_flight} READs are in flight, {world.exchange.stuck} of them stuck")
-    return found or list(unlike_pools(world))  # which come to rest last
-
-
-def _held(process: WorkerProcess, routers: int) -> Iterable[str]:
-    if process.worker.draining.is_set():
-        yield "it drains"
-        return
-    counts = process.pool.counts()
-    if counts.available != counts.total:
-        yield f"{counts}"
-        return  # the books are looked at when it is quiet
-    try:
-        audit = process.worker.audit()
-    except RuntimeError as error:
-        yield f"the books do not balance: {error}"
-        return
-    for name in ("requests", "waiting", "running", "open_handoffs"):
-        if audit.get(name):
-            yield f"{audit[name]}"
-    if audit.get("sessions", 0) > routers:
-        yield f"{audit['sessions']} routers' sessions, of {routers}"
-    if process.mover.holds:
-        yield f"{process.mover.holds} leases ask for progress"
-
-
-def _borne(router: RouterProcess) -> Iterable[str]:
-    dispatcher = router.dispatcher
-    if len(dispatcher) or dispatcher._retrying:
-        yield f"{len(dispatcher)} submissions, {len(dispatcher._retrying)} being placed"
-    if router.admission.taken:
-        yield f"{router.admission.taken} tickets taken"
-
-
-def _reported(router: RouterProcess, world: World) -> Iterable[str]:
-    """Yield workers whose queue the router believes not to be empty: it would refuse a request."""
-    for name in world.workers:
-        link = router.fleet.link(name)
-        if link is not None and link.up and link.load.waiting:
-            yield f"{link.load.waiting} requests wait at {name}"
 
 
 def of_world(world: World) -> Iterable[str]:

@@ -23,6 +23,7 @@ from baton.runtime.worker import drain
 from baton.runtime.worker.block_feed import BlockFeed
 from baton.simulation.mutations.grammar_mutations import OF_GRAMMARS
 from baton.simulation.mutations.patches import Break, always
+from baton.simulation.mutations.rank_mutations import OF_RANKS
 from baton.simulation.mutations.speculation_mutations import OF_SPECULATION
 
 
@@ -151,5 +152,10 @@ OF_WHAT_A_WORKER_TELLS: dict[str, Break] = {
 }
 
 OF_WORKERS = (
-    OF_WITHHELD_ANSWERS | OF_A_WORKERS_END | OF_WHAT_A_WORKER_TELLS | OF_SPECULATION | OF_GRAMMARS
+    OF_WITHHELD_ANSWERS
+    | OF_A_WORKERS_END
+    | OF_WHAT_A_WORKER_TELLS
+    | OF_SPECULATION
+    | OF_GRAMMARS
+    | OF_RANKS
 )

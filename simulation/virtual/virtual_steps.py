@@ -10,6 +10,7 @@ processes run a hundred steps a second. Faults are set from outside, and are the
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from baton.engine.scheduling.batch import (
     resolve_feeds,
 )
 from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
-from baton.runtime.errors import EngineError, OutOfMemory
+from baton.runtime.errors import DeviceLost, EngineError, OutOfMemory
 
 
 class Device(Protocol):
@@ -33,6 +34,10 @@ class Device(Protocol):
 
     def compute(self, slices: Sequence[Slice]) -> list[tuple[Drawn, ...]]:
         """Write the slices' KV, and draw what they ask for, in their order."""
+        ...
+
+    def compute_partly(self, slices: Sequence[Slice]) -> None:
+        """Write a part of the slices' KV, as ranks do while one of them is missing."""
         ...
 
 
@@ -52,6 +57,8 @@ class VirtualSteps:
         self._last: StepResult | None = None  # of the step before
         self._stalled = False
         self._held_s: float | None = None  # of the step that would be over
+        self._patience: tuple[float, DeviceLost] | None = None  # with a device that stands still
+        self._lost: DeviceLost | None = None
         self._idle: asyncio.Future[None] | None = None  # somebody waits for it
 
     def compiled_s(self) -> float:
@@ -59,21 +66,44 @@ class VirtualSteps:
 
     def submit(self, batch: StepBatch) -> VirtualStep:
         result: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
+        if self._lost is not None:
+            result.set_exception(self._lost)
+            return VirtualStep(result)
         self.under_way.append(batch)
         self._results.append(result)
         if len(self.under_way) == 1:
             self._begin()
         return VirtualStep(result)
 
-    def stall(self) -> None:
-        """From now on no step ends, until `go_on`."""
+    def stall(self, lost_after_s: float = math.inf, error: DeviceLost | None = None) -> None:
+        """From now on no step ends, until `go_on`; a step that waits for `lost_after_s` raises
+        `error`, and the device is lost."""
         self._stalled = True
+        self._patience = None if error is None else (lost_after_s, error)
 
     def go_on(self) -> None:
-        self._stalled = False
+        self._stalled, self._patience = False, None
         held_s, self._held_s = self._held_s, None
         if held_s is not None:
             self._end(held_s)
+
+    def lose(self, error: DeviceLost) -> None:
+        """Break off the steps under way with `error`, which all later ones raise too."""
+        self._lost = error
+        if self.under_way:
+            known = [piece for piece in self.under_way[0].slices if piece.feed is None]
+            self._device.compute_partly(known)
+        self.under_way.clear()
+        results, self._results = list(self._results), deque()
+        for result in results:
+            if not result.done():
+                result.set_exception(error)
+        self._rest()
+
+    @property
+    def stands(self) -> bool:
+        """Whether no step ends: now, or ever again."""
+        return self._stalled or self._lost is not None
 
     async def close(self) -> None:
         if self.under_way:
@@ -88,8 +118,13 @@ class VirtualSteps:
             loop.call_soon(self._end, step_s)
 
     def _end(self, step_s: float) -> None:
+        if self._lost is not None:
+            return
         if self._stalled:
             self._held_s = step_s
+            if self._patience is not None:
+                after_s, error = self._patience
+                asyncio.get_running_loop().call_later(after_s, self._give_up, error)
             return
         batch, result = self.under_way[0], self._results.popleft()
         try:
@@ -104,7 +139,15 @@ class VirtualSteps:
         del self.under_way[0]
         if self.under_way:
             self._begin()
-        elif self._idle is not None and not self._idle.done():
+        else:
+            self._rest()
+
+    def _give_up(self, error: DeviceLost) -> None:
+        if self._held_s is not None:
+            self.lose(error)
+
+    def _rest(self) -> None:
+        if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
     def _computed(self, batch: StepBatch, last: StepResult | None, step_s: float) -> StepResult:

@@ -13,7 +13,7 @@ from baton.simulation.fleet.client_view import TOKENIZER
 from baton.simulation.fleet.draw_scenario import draw
 from baton.simulation.fleet.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
 from baton.simulation.fleet.world import World
-from baton.simulation.invariants import checks
+from baton.simulation.invariants import checks, rest
 from baton.simulation.virtual import virtual_loop
 from baton.simulation.virtual.virtual_loop import VirtualLoop
 
@@ -177,18 +177,18 @@ def test_a_fleet_is_not_quiet_while_a_read_is_in_flight(stuck: bool) -> None:
         one = world.start_worker("p0", "prefill", 16)
         other = world.start_worker("d0", "decode", 16)
         await other.mover.connect(one.mover.describe())
-        assert checks.restless(world) == []
+        assert rest.restless(world) == []
         world.exchange.decide = lambda _: Fate(0.1, stuck=stuck)
         for block in range(2):  # the second waits for its turn, unless both are stuck
             other.mover.read(one.boot_id, [block], [block])
         stuck_ones = 2 if stuck else 0
         words = f"2 READs are in flight, {stuck_ones} of them stuck"
-        assert checks.restless(world) == [words]
+        assert rest.restless(world) == [words]
         await asyncio.sleep(0.15)
-        assert checks.restless(world) == [words]
+        assert rest.restless(world) == [words]
         world.exchange.release_stuck()
         await asyncio.sleep(0.2)
-        assert checks.restless(world) == []
+        assert rest.restless(world) == []
 
     virtual_loop.run(main())
 
@@ -202,12 +202,12 @@ def test_a_fleet_is_not_quiet_while_a_router_believes_in_a_line() -> None:
         world.start_worker("d0", "decode", 16)
         fleet = world.start_router("r0").fleet
         await asyncio.sleep(1)
-        assert checks.restless(world) == []
+        assert rest.restless(world) == []
         link = fleet.link("d0")
         assert link is not None
         link.load.waiting = 2
-        assert checks.restless(world) == ["r0: told that 2 requests wait at d0"]
+        assert rest.restless(world) == ["r0: told that 2 requests wait at d0"]
         await asyncio.sleep(1)  # the worker's next word is the truth
-        assert checks.restless(world) == []
+        assert rest.restless(world) == []
 
     virtual_loop.run(main())

@@ -90,7 +90,7 @@ def test_a_seed_whose_run_breaks_down_is_shown_like_any_other(
     def breaking(world: object) -> list[str]:
         raise KeyError("d7")
 
-    monkeypatch.setattr(lab.checks, "restless", breaking)
+    monkeypatch.setattr(lab.rest, "restless", breaking)
     monkeypatch.setattr(fault_report, "MOST_SHORTENED", 0)
     (violation,) = run(5, 1, past=False).violations
     first, *_, again = violation.splitlines()

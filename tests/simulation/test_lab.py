@@ -98,7 +98,7 @@ def test_different_seeds_are_different_scenarios() -> None:
     kinds = {event.does.kind for s in scenarios for event in s.faults}  # type: ignore[union-attr]
     assert kinds == {
         *("kill", "pause", "slow", "hang", "drain", "role", "cut", "reset", "reads", "step"),
-        *("withhold", "checksums", "registry"),
+        *("withhold", "checksums", "registry", "rank"),
     }
     for scenario in scenarios:
         times = [event.at_s for event in scenario.faults]

@@ -77,6 +77,7 @@ CAUGHT_BY = {
     "matcher-not-rebuilt": 99,
     "rejected-proposals-in-the-matcher": 39,
     "mask-of-the-first-row": 19,
+    "go-on-without-a-rank": 12,
 }
 
 
