@@ -34,7 +34,7 @@ from baton.runtime.settings.loading import load
 from baton.runtime.tls import Tls
 from chaos.starter import start
 
-START_S = 90.0
+START_S = 240.0  # of a fleet with ranks, whose kernels compile on two cores
 END_S = 40.0  # from SIGTERM to the end, with its drain
 BATON = (sys.executable, "-P", "-m", "baton.deploy.cli.main")
 TOKEN = "a secret of this test"

@@ -79,34 +79,36 @@ class Size:
     per_s: float = 0.0
 
 
+RANK_ASKS = 15
 FULL = Size()
-RANKS_WORKERS = (1, 2)  # prefill and decode, of several processes each
 SHORT_SIZE = Size(
     decode=2, asks=15, longs=11, runs=1, before_s=1.5, settle_s=2.0, most_hold_s=3.0, per_s=6.0
 )
 
 
 class Chaos:
-    """Runs scenarios. `right`: the answer of a worker of so many ranks to every ask, wanted once
-    for each number. `after_each` is called after each run."""
+    """Runs the scenarios of one kind of fleet. `right`: the answer to every ask. `verdicts` and
+    `per_s`, by fleet, get what is found. `after_each` is called after each run."""
 
     def __init__(
         self,
         size: Size,
         folder: Path,
-        right: Callable[[int], Mapping[int, Answer]],
+        right: Mapping[int, Answer],
         after_each: Callable[[], None],
+        verdicts: list[Verdict],
+        per_s: dict[str, float],
     ) -> None:
-        self.per_s: dict[str, float] = {}  # by fleet
-        self.verdicts: list[Verdict] = []
+        self.per_s = per_s
+        self.verdicts = verdicts
         self._size = size
         self._folder = folder
-        self._right = functools.cache(right)
+        self._right = right
         self._after_each = after_each
         self._asks, self._longs = wanted(size)
 
     def all_of(self, scenarios: Sequence[Scenario]) -> None:
-        """Every scenario of one kind of fleet, on one as long as it lasts."""
+        """Every scenario, on one fleet as long as it lasts."""
         left = [(scenario, run) for scenario in scenarios for run in range(self._size.runs)]
         while left:
             with contextlib.ExitStack() as held:
@@ -138,13 +140,12 @@ class Chaos:
         net = held.enter_context(Network()) if scenarios[0].transport == "tcp" else None
         needed = any(scenario.needs == "disk" for scenario in scenarios)
         disk = held.enter_context(SmallDisk(folder)) if needed else None
-        right, settings = self._right(ranks), (*SETTINGS, f"worker.tp={ranks}")
+        settings = (*SETTINGS, f"worker.tp={ranks}")
         cluster = Cluster(folder, settings, net.add) if net else Cluster(folder, settings)
         held.callback(cluster.close)
         size = self._size
-        workers = (size.prefill, size.decode) if ranks == 1 else RANKS_WORKERS
-        cluster.start(*workers, size.routers)
-        fleet = Fleet(cluster, net, disk, right)
+        cluster.start(size.prefill, size.decode, size.routers)
+        fleet = Fleet(cluster, net, disk)
         if kind not in self.per_s:
             self.per_s[kind] = size.per_s or LOAD_SHARE * self._capacity(fleet)
             print(f"{kind}: load {self.per_s[kind]:.1f}/s", flush=True)
@@ -167,7 +168,7 @@ class Chaos:
         cluster = fleet.cluster
         return Clients(
             cluster.urls,
-            fleet.right,
+            self._right,
             deadline_s=deadline_s,
             api_key=API_KEY,
             grpc_addresses=cluster.grpc_addresses,
@@ -243,7 +244,13 @@ class Fleet:
     cluster: Cluster
     network: Network | None
     disk: SmallDisk | None
-    right: Mapping[int, Answer]
+
+
+def size_for(ranks: int, size: Size) -> Size:
+    """Return the size of a fleet of workers with so many ranks: each takes the cores of several."""
+    if ranks == 1:
+        return size
+    return replace(size, prefill=1, decode=2, asks=min(size.asks, RANK_ASKS), longs=0)
 
 
 def wanted(size: Size) -> tuple[list[Ask], list[Ask]]:
@@ -311,27 +318,31 @@ def _run(chosen: Sequence[Scenario], size: Size, json_file: Path | None) -> int:
         print(f"skipped: {name}: {why}", flush=True)
     with tempfile.TemporaryDirectory(prefix="baton-chaos-") as text:
         folder = Path(text)
-        usual, longs = wanted(size)
+        verdicts, per_s = list[Verdict](), dict[str, float]()
 
+        @functools.cache
         def right(ranks: int) -> dict[int, Answer]:
+            usual, longs = wanted(size_for(ranks, size))
             return right_answers([*usual, *longs], (*ALONE, f"worker.tp={ranks}"), folder)
 
         def keep() -> None:
             if json_file is not None:
-                write(json_file, chosen, chaos.verdicts, passed_over, chaos.per_s)
+                write(json_file, chosen, verdicts, passed_over, per_s)
 
-        chaos = Chaos(size, folder, right, keep)
         began_s = time.monotonic()
         try:
             for fleet in dict.fromkeys(s.fleet for s in chosen):
                 scenarios = [s for s in chosen if s.fleet == fleet and s.name not in passed_over]
+                if not scenarios:
+                    continue
+                ranks = scenarios[0].ranks
+                own = size_for(ranks, size)
                 try:
-                    if scenarios:
-                        chaos.all_of(scenarios)
+                    Chaos(own, folder, right(ranks), keep, verdicts, per_s).all_of(scenarios)
                 except NOT_BACK as error:  # the next fleet may start
                     print(f"{fleet}: no fleet: {error!r}", flush=True)
         finally:  # told to end, it tells what it has seen
-            code = report(chosen, chaos.verdicts, passed_over, chaos.per_s)
+            code = report(chosen, verdicts, passed_over, per_s)
             keep()
             print(f"{(time.monotonic() - began_s) / 60:.1f} minutes", flush=True)
     return code
