@@ -1,7 +1,7 @@
 """Validates constraints in a process of its own, with limits on time, memory and size.
 
     check ─▶ kept answer?  ─ no ─▶ queue (bounded) ─▶ the process ─▶ grammar, or what is wrong
-                                                       └─ too slow, or dead: killed, started again
+                                     └─ too slow, dead or unreadable: killed, started again
 
 The process is started with the first constraint: without one it costs nothing. One constraint is
 validated at a time. The event loop never waits for it. Owns the process; `close` ends it.
@@ -119,6 +119,7 @@ class GrammarValidator:
         try:
             async with asyncio.timeout(self._answer_s):
                 answer = await _exchange(process, message)
+            _require(answer, "error" if "error" in answer else "text", str)
             whole = True
         except TimeoutError:
             log.warning("grammar validation timed out", seconds=self._answer_s)
@@ -148,6 +149,7 @@ class GrammarValidator:
         try:
             async with asyncio.timeout(START_S):
                 answer = await _exchange(process, json.dumps(opening).encode())
+            _require(answer, "ready", bool)
             ready = answer["ready"]
         except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
             raise Unavailable("grammars cannot be validated now: try again later") from error
@@ -172,14 +174,29 @@ class GrammarValidator:
 
 async def _exchange(process: asyncio.subprocess.Process, message: bytes) -> dict[str, Any]:
     """Send a message and return the answer. Raises OSError or IncompleteReadError if the process
-    ends, which a cancel leaves unread."""
+    ends, which a cancel leaves unread, and Unavailable if the answer is not readable."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(HEADER.pack(len(message)) + message)
     await process.stdin.drain()
     (length,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
     if length > MAX_ANSWER_BYTES:
-        raise OSError("the answer of the grammar process is too large")
-    answer = json.loads(await process.stdout.readexactly(length))
+        raise _unreadable(f"{length} bytes")
+    try:
+        answer = json.loads(await process.stdout.readexactly(length))
+    except ValueError as error:
+        raise _unreadable("no JSON") from error
     if not isinstance(answer, dict):
-        raise OSError("the answer of the grammar process is not an object")
+        raise _unreadable("no object")
     return answer
+
+
+def _require(answer: dict[str, Any], key: str, kind: type) -> None:
+    if not isinstance(answer.get(key), kind):
+        raise _unreadable(f"no {key!r}")
+
+
+def _unreadable(fault: str) -> Unavailable:
+    log.warning("grammar answer unreadable", fault=fault)
+    return Unavailable(
+        f"the process that validates grammars gave an unreadable answer ({fault}): try again later"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from baton.router.grammars import grammar_validator
 from baton.router.grammars.constraint import Constraint
 from baton.router.grammars.grammar_validator import GrammarValidator, VocabularyFile
-from baton.runtime.errors import InvalidRequest, Overloaded
+from baton.runtime.errors import InvalidRequest, Overloaded, Unavailable
 from baton.runtime.grammar.matcher import GrammarMatcher, compile_grammar
 from baton.runtime.grammar.vocabulary import Vocabulary, read_vocabulary
 from tests.support.router_process import RunningRouter, StartRouter
@@ -28,6 +29,21 @@ OTHER = {"type": "function", "function": {"name": "other"}}
 ANSWER = '{"city":"Bonn","n":3}'
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"city": "Bonn", "n": 3}}\n</tool_call>'
 OTHER_CALL = '<tool_call>\n{"name": "other", "arguments": {"x": 1}}\n</tool_call>'
+
+
+BROKEN_CHILD = """\
+#!{python}
+import sys
+
+def answer(body):
+    sys.stdout.buffer.write(len(body).to_bytes(4, "little") + body)
+    sys.stdout.buffer.flush()
+
+for body in (b'{{"ready": true}}', {answer!r}):
+    sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(4), "little"))
+    answer(body)
+sys.stdin.buffer.read()
+"""
 
 
 def vocabulary_of(folder: Path) -> Vocabulary:
@@ -228,6 +244,21 @@ async def test_a_constraint_that_takes_too_long_ends_the_process(
         await validator.grammar(Constraint("regex", "b", "f"))
     monkeypatch.setattr(validator, "_answer_s", 30.0)
     assert (await validator.grammar(Constraint("regex", "c", "f"))).text
+
+
+@pytest.mark.parametrize("answer", [b"{no JSON", b"\xff", b"[]", b'{"neither": 1}'])
+async def test_a_broken_answer_of_the_process_is_unavailable(
+    validator: GrammarValidator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    """It says nothing of the constraint: the next request gets a new process."""
+    child = tmp_path / "child"
+    child.write_text(BROKEN_CHILD.format(python=sys.executable, answer=answer))
+    child.chmod(0o755)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", str(child))
+        with pytest.raises(Unavailable, match="unreadable answer"):
+            await validator.grammar(Constraint("regex", "a", "f"))
+    assert (await validator.grammar(Constraint("regex", "a", "f"))).text
 
 
 async def test_a_caller_that_leaves_does_not_end_a_validation(validator: GrammarValidator) -> None:
