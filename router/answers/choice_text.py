@@ -11,10 +11,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from baton.router.dispatch.active_request import OutputToken
+from baton.router.text.call_form import CallableTools
 from baton.router.text.detokenizer import Detokenizer
 from baton.router.text.reasoning import AnswerReasoning, ReasoningParser
 from baton.router.text.stop_strings import StopMatcher
-from baton.router.text.tool_calls import CallableTools, ParsedCall, ToolCallParser
+from baton.router.text.tool_calls import ParsedCall, ToolCallParser
 
 
 @dataclass(frozen=True, slots=True)

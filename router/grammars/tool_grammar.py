@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton.router.text.tool_calls import CallForm
+from baton.router.text.call_form import CallForm
 from baton.runtime.grammar.grammar_text import CALL_OPTIONS, inline_schema, quoted
 
 TokenId = Callable[[str], int | None]

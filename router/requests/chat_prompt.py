@@ -15,9 +15,10 @@ from baton.router.requests.openai_schema import ChatRequest, Message, Tool
 from baton.router.requests.template_messages import plain_messages, plain_tools
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.templates.tool_support import support_of
+from baton.router.text.call_form import CallableTools
+from baton.router.text.call_forms import FORMS
 from baton.router.text.control_tokens import ControlTokens, GuardedChat
 from baton.router.text.tokenizer import Text
-from baton.router.text.tool_calls import FORMS, CallableTools
 from baton.runtime.config import ToolCalls
 from baton.runtime.errors import InvalidRequest
 
@@ -57,8 +58,9 @@ class ChatPrompt:
                 "have router.tool_calls set",
                 "tools",
             )
-        names = frozenset(tool.function.name for tool in tools)
-        return tools, CallableTools(self._form, names, request.parallel_tool_calls is not False)
+        schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
+        parallel = request.parallel_tool_calls is not False
+        return tools, CallableTools(self._form, frozenset(schemas), parallel, schemas)
 
     def plain(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[str, Any]]:
         """Return the messages in the template's form. Raises InvalidRequest, which names the field

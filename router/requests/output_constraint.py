@@ -19,7 +19,7 @@ from baton.router.grammars.tool_grammar import (
 )
 from baton.router.requests.constraint_schema import ResponseFormat, StructuredOutputs
 from baton.router.requests.openai_schema import ChatRequest, GenerationBody, NamedTool, Tool
-from baton.router.text.tool_calls import CallableTools
+from baton.router.text.call_form import CallableTools
 from baton.runtime.errors import InvalidRequest
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.proto import worker_pb2
+from baton.router.text.call_form import CallableTools
 from baton.router.text.reasoning import AnswerReasoning
-from baton.router.text.tool_calls import CallableTools
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,9 @@ from typing import Any, Literal, get_args
 import orjson
 
 from baton.router.templates.chat_template import ChatTemplate
-from baton.router.text.tool_calls import FORMS, CallableTools, CallForm, ToolCallParser
+from baton.router.text.call_form import CallableTools, CallForm
+from baton.router.text.call_forms import FORMS
+from baton.router.text.tool_calls import ToolCallParser
 from baton.runtime.errors import InvalidRequest
 
 NoContent = Literal["null", "absent", "empty"]

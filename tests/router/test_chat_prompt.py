@@ -16,7 +16,8 @@ from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import ChatRequest
 from baton.router.requests.request_parser import decoded, shaped
 from baton.router.templates.chat_template import ChatTemplate
-from baton.router.text.tool_calls import FORMS, CallableTools
+from baton.router.text.call_form import CallableTools
+from baton.router.text.call_forms import FORMS
 from baton.runtime.config import ToolCalls
 from baton.runtime.errors import InvalidRequest
 

@@ -19,7 +19,9 @@ from baton.router.http_frontend.openai_body import (
     ResponseHead,
     Usage,
 )
-from baton.router.text.tool_calls import FORMS, CallableTools, ParsedCall
+from baton.router.text.call_form import CallableTools
+from baton.router.text.call_forms import FORMS
+from baton.router.text.tool_calls import ParsedCall
 from baton.runtime import errors
 
 END = 0

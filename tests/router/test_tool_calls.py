@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.router.text.tool_calls import FORMS, CallableTools, ParsedCall, ToolCallParser
+from baton.router.text.call_form import CallableTools
+from baton.router.text.call_forms import FORMS
+from baton.router.text.tool_calls import ParsedCall, ToolCallParser
 
 NAMES = frozenset({"f", "get_weather", "a-b.c"})
 ARGUMENTS = '{"city": "Zürich", "days": [1, 2.50], "note": "</tool_call> } \\" \\u00e9"}'
@@ -167,7 +169,7 @@ FRAGMENTS = st.sampled_from(
 
 @settings(max_examples=400, deadline=None)
 @given(
-    form=st.sampled_from(sorted(FORMS)),
+    form=st.sampled_from(["hermes", "llama", "mistral"]),
     parts=st.lists(FRAGMENTS, max_size=12),
     cuts=st.lists(st.integers(0, 400), max_size=12),
     parallel=st.booleans(),
@@ -261,6 +263,10 @@ def test_no_text_is_read_again_and_again(start: str, piece: str) -> None:
         ("hermes", '<tool_call>{"name": "g", "arguments": {}}</'),
         ("mistral", "[TOOL_CALLS]?"),
         ("llama", "<|python_tag|>{}"),
+        ("qwen3_coder", "<tool_call><function="),
+        ("glm", "<tool_call>f<arg_key>"),
+        ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"),
+        ("gpt_oss", "to=functions.f"),
     ],
 )
 def test_what_comes_at_once_is_not_copied_for_each_false_opening(form: str, piece: str) -> None:

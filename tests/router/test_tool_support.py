@@ -9,7 +9,7 @@ import pytest
 from baton.models.training import tiny_tokenizer
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.templates.tool_support import ToolSupport, support_of
-from baton.router.text.tool_calls import FORMS
+from baton.router.text.call_forms import FORMS
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 PLAIN = (

@@ -12,7 +12,8 @@ from baton.router.requests.openai_schema import ChatRequest, CompletionRequest, 
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate
-from baton.router.text.tool_calls import FORMS, CallableTools
+from baton.router.text.call_form import CallableTools
+from baton.router.text.call_forms import FORMS
 from baton.runtime.errors import InvalidRequest, NotFound
 from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
 
