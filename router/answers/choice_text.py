@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from baton.router.dispatch.active_request import OutputToken
 from baton.router.text.call_form import CallableTools
 from baton.router.text.detokenizer import Detokenizer
-from baton.router.text.reasoning import AnswerReasoning, ReasoningParser
+from baton.router.text.reasoning import AnswerReasoning
 from baton.router.text.stop_strings import StopMatcher
 from baton.router.text.tool_calls import ParsedCall, ToolCallParser
 
@@ -72,7 +72,7 @@ class ChoiceText:
         self._detokenizer = detokenizer
         self._stops = StopMatcher(stops)
         self._stop_tokens = stop_tokens
-        self._reasoning = None if reasoning is None else ReasoningParser(reasoning)
+        self._reasoning = None if reasoning is None else reasoning.parser()
         self._calls = None if calling is None else ToolCallParser(calling)
         self._min_tokens = min_tokens
         self._token_ids = token_ids

@@ -80,7 +80,7 @@ class RequestHandler:
         self._deadline_s = deadline_s
         markers = request.calling.form.markers if request.calling is not None else ()
         if (reasoning := request.reasoning) is not None:
-            markers = (*markers, reasoning.form.opening, reasoning.form.closing)
+            markers = (*markers, *reasoning.form.markers)
         self._texts = [
             ChoiceText(
                 choice,

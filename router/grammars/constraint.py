@@ -17,15 +17,18 @@ MAX_CONSTRAINT_BYTES = 128 << 10
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """`body`: a schema, a pattern, a list of texts, or the text of a grammar; `field` is where the
-    client wrote it."""
+    client wrote it. `envelope`: a Lark grammar around it, whose rule `@answer` it is. `whole`: the
+    body has the marks that stand before an answer in the model's form."""
 
     kind: Kind
     body: Any
     field: str
+    envelope: str = ""
+    whole: bool = False
 
     def message(self) -> bytes:
         """Return it as JSON. Raises InvalidRequest if it is too large."""
-        made = orjson.dumps({"kind": self.kind, "body": self.body})
+        made = orjson.dumps({"kind": self.kind, "body": self.body, "envelope": self.envelope})
         if len(made) > MAX_CONSTRAINT_BYTES:
             raise InvalidRequest(
                 f"{self.field} has {len(made)} bytes, at most {MAX_CONSTRAINT_BYTES} are taken: "

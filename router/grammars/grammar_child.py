@@ -22,6 +22,7 @@ from baton.runtime.errors import InvalidRequest, ModelError
 from baton.runtime.grammar.grammar_text import (
     choice_grammar,
     ebnf_grammar,
+    enclosed,
     json_schema_grammar,
     lark_grammar,
     regex_grammar,
@@ -53,6 +54,8 @@ def _answer(constraint: dict[str, Any], vocabulary: Vocabulary) -> dict[str, str
     kind, body = constraint["kind"], constraint["body"]
     try:
         text = _text(kind, body)
+        if constraint["envelope"]:
+            text = enclosed(text, constraint["envelope"])
         compile_grammar(text, vocabulary)
     except InvalidRequest as error:
         return {"error": _explained(kind, body, str(error))}

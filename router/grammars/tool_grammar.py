@@ -9,32 +9,46 @@ token. Knows forms and schemas; knows no request. Stateless.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from baton.router.grammars.lark_text import ANYTHING, GrammarTool, TokenId, regex, spelled
+from baton.router.grammars.markup_grammar import markup_rules
 from baton.router.text.call_form import CallForm
+from baton.router.text.json_call import JsonForm
+from baton.router.text.markup_call import MarkupForm
+from baton.router.text.named_call import NamedForm
 from baton.runtime.grammar.grammar_text import CALL_OPTIONS, inline_schema, quoted
 
-TokenId = Callable[[str], int | None]
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
-class GrammarTool:
-    """`schema` None: any object."""
+class CallRules:
+    """A form as parts of a Lark grammar: `rules` define `call`. The text `opening` comes before the
+    first call, `inside` follows it. `between` two calls; None: there is one at most. `answer`
+    stands before an answer that is no call."""
 
-    name: str
-    schema: Mapping[str, Any] | None
+    rules: list[str]
+    opening: str = ""
+    inside: str = ""
+    between: str | None = None
+    last: str = ""
+    answer: str = ""
+
+    def calls(self, opening: str, parallel: bool) -> str:
+        more = f"({self.between} call)*" if parallel and self.between is not None else ""
+        return f"{opening} {self.inside} call {more} {self.last}"
 
 
 def required_calls(
     form: CallForm, tools: Sequence[GrammarTool], parallel: bool, token: TokenId
 ) -> str:
     """Return a Lark grammar of one call, or more if `parallel`."""
-    first, more = _heads(form, token)
-    start = f"start: {first} call" + (f" ({more} call)*" if parallel and more else "")
-    return "\n".join([start + _tail(form), *_rules(form, tools, token)])
+    rules = _rules(form, tools, token)
+    opening = spelled(rules.opening, form.markers, token)
+    return "\n".join([f"start: {rules.calls(opening, parallel)}", *rules.rules])
 
 
 def strict_calls(
@@ -42,20 +56,28 @@ def strict_calls(
 ) -> str:
     """Return a Lark grammar of text, and calls after it. Where a form has no opening that ends the
     text, the answer is text, or calls from its start."""
-    first, more = _heads(form, token)
-    calls = f"{first} call" + (f" ({more} call)*" if parallel and more else "")
-    calls += _tail(form)
-    if token(form.opening) is not None and not form.bare:
-        start = [f"start: TEXT ({calls})?", r"TEXT: /(.|\n)*/"]
-    elif form.bare:
-        start = [f"start: {calls} | TEXT", r"TEXT: /([^{](.|\n)*)?/"]
+    rules = _rules(form, tools, token)
+    opening = spelled(rules.opening, form.markers, token)
+    calls = rules.calls(opening, parallel)
+    texts = [each for each in form.openings if token(each) is None]
+    without = "".join(f" & ~({ANYTHING} {quoted(each)} {ANYTHING})" for each in texts)
+    if form.bare:
+        start = [f"start: {calls} | TEXT", rf"TEXT: /([^{{](.|\n)*)?/{without}"]
+    elif not rules.opening:
+        start = [f"start: {rules.answer} TEXT | {calls}", f"TEXT: {ANYTHING}{without}"]
+    elif token(rules.opening) is not None:
+        start = [f"start: TEXT ({calls})?", f"TEXT: {ANYTHING}{without}"]
     else:
+        others = "".join(
+            f" & ~({ANYTHING} {quoted(each)} {ANYTHING})" for each in texts if each != rules.opening
+        )
+        once = f" & ~({ANYTHING} {opening} {regex('.+')})"
         start = [
-            f"start: TEXT | text_and_opening {calls.removeprefix(first)}",
-            f"text_and_opening[lazy]: /(.|\\n)*/ {quoted(form.opening)}",
-            r"TEXT: /(.|\n)*/",
+            f"start: TEXT | TEXT_AND_OPENING {rules.calls('', parallel)}",
+            f"TEXT_AND_OPENING: ({ANYTHING} {opening}){once}{others}",
+            f"TEXT: {ANYTHING}{without}",
         ]
-    return "\n".join([*start, *_rules(form, tools, token)])
+    return "\n".join([*start, *rules.rules])
 
 
 def answer_or_calls(
@@ -67,39 +89,69 @@ def answer_or_calls(
 ) -> str:
     """Return a Lark grammar of JSON that is valid by the schema, or of calls."""
     calls = required_calls(form, tools, parallel, token).replace("start:", "calls:", 1)
-    return "\n".join(["start: answer | calls", f"answer: {inline_schema(schema)}", calls])
+    answer = _rules(form, tools, token).answer
+    start = ["start: answer | calls", f"answer: {answer} json", f"json: {inline_schema(schema)}"]
+    return "\n".join([*start, calls])
 
 
-def _heads(form: CallForm, token: TokenId) -> tuple[str, str]:
-    """Return what comes before the first call, and before each further one."""
-    if form.bare:
-        return "", quoted("; ")
-    opening = _marker(form.opening, token)
-    if form.listed:
-        return f"{opening} {quoted('[')}", quoted(", ")
-    return opening, f"{quoted(chr(10))} {opening}"
+def _rules(form: CallForm, tools: Sequence[GrammarTool], token: TokenId) -> CallRules:
+    if isinstance(form, MarkupForm):
+        opening = form.openings[0]
+        between = f"{quoted(chr(10))} {spelled(opening, form.markers, token)}"
+        return CallRules(markup_rules(form, tools, token), opening, between=between)
+    if isinstance(form, NamedForm):
+        return _named_rules(form, tools, token)
+    assert isinstance(form, JsonForm), "there are no other forms"
+    return _json_rules(form, tools, token)
 
 
-def _tail(form: CallForm) -> str:
-    return f" {quoted(']')}" if form.listed else ""
-
-
-def _rules(form: CallForm, tools: Sequence[GrammarTool], token: TokenId) -> list[str]:
-    """Return the rules of a call: one for each tool, and one for its arguments."""
-    space = quoted("\n") + " " if form.closing else ""
-    closing = f" {space}{_marker(form.closing, token)}" if form.closing else ""
+def _json_rules(form: JsonForm, tools: Sequence[GrammarTool], token: TokenId) -> CallRules:
+    space = quoted("\n") if form.closing else ""
+    closing = f"{space} {spelled(form.closing, form.markers, token)}"
     arguments = "parameters" if form.bare else "arguments"
-    names = " | ".join(f"call_{place}" for place in range(len(tools)))
-    rules = [f"call: {space}({names}){closing}"]
+    rules = [f"call: {space} ({_choice(tools)}) {closing}"]
     for place, tool in enumerate(tools):
-        head = quoted(f'{{"name": "{tool.name}", "{arguments}": ')
+        # each sign apart: an answer in JSON beside the calls begins alike
+        parts = ("{", '"name"', ": ", f'"{tool.name}"', ", ", f'"{arguments}"', ": ")
+        head = " ".join(map(quoted, parts))
         rules.append(f"call_{place}: {head} args_{place} {quoted('}')}")
-        schema = dict(_ANY_OBJECT if tool.schema is None else tool.schema)
+    rules += _argument_rules(tools)
+    if form.bare:
+        return CallRules(rules, between=quoted("; "))
+    if form.listed:
+        bracket, comma = quoted("["), quoted(", ")
+        return CallRules(rules, form.opening, bracket, comma, last=quoted("]"))
+    between = f"{quoted(chr(10))} {spelled(form.opening, form.markers, token)}"
+    return CallRules(rules, form.opening, between=between)
+
+
+def _named_rules(form: NamedForm, tools: Sequence[GrammarTool], token: TokenId) -> CallRules:
+    written = form.written
+
+    def text(each: str) -> str:
+        return spelled(each, form.markers, token)
+
+    rules = [f"call: {_choice(tools)}"]
+    for place, tool in enumerate(tools):
+        head = text(f"{written.before_name}{tool.name}{written.before_arguments}")
+        rules.append(f"call_{place}: {head} args_{place} {text(written.after_arguments)}")
+    return CallRules(
+        rules + _argument_rules(tools),
+        written.first,
+        between=None if written.between is None else text(written.between),
+        last=text(written.last),
+        answer=text(written.answer),
+    )
+
+
+def _choice(tools: Sequence[GrammarTool]) -> str:
+    return " | ".join(f"call_{place}" for place in range(len(tools)))
+
+
+def _argument_rules(tools: Sequence[GrammarTool]) -> list[str]:
+    rules = []
+    for place, tool in enumerate(tools):
+        schema = dict(_ANY_OBJECT if tool.free or tool.schema is None else tool.schema)
         value = inline_schema({"type": "object", **schema}, CALL_OPTIONS)
         rules.append(f"args_{place}: {value}")
     return rules
-
-
-def _marker(text: str, token: TokenId) -> str:
-    known = token(text)
-    return quoted(text) if known is None else f"<[{known}]>"

@@ -13,6 +13,7 @@ from baton.router.grammars.constraint import Constraint
 from baton.router.grammars.grammar_validator import GrammarValidator
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.templates.chat_template import ChatTemplate
+from baton.router.text.harmony import CHANNEL, END, MESSAGE, START, HarmonyForm
 from baton.router.text.reasoning import AnswerReasoning, ReasoningForm
 from baton.router.text.tokenizer import Tokenizer
 from baton.runtime.errors import InvalidRequest
@@ -20,8 +21,14 @@ from baton.runtime.errors import InvalidRequest
 _MARKS = (("<think>", "</think>"),)  # of Qwen3, DeepSeek-R1 and GLM
 
 
-def reasoning_form(template: ChatTemplate | None, tokenizer: Tokenizer) -> ReasoningForm | None:
+def reasoning_form(
+    template: ChatTemplate | None, tokenizer: Tokenizer
+) -> ReasoningForm | HarmonyForm | None:
     """Return the marks around reasoning that the template prints, if each is one token."""
+    if template is not None and f"{CHANNEL}final{MESSAGE}" in template.literals:
+        marks = [tokenizer.token_id(mark) for mark in (START, CHANNEL, MESSAGE, END)]
+        if None not in marks:
+            return HarmonyForm(*(mark for mark in marks if mark is not None))
     for opening, closing in _MARKS:
         if template is None or closing not in template.literals:
             continue
@@ -37,7 +44,7 @@ class AnswerForms:
     def __init__(
         self,
         model: str,
-        form: ReasoningForm | None,
+        form: ReasoningForm | HarmonyForm | None,
         grammars: GrammarValidator | None,
         *,
         has_end: bool,
@@ -51,6 +58,8 @@ class AnswerForms:
         """Return how an answer to this prompt reasons; None for a model that does not."""
         if self._form is None:
             return None
+        if isinstance(self._form, HarmonyForm):
+            return AnswerReasoning(self._form, False, shown)
         for token in reversed(prompt):
             if token in (self._form.opening_token, self._form.closing_token):
                 opened = token == self._form.opening_token
@@ -66,12 +75,16 @@ class AnswerForms:
         """Return the request with its grammar, which begins after the reasoning. Raises
         InvalidRequest if no grammar can be made of the constraint."""
         if constraint is not None:
+            form = None if reasoning is None else reasoning.form
+            if isinstance(form, HarmonyForm):
+                envelope = form.envelope(whole=constraint.whole)
+                constraint = replace(constraint, envelope=envelope)
             grammar = await self._grammar(constraint)
-            if reasoning is not None:
+            if reasoning is not None and isinstance(form, ReasoningForm):
                 grammar.reasoning.CopyFrom(
                     worker_pb2.Reasoning(
-                        opening=reasoning.form.opening_token,
-                        closing=reasoning.form.closing_token,
+                        opening=form.opening_token,
+                        closing=form.closing_token,
                         opened=reasoning.opened,
                     )
                 )

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from baton.router.grammars.constraint import Constraint
+from baton.router.grammars.lark_text import GrammarTool, TokenId
 from baton.router.grammars.tool_grammar import (
-    GrammarTool,
-    TokenId,
     answer_or_calls,
     required_calls,
     strict_calls,
@@ -69,17 +68,18 @@ def chat_constraint(
     given = [
         GrammarTool(
             tool.function.name,
-            tool.function.parameters if forced or tool.function.strict else None,
+            tool.function.parameters,
+            free=not forced and not tool.function.strict,
         )
         for tool in chosen
     ]
     if answer is not None:
         text = answer_or_calls(calling.form, given, parallel, token, answer.body)
-        return Constraint("lark", text, answer.field)
-    if forced:
-        return Constraint("lark", required_calls(calling.form, given, parallel, token), "tools")
-    if strict:
-        return Constraint("lark", strict_calls(calling.form, given, parallel, token), "tools")
+        return Constraint("lark", text, answer.field, whole=True)
+    if forced or strict:
+        made = required_calls if forced else strict_calls
+        text = made(calling.form, given, parallel, token)
+        return Constraint("lark", text, "tools", whole=True)
     return None
 
 

@@ -15,6 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from baton.router.text.call_form import SPACE
 from baton.router.text.json_call import STRICT_JSON
 
 ANY_TYPE = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
@@ -34,7 +35,7 @@ def _other(text: str, types: frozenset[str]) -> str | None:
     """Return the text as JSON that is no string; None if it is none of the types."""
     if types == {"string"}:
         return None
-    stripped = text.strip()
+    stripped = text.strip(SPACE)
     written = _PYTHON.get(stripped, stripped)
     try:
         value, end = STRICT_JSON.raw_decode(written)
@@ -61,52 +62,73 @@ def type_names(value: object) -> frozenset[str]:
 
 
 def value_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """Return the types that the schema of a parameter admits. Where it names none, in some form
-    that is not read here, or over MAX_STEPS, those are all types."""
+    """Return the types that the schema of a parameter admits; all where `branches` finds none."""
     found: set[str] = set()
+    for each in branches(schema, root):
+        named = _named(each)
+        if named is None:
+            return ANY_TYPE
+        found |= named
+    return frozenset(found) or ANY_TYPE
+
+
+def branches(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the alternatives of a parameter's schema, with references followed; none for what is
+    no schema, or has over MAX_STEPS alternatives."""
+    found: list[Mapping[str, Any]] = []
     layer, steps = [schema], 0
     while layer:
         each = layer.pop()
         steps += 1
         if not isinstance(each, Mapping) or steps > MAX_STEPS:
-            return ANY_TYPE
-        inner = resolved(each, root)
-        if inner is not None:
-            layer.append(inner)
-            continue
-        named = _named(each)
-        branches = next((each[key] for key in ("anyOf", "oneOf") if key in each), None)
-        if named is not None:
-            found |= named
-        elif isinstance(branches, list):
-            layer += branches
+            return []
+        inner = _alternatives(each, root)
+        if inner is None:
+            found.append(each)
         else:
-            return ANY_TYPE
-    return frozenset(found)
+            layer += inner
+    return found
 
 
-def _named(schema: Mapping[str, Any]) -> frozenset[str] | None:
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return frozenset({kind})
-    if isinstance(kind, list):
-        return frozenset(each for each in kind if isinstance(each, str))
-    values: Sequence[Any] | None = schema.get("enum")
-    if "const" in schema:
-        values = [schema["const"]]
-    if isinstance(values, list) and values:
-        return frozenset().union(*map(type_names, values))
+def _alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Any] | None:
+    """Return the schemas of which one holds; None for a schema that stands for itself."""
+    if "$ref" in schema:
+        return [_resolved(schema, root)]
+    every = schema.get("allOf")
+    if isinstance(every, list) and len(every) == 1:
+        return every
+    if _named(schema) is None:
+        for key in ("anyOf", "oneOf"):
+            if isinstance(schema.get(key), list):
+                return list(schema[key])
     return None
 
 
-def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
-    """Return the schema that a reference into the root's definitions names; None without one. One
-    that cannot be followed is an empty schema, which admits all types."""
-    reference = schema.get("$ref")
-    if not isinstance(reference, str):
-        return None
+def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
+    """Return the schema that a reference into the root's definitions names. For one that cannot be
+    followed that is an empty schema, which admits all types."""
+    reference = str(schema["$ref"])
     for name in ("$defs", "definitions"):
         defined = root.get(name)
         if reference.startswith(f"#/{name}/") and isinstance(defined, Mapping):
             return defined.get(reference.removeprefix(f"#/{name}/"), {})
     return {}
+
+
+def _named(schema: Mapping[str, Any]) -> frozenset[str] | None:
+    """Return the types that the schema itself names; None if it names none."""
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return frozenset({kind})
+    if isinstance(kind, list):
+        return frozenset(each for each in kind if isinstance(each, str))
+    values = enumerated(schema)
+    return frozenset().union(*map(type_names, values)) if values else None
+
+
+def enumerated(schema: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the values of `const` or `enum`; none without them."""
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) else []

@@ -6,12 +6,15 @@
 
 Qwen3, DeepSeek-R1 and GLM write this form. The prompt may have opened the reasoning already. White
 space around both parts belongs to the marks. The result does not depend on how the text is split.
-Knows no tokens. One parser serves one choice.
+Knows no tokens. One parser serves one choice. The form of gpt-oss is in harmony.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
+
+from baton.router.text.harmony import HarmonyForm, HarmonyParser
 
 _SPACE = " \t\r\n"
 MAX_SPACE = 64  # characters of white space that are held at the end of reasoning
@@ -26,25 +29,42 @@ class ReasoningForm:
     opening_token: int
     closing_token: int
 
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (self.opening, self.closing)
+
+
+class AnswerParser(Protocol):
+    """Splits one choice's text into reasoning and content."""
+
+    def push(self, text: str) -> tuple[str, str]: ...
+
+    def flush(self) -> tuple[str, str]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerReasoning:
     """The reasoning of one answer. `opened`: the prompt ends inside it. Unless `shown`, it is
     left out of the answer."""
 
-    form: ReasoningForm
+    form: ReasoningForm | HarmonyForm
     opened: bool
     shown: bool = True
 
+    def parser(self) -> AnswerParser:
+        if isinstance(self.form, HarmonyForm):
+            return HarmonyParser(shown=self.shown)
+        return ReasoningParser(self.form, self.opened, self.shown)
+
 
 class ReasoningParser:
-    """Splits one choice's text."""
+    """Splits one choice's text by two marks."""
 
-    def __init__(self, reasoning: AnswerReasoning) -> None:
-        self._form = reasoning.form
-        self._shown = reasoning.shown
-        self._inside = reasoning.opened
-        self._begun = reasoning.opened  # what the text begins with is known
+    def __init__(self, form: ReasoningForm, opened: bool, shown: bool) -> None:
+        self._form = form
+        self._shown = shown
+        self._inside = opened
+        self._begun = opened  # what the text begins with is known
         self._leading = True  # white space that comes now is not shown
         self._held = ""
 

@@ -70,6 +70,14 @@ def lark_grammar(text: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": text}]})
 
 
+def enclosed(text: str, envelope: str) -> str:
+    """Return the grammar of a Lark text in which `@answer` is the grammar `text`."""
+    answer, *others = json.loads(text)["grammars"]
+    return json.dumps(
+        {"grammars": [{"lark_grammar": envelope}, answer | {"name": "answer"}, *others]}
+    )
+
+
 def quoted(text: str) -> str:
     """Return a Lark string for the text."""
     return json.dumps(text, ensure_ascii=False)

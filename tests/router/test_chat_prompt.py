@@ -65,7 +65,7 @@ def test_tools_calls_and_results_are_in_the_prompt(
     prompt = prompt_of(tool_templates[name])
     messages = [ASKED, CALLED, ANSWERED]
     text, calling = text_of(prompt, request(messages=messages, tools=[TOOL]))
-    assert calling == CallableTools(FORMS[name], frozenset("f"))
+    assert calling == CallableTools(FORMS[name], frozenset("f"), True, {"f": {}})
     assert '{"far": [1, "two"]}' in text and "result" in text and text.count('"f"') >= 2
     alone, calling = text_of(prompt, request(messages=messages))
     assert calling is None and '{"far": [1, "two"]}' in alone and "result" in alone
@@ -76,7 +76,7 @@ def test_arguments_as_a_text_where_the_template_wants_one(tool_templates: dict[s
     prompt = prompt_of(tool_templates["text"], "hermes")
     text, calling = text_of(prompt, request(messages=[ASKED, CALLED, ANSWERED], tools=[TOOL]))
     assert '<call>f<sep>{"far":[1,"two"]}<tool>result' in text
-    assert calling == CallableTools(FORMS["hermes"], frozenset("f"))
+    assert calling == CallableTools(FORMS["hermes"], frozenset("f"), True, {"f": {}})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.router.text.reasoning import AnswerReasoning, ReasoningForm, ReasoningParser
+from baton.router.text.reasoning import AnswerReasoning, ReasoningForm
 from baton.router.text.tokenizer import HfTokenizer
 from tests.support.router_process import RunningRouter, StartRouter
 
@@ -32,7 +32,7 @@ CASES = {
 
 
 def parsed(parts: list[str], opened: bool) -> tuple[str, str]:
-    parser = ReasoningParser(AnswerReasoning(FORM, opened))
+    parser = AnswerReasoning(FORM, opened).parser()
     found = [parser.push(part) for part in parts] + [parser.flush()]
     return "".join(first for first, _ in found), "".join(second for _, second in found)
 

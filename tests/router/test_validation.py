@@ -188,9 +188,11 @@ async def test_what_may_be_called_is_told_to_the_parser() -> None:
 
     told = await asked(tools=tools)
     assert told.prompt == tuple(b"fguhi;")
-    assert told.calling == CallableTools(FORMS["mistral"], frozenset("fg"))
+    assert told.calling == CallableTools(
+        FORMS["mistral"], frozenset("fg"), True, {"f": {}, "g": {}}
+    )
     alone = await asked(tools=tools, tool_choice="auto", parallel_tool_calls=False)
-    assert alone.calling == CallableTools(FORMS["mistral"], frozenset("fg"), parallel=False)
+    assert alone.calling is not None and not alone.calling.parallel
     for fields in ({}, {"tools": []}, {"tools": tools, "tool_choice": "none"}):
         untold = await asked(**fields)
         assert untold.calling is None and untold.prompt == tuple(b"uhi;")

@@ -1,0 +1,202 @@
+"""The grammar of calls whose arguments are written one by one in markup.
+
+    p_0_0: "<parameter=city>\\n" TEXT_0_0_0 "\\n"      a string: plain text up to the closing mark
+    p_0_1: "<parameter=n>\\n" %json {...} "\\n</..."   any other value: JSON
+
+Parameters come in the order of the schema's properties, each once. A string contains no closing
+mark; where other types are admitted beside it, it is no text that would be read as one of those.
+Beside strings, null, booleans and numbers without bounds are part of the same terminal, since the
+longest match decides which terminal a text is; lists, objects and bounded numbers are left out,
+which is narrower than the schema. What a schema asks for and this form cannot be held to is refused
+by name. Stateless.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from baton.router.grammars.lark_text import ANYTHING, GrammarTool, TokenId, regex, spelled
+from baton.router.text.call_form import MAX_HEADER_CHARS
+from baton.router.text.markup_call import MarkupForm
+from baton.router.text.markup_value import ANY_TYPE, branches, enumerated, value_types
+from baton.runtime.errors import InvalidRequest
+from baton.runtime.grammar.grammar_text import CALL_OPTIONS, inline_schema, quoted
+
+_TEXTLESS = ("title", "description", "default", "examples", "deprecated", "$comment")
+_STRING_KEYS = ("type", "enum", "const", "minLength", "maxLength", "pattern", "format", *_TEXTLESS)
+_OBJECT_KEYS = ("type", "properties", "required", "additionalProperties", "$defs", "definitions")
+_DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_TIME = r"([01][0-9]|2[0-3])(:[0-5][0-9]){2}"
+_ZONE = r"(\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_FORMATS = {
+    "date": _DATE,
+    "time": _TIME + _ZONE,
+    "date-time": f"{_DATE}T{_TIME}{_ZONE}",
+    "uuid": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
+    "email": r"[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+",
+}
+_PLAIN = {  # beside strings
+    "null": "null",
+    "boolean": "true|false",
+    "integer": "-?(0|[1-9][0-9]{0,14})",
+    "number": r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,9})?",
+}
+_UNBOUNDED = (_PLAIN["null"], _PLAIN["boolean"])
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_LOOKS = {  # texts that are read as another type
+    "null": "null|None",
+    "boolean": "true|false|True|False",
+    "integer": r"-?[0-9][0-9.eE+-]*",
+    "number": r"-?[0-9][0-9.eE+-]*",
+    "array": r"\[.*",
+    "object": r"\{.*",
+}
+
+
+def markup_rules(form: MarkupForm, tools: Sequence[GrammarTool], token: TokenId) -> list[str]:
+    """Return the rules of `call`, after its opening. Raises InvalidRequest for a schema that this
+    form cannot be held to."""
+    names = " | ".join(f"call_{place}" for place in range(len(tools)))
+    rules = [f"call: {names}"]
+    padding = "\n" if form.padded else ""
+    closing = f"{form.end}\n{form.closing}" if form.closing else form.end
+    for place, tool in enumerate(tools):
+        head = f"{padding}{form.name}{tool.name}{form.name_end}\n"
+        made = _Parameters(form, tool, place, token)
+        rules.append(
+            f"call_{place}: {spelled(head, form.markers, token)} {made.sequence} "
+            f"{spelled(closing, form.markers, token)}"
+        )
+        rules += made.rules
+    return rules
+
+
+class _Parameters:
+    """The rules of one tool's parameters; `sequence` refers to them."""
+
+    def __init__(self, form: MarkupForm, tool: GrammarTool, place: int, token: TokenId) -> None:
+        self._form = form
+        self._tool = tool
+        self._token = token
+        self._root = dict(tool.schema or {})
+        self.rules: list[str] = []
+        self._refuse_beside(self._root, (*_OBJECT_KEYS, *_TEXTLESS), "the schema")
+        properties = self._root.get("properties") or {}
+        required = self._root.get("required") or []
+        schemas = {**{key: {} for key in required}, **properties}
+        ordered = [*properties, *(key for key in required if key not in properties)]
+        names = []
+        for number, key in enumerate(ordered):
+            name = f"p_{place}_{number}"
+            self._add(name, str(key), schemas[key])
+            names.append(name if key in required else f"{name}?")
+        self.sequence = " ".join(names)
+
+    def _add(self, name: str, key: str, schema: Any) -> None:
+        form = self._form
+        if not key or len(key) > MAX_HEADER_CHARS // 2 or any(sign in key for sign in "<>\r\n"):
+            raise self._refused(f"its name {key[:50]!r} cannot be written")
+        padding = "\n" if form.padded else ""
+        head = f"{form.key}{key}{form.key_end}"
+        head += padding if form.padded else f"\n{form.value}"
+        values = self._values(name, key, schema)
+        text = spelled(head, form.markers, self._token)
+        after = quoted("\n")
+        self.rules.append(f"{name}: {text} ({' | '.join(values)}) {after}")
+
+    def _values(self, name: str, key: str, schema: Any) -> list[str]:
+        """Return the alternatives of a value, each with the mark at its end."""
+        found = branches(schema, self._root) or [{}]
+        if any("string" in value_types(each, self._root) for each in found):
+            texts = [each for branch in found for each in self._texts(key, branch, found)]
+            return [self._text(name.upper(), " | ".join(texts))]
+        return [self._other(f"{name}_{place}", each) for place, each in enumerate(found)]
+
+    def _texts(
+        self, key: str, schema: Mapping[str, Any], found: Sequence[Mapping[str, Any]]
+    ) -> list[str]:
+        """Return the texts of one alternative among several, of which some are strings."""
+        types = value_types(schema, self._root)
+        if types == ANY_TYPE:
+            self._refuse_beside(schema, _TEXTLESS, f"the parameter {key!r}, without a type,")
+            return [ANYTHING]
+        values = enumerated(schema)
+        if values:
+            written = (each if isinstance(each, str) else json.dumps(each) for each in values)
+            return [quoted(each) for each in written]
+        bounded = any(bound in schema for bound in _BOUNDS)
+        plain = [_PLAIN[each] for each in sorted(types) if each in _PLAIN]
+        texts = [regex(each) for each in plain if not bounded or each in _UNBOUNDED]
+        if "string" in types:
+            others = frozenset().union(*(value_types(each, self._root) for each in found))
+            texts.append(self._string(key, schema, others - {"string"}))
+        return texts
+
+    def _string(self, key: str, schema: Mapping[str, Any], others: frozenset[str]) -> str:
+        """Return a string's text with all that its schema asks for."""
+        if schema.get("type") == "string":
+            self._refuse_beside(schema, _STRING_KEYS, f"the parameter {key!r}")
+        parts = [ANYTHING]
+        low, high = schema.get("minLength", 0), schema.get("maxLength", "")
+        if low or high != "":
+            parts.append(regex(f".{{{low},{high}}}"))
+        if "pattern" in schema:
+            parts.append(regex(_searched(str(schema["pattern"]))))
+        if "format" in schema:
+            if schema["format"] not in _FORMATS:
+                raise self._refused(
+                    f"the parameter {key!r}: format {str(schema['format'])[:50]!r} is not "
+                    "supported in this form of calls: leave it out"
+                )
+            parts.append(regex(_FORMATS[schema["format"]]))
+        if others and others != ANY_TYPE:
+            looks = "|".join(sorted({_LOOKS[each] for each in others}))
+            parts.append("~" + regex(rf"[ \t\r\n]*({looks})[ \t\r\n]*"))
+        return "(" + " & ".join(parts) + ")"
+
+    def _text(self, terminal: str, inner: str) -> str:
+        """Return a text that ends with the mark, which it does not contain. If the mark is text
+        too, it is part of the terminal: the longest match must not run over it."""
+        form = self._form
+        mark = quoted(form.value_end)
+        if self._token(form.value_end) is None:
+            end = quoted(("\n" if form.padded else "") + form.value_end)
+            body = f"(({inner}) {end}) & ~({ANYTHING} {mark} {regex('.+')})"
+            self.rules.append(f"{terminal}: {body}")
+            return terminal
+        self.rules.append(f"{terminal}: ({inner}) & ~({ANYTHING} {mark} {ANYTHING})")
+        return f"{terminal} {self._end()}"
+
+    def _other(self, rule: str, schema: Mapping[str, Any]) -> str:
+        """Return a value that is no string as JSON, which `rule` describes."""
+        defined = [key for key in ("$defs", "definitions") if key in self._root]
+        kept: dict[str, Any] = {key: self._root[key] for key in defined}
+        self.rules.append(f"{rule}: {inline_schema({**kept, **schema}, CALL_OPTIONS)}")
+        return f"{rule} {self._end()}"
+
+    def _end(self) -> str:
+        padding = "\n" if self._form.padded else ""
+        return spelled(padding + self._form.value_end, self._form.markers, self._token)
+
+    def _refuse_beside(self, schema: Mapping[str, Any], known: Sequence[str], of: str) -> None:
+        other = [key for key in schema if key not in known and not key.startswith("x-")]
+        if other:
+            raise self._refused(
+                f"{of} has {other[0][:50]!r}, to which calls in this form cannot be held: "
+                "leave it out"
+            )
+
+    def _refused(self, reason: str) -> InvalidRequest:
+        return InvalidRequest(f"tools: {self._tool.name}: {reason}", "tools")
+
+
+def _searched(pattern: str) -> str:
+    """Return a pattern that matches a whole text in which the given one is found."""
+    start = pattern[1:] if pattern.startswith("^") else f".*{pattern}"
+    if start.endswith("$") and not start.endswith(r"\$"):
+        return f"{start[:-1]}"
+    return f"{start}.*"
