@@ -51,7 +51,10 @@ NARROWING = {
         "router/text/tokenizer.py",
         "self._plain is not None",
     ): "pieces come where control tokens are text",
-    ("router/text/tool_calls.py", "found is not None"): "the pattern matches the empty text",
+    ("router/text/call_form.py", "found is not None"): "the pattern matches the empty text",
+    ("router/text/json_call.py", "found is not None"): "both patterns match the empty text",
+    ("router/text/json_call.py", "self._json is not None"): "`calls` comes after a known end",
+    ("router/text/named_call.py", "self._json is not None"): "`calls` comes after a known end",
     (
         "router/grammars/grammar_validator.py",
         "process.stdin is not None",

@@ -101,8 +101,9 @@ def _rules(form: CallForm, tools: Sequence[GrammarTool], token: TokenId) -> Call
         return CallRules(markup_rules(form, tools, token), opening, between=between)
     if isinstance(form, NamedForm):
         return _named_rules(form, tools, token)
-    assert isinstance(form, JsonForm), "there are no other forms"
-    return _json_rules(form, tools, token)
+    if isinstance(form, JsonForm):
+        return _json_rules(form, tools, token)
+    raise TypeError(f"no grammar is known for {type(form).__name__}")
 
 
 def _json_rules(form: JsonForm, tools: Sequence[GrammarTool], token: TokenId) -> CallRules:

@@ -19,8 +19,8 @@ from baton.models.training import tiny_tokenizer
 from baton.models.training.tiny_tokenizer import ENTRIES, SPECIAL_TOKENS, ChatEncoder
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.templates.tool_support import support_of
-from baton.router.text.tokenizer import HfTokenizer
 from baton.router.text.call_form import CallableTools
+from baton.router.text.tokenizer import HfTokenizer
 from baton.router.text.tool_calls import ToolCallParser
 
 TOKENIZER = tiny_tokenizer.train()
