@@ -19,18 +19,8 @@ from baton.runtime.sampling import MAX_DRAFT_TOKENS
 from baton.runtime.setting import setting
 
 PlacementMode = Literal["auto", "disaggregated", "local"]
-ToolCalls = Literal[
-    "auto",
-    "none",
-    "hermes",
-    "llama",
-    "mistral",
-    "qwen3_coder",
-    "glm",
-    "deepseek_v3",
-    "deepseek_v31",
-    "gpt_oss",
-]
+ToolCalls = Literal["auto", "none", "hermes", "llama", "mistral",
+                    "qwen3_coder", "glm", "deepseek_v3", "deepseek_v31", "gpt_oss"]  # fmt: skip
 OpenApi = Literal["auto", "on", "off"]
 ControlTokensInChats = Literal["text", "tokens"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]

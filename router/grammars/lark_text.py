@@ -1,4 +1,4 @@
-"""What the grammars of calls are made of: tools, and texts and patterns in Lark's form."""
+"""The parts of grammars of calls: tools, and texts and patterns in Lark's form."""
 
 from __future__ import annotations
 
