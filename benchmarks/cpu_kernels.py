@@ -28,7 +28,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from baton.deploy.serve.plan import SHORT_SPIN
-from baton.engine.cpu.attention_kv_quant import CodesAttention
+from baton.engine.cpu.attention_kv_quant import KvQuantAttention
 from baton.engine.cpu.attention_numba import NumbaAttention
 from baton.engine.cpu.linear_numba import Panels
 from baton.engine.cpu.linear_quantized import QuantizedMatrix
@@ -105,9 +105,9 @@ def attention(spec: ModelSpec) -> Iterator[Case]:
     """One layer's attention of a decode batch and of a prompt's chunk, over bf16 and int8 KV."""
     blocks = 32 * 33
     for kind, codes in (("bf16", None), ("int8", INT8)):
-        pool = KvPool(spec, blocks, BLOCK_TOKENS, torch.bfloat16, codes=codes)
+        pool = KvPool(spec, blocks, BLOCK_TOKENS, torch.bfloat16, quant=codes)
         _fill(pool, spec)
-        kernel = (NumbaAttention if codes is None else CodesAttention)(pool, spec.attention)
+        kernel = (NumbaAttention if codes is None else KvQuantAttention)(pool, spec.attention)
         plain = TorchAttention(pool, spec.attention)
         for name, layout in (
             ("decode_1x512", _decode_layout(spec, blocks, 1)),
@@ -131,7 +131,7 @@ def _over_layers(backend: TorchAttention, queries: Tensor, layout: StepLayout, l
 
 
 def _fill(pool: KvPool, spec: ModelSpec) -> None:
-    if pool.codes is None:
+    if pool.quant is None:
         pool.tensor.normal_()
         return
     every = torch.arange(pool.blocks).repeat_interleave(BLOCK_TOKENS)

@@ -33,13 +33,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from baton.engine.cpu.attention_kv_quant import CodesAttention
+from baton.engine.cpu.attention_kv_quant import KvQuantAttention
 from baton.engine.cpu.attention_numba import NumbaAttention
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.memory.kv_quant import CODES
+from baton.engine.memory.kv_quant import KV_QUANTS
 from baton.engine.model.attention import TorchAttention
 from baton.engine.model.step_layout import Bounds, lay_out
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
@@ -50,7 +50,7 @@ from benchmarks.figures.report import Figure, parser, report
 from benchmarks.inputs.cached_model import cached_model
 from benchmarks.quantization import TOKENS, error, small_model
 
-KINDS = ("auto", *CODES)
+KINDS = ("auto", *KV_QUANTS)
 BLOCK = 16
 CONTEXT = 512
 BATCH = 32
@@ -79,9 +79,9 @@ def attention_figures(spec: ModelSpec) -> list[Figure]:
     made: list[Figure] = []
     for kind in ("exact", *KINDS):
         dtype = torch.float32 if kind == "exact" else torch.bfloat16
-        pool = KvPool(spec, blocks, BLOCK, dtype, codes=CODES.get(kind))
+        pool = KvPool(spec, blocks, BLOCK, dtype, quant=KV_QUANTS.get(kind))
         pool.put(0, torch.tensor(table)[places // BLOCK], places % BLOCK, kv.to(dtype))
-        backend = {"exact": TorchAttention, "auto": NumbaAttention}.get(kind, CodesAttention)
+        backend = {"exact": TorchAttention, "auto": NumbaAttention}.get(kind, KvQuantAttention)
         found = backend(pool, form).attend(0, queries.to(dtype), layout)
         if wanted is not None:
             name = f"attention_error_{name_of(kind)}"
@@ -104,7 +104,7 @@ def exactness_figures(folder: Path) -> list[Figure]:
         )
         logits[kind], drawn[kind] = runner.all_logits(whole)[0], _greedy(runner)
     made = []
-    for kind in ("float32", *CODES):
+    for kind in ("float32", *KV_QUANTS):
         same = logits[kind].argmax(-1) == logits["auto"].argmax(-1)
         pairs = zip(drawn[kind], drawn["auto"], strict=True)
         alike = statistics.mean(_common(mine, theirs) for mine, theirs in pairs)

@@ -22,15 +22,9 @@ STILL_TO_REWORD: set[str] = {
     "deploy/host",
     "deploy/processes",
     "deploy/serve",
-    "engine/checkpoint",
     "engine/cpu",
-    "engine/deterministic",
     "engine/execution",
-    "engine/memory",
-    "engine/model",
     "engine/sampling",
-    "engine/scheduling",
-    "engine/spec",
     "engine/triton",
     "router/answers",
     "router/dispatch",
@@ -46,8 +40,6 @@ STILL_TO_REWORD: set[str] = {
 }
 # Class names that still occur twice in a package; shrinks to nothing.
 STILL_REPEATED: set[tuple[str, str]] = {
-    ("engine", "Chunk"),
-    ("engine", "_Step"),
 }
 
 WORDS = (

@@ -1,7 +1,7 @@
-"""One string for one model: two workers may share KV only where it is equal.
+"""The fingerprint of a model: two workers may share KV only if theirs are equal.
 
-Covers the facts of `config.json` that the computation uses, and of every tensor its name,
-kind, shape and sampled bytes. Reads a few megabytes of a model of any size. Keeps no state.
+It covers the fields of `config.json` that the computation uses, and the name, dtype, shape and
+sampled bytes of every tensor. It reads a few megabytes of a model of any size and keeps no state.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ def model_fingerprint(
     quantization: str = "none",
     draft: str = "",
 ) -> str:
-    """32 hex digits. `context` as in `read_spec`, since it may decide what the KV is;
-    `numerics` names the bits of a deterministic engine, `quantization` what is made of plain
-    weights at load, `draft` the fingerprint of a draft model, whose KV lies in the same blocks.
+    """Return 32 hex digits. `context` is that of `read_spec`, since it may decide the KV;
+    `numerics` identifies the bits of a deterministic engine, `quantization` the quantisation at
+    load, `draft` the fingerprint of a draft model, whose KV lies in the same blocks.
 
-    How the tensors are spread over shards does not matter, nor what the end tokens are.
-    Training changes nearly every value of the tensors it touches, so the samples tell a
-    fine-tune from its base; a change of a few single values can go unseen. Raises ModelError
-    for files that cannot be read."""
+    The division of tensors into shards and the end tokens do not matter. Training changes nearly
+    every value of a tensor, so the samples distinguish a fine-tuned model from its base; a change
+    of a few single values may go undetected. Raises ModelError for files that cannot be read."""
     digest = blake2b(digest_size=16, person=b"baton-model")
     beside = [draft] if draft else []
     digest.update(json.dumps([numerics, quantization, *beside]).encode())
@@ -45,14 +44,14 @@ def model_fingerprint(
     digest.update(json.dumps(facts, sort_keys=True).encode())
     tensors = [tensor for path in shard_files(folder) for tensor in read_header(path)]
     for tensor in sorted(tensors, key=lambda tensor: tensor.name):
-        digest.update(json.dumps([tensor.name, tensor.kind, tensor.shape]).encode())
+        digest.update(json.dumps([tensor.name, tensor.dtype, tensor.shape]).encode())
         for piece in _samples(tensor):
             digest.update(piece)
     return digest.hexdigest()
 
 
 def _samples(tensor: StoredTensor) -> Iterator[bytes]:
-    """Evenly spread pieces, the first and the last bytes included."""
+    """Yield evenly spaced pieces of a tensor, with its first and its last bytes."""
     size = tensor.end - tensor.start
     descriptor = os.open(tensor.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     try:

@@ -1,7 +1,7 @@
-"""Reads the weights of mixtures of experts and of latent attention, by their names in files.
+"""Reads the weights of experts and of multi-head latent attention by their tensor names.
 
-transformers 5 holds experts as stacked tensors in memory, but saves them one by one under
-these names too. Knows how tensors are named, not how they are stored; keeps no state.
+transformers 5 stacks experts in memory, but saves them one by one, under the same names. The
+module knows the names of tensors, not their storage; it keeps no state.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from baton.engine.model.mla import LatentWeights
 from baton.engine.model.quantized_weight import QuantizedWeight
 from baton.engine.spec.moe_spec import ExpertsSpec, LatentSpec
 
-_NAMES = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}  # family: place, gate, up, down
+_NAMES = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}  # family: module, gate, up, down
 _USUAL = ("mlp", "gate_proj", "up_proj", "down_proj")
 
 
 def read_expert_weights(
     reader: WeightReader, layer: str, family: str, hidden: int, spec: ExpertsSpec
 ) -> ExpertWeights:
-    """Read the mixture of `layer` ("model.layers.3."). Raises ModelError as `WeightReader` does.
+    """Read the mixture of `layer` ("model.layers.3."). Raises ModelError like `WeightReader`.
 
-    The gate decides by small differences: it is kept and computed in float32.
+    The gate stays in float32, since small differences decide its choice.
     """
     place, gate, up, down = _NAMES.get(family, _USUAL)
-    base, exact = f"{layer}{place}.", reader.as_kind(torch.float32)
+    base, exact = f"{layer}{place}.", reader.with_dtype(torch.float32)
     ffn, shared, shared_ffn = spec.ffn_size, None, spec.shared_ffn_size
     if shared_ffn:
         name = f"{base}shared_experts."
@@ -52,7 +52,7 @@ def read_expert_weights(
 
 @dataclass(frozen=True, slots=True)
 class _StoredExperts:
-    """The `ExpertSource` of one layer: a matrix each of `gate_ups` and `downs` for every expert."""
+    """The `ExpertSource` of one layer. Each expert has one matrix of `gate_ups` and of `downs`."""
 
     reader: WeightReader
     gate_ups: Sequence[Parts]
@@ -92,8 +92,8 @@ class _StoredExperts:
 def read_latent_weights(
     reader: WeightReader, layer: str, hidden: int, heads: int, spec: LatentSpec
 ) -> LatentWeights:
-    """Read the attention of `layer`, without its output matrix. Raises ModelError as
-    `WeightReader` does."""
+    """Read the attention of `layer`, without its output matrix. Raises ModelError like
+    `WeightReader`."""
     base, query_size = f"{layer}self_attn.", heads * spec.query_dim
     latent = (f"{base}kv_a_proj_with_mqa", spec.width)
     query_norm, query_up, first = None, None, (f"{base}q_proj", query_size)

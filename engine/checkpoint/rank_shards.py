@@ -1,8 +1,8 @@
-"""The safetensors files of a folder as if they held one rank's share of each tensor alone.
+"""The safetensors files of a folder, reduced to one rank's share of each tensor.
 
-Which axis of a stored tensor is split follows from its module's name and, for a quantised one, from
-its layout; slices are views of the mapped files, so the other ranks' parts are not read. All that
-reads weights works on such shards as on whole ones, with the spec of the rank.
+The split axis of a stored tensor follows from its module's name and, if it is quantised, from its
+layout. Slices are views of the mapped files, so the other ranks' shares are not read. Readers of
+weights use such shards like whole ones, with the rank's spec.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BY_HEAD = ("q_proj", "q_b_proj", "kv_b_proj")
 _BY_KV_HEAD = ("k_proj", "v_proj")
 _EVENLY = ("gate_proj", "up_proj", "w1", "w3", "embed_tokens", "lm_head")
 _ROW_PARALLEL = ("o_proj", "down_proj", "w2")
-# Axes of the output and of the input in a quantised module's tensors, None where it has none.
+# Axes of the output and of the input in a quantised module's tensors; None: no such axis.
 _TRANSPOSED = {"qweight": (1, 0), "qzeros": (1, 0), "scales": (1, 0), "g_idx": (None, 0)}
 _STRAIGHT = {
     "weight": (0, 1),
@@ -38,14 +38,14 @@ _STRAIGHT = {
     "weight_zero_point": (0, 1),
     "weight_g_idx": (None, 0),
 }
-_ORDERS = ("g_idx", "weight_g_idx")  # the group that each column is in
+_ORDERS = ("g_idx", "weight_g_idx")  # the group of each column
 
 Side = Literal["output", "input"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Which part of a module's matrix a rank holds: fractions of an axis, in order."""
+    """The part of a module's matrix that a rank holds: ranges of one axis, in order."""
 
     side: Side
     runs: tuple[tuple[int, int], ...]  # [start, end) of `whole` equal units
@@ -58,12 +58,12 @@ class RankShards(Shards):
     def __init__(
         self, folder: Path, spec: ModelSpec, split: RankSplit, progress: Progress | None = None
     ) -> None:
-        """`spec`: of the whole model. Raises ModelError as `Shards` does."""
+        """Open the files. `spec` describes the whole model. Raises ModelError like `Shards`."""
         super().__init__(folder, progress)
         self._spec, self._split = spec, split
 
     def find(self, name: str, shape: tuple[int, ...] | None = None) -> StoredTensor:
-        """The tensor as this rank has it; where the bytes of the whole lie."""
+        """Return the tensor with this rank's shape, and the byte range of the whole tensor."""
         stored = self.find_whole(name, shape)
         parts = self._parts(stored)
         if parts is None:
@@ -75,7 +75,7 @@ class RankShards(Shards):
 
     @contextmanager
     def open(self, name: str) -> Iterator[Tensor]:
-        """This rank's part of the tensor. Raises ModelError."""
+        """Map this rank's part of the tensor. Raises ModelError."""
         parts = self._parts(self.find_whole(name))
         with super().open(name) as values:
             if name.endswith(".weight_shape"):
@@ -86,13 +86,13 @@ class RankShards(Shards):
                 part = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=axis)
                 yield self._own_groups(name, values, part) if name.endswith(_ORDERS) else part
             elif self._added_once(name) and self._split.rank:
-                yield torch.zeros_like(values)  # the sum over the ranks adds a bias once
+                yield torch.zeros_like(values)  # rank 0 alone adds the bias
             else:
                 yield values
 
     def _own_groups(self, name: str, whole: Tensor, part: Tensor) -> Tensor:
-        """The groups that a run of columns is in, counted from the first one of the run. Raises
-        ModelError where columns of one group lie apart."""
+        """Return the groups of a range of columns, counted from its first group. Raises
+        ModelError if the columns of one group are not adjacent."""
         if (whole[1:] < whole[:-1]).any():
             raise self.find_whole(name).error(
                 f"permutes columns, which {self._split.ranks} ranks cannot share: set worker.tp "
@@ -101,7 +101,7 @@ class RankShards(Shards):
         return part - part[0]
 
     def _shape_of_part(self, name: str, whole: Tensor) -> Tensor:
-        """The shape that a packed module's `weight_shape` names, of this rank's part."""
+        """Return a packed module's `weight_shape` for this rank's part."""
         cut = self._cut(name.rsplit(".", 2)[-2])
         if cut is None:
             return whole
@@ -116,8 +116,8 @@ class RankShards(Shards):
         return found is not None and found["module"] in _ROW_PARALLEL and found["tensor"] == "bias"
 
     def _parts(self, stored: StoredTensor) -> tuple[int, list[tuple[int, int]]] | None:
-        """The axis of `stored` that is split and this rank's runs of it; None: it is whole on
-        every rank. Raises ModelError where a packed or grouped axis cannot be cut so."""
+        """Return the split axis of `stored` and this rank's ranges of it; None if every rank has
+        all of it. Raises ModelError if the split would divide a packed word or a group."""
         found = _MODULE.search(stored.name)
         cut = None if found is None else self._cut(found["module"])
         if found is None or cut is None:
@@ -125,13 +125,13 @@ class RankShards(Shards):
         axes = _TRANSPOSED.get(found["tensor"]) or _STRAIGHT.get(found["tensor"])
         axis = None if axes is None else axes[0 if cut.side == "output" else 1]
         if axis is None or axis >= len(stored.shape) or stored.shape[axis] == 1:
-            return None  # one scale for all
+            return None  # one scale for the matrix
         size = stored.shape[axis]
         bounds = [(start * size, end * size) for start, end in cut.runs]
         if any(bound % cut.whole for pair in bounds for bound in pair):
             raise stored.error(
                 f"has {size} entries on axis {axis}, which {self._split.ranks} ranks cannot share: "
-                "a packed word or a group of scales would be cut; set worker.tp to a smaller number"
+                "the split divides a packed word or a group of scales; reduce worker.tp"
             )
         return axis, [(start // cut.whole, end // cut.whole) for start, end in bounds]
 

@@ -1,7 +1,7 @@
-"""Which safetensors files hold a model, and that all of them are there.
+"""The list of safetensors files of a model, with a check that none is missing.
 
-Apart from what reads them (shards.py), because whoever starts workers asks this first, without
-torch. Opens the index alone; keeps no state.
+The supervisor of workers runs this check first and does not import torch, so the module is
+separate from the reader (shards.py). It opens only the index and keeps no state.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ SINGLE_FILE = "model.safetensors"
 
 
 def shard_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of a model, in order of name. Raises ModelError if one is missing."""
+    """Return the safetensors files of a model, sorted by name. Raises ModelError if one is
+    missing."""
     index = folder / INDEX_FILE
     if not index.exists():
         if not (folder / SINGLE_FILE).exists():
             raise ModelError(
-                f"{folder}: holds neither {SINGLE_FILE} nor {INDEX_FILE}; only safetensors "
-                "weights are read"
+                f"{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}; use a model with "
+                "safetensors weights"
             )
         return (folder / SINGLE_FILE,)
     fields = read_fields(index).section("weight_map")
@@ -35,13 +36,13 @@ def shard_files(folder: Path) -> tuple[Path, ...]:
         if not path.exists():
             held = next(name for name, place in places.items() if place == path)
             raise ModelError(
-                f"{path}: missing shard, named by {INDEX_FILE} (it holds {held}); download it"
+                f"{path}: shard of {INDEX_FILE} is missing (it has {held}); download it"
             )
     return files
 
 
 def _file_name(index: Path, name: object) -> str:
-    """A plain file name: an index may not point out of its folder."""
+    """Return a plain file name. Raises ModelError: an index may not point outside its folder."""
     if not isinstance(name, str) or Path(name).name != name:
         raise ModelError(f"{index}: weight_map: {json.dumps(name)} is not a plain file name")
     return name

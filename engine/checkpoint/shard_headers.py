@@ -1,8 +1,8 @@
-"""What the header of a safetensors file says: names, kinds, shapes, and where the bytes lie.
+"""The header of a safetensors file: names, dtypes, shapes and byte ranges of tensors.
 
-The format is 8 bytes of length, a JSON header, then the tensors' bytes. It is read here, so that
-a file that was cut or changed is refused with the tensor that it breaks: by whoever loads it,
-and by whoever starts workers, which has no torch. Keeps no state.
+The format is 8 bytes of length, a JSON header, then the tensors' bytes. This reader rejects a
+truncated or changed file and names the damaged tensor. Workers use it, and so does their
+supervisor, which does not import torch. The module keeps no state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from baton.runtime.errors import ModelError
 
 _MAX_HEADER_BYTES = 100 << 20
-KIND_BYTES = {
+DTYPE_BYTES = {
     "F64": 8,
     "F32": 4,
     "F16": 2,
@@ -34,7 +34,7 @@ KIND_BYTES = {
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     name: str
-    kind: str  # as the file says: "BF16"
+    dtype: str  # name in the file: "BF16"
     shape: tuple[int, ...]
     path: Path
     start: int  # in the file, bytes
@@ -45,13 +45,13 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> list[StoredTensor]:
-    """The tensors of one file. Raises ModelError naming what is wrong with which tensor."""
+    """Return the tensors of one file. Raises ModelError with the damaged tensor and its defect."""
     try:
         file_bytes = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(_MAX_HEADER_BYTES, file_bytes - 8):
-                raise ValueError(f"a header of {length} bytes in a file of {file_bytes}")
+                raise ValueError(f"the header has {length} bytes in a file of {file_bytes}")
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
         found = []
@@ -71,16 +71,16 @@ def read_header(path: Path) -> list[StoredTensor]:
 
 def _check(tensor: StoredTensor, first: int, file_bytes: int, whole_bytes: int) -> None:
     if min(tensor.shape, default=0) < 0 or not first <= tensor.start <= tensor.end:
-        raise tensor.error(f"lies from byte {tensor.start} to {tensor.end}; download it again")
+        raise tensor.error(f"has the byte range {tensor.start} to {tensor.end}; download it again")
     if tensor.end > file_bytes:
         raise tensor.error(
             f"ends at byte {tensor.end}, but the file has {file_bytes} of its {whole_bytes} bytes: "
-            "it was cut; download it again"
+            "it is truncated; download it again"
         )
-    if tensor.kind in KIND_BYTES:
-        needed = math.prod(tensor.shape) * KIND_BYTES[tensor.kind]
+    if tensor.dtype in DTYPE_BYTES:
+        needed = math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
         if tensor.end - tensor.start != needed:
             raise tensor.error(
-                f"of kind {tensor.kind} needs {needed} bytes and has {tensor.end - tensor.start};"
+                f"of dtype {tensor.dtype} needs {needed} bytes and has {tensor.end - tensor.start};"
                 " download it again"
             )

@@ -1,7 +1,7 @@
 """The safetensors files of a Hugging Face folder, mapped into memory.
 
-What their headers say is shard_headers.py's. The files are mapped here, so that pages go back
-to the system once they are copied. Knows no model. Files are only read.
+The reader unmaps the pages of a tensor once it is copied. `shard_headers` reads the headers. The
+module knows no model and only reads files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from baton.engine.checkpoint.shard_files import shard_files
 from baton.engine.checkpoint.shard_headers import StoredTensor, read_header
 from baton.runtime.errors import ModelError
 
-KINDS = {
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -41,7 +41,7 @@ class Shards:
     """All tensors of a folder. Threads may read different tensors at once."""
 
     def __init__(self, folder: Path, progress: Progress | None = None) -> None:
-        """Raises ModelError for a missing, cut or malformed file."""
+        """Map the files. Raises ModelError for a missing, truncated or malformed file."""
         self.folder = folder
         self._maps: dict[Path, mmap.mmap] = {}
         self._tensors: dict[str, StoredTensor] = {}
@@ -52,10 +52,12 @@ class Shards:
         for path in shard_files(folder):
             for tensor in read_header(path):
                 if tensor.name in self._tensors:
-                    raise tensor.error(f"is in {self._tensors[tensor.name].path.name} as well")
+                    raise tensor.error(
+                        f"is also in {self._tensors[tensor.name].path.name}; download both"
+                    )
                 self._tensors[tensor.name] = tensor
             with path.open("rb") as file:
-                # A private mapping counts as writable, which torch asks for; nothing writes.
+                # torch requires a writable buffer; a private mapping is one, and none writes.
                 self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self.total_bytes = sum(tensor.end - tensor.start for tensor in self._tensors.values())
 
@@ -63,57 +65,58 @@ class Shards:
         return name in self._tensors
 
     def unused(self) -> Iterator[StoredTensor]:
-        """The tensors that nobody has opened yet, in order of name."""
+        """Return the tensors that have not been opened, sorted by name."""
         return (self._tensors[name] for name in sorted(self._tensors.keys() - self._used))
 
     def find(self, name: str, shape: tuple[int, ...] | None = None) -> StoredTensor:
-        """Raises ModelError if no file holds it; `shape`, where known, is what was expected."""
+        """Return a tensor's header. Raises ModelError if no file has the tensor; `shape` is the
+        expected shape, if known."""
         return self.find_whole(name, shape)
 
     def find_whole(self, name: str, shape: tuple[int, ...] | None = None) -> StoredTensor:
-        """The tensor as the file has it. Raises ModelError as `find` does."""
+        """Return the header of the whole tensor. Raises ModelError like `find`."""
         if name not in self._tensors:
             asked = "" if shape is None else f", which asks for {list(shape)},"
             raise ModelError(
                 f"{self.folder}: tensor {name} is in none of its {len(self._maps)} safetensors "
-                f"files; config.json{asked} does not fit the weights, or a download is not complete"
+                f"files; config.json{asked} does not fit the weights, or a download is incomplete"
             )
         return self._tensors[name]
 
     @contextmanager
     def open(self, name: str) -> Iterator[Tensor]:
-        """The tensor in mapped memory, of its stored kind and shape; not to be written, and
-        not to be kept beyond the block. Raises ModelError."""
+        """Return the tensor in mapped memory, with its stored dtype and shape. The caller must not
+        write it, nor keep it after the `with` block. Raises ModelError."""
         stored = self.find_whole(name)
-        if stored.kind not in KINDS:
-            raise stored.error(f"is of kind {stored.kind}, which is not known")
+        if stored.dtype not in DTYPES:
+            raise stored.error(f"has the unknown dtype {stored.dtype}")
         with self._lock:
             self._used.add(name)
         size = stored.end - stored.start
         if size:
             file = self._maps[stored.path]
             flat = torch.frombuffer(file, dtype=torch.uint8, count=size, offset=stored.start)
-            if flat.data_ptr() % 8:  # tensors of odd sizes come before it
+            if flat.data_ptr() % 8:  # follows a tensor of odd size
                 flat = flat.clone()
         else:
             flat = torch.empty(0, dtype=torch.uint8)
-        yield flat.view(KINDS[stored.kind]).view(stored.shape)
-        self._give_back(stored)
-        self._tell(size)
+        yield flat.view(DTYPES[stored.dtype]).view(stored.shape)
+        self._release_pages(stored)
+        self._report_progress(size)
 
     def finish(self) -> None:
-        """Tell that all is read, whatever was left out."""
+        """Report all bytes as read, including those of unread tensors."""
         if self._done_bytes < self.total_bytes:
-            self._tell(self.total_bytes - self._done_bytes)
+            self._report_progress(self.total_bytes - self._done_bytes)
 
-    def _give_back(self, stored: StoredTensor) -> None:
-        """Unmap the tensor's whole pages: a model must not stand in memory twice."""
+    def _release_pages(self, stored: StoredTensor) -> None:
+        """Release the tensor's whole pages, so that memory never holds the model twice."""
         first = -(-stored.start // mmap.PAGESIZE) * mmap.PAGESIZE
         size = stored.end // mmap.PAGESIZE * mmap.PAGESIZE - first
         if size > 0 and hasattr(mmap, "MADV_DONTNEED"):
             self._maps[stored.path].madvise(mmap.MADV_DONTNEED, first, size)
 
-    def _tell(self, size: int) -> None:
+    def _report_progress(self, size: int) -> None:
         with self._lock:
             self._done_bytes += size
             if self._progress is not None:

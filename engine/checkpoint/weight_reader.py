@@ -1,8 +1,8 @@
-"""From stored tensors to the matrices and vectors of a decoder.
+"""Reads the matrices and vectors of a decoder from stored tensors.
 
-A matrix is asked for by the names of the modules that it is made of, from top to bottom: one
-name where the checkpoint has it whole, several where it is fused here. How a module is stored
-is this file's matter, not the caller's. Threads may read different matrices at once.
+The caller names the modules of a matrix from top to bottom: one name if the checkpoint stores the
+matrix whole, several if the engine fuses them. The caller does not need to know how a module is
+stored. Threads may read different matrices at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baton.engine.checkpoint.checkpoint_formats import read_quantized
 from baton.engine.checkpoint.shard_headers import StoredTensor
-from baton.engine.checkpoint.shards import KINDS, Shards
+from baton.engine.checkpoint.shards import DTYPES, Shards
 from baton.engine.model.linear import JoinedMatrix, Linear
 from baton.engine.model.matrix_backend import MatrixBackend
 from baton.engine.model.quantized_weight import (
@@ -25,7 +25,7 @@ from baton.engine.model.quantized_weight import (
     quantize_int4,
     quantize_int8,
 )
-from baton.engine.spec.quantization_config import Made, StoredForm
+from baton.engine.spec.quantization_config import LoadQuantization, StoredQuantization
 from baton.runtime.errors import ModelError
 
 Parts = Sequence[tuple[str, int]]  # (module, "model.layers.0.mlp.up_proj", its rows)
@@ -33,8 +33,8 @@ _FLOATS = ("F32", "F16", "BF16")
 
 
 class WeightReader:
-    """Reads what a spec asks for, converted to `dtype`. All methods raise ModelError naming
-    file, tensor and expected shape for what is missing, of another shape or kind, or not
+    """The reader of one model's tensors, converted to `dtype`. All methods raise ModelError with
+    file, tensor and expected shape if a tensor is missing, has another shape or dtype, or is not
     finite."""
 
     def __init__(
@@ -42,48 +42,48 @@ class WeightReader:
         shards: Shards,
         dtype: torch.dtype,
         matrices: MatrixBackend,
-        form: StoredForm | None = None,
-        made: Made = "none",
+        form: StoredQuantization | None = None,
+        load_quantization: LoadQuantization = "none",
     ) -> None:
-        """`form`: how the files keep their quantised matrices. `made`: what to make of those
-        that they keep plainly."""
+        """Set the formats. `form`: the storage format of quantised matrices.
+        `load_quantization`: the quantisation at load of matrices that are stored unquantised."""
         self.matrices = matrices
         self._shards = shards
         self._dtype = dtype
         self._form = form
-        self._made = made
+        self._load_quantization = load_quantization
 
     def quantizes(self, parts: Parts, columns: int) -> bool:
-        """Whether the modules' weights come as something other than plain numbers."""
+        """Return whether any of the modules' weights is quantised in memory."""
         return any(self._quantized(name, rows, columns) is not None for name, rows in parts)
 
     def quantized(self, parts: Parts, columns: int) -> QuantizedWeight:
-        """The modules' weights in one quantised matrix, which they must share the form of."""
+        """Read the modules' weights as one quantised matrix. All must have one format."""
         found = [self._quantized(name, rows, columns) for name, rows in parts]
         weights = [weight for weight in found if weight is not None]
         whole = joined(weights) if weights and len(weights) == len(parts) else None
         if whole is None:
             names = ", ".join(name for name, _ in parts)
             raise ModelError(
-                f"{self._shards.folder}: {names} are not quantised by one form, which is not for "
-                "a GPU; set worker.device to cpu"
+                f"{self._shards.folder}: {names} have different quantisation formats, which a GPU "
+                "does not support; set worker.device to cpu"
             )
         return whole
 
-    def as_kind(self, dtype: torch.dtype) -> WeightReader:
-        """The same files, converted to `dtype`; nothing plain is quantised."""
+    def with_dtype(self, dtype: torch.dtype) -> WeightReader:
+        """Return a reader of the same files that converts to `dtype` and quantises nothing."""
         return WeightReader(self._shards, dtype, self.matrices, self._form)
 
     def vector(self, name: str, size: int) -> Tensor:
-        """`name` is the tensor's own: "model.norm.weight". Returns [size]."""
+        """Read a vector [size]. `name` is the tensor's full name: "model.norm.weight"."""
         return self._joined([(name, size)], ())
 
     def table(self, name: str, rows: int, columns: int) -> Tensor:
-        """A tensor that is looked up, not multiplied with: [rows, columns]."""
+        """Read a lookup table [rows, columns]."""
         return self._joined([(name, rows)], (columns,))
 
     def matrix(self, parts: Parts, columns: int, *, bias: bool = False) -> Linear:
-        """The product with the modules' weights [sum of rows, columns], and their biases."""
+        """Read the product with the modules' weights [sum of rows, columns] and their biases."""
         added = None
         if bias:
             added = self._joined([(f"{name}.bias", rows) for name, rows in parts], ())
@@ -110,11 +110,10 @@ class WeightReader:
         return self.matrices.quantized(weight, bias, self._dtype)
 
     def dense(self, parts: Parts, columns: int) -> Tensor:
-        """The modules' weights as plain numbers [sum of rows, columns], where more is done with
-        them than multiplying."""
+        """Read the modules' weights as plain numbers [sum of rows, columns]."""
         if self._form is None:
             return self._joined([(f"{name}.weight", rows) for name, rows in parts], (columns,))
-        target = self._room((sum(rows for _, rows in parts), columns))
+        target = self._allocate((sum(rows for _, rows in parts), columns))
         start = 0
         for name, rows in parts:
             stored = read_quantized(self._shards, self._form, name, rows, columns)
@@ -126,14 +125,14 @@ class WeightReader:
         return target
 
     def _quantized(self, name: str, rows: int, columns: int) -> QuantizedWeight | None:
-        """None for a module that is stored plainly and stays so."""
+        """Read or create the quantised weight of a module; None if it stays unquantised."""
         if self._form is not None:
             return read_quantized(self._shards, self._form, name, rows, columns)
-        if self._made == "none":
+        if self._load_quantization == "none":
             return None
         stored = self._checked(f"{name}.weight", (rows, columns))
         with self._shards.open(stored.name) as source:
-            if self._made == "int8":
+            if self._load_quantization == "int8":
                 weight = quantize_int8(source)
             else:
                 group = group_for(columns)
@@ -148,18 +147,18 @@ class WeightReader:
         return weight
 
     def _joined(self, tensors: Parts, rest: tuple[int, ...]) -> Tensor:
-        """Tensors [rows, *rest], one below the other, copied."""
-        target = self._room((sum(rows for _, rows in tensors), *rest))
+        """Copy tensors [rows, *rest] into one, from top to bottom."""
+        target = self._allocate((sum(rows for _, rows in tensors), *rest))
         start = 0
         for name, rows in tensors:
             self._fill(target[start : start + rows], name)
             start += rows
         return target
 
-    def _room(self, shape: tuple[int, ...]) -> Tensor:
+    def _allocate(self, shape: tuple[int, ...]) -> Tensor:
         try:
             return torch.empty(shape, dtype=self._dtype, device=self.matrices.device)
-        except (RuntimeError, TypeError, OverflowError) as error:  # by kind of impossible size
+        except (RuntimeError, TypeError, OverflowError) as error:  # depends on the size
             raise ModelError(
                 f"{self._shards.folder}: the system has no memory for a tensor {list(shape)}: "
                 "check the sizes in config.json, or use a machine with more memory"
@@ -188,10 +187,10 @@ class WeightReader:
 
 
 def float_dtype(shards: Shards, name: str) -> torch.dtype:
-    """The kind of number of a tensor that is stored plainly. Raises ModelError."""
+    """Return the dtype of an unquantised tensor. Raises ModelError."""
     stored = shards.find(name)
-    if stored.kind not in _FLOATS:
+    if stored.dtype not in _FLOATS:
         raise stored.error(
-            f"is of kind {stored.kind}; use a version of the model stored as {', '.join(_FLOATS)}"
+            f"has dtype {stored.dtype}; use a version of the model stored as {', '.join(_FLOATS)}"
         )
-    return KINDS[stored.kind]
+    return DTYPES[stored.dtype]

@@ -1,7 +1,7 @@
 """Reads a model's weights from the safetensors files of a Hugging Face folder.
 
-Knows the names of a decoder layer's tensors. What does not fit the spec is refused by name, and
-so is a tensor that the spec has no use for. Keeps no state; the weights belong to the decoder.
+The module knows the names of a decoder layer's tensors. It rejects by name a tensor that does not
+fit the spec, or that the spec does not use. It keeps no state; the decoder owns the weights.
 """
 
 from __future__ import annotations
@@ -18,56 +18,55 @@ from baton.engine.checkpoint.moe_weights import read_expert_weights, read_latent
 from baton.engine.checkpoint.rank_shards import RankShards
 from baton.engine.checkpoint.shards import Progress, Shards
 from baton.engine.checkpoint.weight_reader import Parts, WeightReader, float_dtype
-from baton.engine.memory.host_memory import freed_at_once
+from baton.engine.memory.host_memory import release_freed_memory
 from baton.engine.model.linear import Linear
 from baton.engine.model.matrix_backend import MatrixBackend
 from baton.engine.model.weights import LayerWeights, MlpWeights, Weights
 from baton.engine.spec.model_spec import ModelSpec
-from baton.engine.spec.quantization_config import Made
+from baton.engine.spec.quantization_config import LoadQuantization
 from baton.engine.spec.rank_split import RankSplit, spec_of_rank
 from baton.runtime.errors import ConfigError
 
-_THREADS = 4  # each holds one matrix twice for a moment, while it is packed
-# What checkpoints carry along and no computation of ours reads: angles that we compute, and
-# scales for activations and KV, which we do not quantise by them.
+_THREADS = 4  # each briefly holds a matrix twice
+# Tensors that the engine ignores: it computes rotary angles, and does not quantise activations
+# or KV by stored scales.
 _SPARE = re.compile(r"\.(rotary_emb\.inv_freq|masked_bias|input_scale|[kv]_scale)$")
 
 
-@freed_at_once()
+@release_freed_memory()
 def load_weights(
     folder: Path,
     spec: ModelSpec,
     dtype: torch.dtype,
     matrices: MatrixBackend,
     progress: Progress | None = None,
-    quantization: Made = "none",
+    quantization: LoadQuantization = "none",
     split: RankSplit | None = None,
 ) -> Weights:
     """Read all tensors that `spec` needs, converted to `dtype`, several layers at once.
 
-    `matrices` makes products of them, where its device is. `quantization` is made of matrices that
-    are stored plainly, the head apart. `split`: read one rank's share; `spec` is still that of the
-    whole model. `progress` is called from several threads, one at a time.
-    Raises ModelError naming file, tensor and expected shape for a missing or cut shard, a missing
-    tensor, one that `spec` has no use for, a wrong shape or dtype, quantised values that are out
-    of range, and values that are not finite; ConfigError for a `quantization` of weights that are
-    quantised already.
+    `matrices` prepares them for its device. `quantization` applies to unquantised matrices except
+    the head. `split`: read one rank's share; `spec` describes the whole model all the same.
+    `progress` is called from several threads, one at a time.
+    Raises ModelError with file, tensor and expected shape for a missing or truncated shard, a
+    missing or unused tensor, a wrong shape or dtype, quantised values out of range, and values
+    that are not finite. Raises ConfigError if `quantization` is set for quantised weights.
     """
     if quantization != "none" and spec.quantization is not None:
         raise ConfigError(
-            f"worker.quantization is {quantization!r}, but {folder} holds quantised weights "
-            f"({spec.quantization.layout}): give none"
+            f"worker.quantization is {quantization!r}, but the weights in {folder} are quantised "
+            f"already ({spec.quantization.layout}): give none"
         )
     shards = Shards(folder, progress)
     if split is not None:
         shards, spec = RankShards(folder, spec, split, progress), spec_of_rank(spec, split)
     reader = WeightReader(shards, dtype, matrices, spec.quantization, quantization)
-    # The largest first, while there is room: packing holds a matrix twice for a moment.
+    # The largest first, while memory is free: packing holds a matrix twice for a moment.
     embedding = reader.table(_embedding(spec), spec.vocab_size, spec.hidden_size)
     head = (
         matrices.plain(embedding)
         if spec.tied_embeddings
-        else reader.as_kind(dtype).matrix([(_head(spec), spec.vocab_size)], spec.hidden_size)
+        else reader.with_dtype(dtype).matrix([(_head(spec), spec.vocab_size)], spec.hidden_size)
     )
     final_norm = _norm(reader, spec, f"{spec.tensor_prefix}norm.weight", spec.hidden_size)
     layers = _layers(reader, spec)
@@ -142,7 +141,8 @@ def _norm(reader: WeightReader, spec: ModelSpec, name: str, size: int) -> Tensor
 
 
 def _refuse_unused(shards: Shards, spec: ModelSpec) -> None:
-    """A layer, a bias or a norm that config.json says nothing of would change every answer."""
+    """Raise ModelError for a tensor that config.json does not imply: a further layer, bias or norm
+    would change every output."""
     ours = (
         (spec.tensor_prefix,) if spec.tied_embeddings else (spec.tensor_prefix, f"{_head(spec)}.")
     )
@@ -154,7 +154,7 @@ def _refuse_unused(shards: Shards, spec: ModelSpec) -> None:
         if not stored.name.startswith(ours) or _SPARE.search(stored.name):
             continue
         with shards.open(stored.name) as values:
-            nothing = stored.name.endswith(".bias") and not values.any()  # as GPTQ writes them
+            nothing = stored.name.endswith(".bias") and not values.any()  # GPTQ writes zero biases
         if not nothing:
             raise stored.error(
                 f"is not part of a {spec.family} model of {spec.layers} layers as config.json "

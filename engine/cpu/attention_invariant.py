@@ -39,9 +39,9 @@ class InvariantAttention(TorchAttention):
             raise ConfigError(
                 f"worker.deterministic: not with KV in {pool.dtype}; use float32 or bfloat16"
             )
-        self._slabs = None if pool.codes is None else Slabs(pool)
+        self._slabs = None if pool.quant is None else Slabs(pool)
         self._numbers: tuple[NDArray[Any], np.uint32] | None = None
-        if pool.codes is None:
+        if pool.quant is None:
             wide = pool.dtype == torch.float32
             bits = pool.tensor.view(torch.int32 if wide else torch.int16).numpy()
             # A bfloat16 is the upper half of a float32: widened by a factor of 2^16.

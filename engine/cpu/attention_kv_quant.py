@@ -2,7 +2,7 @@
 
 A bfloat16 model takes `attention_codes_bf16` where the processor has its instruction; any other
 takes the strict kernel of the deterministic mode, in float32. Either way rows are written by one
-kernel, which gives the codes of `KvCodes`. Up to rounding the results are those of
+kernel, which gives the codes of `KvQuant`. Up to rounding the results are those of
 `TorchAttention` over the same pool. Needs numba; owns nothing but views of the pool.
 """
 
@@ -22,7 +22,7 @@ from baton.engine.model.step_layout import ChunkRows, StepLayout
 from baton.engine.spec.model_spec import AttentionSpec
 
 
-class CodesAttention(TorchAttention):
+class KvQuantAttention(TorchAttention):
     """For a pool with codes, of a model in float32 or bfloat16. A decode row's result depends on
     its own sequence alone, bit for bit."""
 

@@ -31,7 +31,7 @@ _FAR = 4  # tiles that are fetched ahead
 def usable(pool: KvPool) -> bool:
     """Whether the kernels fit this pool and this processor."""
     return (
-        pool.codes is not None
+        pool.quant is not None
         and pool.dtype == torch.bfloat16
         and pool.tensor.shape[-1] % COLUMNS == 0
         and pool.block_size % TOKENS == 0

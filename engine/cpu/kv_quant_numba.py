@@ -2,7 +2,7 @@
 
 The pool is seen as its slabs, uint8 [block, kv_head, bytes], and the same memory as float32
 [block, kv_head, words]; rows and scales are found by their number in the slab. The codes are
-those of `KvCodes`, and the numbers too, bit for bit. Needs numba, which is optional; keeps no
+those of `KvQuant`, and the numbers too, bit for bit. Needs numba, which is optional; keeps no
 state.
 """
 
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from baton.engine.cpu.compiled import compiled, inner, take_threads
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.memory.kv_quant import FP8_E4M3, LEAST
+from baton.engine.memory.kv_quant import FP8_E4M3, MIN_MAGNITUDE
 
-_LEAST = np.float32(LEAST)
+_LEAST = np.float32(MIN_MAGNITUDE)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = np.uint32(0x7F800000)
 # 1.5 * 2^23: what is added to it is rounded to a whole number, ties to even.
@@ -37,11 +37,11 @@ class Slabs:
     """The memory of an eight-bit pool as the kernels take it."""
 
     def __init__(self, pool: KvPool) -> None:
-        assert pool.codes is not None and pool.memory.device.type == "cpu"
+        assert pool.quant is not None and pool.memory.device.type == "cpu"
         self._slabs = pool.memory.numpy()
         self._words = pool.memory.view(torch.float32).numpy()
-        self._floating = pool.codes is FP8_E4M3
-        self._largest = np.float32(pool.codes.largest)
+        self._floating = pool.quant is FP8_E4M3
+        self._largest = np.float32(pool.quant.largest)
         self._layers, _, self._size, self._dim = pool.tensor.shape[2:]
 
     def of(self, layer: int) -> Stored:

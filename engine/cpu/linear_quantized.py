@@ -51,14 +51,14 @@ class QuantizedMatrix:
 
 
 def _product(weight: QuantizedWeight, dtype: torch.dtype) -> Product:
-    if dtype == torch.bfloat16 and weight.kind == "int8" and weight.scales.shape[1] == 1:
+    if dtype == torch.bfloat16 and weight.code_dtype == "int8" and weight.scales.shape[1] == 1:
         if weight.zeros is None:
             return _Rows8(weight)
-    elif dtype == torch.bfloat16 and weight.kind == "int4" and _tile():
+    elif dtype == torch.bfloat16 and weight.code_dtype == "int4" and _tile():
         group = _tile_group(weight)
         if group:
             return _Tiles4(weight, group, _tile())
-    elif dtype == torch.bfloat16 and weight.kind == "fp8" and find_spec("numba") is not None:
+    elif dtype == torch.bfloat16 and weight.code_dtype == "fp8" and find_spec("numba") is not None:
         return _CompiledFp8(weight)
     return _Plain(weight)
 

@@ -1,7 +1,7 @@
-"""Weights on a device, multiplied so that a row's bits do not depend on the other rows.
+"""Replaces a GPU's products by batch-invariant ones, whose rows do not depend on other rows.
 
-For the deterministic mode: the same matrices, with tiles that do not follow the number of rows.
-Copies no weights; keeps no state.
+The deterministic mode uses the same matrices with tiles that do not depend on the number of rows.
+The module copies no weights and keeps no state.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from baton.engine.deterministic.linear_invariant import replaced
 from baton.engine.model.linear import JoinedMatrix, PlainMatrix
-from baton.engine.triton.linear import FixedLinear
+from baton.engine.triton.linear import FixedTileLinear
 from baton.engine.triton.matrices import StackedExperts
 from baton.engine.triton.quantized import TritonQuantized
 from baton.runtime.errors import ModelError
@@ -19,24 +19,24 @@ from baton.runtime.errors import ModelError
 _TILE_ROWS = 64  # of an expert's rows
 
 
-def with_fixed_products(weights: Any) -> Any:
-    """`weights`, a dataclass, with every matrix in it multiplied so, however deep it lies. Raises
-    ModelError for a matrix of another kind."""
-    return replaced(weights, _fixed)
+def with_invariant_products(weights: Any) -> Any:
+    """Return the dataclass `weights` with a batch-invariant product for every matrix, at any
+    depth. Raises ModelError for a matrix that has none."""
+    return replaced(weights, _invariant)
 
 
-def _fixed(part: Any) -> Any:
+def _invariant(part: Any) -> Any:
     if isinstance(part, PlainMatrix):
-        return FixedLinear(part.weight, part.bias)
+        return FixedTileLinear(part.weight, part.bias)
     if isinstance(part, TritonQuantized):
-        return part.kept_apart()
+        return part.batch_invariant()
     if isinstance(part, JoinedMatrix):
-        return JoinedMatrix([_fixed(matrix) for matrix in part.parts])
+        return JoinedMatrix([_invariant(matrix) for matrix in part.parts])
     if isinstance(part, StackedExperts):
         return replace(part, tile_rows=_TILE_ROWS)
     if callable(part):
         raise ModelError(
-            f"worker.deterministic: no product of {type(part).__name__} on a GPU keeps rows "
-            "apart; set worker.device to cpu, or serve without the setting"
+            f"worker.deterministic: {type(part).__name__} has no batch-invariant product on a GPU; "
+            "set worker.device to cpu, or serve without the setting"
         )
     return part

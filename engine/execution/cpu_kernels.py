@@ -27,7 +27,7 @@ from baton.engine.spec.model_spec import ModelSpec
 from baton.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
-    from baton.engine.cpu.attention_kv_quant import CodesAttention
+    from baton.engine.cpu.attention_kv_quant import KvQuantAttention
     from baton.engine.cpu.attention_numba import NumbaAttention
 
 _BACKENDS = ("auto", "torch", "numba")
@@ -55,20 +55,20 @@ def cpu_kernels(
 
 def _compiled_attention(
     pool: KvPool, spec: ModelSpec, backend: str
-) -> NumbaAttention | CodesAttention | None:
+) -> NumbaAttention | KvQuantAttention | None:
     half = pool.dtype == torch.float16
     if backend == "torch" or (backend == "auto" and (half or not _has_numba())):
         return None
     if half:
         raise ConfigError("attention backend 'numba' has no float16: give auto or torch")
     try:
-        from baton.engine.cpu.attention_kv_quant import CodesAttention
+        from baton.engine.cpu.attention_kv_quant import KvQuantAttention
         from baton.engine.cpu.attention_numba import NumbaAttention
     except ImportError as error:
         raise ConfigError(f"attention backend {backend!r} needs numba: {error}") from error
     attention = spec.attention
     return (
-        NumbaAttention(pool, attention) if pool.codes is None else CodesAttention(pool, attention)
+        NumbaAttention(pool, attention) if pool.quant is None else KvQuantAttention(pool, attention)
     )
 
 

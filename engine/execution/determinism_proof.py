@@ -116,7 +116,7 @@ def _sizes_are_alike(runner: ModelRunner) -> bool:
     """Return whether a longer text has the same bits in one step, in chunks of `_SIZES`, and as
     single tokens in one step. Runs one layer of each kind: the others run the same kernels."""
     short = copy(runner)
-    short.decoder = runner.decoder.of_each_kind()
+    short.decoder = runner.decoder.shortened()
     tokens, first, second = _text(runner, _SIZES_TOKENS)
     (expected,) = short.all_hidden(StepBatch((Slice(tokens, 0, first),)))
     for sizes in _SIZES:

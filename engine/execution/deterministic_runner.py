@@ -1,10 +1,10 @@
 """The deterministic runner: a sequence's bits depend on the sequence alone.
 
 They do not depend on the other slices of a step, on the chunks of a prompt, on the worker that
-computed a cached prefix, or on the number of threads. Made of the batch-invariant attention,
-products and gate; everything else in the decoder works on one row, or one number, at a time. With
-bfloat16, on a processor that has its instruction, these are the ordinary kernels but for the
-attention of decode. `determinism_proof` proves it before the runner is returned. Keeps no state.
+computed a cached prefix, or on the number of threads. The runner has batch-invariant attention,
+products and gates; everything else in the decoder works on one row, or one number, at a time. On a
+processor with bfloat16 instructions, these are the ordinary kernels except decode's attention.
+`determinism_proof` proves the property before the runner is returned. The module keeps no state.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from baton.engine.deterministic.batch_invariant_weights import with_fixed_products
+from baton.engine.deterministic.batch_invariant_weights import with_invariant_products
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.decode_graph import BUCKETS, DecodeGraphs, DrawKernels
 from baton.engine.execution.decoder_kernels import DecoderKernels
@@ -62,7 +62,7 @@ def device_runner(
             pool, spec.latent, spec.heads, scale, limits, deterministic=deterministic
         )
     if deterministic:
-        weights = with_fixed_products(weights)
+        weights = with_invariant_products(weights)
     gating = partial(gated, activation=spec.activation)
     kernels = DecoderKernels(attention, gating, TritonNorms(), sampler=sample_on_device)
     decoder = kernels.decoder(spec, weights)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.engine.memory.kv_quant import CODES, KvCodes
-from baton.engine.spec.quantization_config import MADE, Made
+from baton.engine.memory.kv_quant import KV_QUANTS, KvQuant
+from baton.engine.spec.quantization_config import LOAD_QUANTIZATIONS, LoadQuantization
 from baton.runtime.errors import ConfigError
 
 
@@ -44,21 +44,22 @@ class EngineOptions:
     draft_folder: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.quantization not in MADE:
+        if self.quantization not in LOAD_QUANTIZATIONS:
             raise ConfigError(
-                f"worker.quantization is {self.quantization!r}: give {', '.join(MADE)}"
+                f"worker.quantization is {self.quantization!r}: give "
+                f"{', '.join(LOAD_QUANTIZATIONS)}"
             )
-        if self.kv_dtype != "auto" and self.kv_dtype not in CODES:
+        if self.kv_dtype != "auto" and self.kv_dtype not in KV_QUANTS:
             raise ConfigError(
-                f"pool.kv_dtype is {self.kv_dtype!r}: give auto or one of {', '.join(CODES)}"
+                f"pool.kv_dtype is {self.kv_dtype!r}: give auto or one of {', '.join(KV_QUANTS)}"
             )
 
     @property
-    def kv_quant(self) -> KvCodes | None:
+    def kv_quant(self) -> KvQuant | None:
         """The quantisation of the pool; None: plain numbers."""
-        return CODES.get(self.kv_dtype)
+        return KV_QUANTS.get(self.kv_dtype)
 
     @property
-    def weight_quantization(self) -> Made:
+    def weight_quantization(self) -> LoadQuantization:
         """The quantisation applied to plain weights."""
-        return MADE[MADE.index(self.quantization)]
+        return LOAD_QUANTIZATIONS[LOAD_QUANTIZATIONS.index(self.quantization)]

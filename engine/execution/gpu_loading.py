@@ -162,7 +162,7 @@ def sized_runner(
         ) from error
     pool = runner.pool
     sizes = blocks, pool.block_bytes, size, runner.max_context
-    runner.memory = MemoryPlan(weights_bytes, free, fraction, *sizes, pool.kind, beside)
+    runner.memory = MemoryPlan(weights_bytes, free, fraction, *sizes, pool.kv_dtype, beside)
     return runner
 
 

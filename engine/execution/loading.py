@@ -91,7 +91,7 @@ def build_runner(
     fraction = 0.0 if blocks else options.memory_fraction
     budget = int(options.memory_fraction * free)
     blocks = blocks or blocks_for(spec, block_size, dtype, budget, kv_quant, draft_spec)
-    pool = KvPool(spec, blocks, block_size, dtype, codes=kv_quant, draft=draft_spec)
+    pool = KvPool(spec, blocks, block_size, dtype, quant=kv_quant, draft=draft_spec)
     if options.deterministic:
         runner = _deterministic(spec, weights, pool, options.max_context)
     else:
@@ -101,7 +101,7 @@ def build_runner(
     if draft is not None:
         runner.draft = draft.model(pool, runner.max_context, options.backend)
     sizes = blocks, pool.block_bytes, block_size, runner.max_context
-    runner.memory = MemoryPlan(grown, free, fraction, *sizes, pool.kind)
+    runner.memory = MemoryPlan(grown, free, fraction, *sizes, pool.kv_dtype)
     return runner
 
 

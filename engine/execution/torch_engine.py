@@ -31,7 +31,7 @@ _CLOSE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _QueuedStep:
     batch: StepBatch
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[StepResult]
@@ -106,11 +106,11 @@ class TorchEngine:
         self._threads = threads
         self._device = device
         self._step_timeout_s = step_timeout_s
-        self._jobs: queue.Queue[_Step | None] = queue.Queue(maxsize=queue_steps)
+        self._jobs: queue.Queue[_QueuedStep | None] = queue.Queue(maxsize=queue_steps)
         self._closed = False
         self._failure: Exception | None = None  # of a copy; used by the device thread alone
         # At most one step queued behind the running one: a third would overwrite their results.
-        self._running: queue.Queue[tuple[_Step, RunningStep] | None] = queue.Queue(maxsize=1)
+        self._running: queue.Queue[tuple[_QueuedStep, RunningStep] | None] = queue.Queue(maxsize=1)
         self._threads_running = [threading.Thread(target=self._serve, name="device", daemon=True)]
         if runner.overlaps:
             self._threads_running.append(
@@ -144,7 +144,7 @@ class TorchEngine:
     @property
     def dtype_name(self) -> str:
         """Return the dtype of the KV: see `KvPool.kind`."""
-        return self._runner.pool.kind
+        return self._runner.pool.kv_dtype
 
     def compiled_s(self) -> float:
         """Return the seconds that this process has spent compiling kernels, until now."""
@@ -155,7 +155,7 @@ class TorchEngine:
         engine is closed or its queue is full."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[StepResult] = loop.create_future()
-        self._put(_Step(batch, loop, future))
+        self._put(_QueuedStep(batch, loop, future))
         return TorchHandle(future, self._step_timeout_s)
 
     async def close(self) -> None:
@@ -170,7 +170,7 @@ class TorchEngine:
                 raise EngineError(f"the {thread.name} thread did not end within {_CLOSE_S} s")
         await asyncio.to_thread(self._runner.close)
 
-    def _put(self, job: _Step) -> None:
+    def _put(self, job: _QueuedStep) -> None:
         if self._closed:
             raise EngineError("the engine is closed")
         try:
@@ -202,7 +202,7 @@ class TorchEngine:
         except Exception as error:  # raised by the step's result
             self._failure = error
 
-    def _step(self, job: _Step) -> None:
+    def _step(self, job: _QueuedStep) -> None:
         if self._failure is None:
             self._copy(job.batch.copies)
         started: RunningStep | None = None
@@ -236,7 +236,7 @@ def _name_in_the_kernel() -> None:
         comm.write_text(threading.current_thread().name)
 
 
-def _finish(job: _Step, started: RunningStep) -> None:
+def _finish(job: _QueuedStep, started: RunningStep) -> None:
     result: StepResult | None = None
     failure: Exception | None = None
     try:

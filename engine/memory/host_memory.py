@@ -1,7 +1,7 @@
-"""How much memory this process has, and may still take: the host's, or its container's limit.
+"""The memory that this process uses and may still take, within the host's or container's limit.
 
-Reads the kernel's own figures. Keeps no state but the C library's thresholds, which are the
-process's.
+The module reads the kernel's figures. It keeps no state except the C library's thresholds, which
+belong to the process.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ _CGROUP = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
 _STATUS = Path("/proc/self/status")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
-_SMALL_BYTES, _LARGE_BYTES = 128 << 10, 32 << 20  # where glibc's own threshold starts, and ends
+_SMALL_BYTES, _LARGE_BYTES = 128 << 10, 32 << 20  # bounds of glibc's own threshold
 
 
 def available_bytes(
     meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path = _OWN_GROUP
 ) -> int:
-    """The least of what the kernel calls available, and what is left to each control group (v2)
-    that this process is in. Pages of files count as available, which the kernel gives up when
-    others need them: weights that were just read are such pages."""
+    """Return the minimum of the kernel's `MemAvailable` and of what remains to each control group
+    (v2) of this process. File pages count as available, since the kernel reclaims them on demand:
+    weights that were just read are such pages."""
     left = [_left_to(group) for group in _groups(cgroup, own)]
     return min([_meminfo_available(meminfo), *(count for count in left if count is not None)])
 
 
 def resident_bytes(status: Path = _STATUS) -> int:
-    """This process's own memory, shared memory included and mapped files not: their pages go
-    when others need them. 0 where the kernel does not tell."""
+    """Return this process's own memory, with shared memory and without mapped files, whose pages
+    the kernel can reclaim. 0 if the kernel does not report it."""
     if not status.exists():
         return 0
     lines = (line.partition(":") for line in status.read_text().splitlines())
@@ -42,13 +42,13 @@ def resident_bytes(status: Path = _STATUS) -> int:
 
 
 @contextmanager
-def freed_at_once() -> Iterator[None]:
-    """Within the block, memory of freed tensors goes back to the system at once.
+def release_freed_memory() -> Iterator[None]:
+    """Return the memory of freed tensors to the system at once, within the `with` block.
 
-    glibc would raise its threshold with every large block that is freed, and then keep and
-    scatter them: a model that is packed while it loads was measured to take 1.7 times its size.
-    Afterwards the threshold is as high as it goes by itself, so that steps reuse their memory.
-    Elsewhere than on glibc nothing happens.
+    glibc raises its threshold with every large block that is freed, and then keeps freed memory
+    in fragments: a model that was packed while it loaded took 1.7 times its size. After the
+    block, the threshold has its highest automatic value, so that steps reuse their memory. On
+    another C library the function has no effect.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -72,8 +72,8 @@ def _meminfo_available(meminfo: Path) -> int:
 
 
 def _groups(cgroup: Path, own: Path) -> list[Path]:
-    """The folders of this process's group and of those around it. In a container `cgroup` itself
-    is often its group, whatever path the host knows it by."""
+    """Return the folders of this process's control group and of all groups that contain it. In a
+    container, `cgroup` itself is often the group, whatever its path on the host."""
     lines = own.read_text().splitlines() if own.exists() else []
     path = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
     inner = cgroup / path
@@ -81,7 +81,7 @@ def _groups(cgroup: Path, own: Path) -> list[Path]:
 
 
 def _left_to(group: Path) -> int | None:
-    """None where it has no limit."""
+    """Return the bytes that remain to a control group; None if it has no limit."""
     limit, used = _number(group / "memory.max"), _number(group / "memory.current")
     if limit is None or used is None:
         return None
@@ -92,6 +92,6 @@ def _left_to(group: Path) -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """None where the file is absent or says "max"."""
+    """Read a number; None if the file is absent or contains "max"."""
     text = path.read_text().strip() if path.exists() else "max"
     return None if text == "max" else int(text)

@@ -1,7 +1,7 @@
-"""Host memory in pages of 2 MiB, for what is read from end to end in every step.
+"""Host memory in pages of 2 MiB, for data that every step reads from end to end.
 
-With small pages the processor stops reading ahead at every 4 KiB: weights were measured to come
-at 42 GB/s instead of 69. A kernel without huge pages gives small ones, and all else is the same.
+With small pages the processor stops prefetching at every 4 KiB: weights were read at 42 GB/s
+instead of 69. A kernel without huge pages maps small ones; nothing else differs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from baton.runtime.errors import OutOfMemory
 
 
 def map_memory(size_bytes: int) -> mmap:
-    """Map anonymous pages: aligned, zero, and taken from the system when first written. Raises
-    OSError or OverflowError if the system refuses them."""
+    """Map anonymous pages: aligned, zero, and allocated when first written. Raises OSError or
+    OverflowError if the system refuses them."""
     memory = mmap(-1, size_bytes, MAP_PRIVATE | MAP_ANONYMOUS)
     with suppress(OSError):
         memory.madvise(MADV_HUGEPAGE)
@@ -26,7 +26,7 @@ def map_memory(size_bytes: int) -> mmap:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros in such pages; the tensor keeps them. Raises OutOfMemory."""
+    """Return a tensor of zeros that owns such pages. Raises OutOfMemory."""
     size_bytes = prod(shape) * dtype.itemsize
     try:
         memory = map_memory(size_bytes)

@@ -1,21 +1,21 @@
-"""The paged KV pool: one tensor, its bytes, and how many blocks fit into a budget.
+"""The paged KV pool: one tensor, its bytes, and the number of blocks that a budget allows.
 
     [block, kv_head, layer, k|v, token, head_dim]
-     one block is one contiguous region; so are the heads of a tensor-parallel share within it
+     a block is one contiguous region; so are the heads of a tensor-parallel rank within it
 
     [block, 1, layer, token, latent and rotated key]      for multi-head latent attention
-     one slab, alike on every rank
+     one slab, the same on every rank
 
     [block, kv_head, codes [layer, k|v, token, head_dim] | scales [layer, k|v, token]]
-     in eight bits: a head's slab ends in its scales, so that it moves and is summed with them;
-     of a latent's row there are two, [layer, token, latent|key]
+     in eight bits: a head's slab ends with its scales, so that transfers and checksums include
+     them; a latent row has two scales, [layer, token, latent|key]
 
     [block, bytes of the target's group | bytes of the draft's group]
-     beside a draft model a block holds a second layer group, with heads and layers of its own: both
-     are computed, moved and published together
+     with a draft model, a block holds a second layer group with heads and layers of its own; both
+     groups are computed, transferred and published together
 
-Knows no sequences and no identities. Who may write into which block is the caller's matter;
-only the device thread writes here.
+The pool knows no sequences and no identities. The caller decides which blocks may be written; only
+the device thread writes.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ import torch
 from numpy.typing import NDArray
 
 from baton.engine.memory.huge_pages import map_memory
-from baton.engine.memory.kv_quant import SCALE_BYTES, KvCodes
+from baton.engine.memory.kv_quant import SCALE_BYTES, KvQuant
 from baton.engine.spec.model_spec import ModelSpec
 from baton.runtime.errors import ConfigError
 
-_WORD_BYTES = 8  # that checksums add up
-_LEAST_TOKENS = 512  # a smaller pool serves no one
+_WORD_BYTES = 8  # the unit of checksums
+_MIN_POOL_TOKENS = 512
 
 
 class KvPool:
-    """`tensor` has the shape above, in `dtype` or, in eight bits, in codes of `codes` beside
-    float32 `scales` [block, kv_head, layer, k|v, token] (of latents [block, 1, layer, token,
-    latent|key]); both lie in `memory`, uint8 [block, kv_head, bytes]. `draft` is a pool's view of
-    the draft's layer group in the same blocks. The memory is touched when first written."""
+    """All KV blocks of a worker. `tensor` has the shape above, in `dtype`, or in the codes of
+    `quant` with float32 `scales` [block, kv_head, layer, k|v, token] (MLA: [block, 1, layer,
+    token, latent|key]); both are views of `memory`, uint8 [block, kv_head, bytes]. `draft` is the
+    view of the draft's layer group in the same blocks. The system allocates the memory when it is
+    first written."""
 
     def __init__(
         self,
@@ -50,23 +51,23 @@ class KvPool:
         block_size: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
-        codes: KvCodes | None = None,
+        quant: KvQuant | None = None,
         draft: ModelSpec | None = None,
         memory: torch.Tensor | None = None,
     ) -> None:
-        """`dtype` is what attention computes with. On a `device` (None: the host), one more
-        block, `spare_block`, which no sequence owns, takes the KV of rows that fill up a batch.
-        `draft`: the model whose KV is the second layer group, in plain numbers. `memory`: zeros
-        that the caller shares with other processes, uint8, in one dimension and long enough;
-        None: the pool's own.
-        Raises ConfigError if `blocks` is not positive, the memory cannot be had, or `codes` do
-        not fit the model."""
+        """Allocate the pool. Attention computes in `dtype`. On a `device` (None: the host), the
+        pool has one more block, `spare_block`, for the KV of rows that pad a batch; no sequence
+        owns it. `draft`: the model whose unquantised KV is the second layer group. `memory`:
+        zeros, uint8 in one dimension and long enough, that the caller shares with other
+        processes; None: the pool allocates its own.
+        Raises ConfigError if `blocks` is not positive, the system refuses the memory, or `quant`
+        does not fit the model."""
         if blocks <= 0 or block_size <= 0:
             raise ConfigError(
                 f"pool.blocks is {blocks} and pool.block_size {block_size}: give positive numbers"
             )
         there = blocks + (device is not None)
-        own_bytes = block_bytes(spec, block_size, dtype, codes)
+        own_bytes = block_bytes(spec, block_size, dtype, quant)
         draft_bytes = 0 if draft is None else block_bytes(draft, block_size, dtype)
         shape = there, own_bytes + draft_bytes
         if memory is not None:
@@ -78,81 +79,81 @@ class KvPool:
         self.block_bytes = own_bytes + draft_bytes  # of both groups
         self.spare_block = blocks
         self.dtype = dtype
-        self._take_group(spec, self._whole[:, :own_bytes], codes)
+        self._take_group(spec, self._whole[:, :own_bytes], quant)
         self.draft: KvPool | None = None
         if draft is not None:
             self.draft = copy(self)
             self.draft._take_group(draft, self._whole[:, own_bytes:], None)
 
-    def _take_group(self, spec: ModelSpec, memory: torch.Tensor, codes: KvCodes | None) -> None:
-        """Make `memory` [blocks, bytes], of one layer group, the one that attention sees."""
+    def _take_group(self, spec: ModelSpec, memory: torch.Tensor, quant: KvQuant | None) -> None:
+        """Show attention the layer group in `memory` [blocks, bytes]."""
         there, size_bytes = memory.shape
-        self.codes = codes
+        self.quant = quant
         self.memory = memory.view(there, spec.kv_heads, size_bytes // spec.kv_heads)
         self.scales: torch.Tensor | None = None
         rows = _block_shape(spec, self.block_size)
-        if codes is None:
+        if quant is None:
             self.tensor = self.memory.view(self.dtype).view(there, *rows)
             return
         many = math.prod(rows[1:])
-        self.tensor = self.memory[:, :, :many].view(codes.dtype).view(there, *rows)
+        self.tensor = self.memory[:, :, :many].view(quant.dtype).view(there, *rows)
         scales = self.memory[:, :, many:].view(torch.float32)
         pair = (_scales_of_row(spec),) if spec.latent else ()
         self.scales = scales.view(there, *rows[:-1], *pair)
 
     @property
     def slab_groups(self) -> tuple[tuple[int, int], ...]:
-        """KV heads and bytes of a head's slab, of each layer group in the order of a block."""
+        """Return (KV heads, bytes of a head's slab) of each layer group, in a block's order."""
         groups = (self,) if self.draft is None else (self, self.draft)
         return tuple((group.memory.shape[1], group.memory.shape[2]) for group in groups)
 
     @property
     def slabs(self) -> int:
-        """Slabs of a block, of all layer groups."""
+        """Return the number of slabs of a block, of all layer groups."""
         return sum(heads for heads, _ in self.slab_groups)
 
     @property
-    def kind(self) -> str:
-        """What a block holds, in words that peers compare: "bfloat16", "int8 of bfloat16"."""
+    def kv_dtype(self) -> str:
+        """Return the dtype of the KV, which peers compare: "bfloat16" or "int8 of bfloat16"."""
         plain = str(self.dtype).removeprefix("torch.")
-        return f"{self.codes.name} of {plain}" if self.codes else plain
+        return f"{self.quant.name} of {plain}" if self.quant else plain
 
     def put(self, layer: int, blocks: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor) -> None:
         """Write `kv` [rows, kv_head, k|v, head_dim] into the `slots` of `blocks`, int64 [rows]."""
-        if self.codes is None or self.scales is None:
+        if self.quant is None or self.scales is None:
             self.tensor.select(2, layer)[blocks, :, :, slots] = kv
             return
-        codes, scales = self.codes.encode(kv)
-        # Bytes: torch does not index some kinds of eight bits.
+        codes, scales = self.quant.encode(kv)
+        # As bytes, because torch does not index some eight-bit dtypes.
         bits = self.tensor.view(torch.uint8).select(2, layer)
         bits[blocks, :, :, slots] = codes.view(torch.uint8)
         self.scales.select(2, layer)[blocks, :, :, slots] = scales
 
     def take(self, layer: int, blocks: torch.Tensor) -> torch.Tensor:
-        """A copy of `blocks` [...] in `dtype`: [..., kv_head, k|v, token, head_dim]."""
-        if self.codes is None or self.scales is None:
+        """Return a copy of `blocks` [...] in `dtype`: [..., kv_head, k|v, token, head_dim]."""
+        if self.quant is None or self.scales is None:
             return self.tensor.select(2, layer)[blocks]
         bits = self.tensor.view(torch.uint8).select(2, layer)[blocks]
         scales = self.scales.select(2, layer)[blocks]
-        return self.codes.decode(bits.view(self.codes.dtype), scales).to(self.dtype)
+        return self.quant.decode(bits.view(self.quant.dtype), scales).to(self.dtype)
 
     def bytes_view(self) -> NDArray[np.uint8]:
-        """The same memory as uint8 [blocks, block_bytes], C-contiguous, where the host has it."""
+        """Return the pool of a host as uint8 [blocks, block_bytes], C-contiguous."""
         return cast(NDArray[np.uint8], self.bytes_tensor().numpy())
 
     def bytes_tensor(self) -> torch.Tensor:
-        """The same memory as uint8 [blocks, block_bytes], contiguous, wherever it lies."""
+        """Return the pool as uint8 [blocks, block_bytes], contiguous, on its own device."""
         return self._whole[: self.blocks]
 
     def as_pairs(self) -> KvPool:
-        """A latent pool's own memory, as if every row were its token's key and value both:
-        `tensor` [block, 1, layer, k|v, token, width], whose k|v axis has no stride. To read."""
+        """Return a read-only view of an MLA pool in which each row is both key and value:
+        `tensor` [block, 1, layer, k|v, token, width], whose k|v axis has stride 0."""
         pairs = copy(self)
         pairs.tensor = self.tensor[:, :, :, None].expand(-1, -1, -1, 2, -1, -1)
         return pairs
 
     def of_heads(self, heads: range) -> KvPool:
-        """The part of the same memory that holds these KV heads, as one rank computes with it."""
+        """Return the view of these KV heads, with which one rank computes."""
         part = copy(self)
         part.tensor = self.tensor[:, heads.start : heads.stop]
         if self.scales is not None:
@@ -170,11 +171,11 @@ class KvPool:
 def _on_host(shape: tuple[int, int]) -> torch.Tensor:
     blocks, block = shape
     try:
-        # A READ through shared memory walks both pools page by page: twice as fast so.
+        # A READ through shared memory walks both pools by page: huge pages double its speed.
         memory = map_memory(blocks * block)
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"pool.blocks is {blocks}, of {block} bytes each: the system gives no "
+            f"pool.blocks is {blocks}, of {block} bytes each: the system refused "
             f"{blocks * block} bytes; give fewer blocks"
         ) from error
     return torch.frombuffer(memory, dtype=torch.uint8).view(shape)
@@ -185,39 +186,40 @@ def _on_device(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
-            f"pool.blocks is {shape[0] - 1}: {device} has no memory for them; give fewer, or a "
-            "smaller pool.memory_fraction"
+            f"pool.blocks is {shape[0] - 1}: {device} has no memory for them; give fewer blocks or "
+            "a smaller pool.memory_fraction"
         ) from error
 
 
 def block_bytes(
-    spec: ModelSpec, block_size: int, dtype: torch.dtype, codes: KvCodes | None = None
+    spec: ModelSpec, block_size: int, dtype: torch.dtype, quant: KvQuant | None = None
 ) -> int:
-    """Bytes of one block of all layers. Raises ConfigError if `codes` do not fit the model."""
+    """Return the bytes of one block of all layers. Raises ConfigError if `quant` does not fit the
+    model."""
     shape = _block_shape(spec, block_size)
-    if codes is None:
+    if quant is None:
         return math.prod(shape) * dtype.itemsize
-    if spec.head_dim % 4:  # a slab would not be whole words, which are what checksums add up
+    if spec.head_dim % 4:  # checksums need slabs of whole words
         raise ConfigError(
-            f"pool.kv_dtype is {codes.name}: not for heads of {spec.head_dim} numbers, which are "
-            "no multiple of 4; give auto"
+            f"pool.kv_dtype is {quant.name}: heads have {spec.head_dim} numbers, which is not "
+            "a multiple of 4; give auto"
         )
     block = math.prod(shape[:-1]) * (spec.head_dim + _scales_of_row(spec) * SCALE_BYTES)
     if block // spec.kv_heads % _WORD_BYTES:
         raise ConfigError(
-            f"pool.kv_dtype is {codes.name}: {block // spec.kv_heads} bytes of a head and block "
-            f"are no multiple of {_WORD_BYTES}; give another pool.block_size, or auto"
+            f"pool.kv_dtype is {quant.name}: {block // spec.kv_heads} bytes of a head and block "
+            f"are not a multiple of {_WORD_BYTES}; give another pool.block_size, or auto"
         )
     return block
 
 
 def _scales_of_row(spec: ModelSpec) -> int:
-    """A latent and the key beside it are of unlike sizes."""
+    """Return the scales of an MLA row: one for the latent, one for the key."""
     return 2 if spec.latent else 1
 
 
 def _block_shape(spec: ModelSpec, block_size: int) -> tuple[int, ...]:
-    """A latent model's one head has no k|v axis: its values are part of its keys."""
+    """Return the shape of a block. MLA's one head has no k|v axis: values are part of keys."""
     pair = () if spec.latent else (2,)
     return (spec.kv_heads, spec.layers, *pair, block_size, spec.head_dim)
 
@@ -227,18 +229,18 @@ def blocks_for(
     block_size: int,
     dtype: torch.dtype,
     budget_bytes: int,
-    codes: KvCodes | None = None,
+    quant: KvQuant | None = None,
     draft: ModelSpec | None = None,
 ) -> int:
-    """How many blocks fit into `budget_bytes`. Raises ConfigError if they hold fewer tokens
-    than any use needs, or as `block_bytes` does."""
-    each = block_bytes(spec, block_size, dtype, codes)
-    shown = _arithmetic(spec, block_size, dtype, codes)
+    """Return how many blocks fit into `budget_bytes`. Raises ConfigError if they hold too few
+    tokens for any use, or like `block_bytes`."""
+    each = block_bytes(spec, block_size, dtype, quant)
+    shown = _arithmetic(spec, block_size, dtype, quant)
     if draft is not None:
         each += block_bytes(draft, block_size, dtype)
         shown += f" + {_arithmetic(draft, block_size, dtype, None)} of the draft"
     blocks = budget_bytes // each
-    least = -(-min(_LEAST_TOKENS, spec.max_context) // block_size)
+    least = -(-min(_MIN_POOL_TOKENS, spec.max_context) // block_size)
     if blocks < least:
         raise ConfigError(
             f"the KV pool has {max(budget_bytes, 0)} bytes, room for {max(blocks, 0)} blocks: "
@@ -249,11 +251,11 @@ def blocks_for(
     return blocks
 
 
-def _arithmetic(spec: ModelSpec, block_size: int, dtype: torch.dtype, codes: KvCodes | None) -> str:
+def _arithmetic(spec: ModelSpec, block_size: int, dtype: torch.dtype, quant: KvQuant | None) -> str:
     heads = "1 latent" if spec.latent else f"{spec.kv_heads} KV heads"
     pair = "" if spec.latent else " x 2"
     row = f"{spec.head_dim} x {dtype.itemsize} bytes"
-    if codes is not None:
+    if quant is not None:
         scales = "2 scales" if spec.latent else "a scale"
         row = f"({spec.head_dim} codes + {scales} of {SCALE_BYTES} bytes)"
     return f"{heads} x {spec.layers} layers{pair} x {block_size} tokens x {row}"

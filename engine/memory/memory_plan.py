@@ -1,7 +1,7 @@
-"""What a worker's memory goes to: weights, then a share of what is left for the KV pool.
+"""The plan of a worker's memory: weights, then a share of the rest for the KV pool.
 
-The arithmetic is kept, so that it can be shown to whoever wonders where memory went. Knows no
-tensors; values are immutable.
+The plan keeps the terms of its arithmetic, so that the worker can log them. It knows no tensors;
+values are immutable.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _SEQUENCE_TOKENS = 4096
 class MemoryPlan:
     """Sizes in bytes. `fraction` 0: the number of blocks was given."""
 
-    weights_bytes: int  # measured: how much the process grew by loading them
+    weights_bytes: int  # measured growth of the process
     free_bytes: int  # after loading
     fraction: float
     blocks: int
     block_bytes: int
     block_size: int  # tokens
     max_context: int  # tokens
-    kv: str  # what a block holds: see `KvPool.kind`
-    beside_bytes: int = 0  # of a GPU: decode buffers, graphs, a step's numbers; not in the pool
+    kv: str  # see `KvPool.kv_dtype`
+    beside_bytes: int = 0  # GPU: buffers, graphs, activations
 
     @property
     def pool_bytes(self) -> int:
@@ -35,12 +35,12 @@ class MemoryPlan:
 
     @property
     def sequence_tokens(self) -> int:
-        """4096, or what the model has of context, if less."""
+        """Return 4096, or the model's context if that is shorter."""
         return min(_SEQUENCE_TOKENS, self.max_context)
 
     @property
     def sequences(self) -> int:
-        """Of `sequence_tokens` each, that the pool holds at once without a shared prefix."""
+        """Return how many sequences of `sequence_tokens` the pool holds without shared prefixes."""
         return self.blocks // -(-self.sequence_tokens // self.block_size)
 
     def line(self) -> str:
@@ -57,7 +57,7 @@ class MemoryPlan:
 
 
 def _size(count: int) -> str:
-    """With three digits that matter: "1.75 MiB"."""
+    """Return a size with three significant digits: "1.75 MiB"."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1000:

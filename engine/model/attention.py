@@ -1,8 +1,8 @@
-"""Attention over the paged pool: one interface, and its reference on plain torch.
+"""Attention over the paged pool: the interface of the backends, and its reference in torch.
 
-A backend writes the KV of a step's rows into their blocks, then lets every row attend to its
-sequence so far. It takes strides from the pool's tensor, so that the order of the axes may
-change by measurement. Knows no weights; owns nothing but a reference to the pool.
+A backend writes the KV of a step's rows into their blocks, then computes the attention of every
+row over its sequence so far. It takes strides from the pool's tensor, so that the order of the
+axes can change. It knows no weights and has only a reference to the pool.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from baton.engine.spec.model_spec import AttentionSpec
 
 
 class Attention(Protocol):
-    """A backend. Calls come from the device thread alone, layer by layer."""
+    """An attention backend. The device thread alone calls it, layer by layer."""
 
     def write(self, layer: int, keys: Tensor, values: Tensor, layout: StepLayout) -> None:
-        """Put rotated `keys` and `values` [rows, kv_heads, head_dim] into their blocks."""
+        """Write rotated `keys` and `values` [rows, kv_heads, head_dim] into their blocks."""
         ...
 
     def attend(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
-        """Causal attention of `queries` [rows, heads, head_dim], each over the tokens of its
-        sequence up to itself that are in the layer's window (`AttentionSpec`), after `write`.
-        Returns the same shape and kind."""
+        """Compute causal attention of `queries` [rows, heads, head_dim] after `write`, each over
+        the tokens of its sequence up to itself that are in the layer's window (`AttentionSpec`).
+        Returns the same shape and dtype."""
         ...
 
 
 @runtime_checkable
 class RotatingAttention(Protocol):
-    """A backend that turns queries and keys itself, while it writes."""
+    """A backend that rotates queries and keys while it writes."""
 
     def rotate_and_write(
         self,
@@ -45,15 +45,15 @@ class RotatingAttention(Protocol):
         angles: tuple[Tensor, Tensor],
         layout: StepLayout,
     ) -> Tensor:
-        """`write` of the keys turned by `angles` (`Rotary.angles`); returns turned queries."""
+        """Rotate by `angles` (`Rotary.angles`), `write` the keys, and return rotated queries."""
         ...
 
 
 class TorchAttention:
-    """The reference: gathers the blocks of a sequence, then torch's own fused attention.
+    """The reference backend: it gathers the blocks of a sequence, then runs torch's attention.
 
-    Rows of a chunk are computed per slice; all decode rows at once, padded to the longest.
-    Padding is masked, and a row's result does not depend on its neighbours beyond rounding.
+    Chunks are computed one by one, and all decode rows at once, padded to the longest. Padding is
+    masked, and a row's result depends on its neighbours only by rounding.
     """
 
     def __init__(self, pool: KvPool, spec: AttentionSpec) -> None:
@@ -75,8 +75,8 @@ class TorchAttention:
         return out
 
     def decode(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
-        """`queries` [decode rows, heads, head_dim]; the group of a KV head takes the place of
-        the query length."""
+        """Compute the decode rows, `queries` [decode rows, heads, head_dim]. The query heads of a
+        KV head stand on torch's axis of query length."""
         rows, heads, dim = queries.shape
         tables = layout.decode_tables.long()
         kv = self._pool.take(layer, tables)  # [rows, block, kv_head, 2, token, dim]
@@ -88,14 +88,14 @@ class TorchAttention:
         allowed = places < lengths
         if window := self._spec.windows[layer]:
             allowed &= places >= lengths - window
-        # A mask alone would let the NaN of an unwritten token through: nothing times NaN is NaN.
+        # A mask is not enough for an unwritten token, because 0 * NaN is NaN.
         kv = kv.masked_fill(~allowed[:, None, :, None], 0)
         grouped = queries.view(rows, kv.shape[2], heads // kv.shape[2], dim)
         out = self._mix(grouped, kv[0], kv[1], allowed[:, None, None])
         return out.reshape(rows, heads, dim)
 
     def _chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
-        """One slice: its queries [tokens, heads, head_dim] over the prefix and themselves."""
+        """Compute one chunk: `queries` [tokens, heads, head_dim] over its prefix and itself."""
         window, size = self._spec.windows[layer], self._pool.block_size
         end = chunk.start + chunk.end - chunk.first
         skipped = max(0, chunk.start + 1 - window) // size if window else 0  # blocks
@@ -113,8 +113,8 @@ class TorchAttention:
         return out[0].transpose(0, 1)
 
     def _mix(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """`queries` [n, heads or kv_heads, length, dim] over `keys` and `values` [n, kv_heads,
-        tokens, dim], where `mask` says so; without one, causally. Returns queries' shape."""
+        """Compute attention of `queries` [n, heads or kv_heads, length, dim] over `keys` and
+        `values` [n, kv_heads, tokens, dim] under `mask` (None: causal). Returns queries' shape."""
         if self._spec.soft_cap:
             return self._mix_capped(queries, keys, values, mask)
         return functional.scaled_dot_product_attention(
@@ -130,8 +130,8 @@ class TorchAttention:
     def _mix_capped(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """Written out, since torch's attention has no cap; one KV head at a time, which bounds
-        the memory of the scores."""
+        """Same as `_mix` with a soft cap, which torch's attention lacks. It computes one KV head
+        at a time to bound the memory of the scores."""
         cap, kv_heads = self._spec.soft_cap, keys.shape[1]
         if mask is None:
             mask = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device)

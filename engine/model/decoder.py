@@ -1,10 +1,10 @@
-"""The decoder: one class for every family, driven by a `ModelSpec`.
+"""The decoder of every model family, configured by a `ModelSpec`.
 
 Pre-norm layers of grouped-query attention and a gated MLP (Llama 2, Touvron et al. 2023,
 arXiv:2307.09288; query and key norms as in Qwen3; output norms, soft caps and two rotary
 tables as in Gemma 2 and 3, arXiv:2408.00118 and arXiv:2503.19786), or of latent attention and
-mixtures of experts. Knows no batch and no sampling; the KV lies behind an attention backend.
-Immutable after construction.
+mixtures of experts. The decoder knows no batch and no sampling; an attention backend owns the KV.
+It is immutable after construction.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Angles = tuple[Tensor, Tensor]
 
 
 class FusedPass(Protocol):
-    """All layers of a step that is decode alone, at once: `DecodePass`."""
+    """A call that computes all layers of a step with decode rows only: `DecodePass`."""
 
     def takes(self, layout: StepLayout, angles: Tensor) -> bool: ...
 
@@ -41,7 +41,7 @@ class FusedPass(Protocol):
 
 
 class Decoder:
-    """Computes hidden states and logits. One thread at a time may call it."""
+    """The layers of a model, from tokens to logits. One thread at a time may call it."""
 
     def __init__(
         self,
@@ -52,10 +52,11 @@ class Decoder:
         norms: Norms | None = None,
         fused_pass: FusedPass | None = None,
     ) -> None:
-        """`gating` and `norms` None: torch's. `fused_pass` computes the steps that it accepts."""
+        """Connect weights and backends. `gating` and `norms` None: torch's. `fused_pass` computes
+        the steps that it accepts."""
         self._spec = spec
         self._weights = weights
-        # Decided once: to ask a Protocol in each layer of each step costs more than the call.
+        # Checked once: `isinstance` with a Protocol in each layer costs more than the call.
         self._latent = attention if isinstance(attention, LatentAttention) else None
         self._attention = None if isinstance(attention, LatentAttention) else attention
         self._rotating = attention if isinstance(attention, RotatingAttention) else None
@@ -68,7 +69,7 @@ class Decoder:
         self._local_rotary = Rotary(local, spec.rotary_dim, device) if local else None
 
     def hidden(self, layout: StepLayout) -> Tensor:
-        """Final hidden states [rows, hidden], normalised. Writes the rows' KV."""
+        """Return final hidden states [rows, hidden], normalised; writes the rows' KV."""
         x = self._embed(layout.tokens)
         angles = self._rotary.angles(layout.positions, x.dtype)
         local = angles
@@ -89,9 +90,9 @@ class Decoder:
             normed, x = self._norms.add_norm(part, x, after[index], eps)
         return normed
 
-    def of_each_kind(self) -> Decoder:
-        """The same, of as few first layers as hold one of each kind: with a window and without,
-        of each kind of MLP. What it computes is no text; every kernel takes part in it."""
+    def shortened(self) -> Decoder:
+        """Return a decoder of the fewest first layers that include each type: with and without a
+        window, and each type of MLP. Its output is not text, but it runs every kernel."""
         layers, windows = self._weights.layers, self._spec.attention.windows
         kinds = [
             (window > 0, type(layer.mlp)) for window, layer in zip(windows, layers, strict=True)
@@ -99,17 +100,18 @@ class Decoder:
         count = 1 + max(kinds.index(kind) for kind in set(kinds))
         short = copy(self)
         short._weights = replace(self._weights, layers=layers[:count])
-        short._fused_pass = None  # it goes through all layers
+        short._fused_pass = None  # it computes all layers
         return short
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Float32 logits [rows, vocab] of `hidden` [rows, hidden]."""
+        """Return float32 logits [rows, vocab] of `hidden` [rows, hidden]."""
         logits = self._weights.head(hidden).to(torch.float32)
         cap = self._spec.logit_soft_cap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """[rows, hidden]. The scale is rounded to the weights' kind, as Gemma was trained."""
+        """Look up embeddings [rows, hidden]. The scale is rounded to the weights' dtype, as in
+        Gemma's training."""
         x = functional.embedding(tokens, self._weights.embedding)
         scale = self._spec.embedding_scale
         return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype)

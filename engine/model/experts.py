@@ -1,10 +1,10 @@
-"""Mixture of experts: who computes a token, and the matrix products of all experts of a step.
+"""Mixture of experts: the choice of each row's experts, and the products of all experts of a step.
 
     rows ── route ──▶ (experts, weights) ── sort by expert ──▶ one product an expert ──▶ sum
 
 Every expert runs once a step, over all rows that chose it. A row's result is summed in the
-order of its own choice, so it does not depend on the other rows. Knows no layers and no KV;
-the weights belong to the decoder.
+order of its own choice, so it does not depend on the other rows. The module knows no layers and no
+KV; the decoder owns the weights.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from baton.engine.spec.moe_spec import ExpertsSpec
 
 
 class Experts(Protocol):
-    """The experts of one layer, however their matrices are kept."""
+    """The experts of one layer, in any storage format."""
 
     def run(self, x: Tensor, chosen: Tensor, gating: Gating) -> tuple[Tensor, Tensor]:
-        """`x` [rows, hidden] by its experts `chosen` int64 [rows, choices]: the outputs of all
-        choices, expert by expert [rows choices, hidden], and int64 [rows choices], the flat
-        place in `chosen` that each belongs to."""
+        """Run the experts `chosen` int64 [rows, choices] on `x` [rows, hidden]. Return the outputs
+        of all choices, expert by expert [rows choices, hidden], and the flat index in `chosen` of
+        each, int64 [rows choices]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """One mixture layer. `shared` is what every row visits besides, None where there is none."""
+    """The weights of one mixture layer. `shared`: the expert that every row uses; None: none."""
 
     gate: Linear  # float32 [experts, hidden]
     correction: Tensor | None  # float32 [experts]
@@ -43,7 +43,7 @@ class ExpertWeights:
 
 @dataclass(frozen=True, slots=True)
 class ListedExperts:
-    """Matrices one by one, as a CPU takes them."""
+    """Experts with separate matrices, for a CPU."""
 
     gate_up: tuple[Linear, ...]  # each [2 ffn, hidden]
     down: tuple[Linear, ...]  # each [hidden, ffn]
@@ -64,7 +64,7 @@ class ListedExperts:
 
 
 def mix(x: Tensor, weights: ExpertWeights, spec: ExpertsSpec, gating: Gating) -> Tensor:
-    """The layer's output for `x` [rows, hidden]; the same shape and kind."""
+    """Return the layer's output for `x` [rows, hidden], of the same shape and dtype."""
     logits = weights.gate(x.to(torch.float32))
     chosen, shares = route(logits, spec, weights.correction)
     outputs, by_expert = weights.experts.run(x, chosen, gating)
@@ -82,14 +82,14 @@ def mix(x: Tensor, weights: ExpertWeights, spec: ExpertsSpec, gating: Gating) ->
 def route(
     logits: Tensor, spec: ExpertsSpec, correction: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The experts of each row, int64 [rows, chosen], and their weights, float32 of that shape.
+    """Return the experts of each row, int64 [rows, chosen], and their weights, float32.
 
     `logits` float32 [rows, experts]; `correction` [experts] is added to the scores for the
-    choice alone (Wang et al. 2024, arXiv:2408.15664). With groups, the experts are split into
-    `spec.groups` equal runs, and only those in the `spec.chosen_groups` best are candidates
+    choice alone (Wang et al. 2024, arXiv:2408.15664). With groups, the experts are divided into
+    `spec.groups` equal ranges, and only those in the `spec.chosen_groups` best are candidates
     (DeepSeek-AI 2024, arXiv:2405.04434).
     """
-    if spec.scoring == "sigmoid":  # its last bit can be enough to choose another expert
+    if spec.scoring == "sigmoid":  # one bit can change the choice
         scores = in_whole_vectors(torch.sigmoid, logits)
     else:
         scores = logits.softmax(dim=-1)
@@ -104,7 +104,7 @@ def route(
 
 
 def _in_best_groups(ranks: Tensor, spec: ExpertsSpec) -> Tensor:
-    """bool [rows, experts]"""
+    """Return which experts are in the best groups, bool [rows, experts]."""
     grouped = ranks.view(len(ranks), spec.groups, -1)  # [rows, groups, members]
     best = grouped.topk(spec.group_best, dim=-1).values.sum(dim=-1)
     kept = torch.zeros_like(best, dtype=torch.bool)

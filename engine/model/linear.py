@@ -1,7 +1,7 @@
-"""Multiplication with a weight matrix: the interface, and its reference in plain torch.
+"""Multiplication by a weight matrix: the interface, and its reference in torch.
 
-A backend packs or quantises matrices in its own way (`MatrixBackend`); a decoder knows a matrix
-as a `Linear` alone. Immutable.
+A backend packs or quantises matrices in its own way (`MatrixBackend`); the decoder only knows
+`Linear`. Values are immutable.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-_SLOW_ROWS = 2  # so many are multiplied number by number sooner than a matrix is widened
+_SLOW_ROWS = 2  # for at most so many, converting the matrix to float32 costs more
 
 
 class Linear(Protocol):
-    """A weight matrix [out, in], however its numbers are kept."""
+    """A weight matrix [out, in] in any storage format."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, in] to [rows, out], of the same dtype."""
+        """Multiply `x` [rows, in]. Returns [rows, out] of the same dtype."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlainMatrix:
-    """Multiplied by torch as it is."""
+    """An unquantised matrix that torch multiplies."""
 
     weight: Tensor  # [out, in]
     bias: Tensor | None = None  # [out]
@@ -37,7 +37,7 @@ class PlainMatrix:
 
 
 class JoinedMatrix:
-    """Matrices of different forms, one below the other."""
+    """Matrices of different formats, concatenated from top to bottom."""
 
     def __init__(self, parts: list[Linear]) -> None:
         self.parts = parts
@@ -47,8 +47,8 @@ class JoinedMatrix:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x` [rows, in] by a plain `weight` [out, in], and `bias` [out], all of one kind. Rows of
-    bfloat16 that torch has no matrix kernels for on this processor are multiplied as float32."""
+    """Multiply `x` [rows, in] by `weight` [out, in] and add `bias` [out], all of one dtype. On a
+    processor without fast bfloat16 products, bfloat16 rows are multiplied as float32."""
     slow = x.dtype == torch.bfloat16 and len(x) > _SLOW_ROWS and x.device.type == "cpu"
     if not slow or bfloat16_is_fast():
         return functional.linear(x, weight, bias)
@@ -59,5 +59,5 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @cache
 def bfloat16_is_fast() -> bool:
-    """Whether torch has matrix kernels for bfloat16 here: oneDNN's, from AVX-512 on."""
+    """Return whether torch has matrix kernels for bfloat16 here (oneDNN's, from AVX-512 on)."""
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

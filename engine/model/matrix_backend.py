@@ -1,7 +1,7 @@
-"""The interface behind which a backend makes products of a model's weights.
+"""The interface of the backends that prepare a model's weights for products.
 
-A reader of weights knows how they are stored and nothing of processors; a backend knows its
-processor and nothing of files. Implemented in `cpu` and in `triton`.
+The reader of weights knows their storage but no processor; a backend knows its processor but no
+files. `cpu` and `triton` implement the interface.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from baton.engine.model.quantized_weight import QuantizedWeight
 
 
 class ExpertSource(Protocol):
-    """The matrices of one layer's experts, in the form that a backend asks for. Each call reads
-    them."""
+    """The matrices of one layer's experts, in the format that a backend requests. Each call reads
+    them from the files."""
 
     @property
     def count(self) -> int: ...
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the matrices are anything other than plain numbers."""
+        """Return whether the matrices are quantised."""
         ...
 
     def listed(self) -> ListedExperts:
-        """One product for each matrix."""
+        """Return one product for each matrix."""
         ...
 
     def stacked(self) -> tuple[Tensor, Tensor]:
-        """Plain numbers: [experts, 2 ffn, hidden] and [experts, hidden, ffn]."""
+        """Return unquantised matrices: [experts, 2 ffn, hidden] and [experts, hidden, ffn]."""
         ...
 
     def quantized(self) -> tuple[Iterable[QuantizedWeight], Iterable[QuantizedWeight]]:
-        """The experts' matrices [2 ffn, hidden] and [hidden, ffn], one by one."""
+        """Return the experts' matrices [2 ffn, hidden] and [hidden, ffn], one by one."""
         ...
 
 
 class MatrixBackend(Protocol):
-    """Makes the products of one kind of processor."""
+    """The factory of products for one type of processor."""
 
     @property
     def device(self) -> torch.device | None:
-        """The device that tensors are read to; None: host memory."""
+        """Return the device that receives tensors; None: host memory."""
         ...
 
     def plain(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """The product with `weight` [out, in] and an optional `bias` [out]."""
+        """Return the product with `weight` [out, in] and an optional `bias` [out]."""
         ...
 
     def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
-        """The product with a quantised `weight`, of rows of `dtype`."""
+        """Return the product of rows of `dtype` with a quantised `weight`."""
         ...
 
     def experts(self, source: ExpertSource) -> Experts: ...

@@ -1,4 +1,4 @@
-"""Rotary position embedding: angles of positions, and the rotation of queries and keys.
+"""Rotary position embedding: the angles of positions, and the rotation of queries and keys.
 
 The formulas are those of transformers (`modeling_rope_utils`), whose sources are RoPE
 (Su et al. 2021, arXiv:2104.09864), linear interpolation (Chen et al. 2023, arXiv:2306.15595),
@@ -20,19 +20,19 @@ from baton.engine.spec.rope_spec import RopeSpec, yarn_magnitude
 
 
 class Rotary:
-    """Cosines and sines for the positions of a step.
+    """The cosines and sines of a step's positions.
 
-    `dynamic` scaling depends on the sequence length, and a paged cache cannot turn its keys
-    again when a sequence grows. Here the angle depends on the token's own position alone:
-    below `max_position_embeddings` as without scaling; at position p beyond it, with the
-    frequencies of a sequence of p + 1 tokens. That is what transformers computes when a
-    sequence grows token by token with a cache, it is the same for every chunking and every
-    prefix hit, and it differs from transformers only for prompts longer than
-    `max_position_embeddings` (which transformers turns as a whole by the prompt's length).
+    `dynamic` scaling depends on the sequence length, but a paged cache cannot rotate its keys
+    again when a sequence grows. Here the angle depends only on the token's own position: below
+    `max_position_embeddings` there is no scaling; position p beyond it has the frequencies of a
+    sequence of p + 1 tokens. transformers computes the same when a sequence grows token by token
+    with a cache. The angles do not depend on chunks or prefix hits. They differ from transformers
+    only for prompts longer than `max_position_embeddings`, which transformers rotates as a whole
+    by the prompt's length.
     """
 
     def __init__(self, rope: RopeSpec, dim: int, device: torch.device | None = None) -> None:
-        """`dim`: how many entries of a head are turned."""
+        """Compute the frequencies. `dim`: the number of rotated entries of a head."""
         self._rope = rope
         self._dim = dim
         frequencies, self.attention_factor = _frequencies(rope, dim)
@@ -40,8 +40,8 @@ class Rotary:
         self._exponents = _exponents(dim).to(self._frequencies.device)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(cos, sin) of int64 `positions` [tokens], each [tokens, 1, dim]; the sine's first
-        half is negated, ready for `rotate`."""
+        """Return (cos, sin) of int64 `positions` [tokens], each [tokens, 1, dim]. The sine's
+        first half is negated, as `rotate` needs it."""
         frequencies = self._frequencies
         if self._rope.kind == "dynamic":
             frequencies = self._dynamic_frequencies(positions)
@@ -66,8 +66,8 @@ class Rotary:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the first `dim` entries of the heads of `x` [tokens, heads, head_dim] by the angles
-    of its tokens (`Rotary.angles`, [tokens, 1, dim]); the others stay."""
+    """Rotate the first `dim` entries of the heads of `x` [tokens, heads, head_dim] by the angles
+    of its tokens (`Rotary.angles`, [tokens, 1, dim]); the other entries stay."""
     dim = cos.shape[-1]
     if dim < x.shape[-1]:
         return torch.cat((rotate(x[..., :dim], cos, sin), x[..., dim:]), dim=-1)
@@ -79,12 +79,12 @@ def _exponents(dim: int) -> Tensor:
 
 
 def _frequencies(rope: RopeSpec, dim: int) -> tuple[Tensor, float]:
-    """Inverse frequencies, fp32 [dim / 2], and the factor on cosines and sines."""
+    """Return inverse frequencies, float32 [dim / 2], and the factor on cosines and sines."""
     if rope.kind == "yarn":
         return _yarn(rope, dim)
     powers = rope.theta ** _exponents(dim)
     if rope.kind == "longrope":
-        # In this order, as transformers: angles at late positions show each rounding.
+        # In the order of transformers, because angles at late positions amplify each rounding.
         return 1.0 / (torch.tensor(rope.stretch) * powers), _longrope_attention_factor(rope)
     plain = 1.0 / powers
     if rope.kind == "linear":
@@ -95,7 +95,7 @@ def _frequencies(rope: RopeSpec, dim: int) -> tuple[Tensor, float]:
 
 
 def _llama3(rope: RopeSpec, plain: Tensor) -> Tensor:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    """Stretch long wavelengths by `factor`, keep short ones, and blend those between."""
     wavelength = 2 * math.pi / plain
     longest = rope.original_context / rope.low_freq_factor
     shortest = rope.original_context / rope.high_freq_factor
@@ -123,7 +123,7 @@ def _yarn(rope: RopeSpec, dim: int) -> tuple[Tensor, float]:
 
 
 def _correction_dim(rope: RopeSpec, dim: int, rotations: float) -> float:
-    """The dimension that turns `rotations` times over the original context."""
+    """Return the dimension that rotates `rotations` times over the original context."""
     turns = rope.original_context / (rotations * 2 * math.pi)
     return dim * math.log(turns) / (2 * math.log(rope.theta))
 

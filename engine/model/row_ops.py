@@ -1,7 +1,7 @@
-"""Operations on rows in plain torch: norms, gates, and functions of single numbers.
+"""Row operations in torch: norms, gates, and element-wise functions.
 
-A backend may bring its own norms and gates; those here are the reference. Norms are
-root-mean-square norms (Zhang and Sennrich 2019, arXiv:1910.07467). Keeps no state.
+A backend may have its own norms and gates; these are the reference. Norms are root-mean-square
+norms (Zhang and Sennrich 2019, arXiv:1910.07467). The module keeps no state.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from torch import Tensor
 
 from baton.engine.spec.families import Activation
 
-VECTOR_COLUMNS = 64  # a multiple of what torch's kernels take at a time
+VECTOR_COLUMNS = 64  # a multiple of torch's vector length
 _ONE_THREAD = 1 << 14  # numbers that torch does not split among threads
 
 Gating = Callable[[Tensor], Tensor]  # [rows, 2 ffn] to [rows, ffn]
 
 
 class Norms(Protocol):
-    """Norms over the last axis, rounded once, after the weight."""
+    """The interface of norms over the last axis, which round once, after the weight."""
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """`x` [..., size] normalised, times `weight` [size]; of the kind of `x`."""
+        """Normalise `x` [..., size] and multiply by `weight` [size]. Returns the dtype of `x`."""
         ...
 
     def add_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """(norm of the sum, the sum) of `x` and `residual` [rows, size]."""
+        """Return (norm of the sum, the sum) of `x` and `residual` [rows, size]."""
         ...
 
 
 class TorchNorms:
-    """`Norms` by torch."""
+    """`Norms` in torch."""
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if weight.dtype != x.dtype:  # kept in float32
@@ -52,7 +52,7 @@ class TorchNorms:
 
 
 def torch_gating(gate_up: Tensor, activation: Activation) -> Tensor:
-    """act(gate) * up, [rows, ffn], of `gate_up` [rows, 2 ffn]."""
+    """Return act(gate) * up, [rows, ffn], of `gate_up` [rows, 2 ffn]."""
     gate, up = gate_up.chunk(2, dim=-1)
     if activation == "silu":
         gate = functional.silu(gate)
@@ -62,13 +62,13 @@ def torch_gating(gate_up: Tensor, activation: Activation) -> Tensor:
 
 
 def in_whole_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return `function` of `x` [rows, columns], number by number; the same shape.
+    """Apply an element-wise `function` to `x` [rows, columns] independently of other rows.
 
-    torch computes the end of a thread's share by other instructions than whole vectors, and splits
-    large tensors among threads. An exponential or a power can differ there in its last bit, and a
-    row would depend on how many rows are computed beside it. So `function` gets some rows at a
-    time, padded with zeros to a multiple of `VECTOR_COLUMNS` columns; on a GPU, where each number
-    has a thread of its own, all at once.
+    torch divides large tensors among threads, and computes the end of a thread's share with other
+    instructions than whole vectors. The last bit of an exponential or a power can differ there, so
+    a row would depend on the number of rows beside it. On a CPU, `function` therefore gets some
+    rows at a time, padded with zeros to a multiple of `VECTOR_COLUMNS` columns; a GPU computes
+    each number in a thread of its own and gets all rows at once.
     """
     if x.is_cuda:
         return function(x)

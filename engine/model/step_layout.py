@@ -1,10 +1,10 @@
-"""A step, laid out as arrays: where each token stands, and where its KV goes.
+"""The layout of a step as arrays: the position of each token, and the block for its KV.
 
 Rows are the tokens of a step: first the slices of one token (decode) and those that verify
-proposals, then the longer ones (chunks), each in the order of the batch. Each token of a slice
-that verifies is a decode row: all KV of a step is written before any row attends, and a row attends
-to the tokens up to its own, so it has the bits of a slice of one. Everything from the caller is
-checked here, before a kernel follows a block table. Knows no model and no weights.
+proposals, then the longer ones (chunks), each in the order of the batch. Each token of a verifying
+slice is a decode row: all KV of a step is written before any row attends, and a row attends to
+the tokens up to its own, so its bits equal those of a slice of one token. The module checks all
+input from the caller before a kernel follows a block table. It knows no model and no weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """The rows `first` to `end` are one slice, after `start` tokens already in `blocks`."""
+    """The rows `first` to `end` of one slice, after `start` tokens that are in `blocks`."""
 
     first: int
     end: int
@@ -40,14 +40,14 @@ class StepLayout:
     tokens: Tensor  # int64 [rows]
     positions: Tensor  # int64 [rows]
     write_blocks: Tensor  # int64 [rows]: the block that takes the row's KV
-    write_slots: Tensor  # int64 [rows]: the token's place in it
+    write_slots: Tensor  # int64 [rows]: the token's index in it
     decode_tables: Tensor  # int32 [decode rows, longest table], padded with a valid block
     decode_lengths: Tensor  # int32 [decode rows]: tokens to attend to, the own one included
     chunks: tuple[ChunkRows, ...]
     spans: tuple[tuple[int, int], ...]  # rows of each slice, in the order of the batch
 
     def to(self, device: torch.device) -> StepLayout:
-        """The same on `device`, but for the chunks' tables, which attention plans with."""
+        """Copy the layout to `device`, except the chunks' tables, which the host plans with."""
         moved = {
             name: getattr(self, name).to(device)
             for name in (
@@ -68,7 +68,7 @@ class StepLayout:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a slice must keep to."""
+    """The bounds of every slice."""
 
     blocks: int
     block_size: int
@@ -77,7 +77,7 @@ class Bounds:
 
 
 def lay_out(batch: StepBatch, bounds: Bounds) -> StepLayout:
-    """Arrays for `batch`. Raises EngineError naming the slice that breaks its bounds."""
+    """Return the layout of `batch`. Raises EngineError with the slice that exceeds its bounds."""
     slices = batch.slices
     if not slices:
         raise EngineError("a step needs at least one slice")
@@ -87,11 +87,11 @@ def lay_out(batch: StepBatch, bounds: Bounds) -> StepLayout:
     first = _decodes(slices, decodes, bounds)
     rest = [_chunk(index, slices[index], bounds) for index in longer]
     spans = _spans(slices, decodes + longer)
-    return _together(first, rest, spans, bounds.block_size)
+    return _assemble(first, rest, spans, bounds.block_size)
 
 
 def _spans(slices: Sequence[Slice], order: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Rows of each slice, if they lie in this order."""
+    """Return the rows of each slice, for slices in this order."""
     spans = [(0, 0)] * len(slices)
     row = 0
     for index in order:
@@ -110,7 +110,7 @@ class _Rows:
     tables: NDArray[np.int32]  # [rows, longest]; of a chunk [1, blocks]
 
 
-def _together(
+def _assemble(
     decodes: _Rows, chunks: list[_Rows], spans: tuple[tuple[int, int], ...], block_size: int
 ) -> StepLayout:
     parts = [decodes, *chunks]
@@ -135,8 +135,7 @@ def _together(
 
 
 def _decodes(slices: Sequence[Slice], decodes: Sequence[int], bounds: Bounds) -> _Rows:
-    """All slices of one token, and the tokens of those that verify, at once: a batch has hundreds
-    of them in every step."""
+    """Lay out all decode rows at once, since a batch has hundreds of them in every step."""
     items = [slices[index] for index in decodes]
     if any(item.proposed for item in items):
         items = [row for item in items for row in _single_rows(item)]
@@ -151,7 +150,7 @@ def _decodes(slices: Sequence[Slice], decodes: Sequence[int], bounds: Bounds) ->
     ]
     lengths = np.fromiter(map(len, tables), np.int64, count)
     flat = np.fromiter(chain.from_iterable(tables), np.int64, int(lengths.sum()))
-    good = bool(
+    within_bounds = bool(
         (starts >= 0).all()
         and (starts < bounds.max_context).all()
         and (tokens >= 0).all()
@@ -160,7 +159,7 @@ def _decodes(slices: Sequence[Slice], decodes: Sequence[int], bounds: Bounds) ->
         and (flat >= 0).all()
         and (flat < bounds.blocks).all()
     )
-    if not good:  # the slice at fault is found by looking at each
+    if not within_bounds:  # find the slice at fault
         for index in decodes:
             _check(index, slices[index], bounds)
     padded = np.zeros((count, int(needed.max(initial=0))), dtype=np.int32)
@@ -170,7 +169,7 @@ def _decodes(slices: Sequence[Slice], decodes: Sequence[int], bounds: Bounds) ->
 
 
 def _single_rows(item: Slice) -> list[Slice]:
-    """The tokens of a slice, one by one."""
+    """Divide a slice into slices of one token."""
     if len(item.tokens) == 1:
         return [item]
     start, blocks = item.start, item.blocks
@@ -180,12 +179,12 @@ def _single_rows(item: Slice) -> list[Slice]:
 def _chunk(index: int, item: Slice, bounds: Bounds) -> _Rows:
     tokens, table = _check(index, item, bounds)
     positions = np.arange(item.start, item.start + len(tokens), dtype=np.int64)
-    places = table[positions // bounds.block_size]
-    return _Rows(tokens, positions, places, table.astype(np.int32)[None])
+    blocks = table[positions // bounds.block_size]
+    return _Rows(tokens, positions, blocks, table.astype(np.int32)[None])
 
 
 def _check(index: int, item: Slice, bounds: Bounds) -> tuple[Ints, Ints]:
-    """Tokens, and the part of the block table in use."""
+    """Check a slice; return its tokens and the used part of its block table."""
     tokens = _ints(item.tokens)
     end = item.start + len(tokens)
     if not len(tokens) or item.start < 0:
@@ -193,7 +192,7 @@ def _check(index: int, item: Slice, bounds: Bounds) -> tuple[Ints, Ints]:
     if end > bounds.max_context:
         raise EngineError(f"slice {index}: {end} tokens exceed {bounds.max_context} of context")
     if tokens.min() < 0 or tokens.max() >= bounds.vocab_size:
-        raise EngineError(f"slice {index}: a token is outside the {bounds.vocab_size} known ones")
+        raise EngineError(f"slice {index}: a token exceeds the vocabulary of {bounds.vocab_size}")
     needed = -(-end // bounds.block_size)
     blocks = _ints(item.blocks[:needed])
     if len(blocks) < needed:

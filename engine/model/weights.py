@@ -1,7 +1,7 @@
-"""The weights of a decoder: which matrices and vectors a layer is made of.
+"""The weights of a decoder: the matrices and vectors of each layer.
 
-Query, key and value are one matrix, gate and up another. Immutable after loading; how they are
-stored in files is a reader's business.
+Query, key and value are one matrix, gate and up another. The weights are immutable after loading;
+only their reader knows how files store them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton.engine.model.mla import LatentWeights
 
 @dataclass(frozen=True, slots=True)
 class MlpWeights:
-    """A dense MLP."""
+    """The weights of a dense MLP."""
 
     gate_up: Linear  # [2 ffn, hidden]
     down: Linear  # [hidden, ffn]
@@ -25,8 +25,8 @@ class MlpWeights:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. Matrices are [out, in], with their biases; absent norms are None.
-    Norms that the file holds less one are float32, one included."""
+    """The weights of one decoder layer. Matrices are [out, in], with their biases; absent norms
+    are None. Norms that the file stores without their 1 are float32 and include it."""
 
     input_norm: Tensor  # [hidden]
     qkv: Linear | LatentWeights  # [(heads + 2 kv_heads) head_dim, hidden]

@@ -30,11 +30,11 @@ Found = TypeVar("Found")
 class LeadingDecoder:
     """The device thread's alone."""
 
-    def __init__(self, parts: RankParts, group: RankGroup, *, of_each_kind: bool = False) -> None:
-        """`of_each_kind`: through as few layers as hold one of each kind, on all ranks."""
+    def __init__(self, parts: RankParts, group: RankGroup, *, shortened: bool = False) -> None:
+        """`shortened`: through as few layers as hold one of each kind, on all ranks."""
         self._parts, self._group, self._board = parts, group, parts.board
-        self._own: Decoder = parts.decoder.of_each_kind() if of_each_kind else parts.decoder
-        self._hidden = Command.HIDDEN_OF_EACH_KIND if of_each_kind else Command.HIDDEN
+        self._own: Decoder = parts.decoder.shortened() if shortened else parts.decoder
+        self._hidden = Command.HIDDEN_OF_EACH_KIND if shortened else Command.HIDDEN
 
     def hidden(self, layout: StepLayout) -> Tensor:
         """Same as `Decoder.hidden`. Raises DeviceLost if a rank does not take part, EngineError
@@ -50,9 +50,9 @@ class LeadingDecoder:
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def of_each_kind(self) -> LeadingDecoder:
-        """Same as `Decoder.of_each_kind`, on all ranks."""
-        return LeadingDecoder(self._parts, self._group, of_each_kind=True)
+    def shortened(self) -> LeadingDecoder:
+        """Same as `Decoder.shortened`, on all ranks."""
+        return LeadingDecoder(self._parts, self._group, shortened=True)
 
     def _some_logits(self, rows: Tensor) -> Tensor:
         numbers = rows.contiguous().view(_BITS[rows.dtype])

@@ -116,7 +116,7 @@ def _join(group: RankGroup, memories: list[SharedMemory], loaded: LoadedRank) ->
     if engine.deterministic:
         runner.numerics = prove(runner)
     layout = blocks, each, engine.block_size, runner.max_context
-    runner.memory = MemoryPlan(ranks_bytes, free_bytes, fraction, *layout, parts.pool.kind)
+    runner.memory = MemoryPlan(ranks_bytes, free_bytes, fraction, *layout, parts.pool.kv_dtype)
     parts.sums.timeout_s = HUNG_S
     return runner
 

@@ -69,7 +69,7 @@ class LoadedRank:
             options.blocks,
             engine.block_size,
             self.dtype,
-            codes=engine.kv_quant,
+            quant=engine.kv_quant,
             memory=torch.from_numpy(blocks.array()),
         )
         mine = pool if self.whole.latent else pool.of_heads(split.kv_heads(self.whole.kv_heads))

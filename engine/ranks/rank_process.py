@@ -52,7 +52,7 @@ def main() -> None:
 @torch.inference_mode()
 def follow(link: socket.socket, parts: RankParts) -> None:
     """Carry out commands until the leader closes the socket, or ends."""
-    short = parts.decoder.of_each_kind()
+    short = parts.decoder.shortened()
     while bell := link.recv(BELL.size):
         command, slot, size = BELL.unpack(bell)
         arrays = read_arrays(slot_of(parts.commands, slot)[:size])

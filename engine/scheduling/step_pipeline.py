@@ -54,7 +54,7 @@ class CompletedStep(Generic[Plan]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Size:
+class _StepSize:
     """The quantities that a step's duration depends on: tokens, and pairs of a token and one that
     it attends to, where the step has chunks; else its rows, each of one token, known or proposed,
     since contexts differ too much in length to compare decode steps by pairs. `draws_s` is a
@@ -66,14 +66,14 @@ class _Size:
     draws_s: float
 
 
-def _size(batch: StepBatch, costs: DrawCosts) -> _Size:
+def _step_size(batch: StepBatch, costs: DrawCosts) -> _StepSize:
     draws_s, slices = costs.batch_s(batch), batch.slices
     counts = [len(item.tokens) + (item.draft.tokens if item.draft else 0) for item in slices]
     tokens = sum(counts)
     if tokens == len(slices) or all(map(_is_decode, slices)):
-        return _Size(False, tokens, tokens, draws_s)
+        return _StepSize(False, tokens, tokens, draws_s)
     pairs = [count * (item.start + count) for count, item in zip(counts, slices, strict=True)]
-    return _Size(True, tokens, sum(pairs), draws_s)
+    return _StepSize(True, tokens, sum(pairs), draws_s)
 
 
 def _is_decode(piece: Slice) -> bool:
@@ -82,10 +82,10 @@ def _is_decode(piece: Slice) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step(Generic[Plan]):
+class _SubmittedStep(Generic[Plan]):
     plan: Plan
     handle: StepHandle
-    size: _Size
+    size: _StepSize
     submitted_s: float
     compiled_s: float  # compile time of the engine until submission
 
@@ -95,15 +95,15 @@ class _StepTime:
     """The duration of a step, and whether it exceeded its limit and counts as a hang."""
 
     seconds: float
-    size: _Size
+    size: _StepSize
     hung: bool
 
-    def growth(self, size: _Size) -> float:
+    def growth(self, size: _StepSize) -> float:
         """Return an upper bound on the ratio of another step's duration to this one's. Duration is
         a sum of terms in tokens, in pairs, and constant: it grows no more than its fastest term."""
         return max(1, size.tokens / self.size.tokens, size.pairs / self.size.pairs)
 
-    def scaled_s(self, size: _Size) -> float:
+    def scaled_s(self, size: _StepSize) -> float:
         """Return the bound in seconds; the cost of draws beyond that growth is added."""
         growth = self.growth(size)
         return self.seconds * growth + max(0.0, size.draws_s - growth * self.size.draws_s)
@@ -119,7 +119,7 @@ class StepPipeline(Generic[Plan]):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._steps: deque[_Step[Plan]] = deque()
+        self._steps: deque[_SubmittedStep[Plan]] = deque()
         self._result: asyncio.Future[StepResult] | None = None  # of the oldest
         self._asked = False  # whether the step after the oldest was requested
         self._last_end_s = 0.0
@@ -140,7 +140,9 @@ class StepPipeline(Generic[Plan]):
         """Submit a planned step. Raises EngineError if the engine rejects it."""
         handle = self._engine.submit(plan.batch)
         now_s = asyncio.get_running_loop().time()
-        step = _Step(plan, handle, _size(plan.batch, self._costs), now_s, self._compiled_s())
+        step = _SubmittedStep(
+            plan, handle, _step_size(plan.batch, self._costs), now_s, self._compiled_s()
+        )
         self._steps.append(step)
 
     async def next(self) -> CompletedStep[Plan] | None:
@@ -203,7 +205,7 @@ class StepPipeline(Generic[Plan]):
         for step in self._steps:
             step.handle.abandon()
 
-    def _allowed_s(self, size: _Size) -> float:
+    def _allowed_s(self, size: _StepSize) -> float:
         """Return the time limit of a step, from the two most similar steps, without hangs, since
         a small step says little about a large one; and from the last two, since the machine may
         have become slow."""

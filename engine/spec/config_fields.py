@@ -1,6 +1,7 @@
-"""Typed access to a JSON object of a model folder, with errors that name file and field.
+"""Typed access to a JSON object of a model folder, with errors that name the file and the field.
 
-Knows no model. A field that is absent or null takes the default; without one it is required.
+It knows no model. A field that is absent or null takes its default; without a default it is
+required.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from pathlib import Path
 from baton.runtime.errors import ModelError
 
 _MAX_FILE_BYTES = 16 << 20
-_MOST = 1 << 60  # beyond it is no count of anything
-_LARGEST = 1e15
+_MAX_COUNT = 1 << 60
+_MAX_NUMBER = 1e15
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFields:
-    """One JSON object. `prefix` is its place in the file (`rope_scaling.`)."""
+    """One JSON object. `prefix` is its path in the file, with a final dot (`rope_scaling.`)."""
 
     path: Path
     values: dict[str, object]
@@ -32,37 +33,39 @@ class ConfigFields:
         value = self.values.get(field)
         return default if value is None else value
 
-    def integer(self, field: str, default: int | None = None, most: int = _MOST) -> int:
-        """A positive count, `most` at most. Raises ModelError."""
+    def integer(self, field: str, default: int | None = None, maximum: int = _MAX_COUNT) -> int:
+        """Return a positive count of at most `maximum`. Raises ModelError."""
         value = self.get(field, default)
         if value is None:
             raise self.error(field, "is missing; give a positive integer")
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise self.error(field, f"{value!r} is not a positive integer")
-        if value > most:
-            raise self.error(field, f"{value} is more than the {most} that are possible here")
+        if value > maximum:
+            raise self.error(field, f"{value} exceeds the maximum of {maximum}")
         return value
 
     def count(self, field: str, default: int) -> int:
-        """As `integer`, but zero is allowed. Raises ModelError."""
+        """Same as `integer`, but zero is allowed. Raises ModelError."""
         return 0 if self.get(field, default) == 0 else self.integer(field, default)
 
     def number(self, field: str, default: float | None = None) -> float:
-        """A positive finite number. Raises ModelError."""
+        """Return a positive finite number. Raises ModelError."""
         value = self.get(field, default)
         if value is None:
             raise self.error(field, "is missing; give a positive number")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(field, f"{value!r} is not a number")
-        if not 0 < value <= _LARGEST:
-            raise self.error(field, f"{value!r} is not a positive number of possible size")
+        if not 0 < value <= _MAX_NUMBER:
+            raise self.error(
+                field, f"{value!r} is not a positive number of at most {_MAX_NUMBER:g}"
+            )
         return float(value)
 
     def optional_number(self, field: str) -> float | None:
         return None if self.get(field) is None else self.number(field)
 
     def numbers(self, field: str, length: int) -> tuple[float, ...]:
-        """A list of `length` positive finite numbers. Raises ModelError."""
+        """Return a list of `length` positive finite numbers. Raises ModelError."""
         found = self.get(field)
         if not isinstance(found, list) or len(found) != length:
             raise self.error(field, f"is not a list of {length} numbers")
@@ -75,11 +78,11 @@ class ConfigFields:
         return value
 
     def with_defaults(self, defaults: Mapping[str, object]) -> ConfigFields:
-        """The same object with `defaults` for the fields that it lacks. A null stays."""
+        """Return the object with `defaults` for the fields that it lacks. A null stays null."""
         return ConfigFields(self.path, {**defaults, **self.values}, self.prefix)
 
     def section(self, field: str) -> ConfigFields:
-        """The object at `field`; an empty one where it is absent or null."""
+        """Return the object at `field`; an empty object if the field is absent or null."""
         value = self.get(field, {})
         if not isinstance(value, dict):
             raise self.error(field, f"{value!r} is not an object")
@@ -87,10 +90,12 @@ class ConfigFields:
 
 
 def read_fields(path: Path) -> ConfigFields:
-    """Read a JSON file whose top is an object. Raises ModelError."""
+    """Read a JSON file that contains one object. Raises ModelError."""
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
-            raise ModelError(f"{path}: larger than {_MAX_FILE_BYTES} bytes; is it the right file?")
+            raise ModelError(
+                f"{path}: larger than {_MAX_FILE_BYTES} bytes; check that it is the right file"
+            )
         values = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise ModelError(
@@ -101,5 +106,5 @@ def read_fields(path: Path) -> ConfigFields:
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not valid JSON: {error}; download the file again") from error
     if not isinstance(values, dict):
-        raise ModelError(f"{path}: holds {type(values).__name__}; a JSON object is needed")
+        raise ModelError(f"{path}: contains a {type(values).__name__}; a JSON object is needed")
     return ConfigFields(path, values)

@@ -1,7 +1,7 @@
-"""The families that the engine serves, and what each fixes where `config.json` is silent.
+"""The table of model families, with the facts that each family fixes outside `config.json`.
 
-A family is a row here. Also the fields that this engine would compute wrongly: they are
-refused by name, whatever the family. Knows no tensors and keeps no state.
+A family is one row. The module also lists the fields that this engine would compute wrongly and
+rejects them by name, for every family. It knows no tensors and keeps no state.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a family fixes in its code. `defaults` are those of its configuration class, for
-    fields that a file may leave out."""
+    """The facts that a family fixes in its code. `defaults` are those of its configuration class,
+    for fields that a file may omit."""
 
     name: str
     defaults: Mapping[str, object] = field(default_factory=dict)
@@ -34,15 +34,15 @@ class Family:
     norm_adds_one: bool = False
     output_norms: bool = False
     scaled_embedding: bool = False
-    soft_caps: tuple[str, ...] = ()  # the fields that are read
-    activation: str = "hidden_act"  # the field that names it
+    soft_caps: tuple[str, ...] = ()  # names of the fields
+    activation: str = "hidden_act"  # name of the field
     default_activation: str = "silu"
     windows: Literal["none", "all", "switched", "alternating"] = "none"
     two_ropes: bool = False
     partial_rotary: bool = False
     rope_kinds: tuple[RopeKind, ...] = ROPE_KINDS
     fused_tensors: bool = False
-    section: str = ""  # of the file, that describes the decoder
+    section: str = ""  # the section that describes the decoder
     tensor_prefix: str = "model."
 
 
@@ -175,7 +175,7 @@ FAMILIES = {
         qkv_bias=False,
     ),
 }
-# Fields of related models that change the computation, and the values with which they do not.
+# Fields of related models that change the computation, and the values that leave it unchanged.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "attention_chunk_size": (),
     "attention_multiplier": (),
@@ -197,7 +197,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 def family_of(fields: ConfigFields) -> Family:
-    """Raises ModelError for an architecture that is not in the table."""
+    """Return the family that `architectures` names. Raises ModelError if the table lacks it."""
     names = fields.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or names[0] not in FAMILIES:
         known = ", ".join(FAMILIES)
@@ -206,7 +206,7 @@ def family_of(fields: ConfigFields) -> Family:
 
 
 def activation_of(fields: ConfigFields, family: Family) -> Activation:
-    """Of the gate in the MLP. Raises ModelError."""
+    """Return the activation of the MLP's gate. Raises ModelError."""
     name = fields.get(family.activation, family.default_activation)
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
@@ -215,7 +215,7 @@ def activation_of(fields: ConfigFields, family: Family) -> Activation:
 
 
 def refuse_unsupported(fields: ConfigFields, family: Family) -> None:
-    """Raises ModelError for what this engine, or this family's definition, does not compute."""
+    """Raise ModelError for a feature that this engine or this family does not compute."""
     neutral = dict(_NEUTRAL)
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if name not in family.soft_caps:

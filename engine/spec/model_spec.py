@@ -1,8 +1,8 @@
-"""What a model is, read from a Hugging Face folder's `config.json`.
+"""The specification of a model, read from the `config.json` of a Hugging Face folder.
 
 One decoder class serves every family; a family is a row of facts in `families.py`, not a file
-of code. Whatever this engine would compute wrongly is refused by name. Knows no tensors and no
-torch; the values are immutable.
+of code. A feature that this engine would compute wrongly is rejected by name. The module knows no
+tensors and no torch; its values are immutable.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from baton.engine.spec.families import (
     refuse_unsupported,
 )
 from baton.engine.spec.moe_spec import ExpertsSpec, LatentSpec, read_experts, read_latent
-from baton.engine.spec.quantization_config import StoredForm, read_form
+from baton.engine.spec.quantization_config import StoredQuantization, read_quantization
 from baton.engine.spec.rope_spec import RopeReader, RopeSpec, context_of
 from baton.engine.spec.sliding_window import read_windows
 from baton.runtime.end_tokens import end_tokens
 
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """How the products of queries and keys become weights, the same in every backend:
-    softmax(cap(scale * product)) over a layer's window, where cap(x) is
+    """The weights of attention, the same in every backend:
+    softmax(cap(scale * query·key)) over a layer's window, where cap(x) is
     `soft_cap` * tanh(x / `soft_cap`), or x itself without a cap."""
 
     scale: float
-    windows: tuple[int, ...]  # of each layer: the last tokens, the own one included; 0: all
+    windows: tuple[int, ...]  # per layer, in tokens, own one included; 0: all
     soft_cap: float = 0.0  # 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only model. The fields with defaults are features that a model may lack.
+    """A decoder-only model. Fields with a default describe features that a model may lack.
 
-    Sizes are counts, `max_context` is in tokens of prompt and output together.
+    Sizes are counts; `max_context` counts the tokens of prompt and output together.
     """
 
     family: str  # the name of a row in families.py
@@ -55,40 +55,40 @@ class ModelSpec:
     vocab_size: int
     norm_eps: float
     max_context: int
-    rotary_dim: int  # the first entries of a head, which are turned; the others are not
+    rotary_dim: int  # leading entries of a head that are rotated
     rope: RopeSpec
     attention: AttentionSpec
     tied_embeddings: bool
     eos_ids: tuple[int, ...]
-    local_rope: RopeSpec | None = None  # of the layers that have a window; None: as the others
+    local_rope: RopeSpec | None = None  # of layers with a window; None: `rope`
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
     activation: Activation = "silu"
-    norm_adds_one: bool = False  # the file holds a norm's weights less one
-    output_norms: bool = False  # attention and MLP outputs are normalised before they are added
+    norm_adds_one: bool = False  # stored norm weights lack 1
+    output_norms: bool = False  # normalise outputs before the residual sum
     embedding_scale: float = 1.0
     logit_soft_cap: float = 0.0  # 0: none
-    tensor_prefix: str = "model."  # of the decoder's tensors in the files
-    quantization: StoredForm | None = None  # how the files keep their matrices; None: plainly
-    fused_tensors: bool = False  # the files hold qkv and gate-up as one matrix each
-    further_layers: int = 0  # in the files after the last, to predict more tokens; not read
+    tensor_prefix: str = "model."  # of tensor names in the files
+    quantization: StoredQuantization | None = None  # None: stored unquantised
+    fused_tensors: bool = False  # qkv and gate-up stored fused
+    further_layers: int = 0  # stored prediction layers, not read
     experts: ExpertsSpec | None = None  # None: all layers are dense
-    latent: LatentSpec | None = None  # then one KV head, all of what a token has in the pool
+    latent: LatentSpec | None = None  # with it, `kv_heads` is 1
 
     @property
     def group(self) -> int:
-        """Query heads that share one KV head."""
+        """Return the number of query heads that share one KV head."""
         return self.heads // self.kv_heads
 
 
 def read_spec(folder: Path, context: int = 0) -> ModelSpec:
     """Read `config.json` (and `generation_config.json`, for the end tokens) of `folder`.
 
-    `context`: the tokens that will be served at most (0: all that the model reaches), which
-    decides the frequencies of longrope. Raises ModelError naming file, field and remedy for
-    what is missing, malformed or not supported.
+    `context`: the maximum of served tokens (0: the model's own maximum), which decides the
+    frequencies of longrope. Raises ModelError with file, field and remedy if a field is missing,
+    malformed or not supported.
     """
     top = read_fields(folder / "config.json")
     family = family_of(top)
@@ -96,7 +96,7 @@ def read_spec(folder: Path, context: int = 0) -> ModelSpec:
     fields = fields.with_defaults(family.defaults)
     for part in (top, fields):
         refuse_unsupported(part, family)
-    layers = fields.integer("num_hidden_layers", most=_MOST_LAYERS)
+    layers = fields.integer("num_hidden_layers", maximum=_MAX_LAYERS)
     latent = read_latent(fields, family.name)
     heads, kv_heads, head_dim = _heads(fields, latent)
     hidden_size = fields.integer("hidden_size")
@@ -138,7 +138,7 @@ def read_spec(folder: Path, context: int = 0) -> ModelSpec:
         logit_soft_cap=fields.optional_number("final_logit_softcapping") or 0.0,
         tensor_prefix=family.tensor_prefix,
         fused_tensors=family.fused_tensors,
-        quantization=read_form(top) or read_form(fields),
+        quantization=read_quantization(top) or read_quantization(fields),
         further_layers=_further_layers(fields, family),
         experts=read_experts(fields, family.name, layers),
         latent=latent,
@@ -152,7 +152,7 @@ def _further_layers(fields: ConfigFields, family: Family) -> int:
 
 
 def _heads(fields: ConfigFields, latent: LatentSpec | None) -> tuple[int, int, int]:
-    """Query heads, KV heads, and the size of each of these."""
+    """Return the number of query heads, the number of KV heads, and the size of a KV head."""
     heads = fields.integer("num_attention_heads")
     if latent is not None:
         return heads, 1, latent.width
@@ -170,7 +170,7 @@ def _scale(fields: ConfigFields, head_dim: int) -> float:
 
 
 def _rotary_dim(fields: ConfigFields, family: Family, head_dim: int) -> int:
-    """`partial_rotary_factor`, at the top or in the section of the rotary embedding."""
+    """Read `partial_rotary_factor`, at the top level or in the section of the rotary embedding."""
     factor = fields.number("partial_rotary_factor", 1.0)
     for name in ("rope_parameters", "rope_scaling"):
         factor = fields.section(name).number("partial_rotary_factor", factor)
@@ -180,7 +180,7 @@ def _rotary_dim(fields: ConfigFields, family: Family, head_dim: int) -> int:
     if not 2 <= dim <= head_dim or dim % 2:
         raise fields.error(
             "partial_rotary_factor",
-            f"{factor} turns {dim} of {head_dim} entries of a head; an even number is needed",
+            f"{factor} rotates {dim} of {head_dim} entries of a head; an even number is needed",
         )
     return dim
 

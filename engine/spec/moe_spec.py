@@ -1,7 +1,7 @@
-"""The facts of mixtures of experts and of multi-head latent attention, read from `config.json`.
+"""The specification of experts and of multi-head latent attention, read from `config.json`.
 
-What a family fixes in its code, the choice of experts above all, stands here; what this
-engine would compute wrongly is refused by name. Knows no tensors; the values are immutable.
+The module has the facts that a family fixes in its code, above all the choice of experts. It
+rejects by name what this engine would compute wrongly. It knows no tensors; values are immutable.
 """
 
 from __future__ import annotations
@@ -16,46 +16,47 @@ from baton.engine.spec.rope_spec import RopeSpec, yarn_magnitude
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """Which layers are mixtures, and how a token's experts are chosen (`experts.route`)."""
+    """The mixture layers of a model, and the rule that chooses a token's experts (see
+    `experts.route`)."""
 
     sparse: tuple[bool, ...]  # per layer; the others have a dense MLP
     count: int
     chosen: int  # per token
     ffn_size: int  # of one expert
-    shared_ffn_size: int = 0  # of the experts that every token visits, as one; 0: none
+    shared_ffn_size: int = 0  # of all shared experts together; 0: none
     scoring: Literal["softmax", "sigmoid"] = "softmax"
-    normalise: bool = False  # the chosen weights sum to 1 before they are scaled
+    normalise: bool = False  # weights sum to 1 before `scale`
     scale: float = 1.0
-    correction: bool = False  # a learned bias takes part in the choice, not in the weights
+    correction: bool = False  # a learned bias affects the choice only
     groups: int = 1
-    chosen_groups: int = 1  # a token's experts come from that many groups alone
-    group_best: int = 1  # a group's score is the sum of that many of its best
+    chosen_groups: int = 1  # groups that a token may use
+    group_best: int = 1  # best experts that score a group
 
 
 @dataclass(frozen=True, slots=True)
 class LatentSpec:
     """Multi-head latent attention: keys and values are low-rank products of one latent vector
-    per token, beside one rotated key part that all heads share."""
+    per token; one further rotated key part is shared by all heads."""
 
     rank: int  # of the latent
     rope_dim: int  # of the shared rotated key part
     plain_dim: int  # of a head's key part without positions
     value_dim: int  # of a head
-    query_rank: int | None  # None: queries are one product
-    interleaved: bool  # rotated pairs are neighbours, not halves
+    query_rank: int | None  # None: no low-rank queries
+    interleaved: bool  # rotated pairs are adjacent entries
 
     @property
     def width(self) -> int:
-        """Numbers per token and layer in the pool."""
+        """Return how many numbers the pool stores per token and layer."""
         return self.rank + self.rope_dim
 
     @property
     def query_dim(self) -> int:
-        """Of one head's query."""
+        """Return the size of one head's query."""
         return self.plain_dim + self.rope_dim
 
     def softmax_scale(self, rope: RopeSpec) -> float:
-        """1 / sqrt(query_dim), times the square of YaRN's magnitude for `mscale_all_dim`."""
+        """Return 1 / sqrt(query_dim), times the square of YaRN's magnitude for `mscale_all_dim`."""
         scale = 1.0 / math.sqrt(self.query_dim)
         if rope.kind == "yarn" and rope.mscale_all_dim:
             scale *= yarn_magnitude(rope.factor, rope.mscale_all_dim) ** 2
@@ -63,34 +64,40 @@ class LatentSpec:
 
 
 def read_experts(fields: ConfigFields, family: str, layers: int) -> ExpertsSpec | None:
-    """None for a dense family. Raises ModelError naming file, field and remedy."""
+    """Read the mixture's facts; None for a dense family. Raises ModelError with file, field and
+    remedy."""
     reader = _EXPERTS.get(family)
     if reader is None:
         return None
     spec = reader(fields, layers)
     if spec.chosen > spec.count:
-        raise fields.error("num_experts_per_tok", f"{spec.chosen} of {spec.count} experts")
+        raise fields.error(
+            "num_experts_per_tok", f"{spec.chosen} is more than the {spec.count} experts"
+        )
     if spec.count % spec.groups:
         raise fields.error("n_group", f"{spec.groups} does not divide {spec.count} experts")
     members = spec.count // spec.groups
     if not spec.chosen_groups <= spec.groups or spec.chosen_groups * members < spec.chosen:
         raise fields.error(
             "topk_group",
-            f"{spec.chosen_groups} of {spec.groups} groups of {members} experts, to choose "
-            f"{spec.chosen} from",
+            f"{spec.chosen_groups} of {spec.groups} groups of {members} experts do not offer the "
+            f"{spec.chosen} that a token needs",
         )
     if members < spec.group_best:
-        raise fields.error("n_group", f"a group of {members} experts has no {spec.group_best} best")
+        raise fields.error(
+            "n_group", f"a group has {members} experts, fewer than {spec.group_best}"
+        )
     return spec
 
 
 def read_latent(fields: ConfigFields, family: str) -> LatentSpec | None:
-    """None for a family with keys and values per head. Raises ModelError."""
+    """Read the facts of latent attention; None for a family with keys and values per head.
+    Raises ModelError."""
     if family not in ("deepseek_v2", "deepseek_v3"):
         return None
     heads, kv_heads = fields.integer("num_attention_heads"), fields.get("num_key_value_heads")
     if kv_heads not in (None, heads):
-        raise fields.error("num_key_value_heads", f"{kv_heads!r} is not the {heads} heads")
+        raise fields.error("num_key_value_heads", f"{kv_heads!r} differs from the {heads} heads")
     rope_dim = fields.integer("qk_rope_head_dim")
     if rope_dim % 2 or rope_dim < 4:
         raise fields.error("qk_rope_head_dim", f"{rope_dim} is not an even number of 4 or more")
@@ -115,9 +122,9 @@ def _mixtral(fields: ConfigFields, layers: int) -> ExpertsSpec:
 
 
 def _qwen3_moe(fields: ConfigFields, layers: int) -> ExpertsSpec:
-    """The count is `num_experts` in released models, `num_local_experts` where transformers 5
-    wrote the file. Implementations differ in which layers a window is for; no released model
-    of this family has one."""
+    """Read Qwen3-MoE. The count is `num_experts` in released models, `num_local_experts` in files
+    that transformers 5 wrote. Implementations disagree about the layers that have a window; no
+    released model of this family has one."""
     if fields.flag("use_sliding_window", False):
         raise fields.error("use_sliding_window", "true is not supported for Qwen3-MoE")
     step = fields.integer("decoder_sparse_step", 1)
@@ -134,8 +141,8 @@ def _qwen3_moe(fields: ConfigFields, layers: int) -> ExpertsSpec:
 
 
 def _deepseek_v2(fields: ConfigFields, layers: int) -> ExpertsSpec:
-    """DeepSeek-AI 2024, arXiv:2405.04434. Implementations differ in what normalised weights
-    are scaled by; no released model of this family normalises them."""
+    """Read DeepSeek-V2 (DeepSeek-AI 2024, arXiv:2405.04434). Implementations disagree about the
+    scale of normalised weights; no released model of this family normalises them."""
     if fields.flag("norm_topk_prob", False):
         raise fields.error("norm_topk_prob", "true is not supported for DeepSeek-V2")
     _only(fields, "scoring_func", "softmax")
@@ -154,8 +161,8 @@ def _deepseek_v2(fields: ConfigFields, layers: int) -> ExpertsSpec:
 
 
 def _deepseek_v3(fields: ConfigFields, layers: int) -> ExpertsSpec:
-    """DeepSeek-AI 2024, arXiv:2412.19437. The layers that predict further tokens
-    (`num_nextn_predict_layers`) are not part of the model that is computed here."""
+    """Read DeepSeek-V3 (DeepSeek-AI 2024, arXiv:2412.19437). The engine does not compute the
+    layers that predict further tokens (`num_nextn_predict_layers`)."""
     _only(fields, "scoring_func", "sigmoid")
     _only(fields, "topk_method", "noaux_tc")
     groups = fields.integer("n_group")
@@ -172,7 +179,7 @@ def _deepseek_v3(fields: ConfigFields, layers: int) -> ExpertsSpec:
 
 
 def _deepseek(fields: ConfigFields, layers: int) -> ExpertsSpec:
-    """What both have."""
+    """Read the fields that DeepSeek-V2 and DeepSeek-V3 share."""
     if fields.integer("moe_layer_freq", 1) != 1:
         raise fields.error("moe_layer_freq", "only 1 is supported")
     dense = fields.count("first_k_dense_replace", 0)

@@ -1,13 +1,13 @@
-"""Which part of a model one rank of a tensor-parallel worker holds.
+"""The part of a model that one rank of a tensor-parallel worker holds.
 
     rows of q, k, v, gate, up, and their biases    by heads, or evenly    column-parallel
-    columns of output, down                        alike                  row-parallel
+    columns of output, down                        by heads, or evenly    row-parallel
     rows of the embedding and of the head          evenly                 vocabulary-parallel
-    norms, a mixture's gate, a latent's down       whole on every rank
+    norms, the router of experts, MLA's down       whole on every rank
 
 Megatron's split (Shoeybi et al. 2019, arXiv:1909.08053): one sum over the ranks after attention and
-one after the MLP. Experts are split as the MLP is. Where there are fewer KV heads than ranks, a KV
-head is held by several ranks, alike. Pure; knows no tensors.
+one after the MLP. Experts are split like the MLP. If there are fewer KV heads than ranks, several
+ranks hold the same KV head. The module is pure and knows no tensors.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ class RankSplit:
     rank: int
 
     def share(self, count: int) -> range:
-        """This rank's run of `count` things; runs differ by at most one."""
+        """Return this rank's range of `count` items; ranges differ in length by at most one."""
         return range(count * self.rank // self.ranks, count * (self.rank + 1) // self.ranks)
 
     def kv_heads(self, count: int) -> range:
-        """This rank's KV heads of `count`; with more ranks, several hold the same one."""
+        """Return this rank's KV heads of `count`; with more ranks than heads, several ranks hold
+        the same head."""
         if count >= self.ranks:
             return self.share(count)
         head = self.rank * count // self.ranks
@@ -40,8 +41,8 @@ class RankSplit:
 
 
 def check_split(spec: ModelSpec, ranks: int) -> None:
-    """Raise ConfigError, which names the number that does not divide, unless `spec` can be split
-    over `ranks`."""
+    """Raise ConfigError, with the number that does not divide, unless `spec` can be split over
+    `ranks`."""
     if not 1 <= ranks <= MAX_RANKS:
         raise ConfigError(f"worker.tp is {ranks}: give a number from 1 to {MAX_RANKS}")
     sizes = {"attention heads": spec.heads, "MLP columns": spec.ffn_size}
@@ -61,7 +62,7 @@ def check_split(spec: ModelSpec, ranks: int) -> None:
 
 
 def possible_ranks(spec: ModelSpec) -> list[int]:
-    """Return all numbers of ranks that `spec` can be split over, in order."""
+    """Return all rank counts that `spec` can be split over, in order."""
     sizes = [spec.heads, spec.ffn_size]
     if spec.experts is not None:
         sizes.append(spec.experts.ffn_size)
@@ -74,8 +75,8 @@ def possible_ranks(spec: ModelSpec) -> list[int]:
 
 
 def spec_of_rank(spec: ModelSpec, split: RankSplit) -> ModelSpec:
-    """The model of whose tensors `split` holds its share: fewer heads, columns and known tokens,
-    the same hidden size. Raises ConfigError as `check_split` does."""
+    """Return the spec of one rank's share: fewer heads, columns and vocabulary entries, the same
+    hidden size. Raises ConfigError like `check_split`."""
     check_split(spec, split.ranks)
     experts = spec.experts
     if experts is not None:

@@ -1,7 +1,8 @@
-"""Rotary position embedding as `config.json` states it, in each of the forms in use.
+"""The specification of rotary position embedding, read from `config.json`.
 
-`rope_theta` beside `rope_scaling`, transformers 5's `rope_parameters`, and Gemma 3's two
-tables. Knows no tensors; what the fields mean is computed in `rope.py`. Immutable.
+It is stated as `rope_theta` with `rope_scaling`, as the `rope_parameters` of transformers 5, or as
+the two tables of Gemma 3. The module knows no tensors; `rope.py` computes what the fields mean.
+Values are immutable.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _KEYS = {
     "short_factor",
     "long_factor",
 }
-# In files of yarn models, and read by none of transformers' code: no part of the computation.
+# Files of yarn models have these fields, but transformers does not read them either.
 _UNREAD = {"yarn": {"attn_factor", "finetuned"}}
 _LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary position embedding. Fields that a kind does not use keep their defaults."""
+    """Rotary position embedding. Fields that `kind` does not use keep their defaults."""
 
     kind: RopeKind
     theta: float
@@ -54,21 +55,21 @@ class RopeSpec:
     mscale: float = 0.0  # yarn; 0: absent
     mscale_all_dim: float = 0.0  # yarn; 0: absent
     truncate: bool = True  # yarn
-    stretch: tuple[float, ...] = ()  # longrope: of the wavelength of each pair of entries
+    stretch: tuple[float, ...] = ()  # longrope: factor per pair of entries
 
 
 @dataclass(frozen=True, slots=True)
 class RopeReader:
-    """Reads the sections of one `config.json`. Its methods raise ModelError."""
+    """The reader of the rotary sections of one `config.json`. Its methods raise ModelError."""
 
     fields: ConfigFields
-    kinds: tuple[RopeKind, ...]  # that the family knows
+    kinds: tuple[RopeKind, ...]  # supported by the family
     positions: int  # `max_position_embeddings`
-    context: int  # tokens that will be served; 0: all that the model reaches
-    dim: int  # entries of a head that are turned
+    context: int  # served tokens; 0: the model's maximum
+    dim: int  # rotated entries of a head
 
     def one(self) -> RopeSpec:
-        """One table for all layers."""
+        """Read one table for all layers."""
         fields = self.fields
         name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
         section = fields.section(name)
@@ -79,8 +80,8 @@ class RopeReader:
         return self._read(section, theta)
 
     def two(self) -> tuple[RopeSpec, RopeSpec]:
-        """Gemma 3: of the layers with full attention, and of those with a window, which scaling
-        does not touch unless `rope_parameters` says so."""
+        """Read two tables (Gemma 3): of the layers with full attention, and of those with a
+        window. Scaling applies to the latter only if `rope_parameters` says so."""
         fields = self.fields
         both = fields.section("rope_parameters")
         for name in both.values:
@@ -100,9 +101,7 @@ class RopeReader:
         for name in rope.values:
             known = name in _KEYS or name in _UNREAD.get(kind, ())
             if not known and rope.get(name) is not None:
-                raise rope.error(
-                    name, "is not known, and may change what is computed; leave it out"
-                )
+                raise rope.error(name, "is unknown and may change the computation; remove it")
         if theta <= 1:
             raise rope.error("rope_theta", f"{theta} is not above 1")
         if kind == "default":
@@ -143,11 +142,11 @@ class RopeReader:
         )
 
     def _longrope(self, rope: ConfigFields, theta: float, factor: float, original: int) -> RopeSpec:
-        """The file has two sets of frequencies, for sequences up to `original` tokens and for
-        longer ones; the tokens of a sequence must all be turned by one of them. Which one is
-        decided here, once, by the served context (docs/decisions/0041-longrope.md)."""
+        """Read longrope. The file has two sets of frequencies, for sequences up to `original`
+        tokens and for longer ones; one set must rotate all tokens of a sequence. The served
+        context decides which set is used (docs/decisions/0041-longrope.md)."""
         if original == 1:
-            raise rope.error("original_max_position_embeddings", "1 token is no context")
+            raise rope.error("original_max_position_embeddings", "is 1 token; give more")
         short = rope.numbers("short_factor", self.dim // 2)
         long = rope.numbers("long_factor", self.dim // 2)
         return RopeSpec(
@@ -172,14 +171,14 @@ class RopeReader:
 
 
 def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
-    """By how much YaRN scales what it stretches `factor` times (arXiv:2309.00071, section 3.4;
-    `mscale` is DeepSeek's addition)."""
+    """Return YaRN's factor on cosines and sines for a context that grows `factor` times
+    (arXiv:2309.00071, section 3.4; `mscale` is DeepSeek's addition)."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def context_of(rope: RopeSpec, positions: int) -> int:
-    """`max_position_embeddings`, which yarn and dynamic configurations leave at the length of
-    the original training: those reach `factor` times as far."""
+    """Return the context of a model. yarn and dynamic configurations keep the original training
+    length in `max_position_embeddings` and reach `factor` times as far."""
     if rope.kind == "yarn":
         return max(positions, int(rope.original_context * rope.factor))
     if rope.kind == "dynamic":

@@ -1,6 +1,7 @@
-"""Which layers attend to a window of the last tokens, by the rule of each family.
+"""The sliding window of each layer, by the rule of its family.
 
-Knows no tensors and keeps no state. A window counts the token itself, as transformers does.
+A window counts the token itself, as in transformers. The module knows no tensors and keeps no
+state.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ _FULL, _WINDOW = "full_attention", "sliding_attention"
 def read_windows(
     fields: ConfigFields, family: Family, layers: int, context: int
 ) -> tuple[int, ...]:
-    """The window of each layer in tokens; 0 where it sees all. Raises ModelError.
+    """Return the window of each layer in tokens; 0: full attention. Raises ModelError.
 
-    A window as long as `context`, the tokens that the model reaches, hides nothing and counts
-    as none, unless it decides which rotary embedding a layer has.
+    A window as long as `context`, the model's maximum, hides nothing and counts as none, unless it
+    decides which rotary embedding a layer has.
     """
     kinds = _kinds(fields, family, layers)
     if _WINDOW not in kinds:
@@ -31,25 +32,25 @@ def read_windows(
 
 
 def _kinds(fields: ConfigFields, family: Family, layers: int) -> list[str]:
-    """The kind of every layer: as `layer_types` says where the family reads it."""
+    """Return the attention type of every layer, from `layer_types` if the family reads it."""
     computed = _computed_kinds(fields, family, layers)
     given = fields.get("layer_types")
     if given is None:
         return computed
     if not isinstance(given, list) or len(given) != layers:
-        raise fields.error("layer_types", f"is not a list of {layers} kinds, one for each layer")
+        raise fields.error("layer_types", f"is not a list of {layers} names, one per layer")
     for kind in given:
         if kind not in (_FULL, _WINDOW):
             raise fields.error(
                 "layer_types", f"{kind!r} is not supported; only {_FULL} and {_WINDOW} are"
             )
     if family.windows in ("none", "all") and given != computed:
-        raise fields.error("layer_types", f"{family.name} has layers of one kind: {computed[0]}")
+        raise fields.error("layer_types", f"{family.name} supports only {computed[0]}")
     return given
 
 
 def _computed_kinds(fields: ConfigFields, family: Family, layers: int) -> list[str]:
-    """Without `layer_types`."""
+    """Return the attention types of a configuration without `layer_types`."""
     if family.windows == "alternating":
         every = fields.integer("sliding_window_pattern")
         return [_FULL if (layer + 1) % every == 0 else _WINDOW for layer in range(layers)]

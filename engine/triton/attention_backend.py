@@ -21,7 +21,7 @@ from baton.engine.triton import kv_write as triton_kv_write
 from baton.engine.triton.decode import decode_attention, decode_tiles
 from baton.engine.triton.decode_buffers import DecodeBuffers, DecodeLimits, DecodeShape
 from baton.engine.triton.prefill import (
-    Chunk,
+    PrefillChunk,
     PrefillPlan,
     device_tiles,
     plan_prefill,
@@ -45,7 +45,7 @@ def check_readable(pool: KvPool) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _AttentionStep:
     arrays: StepArrays
     plan: PrefillPlan
 
@@ -79,7 +79,7 @@ class TritonAttention:
         if not deterministic:
             shape = DecodeShape(kv_heads, heads, dim, self._decode_tiles.tokens)
             self._buffers = DecodeBuffers(limits, shape, pool.tensor.device)
-        self._step: _Step | None = None
+        self._step: _AttentionStep | None = None
 
     def write(self, layer: int, keys: Tensor, values: Tensor, layout: StepLayout) -> None:
         """As `Attention.write`; a row whose block is negative is padding and writes nothing."""
@@ -127,14 +127,14 @@ class TritonAttention:
         kv, scales = self._pool.tensor.select(2, layer), self._pool.scales
         return kv, scales if scales is None else scales.select(2, layer)
 
-    def _prepared(self, layout: StepLayout) -> _Step:
+    def _prepared(self, layout: StepLayout) -> _AttentionStep:
         """The arrays of `layout`, made when its first layer asks."""
         if self._step is None or self._step.arrays.layout is not layout:
             arrays = step_arrays(layout, self._pool.tensor.device)
             chunks = [
-                Chunk(rows.first, rows.end - rows.first, rows.start, index)
+                PrefillChunk(rows.first, rows.end - rows.first, rows.start, index)
                 for index, rows in enumerate(layout.chunks)
             ]
             plan = plan_prefill(chunks, arrays.chunk_tables, self._group, self._tiles)
-            self._step = _Step(arrays, plan)
+            self._step = _AttentionStep(arrays, plan)
         return self._step

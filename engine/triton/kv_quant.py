@@ -1,8 +1,8 @@
 """Eight-bit KV in the GPU's kernels: rows become codes, and codes become numbers in registers.
 
-Codes and scales are those of `KvCodes`, bit for bit, if the launch fuses no product with a sum
+Codes and scales are those of `KvQuant`, bit for bit, if the launch fuses no product with a sum
 (`UNFUSED`). FP8 is handled by its bits: sm_80 has no such kind of number. What the kernels call
-CODES is the name of a `KvCodes`, or "" for a pool of plain numbers, whose kernels are compiled
+CODES is the name of a `KvQuant`, or "" for a pool of plain numbers, whose kernels are compiled
 as if this file were not there. Unproven: not yet run on a GPU. Owns nothing.
 """
 
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.engine.memory.kv_quant import CODES, FP8_E4M3, INT8, LEAST
+from baton.engine.memory.kv_quant import FP8_E4M3, INT8, KV_QUANTS, MIN_MAGNITUDE
 
 UNFUSED = {"enable_fp_fusion": False}  # keyword arguments of a launch that encodes
 
@@ -23,7 +23,7 @@ _INT8 = tl.constexpr(INT8.name)
 _FP8 = tl.constexpr(FP8_E4M3.name)
 _INT8_LARGEST = tl.constexpr(INT8.largest)
 _FP8_LARGEST = tl.constexpr(FP8_E4M3.largest)
-_LEAST = tl.constexpr(LEAST)
+_LEAST = tl.constexpr(MIN_MAGNITUDE)
 _INFINITY = tl.constexpr(0x7F800000)  # its bits
 # 1.5 * 2^23: what is added to it is rounded to a whole number, ties to even.
 _ROUNDER = tl.constexpr(12582912.0)
@@ -36,7 +36,7 @@ _FP8_BIAS = tl.constexpr(120 << 3)  # float32's bias less FP8's, in codes
 
 def codes_name(kv: Tensor) -> str:
     """CODES of a layer of the pool."""
-    return next((name for name, codes in CODES.items() if codes.dtype == kv.dtype), "")
+    return next((name for name, codes in KV_QUANTS.items() if codes.dtype == kv.dtype), "")
 
 
 def stored_bytes(kv: Tensor) -> Tensor:

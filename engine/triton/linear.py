@@ -25,7 +25,7 @@ _PROGRAMS = 96
 
 
 @dataclass(frozen=True, slots=True)
-class FixedLinear:
+class FixedTileLinear:
     """A `Linear` whose rows are kept apart."""
 
     weight: Tensor  # [out, in]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.model.mla import NORM_EPS, LatentAttention, absorb, expansion_pays, release
+from baton.engine.model.mla import NORM_EPS, LatentAttention, absorb, expand_values, expansion_pays
 from baton.engine.model.step_layout import ChunkRows, StepLayout
 from baton.engine.spec.moe_spec import LatentSpec
 from baton.engine.triton.attention_backend import check_readable
@@ -39,7 +39,7 @@ class _Absorbed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _MlaStep:
     arrays: StepArrays
     absorbed: _Absorbed
     expanded: tuple[tuple[ChunkRows, Tensor], ...]  # chunks, and their blocks on the device
@@ -69,13 +69,13 @@ class TritonLatentAttention(LatentAttention):
         super().__init__(pool, spec, heads, scale)
         self._always_absorb = deterministic
         self._products = fixed_products if deterministic else torch.bmm
-        self._tiles = latent_tiles(heads, pool.dtype, pool.codes is not None)
+        self._tiles = latent_tiles(heads, pool.dtype, pool.quant is not None)
         self._buffers: DecodeBuffers | None = None
         if limits.split_tokens or not deterministic:
             programs = -(-heads // self._tiles.rows)
             shape = DecodeShape(programs, heads, spec.rank, self._tiles.tokens)
             self._buffers = DecodeBuffers(limits, shape, pool.tensor.device)
-        self._step: _Step | None = None
+        self._step: _MlaStep | None = None
 
     def attend(self, layer: int, queries: Tensor, up: Tensor, layout: StepLayout) -> Tensor:
         """As `LatentAttention.attend`; a row of length 0 is padding, and its result is 0."""
@@ -87,7 +87,7 @@ class TritonLatentAttention(LatentAttention):
             chosen = queries[:count] if rows is None else queries[rows]
             absorbed = absorb(spec, chosen, up, self._products)
             mixed = self._mixed(layer, absorbed, step.absorbed)
-            found = release(spec, mixed, up, self._products)
+            found = expand_values(spec, mixed, up, self._products)
             out[slice(count) if rows is None else rows] = found
         for chunk, blocks in step.expanded:
             span = slice(chunk.first, chunk.end)
@@ -131,7 +131,7 @@ class TritonLatentAttention(LatentAttention):
             )
         return out
 
-    def _prepared(self, layout: StepLayout) -> _Step:
+    def _prepared(self, layout: StepLayout) -> _MlaStep:
         """The arrays of `layout`, made when its first layer asks."""
         if self._step is None or self._step.arrays.layout is not layout:
             arrays = step_arrays(layout, self._pool.tensor.device)
@@ -142,7 +142,7 @@ class TritonLatentAttention(LatentAttention):
                 for chunk in layout.chunks
                 if self._expands(chunk)
             )
-            self._step = _Step(arrays, _absorbed(arrays, short), expanded)
+            self._step = _MlaStep(arrays, _absorbed(arrays, short), expanded)
         return self._step
 
     def _expands(self, chunk: ChunkRows) -> bool:

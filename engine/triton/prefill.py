@@ -33,7 +33,7 @@ from baton.engine.triton.tile import (
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PrefillChunk:
     """Rows `first` to `first + count` are the tokens from position `start` of one sequence."""
 
     first: int
@@ -61,7 +61,9 @@ def prefill_tiles(group: int, dim: int, dtype: torch.dtype, capability: int = 90
     return Tiles(max(128, power_of_two(group)), 64, 8, 4)
 
 
-def plan_prefill(chunks: Sequence[Chunk], tables: Tensor, group: int, tiles: Tiles) -> PrefillPlan:
+def plan_prefill(
+    chunks: Sequence[PrefillChunk], tables: Tensor, group: int, tiles: Tiles
+) -> PrefillPlan:
     """Cut `chunks` into tiles of at most `tiles.rows` query rows, `group` of them a token.
     `tables` is int32 [chunks, blocks]; the plan lies on its device. Raises ValueError if a
     group has more heads than a tile has rows."""

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.engine.model.quantized_weight import Kind, QuantizedWeight
+from baton.engine.model.quantized_weight import CodeDtype, QuantizedWeight
 from baton.engine.triton.linear import fixed_products
 from baton.engine.triton.tile import INTERPRETED, precision, product
 from baton.runtime.errors import ModelError
@@ -33,7 +33,7 @@ class TritonQuantized:
         """Raises ModelError as `quantized_matmul` does."""
         self._fixed = False
         checked_group(weight.columns, weight.scales, weight.group)
-        self._packing, self._group = weight.kind, weight.group
+        self._packing, self._group = weight.code_dtype, weight.group
         self._values = weight.codes.contiguous().to(device)
         self._scales = weight.scales.contiguous().to(device)
         self._zeros = None if weight.zeros is None else weight.zeros.contiguous().to(device)
@@ -46,7 +46,7 @@ class TritonQuantized:
         given = (self._values, self._scales, self._packing, self._zeros, self._bias, self._group)
         return quantized_matmul(x, *given, fixed=self._fixed)
 
-    def kept_apart(self) -> TritonQuantized:
+    def batch_invariant(self) -> TritonQuantized:
         """The same matrix, by which a row's bits do not depend on the other rows."""
         apart = copy(self)
         apart._fixed = True
@@ -57,7 +57,7 @@ def quantized_matmul(
     x: Tensor,
     values: Tensor,
     scales: Tensor,
-    packing: Kind,
+    packing: CodeDtype,
     zeros: Tensor | None = None,
     bias: Tensor | None = None,
     group: int = 0,
@@ -95,7 +95,7 @@ def tile_depth(depth: int, group: int) -> int:
 def dequantized(
     values: Tensor,
     scales: Tensor,
-    packing: Kind,
+    packing: CodeDtype,
     zeros: Tensor | None,
     dtype: torch.dtype,
     group: int = 0,
@@ -121,7 +121,7 @@ def dequantized(
 
 
 def dequantized_reference(
-    values: Tensor, scales: Tensor, packing: Kind, zeros: Tensor | None, dtype: torch.dtype
+    values: Tensor, scales: Tensor, packing: CodeDtype, zeros: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     """The same in torch, in float32 until the end."""
     if packing == "int4":
@@ -155,7 +155,7 @@ def _fused(
     x: Tensor,
     values: Tensor,
     scales: Tensor,
-    packing: Kind,
+    packing: CodeDtype,
     zeros: Tensor | None,
     group: int,
     fixed: bool,

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.engine.model.quantized_weight import Kind, QuantizedWeight
+from baton.engine.model.quantized_weight import CodeDtype, QuantizedWeight
 from baton.engine.triton.experts import tile_of, tile_rows_for
 from baton.engine.triton.quantized import as_bytes, checked_group, quantized_sums, tile_depth
 from baton.engine.triton.tile import INTERPRETED, precision
@@ -28,7 +28,7 @@ _MOST_ROWS = 64  # of a tile
 class StackedCodes:
     """One matrix [out, in] of each expert, all quantised alike; parts as of `QuantizedWeight`."""
 
-    kind: Kind
+    code_dtype: CodeDtype
     codes: Tensor  # [experts, out, in], of int4 uint8 [experts, out, in / 2], FP8 as its bits
     scales: Tensor  # float32 [experts, out, groups]
     zeros: Tensor | None  # int16 [experts, out, groups]
@@ -49,7 +49,7 @@ def stacked_codes(
         if stack is None:
             stack = _room(weight, count, device)
         zeros = (weight.zeros is None) == (stack.zeros is None)
-        alike = (weight.kind, weight.group) == (stack.kind, stack.group)
+        alike = (weight.code_dtype, weight.group) == (stack.code_dtype, stack.group)
         alike = alike and weight.scales.shape == stack.scales.shape[1:]
         if weight.order is not None or not zeros or not alike:
             raise ModelError(
@@ -67,7 +67,7 @@ def stacked_codes(
 
 def _room(weight: QuantizedWeight, count: int, device: torch.device) -> StackedCodes:
     group = checked_group(weight.columns, weight.scales, weight.group)
-    if weight.kind == "int4" and tile_depth(weight.columns, group) < 32:
+    if weight.code_dtype == "int4" and tile_depth(weight.columns, group) < 32:
         raise ModelError(
             f"experts of {weight.columns} columns in int4 by groups of {group} do not run on a "
             "GPU: 32 must divide both; set worker.device to cpu, or quantise with other groups"
@@ -78,7 +78,7 @@ def _room(weight: QuantizedWeight, count: int, device: torch.device) -> StackedC
 
     zeros = None if weight.zeros is None else room(weight.zeros)
     codes = room(as_bytes(weight.codes))
-    return StackedCodes(weight.kind, codes, room(weight.scales), zeros, weight.group)
+    return StackedCodes(weight.code_dtype, codes, room(weight.scales), zeros, weight.group)
 
 
 def quantized_expert_matmul(
@@ -114,7 +114,7 @@ def quantized_expert_matmul(
         EXPERTS=experts,
         EXPERTS_UP=triton.next_power_of_2(experts),
         GATHER=source is not None,
-        PACKING=weights.kind,
+        PACKING=weights.code_dtype,
         ZEROS=weights.zeros is not None,
         BLOCK_M=block_m,
         BLOCK_N=block_n,

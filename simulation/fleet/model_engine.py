@@ -47,8 +47,8 @@ class ModelKind:
 
     def limits(self, key: bytes) -> ModelLimits:
         runner = self._reference
-        vocab_size, kind = runner.spec.vocab_size, runner.pool.kind
-        return ModelLimits(vocab_size, CONTEXT, runner.numerics, kind, key)
+        vocab_size, kv_dtype = runner.spec.vocab_size, runner.pool.kv_dtype
+        return ModelLimits(vocab_size, CONTEXT, runner.numerics, kv_dtype, key)
 
     def block_bytes(self, block_size: int) -> int:
         return self._reference.pool.block_bytes

@@ -26,7 +26,7 @@ from baton.engine.triton.attention_backend import TritonAttention
 from baton.engine.triton.decode import Splits, decode_attention, decode_tiles, new_partials
 from baton.engine.triton.decode_buffers import DecodeLimits
 from baton.engine.triton.kv_write import rotate_and_write, write
-from baton.engine.triton.prefill import Chunk, plan_prefill, prefill_attention, prefill_tiles
+from baton.engine.triton.prefill import PrefillChunk, plan_prefill, prefill_attention, prefill_tiles
 from baton.engine.triton.tile import Tiles
 
 CHECKS: dict[str, Check] = {}
@@ -131,7 +131,7 @@ def prefill_check(shapes: tuple[Shape, Shape], dtype: torch.dtype, mistake: int 
         if not tiny:
             parts = [(0, 700), (1000, 3), (513, 128), (0, 2), (4095, 65)]
         chunks = [
-            Chunk(sum(count for _, count in parts[:index]), count, start, index)
+            PrefillChunk(sum(count for _, count in parts[:index]), count, start, index)
             for index, (start, count) in enumerate(parts)
         ]
         lost = shape.window + max(count for _, count in parts) if shape.window else 0
@@ -200,9 +200,9 @@ def cut_check(device: torch.device, tiny: bool) -> tuple[float, float]:
     tiles = TINY_TILES if tiny else prefill_tiles(shape.group, shape.dim, dtype)
     held = random_sequences(shape, [tokens, 9], dtype, device)
     queries = random_queries(tokens + 5, shape, dtype, device)
-    whole = [Chunk(0, tokens, 0, 0)]
-    parts = [Chunk(tokens, 5, 4, 1)] + [
-        Chunk(first, end - first, first, 0)
+    whole = [PrefillChunk(0, tokens, 0, 0)]
+    parts = [PrefillChunk(tokens, 5, 4, 1)] + [
+        PrefillChunk(first, end - first, first, 0)
         for first, end in zip((0, *cuts), (*cuts, tokens), strict=True)
     ]
     outs = []

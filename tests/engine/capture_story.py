@@ -25,7 +25,7 @@ from baton.engine.checkpoint.weights import load_weights
 from baton.engine.execution import device_runner as device_runners
 from baton.engine.execution.graph_device import HostDevice
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.memory.kv_quant import CODES
+from baton.engine.memory.kv_quant import KV_QUANTS
 from baton.engine.spec.model_spec import read_spec
 from baton.engine.triton.matrices import TritonMatrices
 
@@ -80,7 +80,7 @@ def main() -> None:
     for kv_dtype in ("auto", "int8"):
         for deterministic in (False, True):
             launched.clear()
-            pool = KvPool(spec, 64, 16, torch.bfloat16, META, CODES.get(kv_dtype))
+            pool = KvPool(spec, 64, 16, torch.bfloat16, META, KV_QUANTS.get(kv_dtype))
             runner = device_runners.device_runner(
                 spec,
                 weights,

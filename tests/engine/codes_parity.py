@@ -1,4 +1,4 @@
-"""The kernels over KV in eight bits against `KvCodes` and plain torch, on any device.
+"""The kernels over KV in eight bits against `KvQuant` and plain torch, on any device.
 
 Codes and scales are held bit for bit to what torch makes on a CPU; attention to `TorchAttention`
 in float64 over the same codes. As in `attention_parity.py`, a check returns the error of its worst
@@ -16,7 +16,7 @@ from parity import Check, error, noticed
 from torch import Tensor
 
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.memory.kv_quant import CODES, LEAST, KvCodes
+from baton.engine.memory.kv_quant import KV_QUANTS, MIN_MAGNITUDE, KvQuant
 from baton.engine.model.attention import TorchAttention
 from baton.engine.model.rope import Rotary
 from baton.engine.model.step_layout import Bounds, StepLayout, lay_out
@@ -33,7 +33,7 @@ POISON = 0x7F  # FP8's NaN; int8's greatest
 
 
 def new_pool(
-    codes: KvCodes, heads: int, dim: int, blocks: int, size: int, dtype: torch.dtype, device: Any
+    codes: KvQuant, heads: int, dim: int, blocks: int, size: int, dtype: torch.dtype, device: Any
 ) -> KvPool:
     """Full of what nobody wrote."""
     spec: Any = SimpleNamespace(kv_heads=heads, layers=LAYERS, head_dim=dim, latent=None)
@@ -48,7 +48,7 @@ def odd_rows(keys: Tensor, values: Tensor) -> None:
     """Rows that are not like others: zeros, too small for a scale, not finite, a great and a very
     great number, ties between codes, and FP8's least numbers."""
     keys[0], values[0] = 0.0, -0.0
-    keys[1], values[1] = LEAST / 4, LEAST
+    keys[1], values[1] = MIN_MAGNITUDE / 4, MIN_MAGNITUDE
     keys[2, :, 3], values[2, :, -1] = float("inf"), float("nan")
     keys[3, :, -1], values[3, 0, 0] = 1e4, -3e38
     dim = keys.shape[-1]
@@ -84,8 +84,8 @@ def write_check(name: str, turning: int, dtype: torch.dtype, mistake: float = 0.
         )
         wrong = 0
         for turns in (True, False):
-            ours = new_pool(CODES[name], heads, dim, rows, size, dtype, device)
-            theirs = new_pool(CODES[name], heads, dim, rows, size, dtype, device=None)
+            ours = new_pool(KV_QUANTS[name], heads, dim, rows, size, dtype, device)
+            theirs = new_pool(KV_QUANTS[name], heads, dim, rows, size, dtype, device=None)
             kv, scales = ours.tensor.select(2, 1), ours.scales.select(2, 1)  # type: ignore[union-attr]
             if turns:
                 out = rotate_and_write(*given, on_device[:2], kv, *on_device[2:], scales)
@@ -141,8 +141,8 @@ def step_check(
         # Each window is compiled on its own, which is most of a check's time on a GPU.
         windows = (0 if dtype == torch.bfloat16 else window, window)
         spec = AttentionSpec(0.21, windows, soft_cap=4.0)
-        ours = new_pool(CODES[name], heads, dim, blocks, size, dtype, device)
-        theirs = new_pool(CODES[name], heads, dim, blocks, size, torch.float64, None)
+        ours = new_pool(KV_QUANTS[name], heads, dim, blocks, size, dtype, device)
+        theirs = new_pool(KV_QUANTS[name], heads, dim, blocks, size, torch.float64, None)
         limits = DecodeLimits(4, 2000)
         attention = TritonAttention(ours, spec, heads * group, limits, deterministic=deterministic)
         worst = 0.0
@@ -171,7 +171,7 @@ def broken_check(device: torch.device, tiny: bool) -> tuple[float, float]:
     no others: codes do not hide it. Counts the rows that are otherwise."""
     heads, group, dim, size, dtype = 1, 2, 16, 8, torch.float32
     spec, limits = AttentionSpec(0.21, (0, 0)), DecodeLimits(4, 500)
-    pool = new_pool(CODES["int8"], heads, dim, 9, size, dtype, device)
+    pool = new_pool(KV_QUANTS["int8"], heads, dim, 9, size, dtype, device)
     attention = TritonAttention(pool, spec, heads * group, limits)
     wrong = 0
     for slices, broken, seen in (
@@ -193,7 +193,7 @@ def broken_check(device: torch.device, tiny: bool) -> tuple[float, float]:
 
 
 CHECKS: dict[str, Check] = {}
-for _name in CODES:
+for _name in KV_QUANTS:
     CHECKS[f"write, {_name}, whole heads turn, float32"] = write_check(_name, 24, torch.float32)
     CHECKS[f"write, {_name}, a part turns, bfloat16"] = write_check(_name, 10, torch.bfloat16)
     CHECKS[f"step, {_name}, float32"] = step_check(_name, torch.float32)

@@ -25,10 +25,10 @@ from baton.engine.execution.device_runner import device_runner
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.memory.kv_quant import CODES
+from baton.engine.memory.kv_quant import KV_QUANTS
 from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.engine.spec.model_spec import read_spec
-from baton.engine.spec.quantization_config import MADE
+from baton.engine.spec.quantization_config import LOAD_QUANTIZATIONS
 from baton.engine.triton.matrices import TritonMatrices
 from baton.runtime.errors import ConfigError
 
@@ -68,8 +68,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
-    parser.add_argument("--kv-dtype", default="auto", choices=("auto", *CODES))
-    parser.add_argument("--quantization", default="none", choices=MADE)
+    parser.add_argument("--kv-dtype", default="auto", choices=("auto", *KV_QUANTS))
+    parser.add_argument("--quantization", default="none", choices=LOAD_QUANTIZATIONS)
     parser.add_argument("--ordinary", action="store_true", help="the other mode is refused, too")
     given = parser.parse_args()
     patch_once_a_launch()
@@ -78,7 +78,7 @@ def main() -> int:
         determinism_proof._PROOF_TOKENS = determinism_proof._SIZES_TOKENS = 9
         determinism_proof._GRAPH_TOKENS = SIZE
         determinism_proof._SIZES = ((3,),)
-    spec, codes = read_spec(given.folder), CODES.get(given.kv_dtype)
+    spec, codes = read_spec(given.folder), KV_QUANTS.get(given.kv_dtype)
     weights = load_weights(
         given.folder, spec, torch.float32, TritonMatrices(device), None, given.quantization
     )

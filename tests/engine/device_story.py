@@ -25,7 +25,7 @@ from baton.engine.execution.gpu_loading import Build, CudaMemory, sized_runner
 from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.memory.kv_quant import CODES
+from baton.engine.memory.kv_quant import KV_QUANTS
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.scheduling.token_history import PromptTokens, Text
 from baton.engine.spec.model_spec import ModelSpec, read_spec
@@ -123,7 +123,7 @@ class Counted:
 def sized(spec: ModelSpec, build: Build, device: torch.device, kv_dtype: str) -> CudaRunner:
     """A runner whose pool is sized as `build_engine` sizes it, from memory for `BLOCKS` or so."""
     memory = CudaMemory(device) if device.type == "cuda" else Counted()
-    codes = CODES.get(kv_dtype)
+    codes = KV_QUANTS.get(kv_dtype)
     options = EngineOptions(
         block_size=SIZE,
         max_context=128,
@@ -132,7 +132,7 @@ def sized(spec: ModelSpec, build: Build, device: torch.device, kv_dtype: str) ->
         step_tokens=4,
         kv_dtype=kv_dtype,
     )
-    size = partial(KvPool, spec, block_size=SIZE, dtype=torch.float32, device=device, codes=codes)
+    size = partial(KvPool, spec, block_size=SIZE, dtype=torch.float32, device=device, quant=codes)
     runner = sized_runner(spec, torch.float32, options, lambda n: size(n), build, memory, 1)
     assert runner.memory is not None and runner.memory.beside_bytes > 0
     assert runner.pool.blocks >= BLOCKS
@@ -145,7 +145,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--sized", action="store_true", help="the pool by measured memory")
-    parser.add_argument("--kv-dtype", default="auto", choices=("auto", *CODES))
+    parser.add_argument("--kv-dtype", default="auto", choices=("auto", *KV_QUANTS))
     given = parser.parse_args()
     patch_once_a_launch()
     device = torch.device(given.device)
@@ -156,7 +156,7 @@ def main() -> int:
     if given.sized:
         ours = sized(spec, build, device, given.kv_dtype)
     else:
-        codes = CODES.get(given.kv_dtype)
+        codes = KV_QUANTS.get(given.kv_dtype)
         ours = build(KvPool(spec, BLOCKS, SIZE, torch.float32, device, codes))
     unwritten = ours.pool.tensor if ours.pool.scales is None else ours.pool.scales
     unwritten.fill_(float("nan"))

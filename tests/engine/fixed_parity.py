@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baton.engine.model.quantized_weight import QuantizedWeight, quantize_int4, quantize_int8
 from baton.engine.triton.experts import expert_matmul, expert_matmul_reference, sort_by_expert
-from baton.engine.triton.linear import FixedLinear, fixed_products
+from baton.engine.triton.linear import FixedTileLinear, fixed_products
 from baton.engine.triton.quantized import TritonQuantized
 from baton.engine.triton.quantized_experts import quantized_expert_matmul, stacked_codes
 
@@ -31,14 +31,14 @@ def bits(product: Callable[[Tensor], Tensor], x: Tensor) -> float:
 
 
 def linear_check(dtype: torch.dtype, width: int, depth: int, *, apart: bool) -> Check:
-    """`FixedLinear` against float64; `apart`: its bits."""
+    """`FixedTileLinear` against float64; `apart`: its bits."""
 
     def run(device: torch.device, tiny: bool) -> tuple[float, float]:
         shape = (width, depth) if tiny else (width * 64, depth * 40)
         weight = (torch.randn(shape, device=device) / shape[1] ** 0.5).to(dtype)
         bias = torch.randn(shape[0], device=device).to(dtype)
         x = torch.randn(ROWS, shape[1] + 5, device=device).to(dtype)[:, : shape[1]]
-        linear = FixedLinear(weight, bias)
+        linear = FixedTileLinear(weight, bias)
         if apart:
             return bits(linear, x), 0.0
         return error(linear(x), x.double() @ weight.double().T + bias.double()), ALLOWED[dtype]
@@ -71,7 +71,7 @@ def quantized_check(weight: Callable[[Tensor], QuantizedWeight], fixed: bool = T
         packed = weight(torch.randn((40, 128) if tiny else (4096, 4096)))
         x = torch.randn(ROWS, packed.columns, device=device)
         ordinary = TritonQuantized(packed, torch.ones(packed.rows), device)
-        linear = ordinary.kept_apart() if fixed else ordinary
+        linear = ordinary.batch_invariant() if fixed else ordinary
         truth = x.double().cpu() @ packed.dequantized(torch.float64).T + 1
         return error(linear(x), truth) + bits(linear, x), ALLOWED[x.dtype]
 

@@ -15,7 +15,7 @@ from parity import Check, error, noticed
 from torch import Tensor
 
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.memory.kv_quant import CODES
+from baton.engine.memory.kv_quant import KV_QUANTS
 from baton.engine.model.mla import LatentAttention
 from baton.engine.model.step_layout import Bounds, StepLayout, lay_out
 from baton.engine.scheduling.batch import Slice, StepBatch
@@ -88,12 +88,12 @@ def codes_check(
     of `LatentAttention` in float64 over them. `mistake` multiplies one scale of its pool."""
 
     def run(device: torch.device, tiny: bool) -> tuple[float, float]:
-        spec, codes = latent_spec(tiny), CODES[name]
+        spec, codes = latent_spec(tiny), KV_QUANTS[name]
         heads, scale = (3, 0.3) if tiny else (128, 0.07)
         blocks, size, worst, wrong = 30, 8, 0.0, 0
         shape: Any = SimpleNamespace(kv_heads=1, layers=2, head_dim=spec.width, latent=spec)
         pool = KvPool(shape, blocks, size, dtype, device, codes)
-        plain = KvPool(shape, blocks, size, torch.float64, codes=codes)
+        plain = KvPool(shape, blocks, size, torch.float64, quant=codes)
         for each in (pool, plain):
             each.memory.fill_(0x7F)  # FP8's NaN; int8's greatest
             each.scales.fill_(float("nan"))  # type: ignore[union-attr]
@@ -177,7 +177,7 @@ CHECKS["latent step, bfloat16"] = latent_check(DecodeLimits(8, 500), False, torc
 CHECKS["latent step, one row that is off is noticed"] = one_row_off(
     latent_check(DecodeLimits(3, 500), False, torch.float32)
 )
-for _name in CODES:
+for _name in KV_QUANTS:
     CHECKS[f"latent step, {_name}"] = codes_check(_name, torch.float32)
 CHECKS["latent step, int8, bfloat16"] = codes_check("int8", torch.bfloat16)
 CHECKS["latent step, fp8_e4m3, deterministic"] = codes_check("fp8_e4m3", torch.float32, True)

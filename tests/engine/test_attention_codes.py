@@ -7,11 +7,11 @@ import torch
 
 import baton.engine.cpu.attention_kv_quant as attention_codes
 from baton.engine.cpu.attention_invariant import InvariantAttention
-from baton.engine.cpu.attention_kv_quant import CodesAttention
+from baton.engine.cpu.attention_kv_quant import KvQuantAttention
 from baton.engine.cpu.attention_kv_quant_bf16 import BfloatCodesAttention, usable
 from baton.engine.cpu.dot_bf16 import supported
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.memory.kv_quant import CODES
+from baton.engine.memory.kv_quant import KV_QUANTS
 from baton.engine.model.attention import TorchAttention
 from baton.engine.model.rope import rotate
 from baton.engine.model.step_layout import Bounds, lay_out
@@ -37,7 +37,7 @@ class Case:
         torch.manual_seed(5)
         self.heads, self.kv_heads, self.dim, window, cap = SHAPES[shape]
         self.dim = dim or self.dim
-        self.codes = CODES[name]
+        self.codes = KV_QUANTS[name]
         self.model = SimpleNamespace(
             kv_heads=self.kv_heads, layers=LAYERS, head_dim=self.dim, latent=None
         )
@@ -49,10 +49,10 @@ class Case:
         self.order = torch.randperm(BLOCKS).tolist()
 
     def made(self, dtype):
-        return KvPool(self.model, BLOCKS, SIZE, dtype, codes=self.codes)
+        return KvPool(self.model, BLOCKS, SIZE, dtype, quant=self.codes)
 
     def compiled(self):
-        return CodesAttention(self.pool, self.spec)
+        return KvQuantAttention(self.pool, self.spec)
 
     def reference(self):
         wide = self.made(torch.float32)

@@ -12,7 +12,7 @@ from baton.engine.checkpoint.shards import Shards
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.scheduling.batch import Slice
-from baton.engine.spec.quantization_config import StoredForm
+from baton.engine.spec.quantization_config import StoredQuantization
 from baton.runtime.errors import ModelError
 from tests.support.model_story import ModelStory, random_prompt
 from tests.support.packed_weights import (
@@ -44,66 +44,66 @@ GROUPS = {"strategy": "group", "group_size": 32}
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
 # name -> (packer, quantization_config, form, greatest error against the plain matrix)
 FORMATS = {
-    "awq": (awq, awq_config(), StoredForm("awq", 4, 32, symmetric=False), 0.10),
-    "gptq": (gptq, gptq_config(), StoredForm("gptq", 4, 32, symmetric=False), 0.10),
+    "awq": (awq, awq_config(), StoredQuantization("awq", 4, 32, symmetric=False), 0.10),
+    "gptq": (gptq, gptq_config(), StoredQuantization("gptq", 4, 32, symmetric=False), 0.10),
     "gptq-v2": (
         lambda weight: gptq(weight, first=0),
         gptq_config(checkpoint_format="gptq_v2"),
-        StoredForm("gptq_v2", 4, 32, symmetric=False),
+        StoredQuantization("gptq_v2", 4, 32, symmetric=False),
         0.10,
     ),
     "gptq-int8": (
         lambda weight: gptq(weight, bits=8),
         gptq_config(bits=8),
-        StoredForm("gptq", 8, 32, symmetric=False),
+        StoredQuantization("gptq", 8, 32, symmetric=False),
         0.008,
     ),
     "gptq-act-order": (
         lambda weight: gptq(weight, order=SHUFFLED if weight.shape[1] == 64 else None),
         gptq_config(desc_act=True),
-        StoredForm("gptq", 4, 32, symmetric=False),
+        StoredQuantization("gptq", 4, 32, symmetric=False),
         0.10,
     ),
     "pack-int4": (
         packed,
         compressed_config("pack-quantized", num_bits=4, **GROUPS),
-        StoredForm("packed", 4, 32),
+        StoredQuantization("packed", 4, 32),
         0.13,
     ),
     "pack-int4-zeros": (
         lambda weight: packed(weight, symmetric=False),
         compressed_config("pack-quantized", num_bits=4, symmetric=False, **GROUPS),
-        StoredForm("packed", 4, 32, symmetric=False),
+        StoredQuantization("packed", 4, 32, symmetric=False),
         0.10,
     ),
     "pack-int8": (
         lambda weight: packed(weight, bits=8),
         compressed_config("pack-quantized", **GROUPS),
-        StoredForm("packed", 8, 32),
+        StoredQuantization("packed", 8, 32),
         0.008,
     ),
     "int8": (
         int8,
         compressed_config("int-quantized", strategy="channel"),
-        StoredForm("int8", 8),
+        StoredQuantization("int8", 8),
         0.012,
     ),
     "fp8-channel": (
         lambda weight: fp8(weight, name="weight_scale"),
         compressed_config("float-quantized", type="float", strategy="channel"),
-        StoredForm("fp8", 8),
+        StoredQuantization("fp8", 8),
         0.035,
     ),
     "fp8-tensor": (
         lambda weight: fp8(weight, rows=weight.shape[0], name="weight_scale"),
         FP8,
-        StoredForm("fp8", 8, block_rows=0),
+        StoredQuantization("fp8", 8, block_rows=0),
         0.035,
     ),
     "fp8-blocks": (
         lambda weight: fp8(weight, rows=128, columns=128),
         {**FP8, "weight_block_size": [128, 128]},
-        StoredForm("fp8", 8, 128, 128),
+        StoredQuantization("fp8", 8, 128, 128),
         0.035,
     ),
 }
@@ -147,7 +147,7 @@ def test_four_bits_by_hand(tmp_path):
         "qzeros": torch.tensor([[2]], dtype=torch.int32),
         "scales": torch.tensor([[0.5]], dtype=torch.float16),
     }
-    found = read_quantized(stored(tmp_path, tensors), StoredForm("gptq", 4, 8), "m", 1, 8)
+    found = read_quantized(stored(tmp_path, tensors), StoredQuantization("gptq", 4, 8), "m", 1, 8)
     assert found.dequantized().tolist() == [[-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0]]
     assert found.codes.tolist() == [[0x10, 0x32, 0x54, 0x76]]
 
@@ -167,7 +167,7 @@ def test_a_zero_point_of_0_is_stored_as_the_highest_code(tmp_path, bits, word, c
         "scales": torch.tensor([[0.5]], dtype=torch.float16),
     }
     count = len(column)
-    form = StoredForm(layout, bits, count, symmetric=False)
+    form = StoredQuantization(layout, bits, count, symmetric=False)
     found = read_quantized(stored(tmp_path, tensors), form, "m", 1, count)
     zero = 0 if layout == "gptq" else highest
     assert found.dequantized().tolist() == [[(code - zero) / 2 for code in column]]
@@ -180,7 +180,7 @@ def test_awq_columns_by_hand(tmp_path):
         "qzeros": torch.tensor([[0]], dtype=torch.int32),
         "scales": torch.ones(1, 8, dtype=torch.float16),
     }
-    found = read_quantized(stored(tmp_path, tensors), StoredForm("awq", 4, 8), "m", 8, 8)
+    found = read_quantized(stored(tmp_path, tensors), StoredQuantization("awq", 4, 8), "m", 8, 8)
     assert found.dequantized()[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
@@ -190,7 +190,7 @@ def test_compressed_codes_by_hand(tmp_path):
         "weight_packed": torch.tensor([[0x7654_0F8F - (0 << 32)]], dtype=torch.int32),
         "weight_scale": torch.tensor([[2.0]]),
     }
-    found = read_quantized(stored(tmp_path, tensors), StoredForm("packed", 4, 8), "m", 1, 8)
+    found = read_quantized(stored(tmp_path, tensors), StoredQuantization("packed", 4, 8), "m", 1, 8)
     assert found.dequantized().tolist() == [[14.0, 0.0, 14.0, -16.0, -8.0, -6.0, -4.0, -2.0]]
 
 
@@ -282,7 +282,7 @@ def test_what_contradicts_the_form_is_named(tmp_path, name, change, said):
 def test_columns_that_no_word_holds_are_refused(tmp_path):
     shards = stored(tmp_path, {"qweight": torch.zeros(8, 4, dtype=torch.int32)})
     with pytest.raises(ModelError, match=r"\[32, 60\].* cannot be"):
-        read_quantized(shards, StoredForm("gptq", 4, 20), "m", 32, 60)
+        read_quantized(shards, StoredQuantization("gptq", 4, 20), "m", 32, 60)
 
 
 def test_a_folder_with_a_wrong_scale_is_refused_at_load(qwen3, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import baton.engine.execution.cpu_kernels as cpu_kernels
-from baton.engine.cpu.attention_kv_quant import CodesAttention
+from baton.engine.cpu.attention_kv_quant import KvQuantAttention
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine, build_runner
 from baton.engine.model.attention import TorchAttention
@@ -113,7 +113,7 @@ def test_compiled_and_plain_torch_compute_the_same(folder, kv_dtype):
     """But for a number in the middle between two codes, which either may round its own way."""
     tokens, table = random.Random(5).choices(range(4000), k=50), list(range(4))
     found, codes = [], []
-    for backend, kind in (("auto", CodesAttention), ("torch", TorchAttention)):
+    for backend, kind in (("auto", KvQuantAttention), ("torch", TorchAttention)):
         runner = build_runner(
             folder, EngineOptions(blocks=8, dtype="float32", backend=backend, kv_dtype=kv_dtype)
         )

@@ -8,7 +8,7 @@ import torch
 
 from baton.engine.cpu.kv_quant_numba import Slabs, decode_row
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.memory.kv_quant import FP8_E4M3, INT8, LEAST
+from baton.engine.memory.kv_quant import FP8_E4M3, INT8, MIN_MAGNITUDE
 
 HEADS, LAYERS, SIZE, BLOCKS = 3, 2, 8, 20
 
@@ -25,7 +25,7 @@ def dtype(request):
 
 def make_pool(codes, dtype, dim):
     shape = SimpleNamespace(kv_heads=HEADS, layers=LAYERS, head_dim=dim, latent=None)
-    return KvPool(shape, BLOCKS, SIZE, dtype, codes=codes)
+    return KvPool(shape, BLOCKS, SIZE, dtype, quant=codes)
 
 
 def both(codes, dtype, kv):
@@ -61,7 +61,7 @@ def test_ties_and_small_parts_of_a_row(codes, dtype):
 
 def test_rows_that_have_no_codes(codes, dtype):
     kv = torch.randn(6, HEADS, 2, 16)
-    kv[0], kv[1] = 0, LEAST / 2
+    kv[0], kv[1] = 0, MIN_MAGNITUDE / 2
     kv[2, 1, 0, 3], kv[3, 0, 1, 15], kv[4, 2, 1, 0] = torch.nan, torch.inf, -torch.inf
     by_torch, compiled = both(codes, dtype, kv)
     assert torch.equal(by_torch, compiled)

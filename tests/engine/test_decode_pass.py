@@ -266,7 +266,7 @@ def test_steps_that_it_does_not_know_go_layer_by_layer(folder, monkeypatch):
 
 
 def test_a_decoder_of_fewer_layers_does_not_use_it(runner, monkeypatch):
-    short = runner.decoder.of_each_kind()
+    short = runner.decoder.shortened()
     assert len(short._weights.layers) == 1
     with monkeypatch.context() as patch:
         patch.setattr(runner, "decoder", short)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.deterministic.batch_invariant_weights import with_fixed_products
+from baton.engine.deterministic.batch_invariant_weights import with_invariant_products
 from baton.engine.model.linear import JoinedMatrix, PlainMatrix
 from baton.engine.model.quantized_weight import quantize_int8
-from baton.engine.triton.linear import FixedLinear
+from baton.engine.triton.linear import FixedTileLinear
 from baton.engine.triton.matrices import StackedExperts
 from baton.engine.triton.quantized import TritonQuantized
 from baton.runtime.errors import ModelError
@@ -44,11 +44,13 @@ def test_every_kind_is_found_however_deep_and_keeps_its_numbers():
     stacked = StackedExperts(torch.randn(2, 8, 4), torch.randn(2, 4, 4))
     joined = JoinedMatrix([quantized, PlainMatrix(weight)])
     model = Model(bias, (Model(weight, (PlainMatrix(weight, bias), joined)), None, stacked))
-    found = with_fixed_products(model)
+    found = with_invariant_products(model)
     assert found.norm is bias and found.layers[0].norm is weight and found.layers[1] is None
     plain, parts = found.layers[0].layers
-    assert isinstance(plain, FixedLinear) and plain.weight is weight and plain.bias is bias
-    assert isinstance(parts.parts[0], TritonQuantized) and isinstance(parts.parts[1], FixedLinear)
+    assert isinstance(plain, FixedTileLinear) and plain.weight is weight and plain.bias is bias
+    assert isinstance(parts.parts[0], TritonQuantized) and isinstance(
+        parts.parts[1], FixedTileLinear
+    )
     assert parts.parts[0]._fixed and not quantized._fixed
     assert parts.parts[0]._values is quantized._values
     assert found.layers[2].tile_rows == 64 and found.layers[2].down is stacked.down
@@ -56,4 +58,4 @@ def test_every_kind_is_found_however_deep_and_keeps_its_numbers():
 
 def test_a_product_that_nobody_made_invariant_is_refused_by_name():
     with pytest.raises(ModelError, match=r"worker\.deterministic: no product of function"):
-        with_fixed_products(Model(torch.zeros(1), (lambda x: x,)))
+        with_invariant_products(Model(torch.zeros(1), (lambda x: x,)))

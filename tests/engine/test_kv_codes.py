@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.engine.memory.kv_quant import CODES, FP8_E4M3, INT8, LEAST
+from baton.engine.memory.kv_quant import FP8_E4M3, INT8, KV_QUANTS, MIN_MAGNITUDE
 
 
 @pytest.fixture(params=[INT8, FP8_E4M3], ids=["int8", "fp8"])
@@ -12,7 +12,7 @@ def codes(request):
 
 
 def test_names():
-    assert {"int8": INT8, "fp8_e4m3": FP8_E4M3} == CODES
+    assert {"int8": INT8, "fp8_e4m3": FP8_E4M3} == KV_QUANTS
 
 
 def test_int8_by_hand():
@@ -69,10 +69,10 @@ def test_bfloat16_numbers_give_the_codes_of_their_values(codes):
 
 def test_zeros_and_numbers_next_to_nothing(codes):
     numbers = torch.zeros(3, 8)
-    numbers[1, 3], numbers[2, 3] = LEAST / 2, LEAST
+    numbers[1, 3], numbers[2, 3] = MIN_MAGNITUDE / 2, MIN_MAGNITUDE
     found, scales = codes.encode(numbers)
     assert not codes.decode(found, scales)[:2].any() and scales[:2].tolist() == [0.0, 0.0]
-    assert codes.decode(found, scales)[2, 3].item() == pytest.approx(LEAST)
+    assert codes.decode(found, scales)[2, 3].item() == pytest.approx(MIN_MAGNITUDE)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

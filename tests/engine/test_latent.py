@@ -255,7 +255,7 @@ def test_scale_is_the_one_given(pool, up):
 @pytest.mark.parametrize(("codes", "bound"), [(INT8, 0.5 / 127), (FP8_E4M3, 1 / 16)])
 def test_latent_and_key_are_coded_apart(references, codes, bound):
     """Each within its own scale, however large the other is; what is written stays as it is."""
-    pool = KvPool(read_spec(references("deepseek-v2").folder), BLOCKS, SIZE, codes=codes)
+    pool = KvPool(read_spec(references("deepseek-v2").folder), BLOCKS, SIZE, quant=codes)
     layout, rows = step(Slice([1] * 11, 0, [7, 3])), torch.randn(11, SPEC.width)
     rows[:, SPEC.rank :] *= 1000
     ours = attention(pool)
@@ -276,7 +276,7 @@ def test_attention_over_codes_is_that_over_the_numbers_that_they_stand_for(refer
     if up.dtype != torch.float32:
         pytest.skip("the numbers of codes are float32")
     spec = read_spec(references("deepseek-v2").folder)
-    coded, plain = KvPool(spec, BLOCKS, SIZE, codes=INT8), KvPool(spec, BLOCKS, SIZE)
+    coded, plain = KvPool(spec, BLOCKS, SIZE, quant=INT8), KvPool(spec, BLOCKS, SIZE)
     blocks = table(60)
     first = step(Slice([1] * 50, 0, blocks))
     attention(coded).write(LAYER, torch.randn(50, SPEC.width), first)
@@ -290,7 +290,7 @@ def test_attention_over_codes_is_that_over_the_numbers_that_they_stand_for(refer
 
 
 def test_a_latent_that_is_no_number_stays_none(references):
-    pool = KvPool(read_spec(references("deepseek-v2").folder), BLOCKS, SIZE, codes=INT8)
+    pool = KvPool(read_spec(references("deepseek-v2").folder), BLOCKS, SIZE, quant=INT8)
     rows = torch.randn(2, SPEC.width)
     rows[1, SPEC.rank + 1] = float("nan")
     attention(pool).write(LAYER, rows, step(Slice([1, 1], 0, [5])))

@@ -7,7 +7,7 @@ import baton.engine.deterministic.linear_invariant as linear_invariant
 from baton.engine.cpu.linear import CpuMatrix, _can_pack
 from baton.engine.deterministic.linear_invariant import (
     InvariantLinear,
-    Ways,
+    RowTilings,
     with_invariant_linears,
 )
 from baton.runtime import process_memory
@@ -17,11 +17,11 @@ from baton.runtime.errors import ConfigError
 ROWS = """
 import torch
 from baton.engine.cpu.linear import CpuMatrix
-from baton.engine.deterministic.linear_invariant import InvariantLinear, Ways
+from baton.engine.deterministic.linear_invariant import InvariantLinear, RowTilings
 from baton.runtime import process_memory
 
 torch.set_num_threads(1)
-linear = InvariantLinear(CpuMatrix(torch.randn(112, 144)), Ways())
+linear = InvariantLinear(CpuMatrix(torch.randn(112, 144)), RowTilings())
 x = torch.randn(576, 144)
 linear(x)
 before = process_memory.allocated_bytes()
@@ -56,7 +56,7 @@ def rows(count, inputs=160, dtype=torch.float32):
 @pytest.mark.parametrize("shape", [(48, 256), (64, 160), (40, 3072)])
 def test_a_row_does_not_depend_on_the_others(dtype, shape):
     torch.manual_seed(0)
-    linear = InvariantLinear(CpuMatrix(torch.randn(shape).to(dtype)), Ways())
+    linear = InvariantLinear(CpuMatrix(torch.randn(shape).to(dtype)), RowTilings())
     x = rows(130, shape[1], dtype)
     whole = linear(x)
     assert whole.shape == (130, shape[0])
@@ -70,7 +70,7 @@ def test_threads_change_no_row_of_an_ordinary_bfloat16_matrix(monkeypatch):
     monkeypatch.setattr(linear_invariant, "_ROWS", 128)  # measured in a tenth of the time
     weight = torch.randn(1024, 2048, generator=torch.Generator().manual_seed(5))
     matrix = CpuMatrix(weight.to(torch.bfloat16), batch_invariant=True)
-    linear, x = InvariantLinear(matrix, Ways()), rows(128, 2048, torch.bfloat16)
+    linear, x = InvariantLinear(matrix, RowTilings()), rows(128, 2048, torch.bfloat16)
     whole = linear(x)
     torch.set_num_threads(2)
     try:
@@ -90,7 +90,7 @@ def test_no_number_of_rows_costs_memory_once_the_rows_are_measured(own_process):
 
 def test_a_matrix_that_keeps_rows_apart_gets_them_as_they_are():
     plain = Plain(lambda count: False)
-    linear = InvariantLinear(plain, Ways())
+    linear = InvariantLinear(plain, RowTilings())
     x = rows(3)
     assert torch.equal(linear(x), plain(x))
     plain.seen.clear()
@@ -100,7 +100,7 @@ def test_a_matrix_that_keeps_rows_apart_gets_them_as_they_are():
 
 def test_one_row_that_takes_another_kernel_is_sent_in_company():
     plain = Plain(lambda count: count == 1)
-    linear = InvariantLinear(plain, Ways())
+    linear = InvariantLinear(plain, RowTilings())
     whole = linear(rows(9))
     plain.seen.clear()
     assert torch.equal(linear(rows(9)[:1]), whole[:1])
@@ -110,7 +110,7 @@ def test_one_row_that_takes_another_kernel_is_sent_in_company():
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
 def test_a_matrix_with_many_kernels_always_gets_the_same_number_of_rows(count):
     plain = Plain(lambda count: count != 64)
-    linear = InvariantLinear(plain, Ways())
+    linear = InvariantLinear(plain, RowTilings())
     whole = linear(rows(200))
     plain.seen.clear()
     assert torch.equal(linear(rows(200)[:count]), whole[:count])
@@ -122,7 +122,7 @@ def test_another_kernel_for_any_number_of_rows_is_found(border):
     """Whether few rows take it, many, or one number alone of those that are measured."""
     for odd in (lambda n: n <= border, lambda n: n > border, lambda n: n == border + 1):
         plain = Plain(odd)
-        linear = InvariantLinear(plain, Ways())
+        linear = InvariantLinear(plain, RowTilings())
         whole = linear(rows(700))
         for count in (1, border, border + 1):
             assert torch.equal(linear(rows(700)[:count]), whole[:count])
@@ -132,7 +132,7 @@ def test_another_kernel_for_any_number_of_rows_is_found(border):
 def test_no_more_rows_at_once_than_were_measured(monkeypatch, large, most):
     monkeypatch.setattr(linear_invariant, "_LARGE", large)
     plain = Plain(lambda count: False)
-    linear = InvariantLinear(plain, Ways())
+    linear = InvariantLinear(plain, RowTilings())
     linear(rows(1))
     assert max(plain.seen) == most and {*range(1, 34), 255} <= plain.seen
     plain.seen.clear()
@@ -146,12 +146,12 @@ def test_a_matrix_whose_rows_cannot_be_kept_apart_is_refused():
     calls = []
     plain = Plain(lambda count: calls.append(count) or len(calls) % 2 == 0)
     with pytest.raises(ConfigError, match=r"worker\.deterministic: .* 160 inputs in float32"):
-        InvariantLinear(plain, Ways())(rows(2))
+        InvariantLinear(plain, RowTilings())(rows(2))
 
 
 def test_a_shape_is_measured_once():
     first, second = Plain(lambda count: count == 1), Plain(lambda count: count == 1)
-    ways = Ways()
+    ways = RowTilings()
     InvariantLinear(first, ways)(rows(1))
     InvariantLinear(second, ways)(rows(1))
     assert len(first.seen) > 5

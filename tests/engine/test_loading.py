@@ -5,7 +5,7 @@ import pytest
 from baton.engine.checkpoint.weights import load_weights
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine, build_runner
-from baton.engine.memory.host_memory import freed_at_once
+from baton.engine.memory.host_memory import release_freed_memory
 from baton.engine.model.attention import TorchAttention
 from baton.runtime.errors import ConfigError
 
@@ -123,7 +123,7 @@ def test_thresholds_of_the_c_library_are_set_while_loading_and_after(monkeypatch
             asked.append((which, value))
 
     monkeypatch.setattr("ctypes.CDLL", lambda name: Library())
-    with pytest.raises(KeyError), freed_at_once():
+    with pytest.raises(KeyError), release_freed_memory():
         asked.append("loading")
         raise KeyError
     assert asked == [(-3, 128 << 10), "loading", (-3, 32 << 20), (-1, 64 << 20)]
@@ -131,7 +131,7 @@ def test_thresholds_of_the_c_library_are_set_while_loading_and_after(monkeypatch
 
 def test_a_library_without_thresholds_is_left_alone(monkeypatch):
     monkeypatch.setattr("ctypes.CDLL", lambda name: object())
-    with freed_at_once():
+    with release_freed_memory():
         pass
 
 

@@ -103,7 +103,7 @@ def test_on_a_device_quantised_experts_are_stacked(references, made):
         down = tensors[f"{base}{expert}.w2.weight"]
         for stack, plain in ((experts.gate_up, both), (experts.down, down)):
             wanted = quantize_int8(plain) if made == "int8" else quantize_int4(plain, stack.group)
-            assert stack.kind == made and len(stack) == 4
+            assert stack.code_dtype == made and len(stack) == 4
             assert torch.equal(stack.codes[expert], wanted.codes)
             assert torch.equal(stack.scales[expert], wanted.scales)
             assert made == "int8" or torch.equal(stack.zeros[expert], wanted.zeros)

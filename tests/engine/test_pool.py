@@ -81,12 +81,12 @@ def test_too_small_a_budget_for_latents_shows_their_arithmetic(references):
 
 @pytest.mark.parametrize("codes", [INT8, FP8_E4M3], ids=["int8", "fp8"])
 def test_a_pool_in_eight_bits_keeps_scales_at_the_end_of_each_head(spec, codes):
-    pool = KvPool(spec, 5, 8, torch.bfloat16, codes=codes)
+    pool = KvPool(spec, 5, 8, torch.bfloat16, quant=codes)
     assert pool.tensor.shape == (5, 2, 3, 2, 8, 32) and pool.tensor.dtype == codes.dtype
     assert pool.scales.shape == (5, 2, 3, 2, 8) and pool.scales.dtype == torch.float32
     slab = 3 * 2 * 8 * (32 + 4)
     assert pool.block_bytes == 2 * slab == block_bytes(spec, 8, torch.bfloat16, codes)
-    assert pool.kind == f"{codes.name} of bfloat16"
+    assert pool.kv_dtype == f"{codes.name} of bfloat16"
     view = pool.bytes_view()
     assert view.shape == (5, 2 * slab) and view.flags.c_contiguous and not view.any()
     pool.scales[3, 1] = 1.5
@@ -98,7 +98,7 @@ def test_a_pool_in_eight_bits_keeps_scales_at_the_end_of_each_head(spec, codes):
 
 @pytest.mark.parametrize("codes", [None, INT8, FP8_E4M3], ids=["plain", "int8", "fp8"])
 def test_what_is_put_is_taken_and_touches_nothing_else(spec, codes):
-    pool = KvPool(spec, 5, 8, torch.float32, codes=codes)
+    pool = KvPool(spec, 5, 8, torch.float32, quant=codes)
     blocks, slots = torch.tensor([3, 3, 0]), torch.tensor([7, 0, 2])
     kv = torch.randn(3, 2, 2, 32)
     pool.put(1, blocks, slots, kv)
@@ -128,13 +128,13 @@ def test_models_that_eight_bits_do_not_fit(spec, references):
         block_bytes(dataclasses.replace(latent, head_dim=44), 7, torch.float32, INT8)
     odd = dataclasses.replace(spec, head_dim=30)
     with pytest.raises(ConfigError, match=r"pool\.kv_dtype is fp8_e4m3.*heads of 30.*give auto"):
-        KvPool(odd, 4, 8, codes=FP8_E4M3)
+        KvPool(odd, 4, 8, quant=FP8_E4M3)
 
 
 @pytest.mark.parametrize("codes", [INT8, FP8_E4M3])
 def test_a_latent_row_in_eight_bits_has_two_scales(references, codes):
     spec = read_spec(references("deepseek-v2").folder)  # 3 layers, rank 32, 8 rotated
-    pool = KvPool(spec, 5, 8, torch.bfloat16, codes=codes)
+    pool = KvPool(spec, 5, 8, torch.bfloat16, quant=codes)
     assert pool.block_bytes == 3 * 8 * (40 + 2 * 4) == block_bytes(spec, 8, torch.bfloat16, codes)
     assert pool.tensor.shape == (5, 1, 3, 8, 40) and pool.tensor.dtype == codes.dtype
     assert pool.scales.shape == (5, 1, 3, 8, 2)
@@ -145,7 +145,7 @@ def test_a_latent_row_in_eight_bits_has_two_scales(references, codes):
 
 
 def test_copy_of_a_block_in_eight_bits_copies_its_scales(spec):
-    pool = KvPool(spec, 3, 8, codes=INT8)
+    pool = KvPool(spec, 3, 8, quant=INT8)
     kv = torch.randn(8, 2, 2, 32)
     pool.put(2, torch.full((8,), 2), torch.arange(8), kv)
     pool.copy_block(2, 0)
@@ -229,8 +229,8 @@ def draft(references):
 
 @pytest.mark.parametrize("codes", [None, INT8])
 def test_a_draft_group_lies_in_the_same_blocks(spec, draft, codes):
-    plain = KvPool(spec, 4, 8, torch.bfloat16, codes=codes)
-    pool = KvPool(spec, 4, 8, torch.bfloat16, codes=codes, draft=draft)
+    plain = KvPool(spec, 4, 8, torch.bfloat16, quant=codes)
+    pool = KvPool(spec, 4, 8, torch.bfloat16, quant=codes, draft=draft)
     assert pool.draft is not None
     own, beside = plain.block_bytes, block_bytes(draft, 8, torch.bfloat16)
     assert pool.block_bytes == own + beside

@@ -1,12 +1,14 @@
 import pytest
 
 from baton.engine.spec.config_fields import ConfigFields
-from baton.engine.spec.quantization_config import StoredForm, read_form
+from baton.engine.spec.quantization_config import StoredQuantization, read_quantization
 from baton.runtime.errors import ModelError
 
 
 def read(tmp_path, config):
-    return read_form(ConfigFields(tmp_path / "config.json", {"quantization_config": config}))
+    return read_quantization(
+        ConfigFields(tmp_path / "config.json", {"quantization_config": config})
+    )
 
 
 def compressed(form="pack-quantized", groups=None, **weights):
@@ -20,29 +22,29 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False,
 
 
 def test_no_field_is_no_form(tmp_path):
-    assert read_form(ConfigFields(tmp_path, {})) is None
+    assert read_quantization(ConfigFields(tmp_path, {})) is None
     assert read(tmp_path, None) is None
 
 
 @pytest.mark.parametrize(
     ("config", "form"),
     [
-        (AWQ, StoredForm("awq", 4, 128, symmetric=False)),
-        (GPTQ, StoredForm("gptq", 4, 128, symmetric=False)),
-        (GPTQ | {"group_size": -1, "bits": 8}, StoredForm("gptq", 8, 0, symmetric=False)),
+        (AWQ, StoredQuantization("awq", 4, 128, symmetric=False)),
+        (GPTQ, StoredQuantization("gptq", 4, 128, symmetric=False)),
+        (GPTQ | {"group_size": -1, "bits": 8}, StoredQuantization("gptq", 8, 0, symmetric=False)),
         (
             GPTQ | {"checkpoint_format": "gptq_v2"},
-            StoredForm("gptq_v2", 4, 128, symmetric=False),
+            StoredQuantization("gptq_v2", 4, 128, symmetric=False),
         ),
-        (compressed(), StoredForm("packed", 4, 64)),
-        (compressed(symmetric=False), StoredForm("packed", 4, 64, symmetric=False)),
+        (compressed(), StoredQuantization("packed", 4, 64)),
+        (compressed(symmetric=False), StoredQuantization("packed", 4, 64, symmetric=False)),
         (
             compressed("int-quantized", num_bits=8, strategy="channel", group_size=None),
-            StoredForm("int8", 8),
+            StoredQuantization("int8", 8),
         ),
         (
             compressed("float-quantized", num_bits=8, type="float", strategy="tensor"),
-            StoredForm("fp8", 8, block_rows=0),
+            StoredQuantization("fp8", 8, block_rows=0),
         ),
         (
             compressed(
@@ -52,10 +54,13 @@ def test_no_field_is_no_form(tmp_path):
                 strategy="block",
                 block_structure=[128, 64],
             ),
-            StoredForm("fp8", 8, 64, 128),
+            StoredQuantization("fp8", 8, 64, 128),
         ),
-        ({"quant_method": "fp8"}, StoredForm("fp8", 8, block_rows=0)),
-        ({"quant_method": "fp8", "weight_block_size": [128, 64]}, StoredForm("fp8", 8, 64, 128)),
+        ({"quant_method": "fp8"}, StoredQuantization("fp8", 8, block_rows=0)),
+        (
+            {"quant_method": "fp8", "weight_block_size": [128, 64]},
+            StoredQuantization("fp8", 8, 64, 128),
+        ),
     ],
 )
 def test_forms(tmp_path, config, form):

@@ -13,7 +13,7 @@ from baton.engine.checkpoint.checkpoint_formats import read_quantized
 from baton.engine.checkpoint.rank_shards import RankShards
 from baton.engine.checkpoint.shards import Shards
 from baton.engine.spec.model_spec import ModelSpec
-from baton.engine.spec.quantization_config import StoredForm
+from baton.engine.spec.quantization_config import StoredQuantization
 from baton.engine.spec.rank_split import RankSplit
 from baton.runtime.errors import ModelError
 from tests.support import packed_weights
@@ -81,12 +81,12 @@ def test_fused_matrices_are_split_part_by_part(tmp_path, spec) -> None:
 
 
 FORMS = {
-    "awq": (StoredForm("awq", 4, 32, symmetric=False), packed_weights.awq),
-    "gptq": (StoredForm("gptq", 4, 32, symmetric=False), packed_weights.gptq),
-    "packed": (StoredForm("packed", 4, 32), packed_weights.packed),
-    "int8": (StoredForm("int8", 8), packed_weights.int8),
+    "awq": (StoredQuantization("awq", 4, 32, symmetric=False), packed_weights.awq),
+    "gptq": (StoredQuantization("gptq", 4, 32, symmetric=False), packed_weights.gptq),
+    "packed": (StoredQuantization("packed", 4, 32), packed_weights.packed),
+    "int8": (StoredQuantization("int8", 8), packed_weights.int8),
     "fp8": (
-        StoredForm("fp8", 8, 32, block_rows=32),
+        StoredQuantization("fp8", 8, 32, block_rows=32),
         partial(packed_weights.fp8, rows=32, columns=32),
     ),
 }

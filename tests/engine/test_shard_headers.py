@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from baton.engine.checkpoint.shard_headers import KIND_BYTES, read_header
-from baton.engine.checkpoint.shards import KINDS
+from baton.engine.checkpoint.shard_headers import DTYPE_BYTES, read_header
+from baton.engine.checkpoint.shards import DTYPES
 from baton.runtime.errors import ModelError
 
 TWO = {
@@ -26,7 +26,7 @@ def written(folder, header, data=b""):
 def test_tensors_are_found_with_their_places(tmp_path):
     path = written(tmp_path, TWO, bytes(16))
     found = {tensor.name: tensor for tensor in read_header(path)}
-    assert (found["b"].kind, found["b"].shape, found["b"].path) == ("BF16", (2, 2), path)
+    assert (found["b"].dtype, found["b"].shape, found["b"].path) == ("BF16", (2, 2), path)
     assert found["b"].end == path.stat().st_size and found["a"].end == found["b"].start
 
 
@@ -73,7 +73,7 @@ def test_a_header_that_is_none_is_refused(tmp_path, header):
 
 
 def test_every_kind_has_the_size_that_torch_gives_it():
-    assert {kind: dtype.itemsize for kind, dtype in KINDS.items()} == KIND_BYTES
+    assert {kind: dtype.itemsize for kind, dtype in DTYPES.items()} == DTYPE_BYTES
 
 
 def test_it_needs_no_torch():

@@ -1,4 +1,4 @@
-"""KV in eight bits in the GPU's kernels: held to `KvCodes` and torch under triton's interpreter."""
+"""KV in eight bits in the GPU's kernels: held to `KvQuant` and torch under triton's interpreter."""
 
 import pytest
 import torch

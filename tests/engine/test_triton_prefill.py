@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.engine.triton.prefill import Chunk, plan_prefill, prefill_tiles
+from baton.engine.triton.prefill import PrefillChunk, plan_prefill, prefill_tiles
 from baton.engine.triton.tile import Tiles
 
 TILES = Tiles(16, 16, 4, 1)
@@ -19,7 +19,7 @@ def test_results_are_those_of_attention_written_out(attention_checks):
 
 @pytest.mark.parametrize("group", [1, 3, 4, 7, 16])
 def test_tiles_cover_every_token_once(group):
-    chunks = [Chunk(4, 1, 90, 0), Chunk(5, 33, 0, 1), Chunk(38, 16, 7, 2)]
+    chunks = [PrefillChunk(4, 1, 90, 0), PrefillChunk(5, 33, 0, 1), PrefillChunk(38, 16, 7, 2)]
     plan = plan_prefill(chunks, torch.zeros(3, 9, dtype=torch.int32), group, TILES)
     assert plan.tiles.dtype == torch.int32
     covered = {}
@@ -34,7 +34,7 @@ def test_tiles_cover_every_token_once(group):
 
 
 def test_tiles_with_the_most_keys_come_first():
-    chunks = [Chunk(0, 40, 0, 0), Chunk(40, 2, 500, 1), Chunk(42, 20, 30, 2)]
+    chunks = [PrefillChunk(0, 40, 0, 0), PrefillChunk(40, 2, 500, 1), PrefillChunk(42, 20, 30, 2)]
     plan = plan_prefill(chunks, torch.zeros(3, 32, dtype=torch.int32), 2, TILES)
     ends = (plan.tiles[:, 2] + plan.tiles[:, 3]).tolist()
     assert ends == sorted(ends, reverse=True)
@@ -47,7 +47,7 @@ def test_no_chunks_make_no_tiles():
 
 def test_a_group_larger_than_a_tile_is_refused():
     with pytest.raises(ValueError, match="17 query heads"):
-        plan_prefill([Chunk(0, 2, 0, 0)], torch.zeros(1, 1, dtype=torch.int32), 17, TILES)
+        plan_prefill([PrefillChunk(0, 2, 0, 0)], torch.zeros(1, 1, dtype=torch.int32), 17, TILES)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -22,7 +22,7 @@ def test_parity(fixed_checks, name):
 def test_matrices_are_stacked_in_their_order():
     weights = [quantize_int4(torch.randn(6, 64), 32) for _ in range(3)]
     stack = stacked_codes(iter(weights), 3, CPU)
-    assert (stack.kind, stack.group, len(stack)) == ("int4", 32, 3)
+    assert (stack.code_dtype, stack.group, len(stack)) == ("int4", 32, 3)
     for index, weight in enumerate(weights):
         assert torch.equal(stack.codes[index], weight.codes)
         assert torch.equal(stack.scales[index], weight.scales)
@@ -31,7 +31,7 @@ def test_matrices_are_stacked_in_their_order():
 
 def test_fp8_is_kept_as_its_bits():
     weight = quantize_int8(torch.randn(4, 16))
-    fp8 = replace(weight, kind="fp8", codes=torch.randn(4, 16).to(torch.float8_e4m3fn))
+    fp8 = replace(weight, code_dtype="fp8", codes=torch.randn(4, 16).to(torch.float8_e4m3fn))
     stack = stacked_codes([fp8, fp8], 2, CPU)
     assert stack.codes.dtype == torch.uint8 and stack.zeros is None
     assert torch.equal(stack.codes[1].view(torch.float8_e4m3fn).float(), fp8.codes.float())

@@ -29,7 +29,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.memory.kv_quant import CODES
+from baton.engine.memory.kv_quant import KV_QUANTS
 from baton.engine.sampling.draw_adjustments import Adjustments
 from baton.engine.sampling.draw_logprobs import LogprobBuffers
 from baton.engine.sampling.draw_rules import DrawRules
@@ -39,11 +39,11 @@ from baton.engine.triton.decode import Splits, decode_attention, new_partials
 from baton.engine.triton.experts import expert_matmul
 from baton.engine.triton.gate import gated
 from baton.engine.triton.kv_write import rotate_and_write, write
-from baton.engine.triton.linear import FixedLinear, fixed_products
+from baton.engine.triton.linear import FixedTileLinear, fixed_products
 from baton.engine.triton.mla import latent_attention, write_latents
 from baton.engine.triton.norm import add_rms_norm, rms_norm
 from baton.engine.triton.prefill import (
-    Chunk,
+    PrefillChunk,
     device_tiles,
     plan_prefill,
     prefill_attention,
@@ -124,7 +124,7 @@ def _coded_experts(packing: str, tokens: int) -> None:
 
 
 def _fixed(width: int, depth: int, dtype: torch.dtype) -> None:
-    FixedLinear(torch.empty(width, depth, dtype=dtype), torch.empty(width, dtype=dtype))(
+    FixedTileLinear(torch.empty(width, depth, dtype=dtype), torch.empty(width, dtype=dtype))(
         torch.empty(3, depth, dtype=dtype)
     )
 
@@ -162,7 +162,7 @@ def _stored(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """A layer of a pool and its scales."""
     spec: Any = SimpleNamespace(kv_heads=kv_heads, layers=1, head_dim=dim, latent=None)
-    pool = KvPool(spec, 2, 16, dtype, codes=CODES.get(codes))
+    pool = KvPool(spec, 2, 16, dtype, quant=KV_QUANTS.get(codes))
     return pool.tensor.select(2, 0), None if pool.scales is None else pool.scales.select(2, 0)
 
 
@@ -173,7 +173,7 @@ def _prefill(
     queries = torch.empty(3, kv_heads * group, dim, dtype=dtype)
     tables = torch.zeros(1, 1, dtype=torch.int32)
     tiles = device_tiles(group, dim, dtype)
-    plan = plan_prefill([Chunk(0, 3, 0, 0)], tables, group, tiles)
+    plan = plan_prefill([PrefillChunk(0, 3, 0, 0)], tables, group, tiles)
     features |= {"scales": scales, "tiles": tiles}
     prefill_attention(queries, queries, kv, plan, 0.1, **features)
 
@@ -219,7 +219,7 @@ def _write(
 def _latent(heads: int, splits: Splits, codes: str = "") -> None:
     queries, out = _bf16(3, heads, 576), _bf16(3, heads, 512)
     spec: Any = SimpleNamespace(kv_heads=1, layers=1, head_dim=576, latent=True)
-    pool = KvPool(spec, 2, 16, _BF16, codes=CODES.get(codes))
+    pool = KvPool(spec, 2, 16, _BF16, quant=KV_QUANTS.get(codes))
     kv, scales = pool.tensor[:, 0, 0], None if pool.scales is None else pool.scales[:, 0, 0]
     rows, tables = torch.zeros(3, dtype=torch.int32), torch.zeros(3, 1, dtype=torch.int32)
     partials = new_partials(3, heads, splits.capacity(100, 64), 512, _CPU)

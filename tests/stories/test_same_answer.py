@@ -121,7 +121,7 @@ async def test_kv_in_eight_bits_sent_for_or_not(made: list[ModelCluster], kv_dty
     client = start(made, kv_dtype=kv_dtype)
     alone = await tokens(ask(client, local=True))
     assert len(set(alone)) > 5
-    assert made[0].engines[0].pool.kind == f"{kv_dtype} of bfloat16"
+    assert made[0].engines[0].pool.kv_dtype == f"{kv_dtype} of bfloat16"
     client = start(made, kv_dtype=kv_dtype, chunk_tokens=40)
     crowd = [ask(client, [n, *PROMPT[: 7 * n]], local=n % 2 == 0) for n in range(1, 5)]
     assert await tokens(ask(client)) == alone  # prefilled elsewhere, in other chunks
