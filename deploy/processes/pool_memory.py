@@ -37,7 +37,7 @@ def local_pool(pool: KvPool) -> LocalPool:
 def device_pool(stored: Tensor, slabs: int) -> DevicePool:
     """Of `stored`, uint8 [blocks, block_bytes] on a GPU, contiguous. Raises as `local_pool`."""
     from baton.engine.triton.checksum import ALGORITHM
-    from baton.engine.triton.device_checksums import DeviceSums, enter_device
+    from baton.engine.triton.device_checksums import DeviceChecksums, enter_device
 
     if ALGORITHM != checksum.CHECKSUM_ALGORITHM:
         raise ConfigError(
@@ -51,6 +51,6 @@ def device_pool(stored: Tensor, slabs: int) -> DevicePool:
         block_bytes=block_bytes,
         slabs=slabs,
         device_id=stored.device.index,
-        summing=DeviceSums(stored, slabs),
+        summing=DeviceChecksums(stored, slabs),
         enter=partial(enter_device, stored.device),
     )

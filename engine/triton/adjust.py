@@ -1,7 +1,7 @@
-"""Penalties, biases and logprobs on a GPU, without the host: what `sampling` does on a CPU.
+"""Penalties, biases and logprobs on a GPU without the host, equal to `sampling` on a CPU.
 
-One program has one row, and is over at once where the row asks for nothing. Penalties are the same
-operations in the same order as on a CPU, so the logits are its bits. Keeps no state.
+One program computes one row, and returns at once if the row has no adjustments. The operations and
+their order are those of a CPU, so the logits have the same bits. The module keeps no state.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import Tensor
 from baton.engine.sampling.draw_adjustments import Adjustments
 from baton.engine.sampling.draw_logprobs import LogprobBuffers
 
-_ENTRIES = 1024  # of a list at once
+_ENTRIES = 1024  # of a list, loaded at once
 _BLOCK = 4096
 
 
 def adjust_logits(logits: Tensor, adjustments: Adjustments) -> None:
     """Apply penalties and biases in place to `logits` float32 [rows, vocab], contiguous. Tokens
-    outside of the vocabulary are left out."""
+    outside the vocabulary are ignored."""
     rows, vocab = logits.shape
     if rows:
         _adjust[(rows,)](
@@ -34,14 +34,14 @@ def adjust_logits(logits: Tensor, adjustments: Adjustments) -> None:
             adjustments.penalties.stride(0),
             BLOCK=_ENTRIES,
             num_warps=8,
-            enable_fp_fusion=False,  # a product and a sum round as numpy's do
+            enable_fp_fusion=False,  # round like numpy
         )
 
 
 def find_logprobs(logits: Tensor, tokens: Tensor, counts: Tensor, room: LogprobBuffers) -> None:
-    """Write log-probabilities of `logits` float32 [rows, vocab], contiguous, into `room`: of
-    `tokens` int64 [rows] and of the `counts` int [rows] best, the lowest ids of equals first. A row
-    whose count is negative is left alone; none is above the vocabulary or `MAX_LOGPROBS`."""
+    """Write log-probabilities of `logits` float32 [rows, vocab], contiguous, into `room`: those of
+    `tokens` int64 [rows] and of the `counts` int [rows] best; the lowest of equal ids comes first.
+    Rows with a negative count are skipped; no count exceeds the vocabulary or `MAX_LOGPROBS`."""
     rows, vocab = logits.shape
     if rows:
         block = min(_BLOCK, triton.next_power_of_2(vocab))
@@ -68,7 +68,7 @@ def _repeated(x, penalty):  # type: ignore[no-untyped-def]
 def _penalize_seen(  # type: ignore[no-untyped-def]
     row_ptr, token_ptr, first, end, pending, penalty, vocab, BLOCK: tl.constexpr
 ):
-    """Of prompt and output, each token once; `pending` too, where it is not among them."""
+    """Penalise each token of prompt and output once, and `pending` if it is not among them."""
     missing = pending >= 0
     for start in range(first, end, BLOCK):
         index = start + tl.arange(0, BLOCK)
@@ -94,7 +94,7 @@ def _penalize_counted(  # type: ignore[no-untyped-def]
     vocab,
     BLOCK: tl.constexpr,
 ):
-    """Of the output; `pending` counts once more, or once."""
+    """Penalise tokens by their counts in the output; `pending` adds one to its count."""
     missing = pending >= 0
     for start in range(first, end, BLOCK):
         index = start + tl.arange(0, BLOCK)
@@ -126,7 +126,7 @@ def _adjust(  # type: ignore[no-untyped-def]
     penalty_stride,
     BLOCK: tl.constexpr,
 ):
-    """A token may be in several lists of its row, hence the barriers between them."""
+    """Adjust one row. Barriers separate its lists, since a token may be in several of them."""
     row = tl.program_id(0)
     row_ptr = logit_ptr + row.to(tl.int64) * vocab
     first = tl.load(bound_ptr + row)
@@ -175,9 +175,9 @@ def _logprobs(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """Each lane keeps the best of its column of the row, [TILES, BLOCK]. The best of all lanes is
-    the next one; only its lane looks for another, so the row is read twice, however many are
-    wanted."""
+    """Find the best tokens of one row. Each lane keeps the best of its column [TILES, BLOCK]; the
+    best of all lanes is the next token. Only its lane searches again, so the row is read twice for
+    any count."""
     row = tl.program_id(0)
     count = tl.load(count_ptr + row)
     if count >= 0:

@@ -1,9 +1,9 @@
-"""Attention on a GPU: which kernel computes which rows of a step.
+"""Attention on a GPU: the choice of the kernel for each row of a step.
 
-Rows of one token go to the split decode, chunks to the prefill, each in one launch for all
-sequences. Owns the buffers for the splits' partial results, made once, and the arrays of the
-step under way; the pool is another's. Nothing here waits for the device, and a step without
-chunks whose layout lies on the device already can be captured in a CUDA graph.
+The split decode kernel computes decode rows and the prefill kernel computes chunks, each in one
+launch for all sequences. The backend owns the buffers of the splits' partial results and the
+arrays of the running step, but not the pool. It never waits for the device; a step without chunks
+whose layout is on the device can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from baton.engine.triton.prefill import (
 from baton.engine.triton.step_arrays import StepArrays, step_arrays
 from baton.runtime.errors import ConfigError
 
-_KINDS = (torch.bfloat16, torch.float16, torch.float32)
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def check_readable(pool: KvPool) -> None:
-    """Raise ConfigError unless this folder's kernels compute in the pool's kind of number."""
-    if pool.dtype not in _KINDS:
-        kinds = ", ".join(str(kind).removeprefix("torch.") for kind in _KINDS)
+    """Raise ConfigError unless the GPU's kernels support the pool's dtype."""
+    if pool.dtype not in _DTYPES:
+        dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
         raise ConfigError(
-            f"the KV pool is of {pool.dtype}: these kernels read {kinds}, or codes of them; "
-            "set worker.dtype to one of them"
+            f"the KV pool has dtype {pool.dtype}: a GPU supports {dtypes}; set worker.dtype to one "
+            "of them"
         )
 
 
@@ -51,10 +51,10 @@ class _AttentionStep:
 
 
 class TritonAttention:
-    """An `Attention` for a pool on a GPU (or on the CPU, under triton's interpreter).
+    """The `Attention` backend of a GPU (or of a CPU under Triton's interpreter).
 
-    `deterministic`: one kernel for all rows, so that a token's result is the same bits in a
-    chunk of whatever length, alone, and in every batch; long sequences decode slower.
+    `deterministic`: one kernel computes all rows, so that a token's result has the same bits in
+    every chunk and in every batch; long sequences decode slower.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class TritonAttention:
         *,
         deterministic: bool = False,
     ) -> None:
-        """`heads`: query heads. Raises ConfigError if the pool's numbers are of a kind that the
-        kernels do not read, or the buffers do not fit."""
+        """Allocate the buffers. `heads`: query heads. Raises ConfigError if the kernels do not
+        support the pool's dtype or the buffers do not fit."""
         check_readable(pool)
         _, kv_heads, _, _, _, dim = pool.tensor.shape
         self._pool = pool
@@ -82,7 +82,7 @@ class TritonAttention:
         self._step: _AttentionStep | None = None
 
     def write(self, layer: int, keys: Tensor, values: Tensor, layout: StepLayout) -> None:
-        """As `Attention.write`; a row whose block is negative is padding and writes nothing."""
+        """Same as `Attention.write`; a row with a negative block is padding and writes nothing."""
         step, (kv, scales) = self._prepared(layout).arrays, self._layer(layer)
         triton_kv_write.write(keys, values, kv, step.blocks, step.slots, scales)
 
@@ -95,14 +95,14 @@ class TritonAttention:
         angles: tuple[Tensor, Tensor],
         layout: StepLayout,
     ) -> Tensor:
-        """As `Attention.rotate_and_write`, in one pass."""
+        """Same as `RotatingAttention.rotate_and_write`, in one pass."""
         step, (kv, scales) = self._prepared(layout).arrays, self._layer(layer)
         return triton_kv_write.rotate_and_write(
             queries, keys, values, angles, kv, step.blocks, step.slots, scales
         )
 
     def attend(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
-        """As `Attention.attend`; a row of length 0 is padding, and its result is 0."""
+        """Same as `Attention.attend`; a row of length 0 is padding, and its result is 0."""
         step, (kv, scales), spec = self._prepared(layout), self._layer(layer), self._spec
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         features: dict[str, Any] = {"window": spec.windows[layer], "soft_cap": spec.soft_cap}
@@ -123,12 +123,13 @@ class TritonAttention:
         return out
 
     def _layer(self, layer: int) -> tuple[Tensor, Tensor | None]:
-        """[block, kv_head, k|v, token, dim]; of codes the scales [block, kv_head, k|v, token]."""
+        """Return a layer of the pool [block, kv_head, k|v, token, dim] and, if it is quantised,
+        its scales [block, kv_head, k|v, token]."""
         kv, scales = self._pool.tensor.select(2, layer), self._pool.scales
         return kv, scales if scales is None else scales.select(2, layer)
 
     def _prepared(self, layout: StepLayout) -> _AttentionStep:
-        """The arrays of `layout`, made when its first layer asks."""
+        """Return the arrays of `layout`; the first layer creates them."""
         if self._step is None or self._step.arrays.layout is not layout:
             arrays = step_arrays(layout, self._pool.tensor.device)
             chunks = [

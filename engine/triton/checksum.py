@@ -1,13 +1,13 @@
-"""The checksum of KV blocks on a GPU, where they lie: algorithm `nh64-1`, bit for bit.
+"""The checksum of KV blocks in a GPU's memory: algorithm `nh64-1`, bit for bit.
 
-The sum of a slab of 64-bit words w[0..n) under a seed s is, modulo 2**64,
+The checksum of a slab of 64-bit words w[0..n) under a seed s is, modulo 2**64,
 
     key(i)  = s + i * 0x9E3779B97F4A7C15
     product = sum of lo32(w[i] ^ key(i)) * hi32(w[i] ^ key(i))
     sum     = mix(product ^ mix(sum of w[i] + s))        mix: SplitMix64's finaliser
 
-Additions commute, so a slab is summed in parts. kv_transfer owns the definition; only sums
-leave the device. Keeps no state.
+Additions commute, so a slab is summed in parts. kv_transfer owns the definition; only checksums
+leave the device. The module keeps no state.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _PART = 16384  # words that one program sums
 
 
 def block_checksums(pool: Tensor, blocks: Tensor, seeds: Tensor, slabs: int) -> Tensor:
-    """int64 [len(blocks), slabs], the bits of the unsigned sums.
+    """Return the bits of the unsigned checksums, int64 [len(blocks), slabs].
 
     `pool` is uint8 [pool blocks, block bytes], contiguous and aligned to 8 bytes; `blocks` int64
-    and `seeds` int64 (the bits of the unsigned seeds) lie on its device. The caller vouches that
-    every block is in the pool. Raises ValueError if a slab is not a whole number of words.
+    and `seeds` int64 (the bits of the unsigned seeds) are on its device. The caller guarantees
+    that every block is in the pool. Raises ValueError if a slab is not a whole number of words.
     """
     width = pool.shape[1]
     if slabs < 1 or width % (slabs * 8):
-        raise ValueError(f"{width} bytes of a block are not {slabs} slabs of 8-byte words")
+        raise ValueError(f"a block of {width} bytes cannot have {slabs} slabs of 8-byte words")
     count, slab_words = blocks.shape[0], width // 8 // slabs
     parts = triton.cdiv(slab_words, _PART)
     sums = torch.empty((count, slabs), dtype=torch.int64, device=pool.device)
     if count:
         partial = torch.empty((2, count, slabs, parts), dtype=torch.int64, device=pool.device)
-        # Blocks on the first axis, the only one of more than 65,535 programs.
+        # Blocks are on the first axis, the only one that allows more than 65,535 programs.
         _sum_parts[(count, slabs, parts)](
             pool.view(torch.int64), blocks, seeds, partial, slab_words, PART=_PART, BLOCK=_BLOCK
         )

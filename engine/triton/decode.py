@@ -1,10 +1,10 @@
-"""Decode attention over the paged pool: one query token a row, its KV cut into splits.
+"""Decode attention over the paged pool: one query token per row, with its KV divided into splits.
 
-A program takes one row, one KV head with all query heads of its group (the rows of one matrix
+A program computes one row, one KV head with all query heads of its group (the rows of one matrix
 product), and one split of the tokens; a second kernel merges the splits by their log-sum-exp
-(Flash-Decoding, Dao et al. 2023). Shapes and launches depend on no length, so both can be
-captured in a CUDA graph. Expected limit: bytes, each key and value read once from memory.
-Unproven: not yet run on a GPU. The caller owns the buffers of the partial results.
+(Flash-Decoding, Dao et al. 2023). Shapes and launches depend on no length, so both kernels can be
+captured in a CUDA graph. Expected limit: memory bandwidth, each key and value is read once.
+Not yet run on a GPU. The caller owns the buffers of the partial results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from baton.engine.triton.kv_quant import codes_name, scale_strides, stored_bytes
 from baton.engine.triton.tile import (
     INTERPRETED,
-    NOTHING,
+    NO_SCORE,
     Tiles,
     attend_stretch,
     options,
@@ -29,36 +29,36 @@ from baton.engine.triton.tile import (
     precision,
 )
 
-LEAST_SPLIT = 128  # tokens; a shorter split costs more in the merge than it brings
-MOST_SPLITS = 64
-_HELD = 3  # programs that a multiprocessor holds at a time
-_USUAL = 4096  # tokens of a sequence, where nothing is known but that it may be longer
-_BEGIN = 128  # tokens that a program could read in the time that it needs to begin and to end
-_PER_TURN = 16  # splits merged at a time
+MIN_SPLIT_TOKENS = 128  # a shorter split costs more in the merge than it saves
+MAX_SPLITS = 64
+_RESIDENT_PROGRAMS = 3  # per multiprocessor
+_TYPICAL_TOKENS = 4096  # of a sequence of unknown length
+_LAUNCH_TOKENS = 128  # a program's start and end cost as much as reading so many tokens
+_MERGED_AT_ONCE = 16  # splits
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """How rows are cut. `programs` share the splits of a row. `tokens` 0: as many splits as
-    programs, each as long as the row's length asks; else each split is so long, whatever the
-    batch, and so a row's result does not depend on its batch."""
+    """The division of rows into splits. `programs` share the splits of a row. `tokens` 0: one
+    split per program, of a length that follows from the row's; else each split has `tokens`, and a
+    row's result does not depend on its batch."""
 
     programs: int
     tokens: int = 0
 
     @property
     def direct(self) -> bool:
-        """Whether rows have one split each, whose result is the row's: nothing to merge."""
+        """Return whether each row has one split, whose result needs no merge."""
         return self.programs == 1 and not self.tokens
 
     def capacity(self, longest: int, tile: int) -> int:
-        """Partial results to keep room for, a row and head, of at most `longest` tokens."""
+        """Return the partial results per row and head, for rows of at most `longest` tokens."""
         return -(-(longest + tile) // self.tokens) if self.tokens else self.programs
 
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """What the splits of a row leave for the merge; float32."""
+    """The partial results of a row's splits, which the merge reads; float32."""
 
     mixed: Tensor  # [rows, heads, capacity, dim]: the split's attention
     weights: Tensor  # [rows, heads, capacity]: log2 of the sum of its exponentials
@@ -66,12 +66,14 @@ class Partials:
 
 @lru_cache(maxsize=4096)
 def choose_splits(rows: int, kv_heads: int, longest: int, processors: int) -> Splits:
-    """Splits by count. All programs take about as long, in waves of as many as the device holds:
-    the fewest splits that are within a tenth of the best number of waves times their length."""
-    counts = range(1, max(min(longest // LEAST_SPLIT, MOST_SPLITS), 1) + 1)
-    tokens = min(longest, _USUAL)
+    """Choose the number of splits. All programs take about the same time, in waves of as many as
+    the device holds; the cost is the number of waves times the length of a split. The result has
+    the fewest splits whose cost is within a tenth of the best."""
+    counts = range(1, max(min(longest // MIN_SPLIT_TOKENS, MAX_SPLITS), 1) + 1)
+    tokens = min(longest, _TYPICAL_TOKENS)
     costs = [
-        -(-rows * kv_heads * count // (processors * _HELD)) * (tokens / count + _BEGIN)
+        -(-rows * kv_heads * count // (processors * _RESIDENT_PROGRAMS))
+        * (tokens / count + _LAUNCH_TOKENS)
         for count in counts
     ]
     good = 1.1 * min(costs)
@@ -79,13 +81,13 @@ def choose_splits(rows: int, kv_heads: int, longest: int, processors: int) -> Sp
 
 
 def fixed_splits(rows: int, kv_heads: int, longest: int, processors: int, tokens: int) -> Splits:
-    """Splits of `tokens` each, in as many programs as help."""
+    """Return splits of `tokens` each, with the number of programs that `choose_splits` finds."""
     programs = choose_splits(rows, kv_heads, longest, processors).programs
     return Splits(min(programs, -(-longest // tokens)), tokens)
 
 
 def decode_tiles(group: int, dim: int, dtype: torch.dtype) -> Tiles:
-    """The group's heads, padded to the 16 rows that a matrix product needs at least."""
+    """Return the tiles: the group's heads, padded to the 16 rows that a matrix product needs."""
     rows = max(power_of_two(group), 16)
     if dtype == torch.float32:
         return Tiles(rows, 32, 4, 1)
@@ -106,8 +108,8 @@ def split_of(  # type: ignore[no-untyped-def]
     TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """The oldest token attended to, where the first split begins, the length of a split (both
-    multiples of TOKENS), and the number of splits: one at least, perhaps an empty one."""
+    """Return the oldest token in the window, the start of the first split, the length of a split
+    (both multiples of TOKENS), and the number of splits, at least one, which may be empty."""
     oldest = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else length * 0
     first = oldest // TOKENS * TOKENS
     if SPLIT_TOKENS > 0:
@@ -119,7 +121,7 @@ def split_of(  # type: ignore[no-untyped-def]
 
 
 # fmt: off
-# A value of its own kind for each batch would be compiled while clients wait.
+# Specialising on a batch's values would compile kernels while clients wait.
 @triton.jit(do_not_specialize=["stride_table", "capacity"])
 def decode_kernel(  # type: ignore[no-untyped-def]
     mixed_out,  # float32 [rows, heads, capacity, DIM], or the result itself with capacity 1
@@ -158,7 +160,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
         low = first + split * each
         mixed, best, total = attend_stretch(
             tl.zeros([ROWS, DIM_PAD], tl.float32),
-            tl.full([ROWS], NOTHING, tl.float32), tl.zeros([ROWS], tl.float32),
+            tl.full([ROWS], NO_SCORE, tl.float32), tl.zeros([ROWS], tl.float32),
             query, positions, low, tl.minimum(low + each, length), oldest,
             keys, keys + stride_kv, scales, table,
             stride_block, stride_token, stride_scale_block, stride_scale_kv, scale,
@@ -192,12 +194,12 @@ def merge_kernel(  # type: ignore[no-untyped-def]
     _, _, _, count = split_of(tl.load(lengths + row), programs, SPLIT_TOKENS, TOKENS, WINDOW)
     slot = (row * tl.num_programs(1) + head) * capacity
     dims = tl.arange(0, DIM_PAD)
-    best, total = tl.full([1], NOTHING, tl.float32), tl.zeros([1], tl.float32)
+    best, total = tl.full([1], NO_SCORE, tl.float32), tl.zeros([1], tl.float32)
     mixed = tl.zeros([DIM_PAD], tl.float32)
     for begin in range(0, count, PER_TURN):
         splits = begin + tl.arange(0, PER_TURN)
         there = splits < count
-        weights = tl.load(weights_in + slot + splits, mask=there, other=NOTHING)
+        weights = tl.load(weights_in + slot + splits, mask=there, other=NO_SCORE)
         highest = tl.maximum(best, tl.max(weights, axis=0))
         weights = tl.where(there, tl.exp2(weights - highest), 0.0)
         cells = (slot + splits)[:, None] * DIM + dims[None, :]
@@ -228,7 +230,7 @@ def decode_attention(
     """Fill `out` [rows, heads, dim], contiguous, with the attention of `queries`, same shape.
 
     `kv` is one layer of the pool, [block, kv_head, k|v, token, dim]; `scales` float32 [block,
-    kv_head, k|v, token] where that is codes; `tables` int32 [rows, blocks] and `lengths` int32
+    kv_head, k|v, token] if `kv` is quantised; `tables` int32 [rows, blocks] and `lengths` int32
     [rows] count the row's own token, whose KV is written.
     `partials` holds at least as many rows and splits. `window` in tokens, 0: none.
     """
@@ -267,7 +269,7 @@ def decode_attention(
 def merge_splits(
     out: Tensor, partials: Partials, lengths: Tensor, splits: Splits, tokens: int, window: int
 ) -> None:
-    """`out` [rows, heads, dim] from the partial results that tiles of `tokens` left."""
+    """Merge the partial results of tiles of `tokens` into `out` [rows, heads, dim]."""
     rows, heads, dim = out.shape
     merge_kernel[(rows, heads)](
         out,
@@ -282,7 +284,7 @@ def merge_splits(
         TOKENS=tokens,
         SPLIT_TOKENS=splits.tokens,
         WINDOW=window,
-        PER_TURN=_PER_TURN,
+        PER_TURN=_MERGED_AT_ONCE,
         num_warps=4 if dim > 128 else 1,
     )
 
@@ -290,7 +292,7 @@ def merge_splits(
 def decode_constants(
     tiles: Tiles, group: int, dim: int, block_size: int, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """The compile-time values of a launch, but for splits, window and soft cap."""
+    """Return the compile-time values of a launch, except splits, window and soft cap."""
     return {
         "GROUP": group,
         "DIM": dim,

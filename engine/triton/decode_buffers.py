@@ -1,7 +1,7 @@
-"""The buffers of split decode: made once, for every batch that will come.
+"""The buffers of split decode, allocated once for all batches.
 
-Knows no pool and no kernel; a captured CUDA graph may hold on to its memory, which stays where
-it is. Used by the device thread alone.
+The memory never moves, so that captured CUDA graphs may refer to it. The module knows no pool and
+no kernel; only the device thread uses it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ _EMULATED_PROCESSORS = 2  # of triton's interpreter
 
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
-    """What the buffers are made for. `split_tokens` 0: splits by count, which is fastest; else
-    splits of that many tokens, so that a row's result does not depend on its batch."""
+    """The limits that the buffers are allocated for. `split_tokens` 0: the number of splits is
+    chosen for speed; else splits of that many tokens, so that a row's result does not depend on
+    its batch."""
 
     rows: int
     longest: int  # tokens of a sequence
@@ -28,7 +29,7 @@ class DecodeLimits:
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """What a row's partial results look like, and how many programs a split of it takes."""
+    """The shape of a row's partial results, and the number of programs per split."""
 
     programs: int
     heads: int
@@ -37,10 +38,10 @@ class DecodeShape:
 
 
 class DecodeBuffers:
-    """Says how many splits a batch of rows has, and lends the memory for their results."""
+    """The splits of a batch of rows, and the memory for their partial results."""
 
     def __init__(self, limits: DecodeLimits, shape: DecodeShape, device: torch.device) -> None:
-        """Raises ConfigError if the device has not so much memory."""
+        """Allocate the buffers. Raises ConfigError if the device lacks the memory."""
         self.limits = limits
         self._shape = shape
         self._processors = processors(device)
@@ -52,12 +53,12 @@ class DecodeBuffers:
             raise ConfigError(
                 f"the partial results of {limits.rows} rows of {limits.longest} tokens need "
                 f"{4 * cells * (shape.dim + 1)} bytes, which the device does not have; "
-                "lower pool.memory_fraction, or the largest batch"
+                "lower pool.memory_fraction or step.max_sequences"
             ) from error
 
     def of(self, rows: int) -> tuple[Splits, Partials]:
-        """For a step of `rows`, at most `limits.rows`. Splits depend on the number of rows alone,
-        never on their lengths, which a captured step does not know."""
+        """Return splits and buffers for a step of at most `limits.rows`. They depend only on the
+        number of rows, since a captured step does not know the lengths."""
         shape = (rows, self._shape.heads, self._capacity(rows))
         cells = shape[0] * shape[1] * shape[2]
         mixed = self._mixed[: cells * self._shape.dim].view(*shape, self._shape.dim)
@@ -71,7 +72,7 @@ class DecodeBuffers:
         return choose_splits(*given)
 
     def _capacity(self, rows: int) -> int:
-        """Partial results of a row and head; without splits the row's result is written at once."""
+        """Return the partial results per row and head; 0: the result is written directly."""
         splits = self._splits(rows)
         if splits.direct:
             return 0
@@ -79,7 +80,7 @@ class DecodeBuffers:
 
 
 def processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU."""
+    """Return the number of multiprocessors of a GPU."""
     if device.type != "cuda":
         return _EMULATED_PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

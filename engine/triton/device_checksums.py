@@ -1,9 +1,9 @@
-"""Sums of a pool's blocks for whoever moves them: block numbers and seeds in, sums out.
+"""Checksums of a GPU pool's blocks, computed for the mover.
 
-Runs beside the steps, on a stream of its own: what it sums was complete before it was asked (a
-step whose result is known, a READ that has landed), so it waits for no step. Only numbers and
-sums cross to the host. Any thread may call it; one is served at a time. Knows nothing of what
-the blocks hold.
+They run beside the steps, on a stream of their own. The blocks are complete before the call (the
+result of the step is known, or the READ has ended), so no step has to be waited for. Only block
+numbers, seeds and checksums cross between host and device. Any thread may call; calls run one at a
+time. The module does not know the content of the blocks.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ from torch import Tensor
 
 from baton.engine.triton.checksum import block_checksums
 
-_URGENT = -1  # CUDA's greater priority: a handoff waits for these few microseconds
+_HIGH_PRIORITY = -1  # of CUDA streams: a handoff waits for these few microseconds
 
 
-class DeviceSums:
-    """`blocks` is a pool's bytes, uint8 [pool blocks, block bytes], contiguous, on one device;
-    `slabs` those of a block. Raises ValueError if a slab is not a whole number of words."""
+class DeviceChecksums:
+    """The checksum function of one pool. `blocks` has the pool's bytes, uint8 [pool blocks, block
+    bytes], contiguous, on one device; a block has `slabs`. Raises ValueError if a slab is not a
+    whole number of words."""
 
     def __init__(self, blocks: Tensor, slabs: int) -> None:
         self._blocks = blocks
         self._slabs = slabs
         self._turn = threading.Lock()
         cuda = blocks.device.type == "cuda"
-        self._aside = _OwnStream(blocks.device) if cuda else nullcontext()  # a host has no streams
-        self((0,), (0,))  # compiled while the worker starts, not when the first READ lands
+        self._aside = _OwnStream(blocks.device) if cuda else nullcontext()  # a CPU has no streams
+        self((0,), (0,))  # compiles before serving
 
     def __call__(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
-        """uint64 [len(blocks), slabs]. Raises IndexError if a block is not in the pool,
-        ValueError if there is not one seed for each."""
+        """Return checksums, uint64 [len(blocks), slabs]. Raises IndexError if a block is not in
+        the pool, ValueError if the number of seeds differs from that of blocks."""
         index = np.asarray(blocks, dtype=np.int64)
         if index.size and (index.min() < 0 or index.max() >= self._blocks.shape[0]):
-            raise IndexError(f"a block of {list(blocks)} is not in a pool of {len(self._blocks)}")
+            raise IndexError(f"{list(blocks)}: one is not in a pool of {len(self._blocks)} blocks")
         if len(seeds) != len(index):
             raise ValueError(f"{len(seeds)} seeds for {len(index)} blocks")
-        # Rows of an even length: an address that is at times odd would compile a second kernel.
+        # Rows have an even length, since Triton compiles another kernel for unaligned addresses.
         given = np.zeros((2, len(index) + len(index) % 2), dtype=np.int64)
         given[0, : len(index)] = index
         given[1, : len(index)] = np.asarray(seeds, dtype=np.uint64).view(np.int64)
@@ -54,16 +55,16 @@ class DeviceSums:
 
 
 class _OwnStream:
-    """A stream of `device`, current while entered, the device too; one thread at a time.
+    """A stream of `device`. Within the `with` block, both are current; one thread at a time.
 
-    To leave a stream is to make current the device that was so before: in a thread that never
-    chose one this is number 0, which then gets a context, hundreds of MiB. To leave a device
-    (this is the outer of the two) makes no context."""
+    Leaving a stream restores the previously current device. In a thread that never chose one, this
+    is device 0, which then gets a context of hundreds of MiB. Leaving a device creates no context,
+    so the device is the outer of the two."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = cast(AbstractContextManager[object], torch.cuda.device(device))
         with self._device:
-            own = torch.cuda.Stream(device, priority=_URGENT)  # type: ignore[no-untyped-call]
+            own = torch.cuda.Stream(device, priority=_HIGH_PRIORITY)  # type: ignore[no-untyped-call]
             self._stream = cast(AbstractContextManager[object], torch.cuda.stream(own))
 
     def __enter__(self) -> None:
@@ -78,6 +79,6 @@ class _OwnStream:
 
 
 def enter_device(device: torch.device) -> None:
-    """Make a GPU the calling thread's own, with its context, for libraries that ask for none."""
+    """Make a GPU, with its context, current in the calling thread, for libraries that expect it."""
     torch.cuda.set_device(device)
     torch.cuda.synchronize(device)

@@ -4,8 +4,8 @@
     expert  0 0 0 0 0 | | 2 2 2 2 2 2 2
     tiles   [ 0  ][ 0 ]   [ 2  ][ 2  ]            a tile never crosses an expert's border
 
-Each program finds its expert from the offsets on the device, so the host waits for nothing and
-the launch can be captured in a graph. Keeps no state.
+Each program finds its expert from the offsets on the device, so the host does not wait and the
+launch can be captured in a graph. The module keeps no state.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from baton.engine.triton.tile import INTERPRETED, power_of_two, precision, produ
 
 
 def sort_by_expert(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
-    """(order, offsets) of `chosen` int64 [rows, choices]: `order` int64 [rows * choices] lists
-    the flat places of `chosen` expert by expert, in their own order within one; `offsets` int32
-    [experts + 1] says where each begins. Stays on the device."""
+    """Return (order, offsets) of `chosen` int64 [rows, choices], on its device. `order` int64
+    [rows * choices] lists the flat indices of `chosen` expert by expert, ascending within one;
+    `offsets` int32 [experts + 1] has the start of each expert."""
     flat = chosen.flatten()
     ordered, order = flat.sort(stable=True)
     borders = torch.arange(experts + 1, device=chosen.device, dtype=ordered.dtype)
@@ -35,13 +35,13 @@ def expert_matmul(
     source: Tensor | None = None,
     tile_rows: int = 0,
 ) -> Tensor:
-    """[rows, out]: row r is x[source[r]] times its expert's matrix, transposed.
+    """Return [rows, out], where row r is x[source[r]] times its expert's matrix, transposed.
 
     `x` [tokens, in] contiguous, `weights` [experts, out, in] contiguous, `offsets` int32
     [experts + 1], `source` int64 [rows] (None: row r is x[r]). Products are summed in float32.
-    `tile_rows` 0: as the number of rows asks; else a row's bits do not depend on that number.
-    Grouping by a device-side search as in MegaBlocks (Gale et al. 2022, arXiv:2211.15841),
-    but with tiles of plain rows.
+    `tile_rows` 0: chosen by the number of rows; else a row's bits do not depend on that number.
+    The grouping is a device-side search as in MegaBlocks (Gale et al. 2022, arXiv:2211.15841),
+    but with tiles of rows.
     """
     rows = x.shape[0] if source is None else source.shape[0]
     experts, width, depth = weights.shape
@@ -50,7 +50,7 @@ def expert_matmul(
         return out
     block_m = tile_rows or tile_rows_for(rows, experts)
     block_n = 128 if block_m > 16 else 64
-    tiles = min(triton.cdiv(rows, block_m) + experts, rows)  # no fewer than there can be
+    tiles = min(triton.cdiv(rows, block_m) + experts, rows)  # an upper bound
     _grouped[(triton.cdiv(width, block_n), tiles)](
         x,
         weights,
@@ -80,7 +80,7 @@ def tile_rows_for(rows: int, experts: int) -> int:
 def expert_matmul_reference(
     x: Tensor, weights: Tensor, offsets: Tensor, source: Tensor | None = None
 ) -> Tensor:
-    """The same in torch, expert by expert."""
+    """Same as `expert_matmul`, in torch, expert by expert."""
     rows = x if source is None else x[source]
     parts = []
     borders = offsets.tolist()
@@ -93,8 +93,8 @@ def expert_matmul_reference(
 def tile_of(  # type: ignore[no-untyped-def]
     offset_ptr, EXPERTS: tl.constexpr, EXPERTS_UP: tl.constexpr, BLOCK_M: tl.constexpr
 ):
-    """The expert of this program's tile (EXPERTS: it has none), the tile's first row, and the
-    end of the expert's rows."""
+    """Return the expert of this program's tile (EXPERTS: none), the tile's first row, and the end
+    of the expert's rows."""
     tile, each = tl.program_id(1), tl.arange(0, EXPERTS_UP)
     begins = tl.load(offset_ptr + each, mask=each < EXPERTS, other=0)
     ends = tl.load(offset_ptr + each + 1, mask=each < EXPERTS, other=0)

@@ -1,7 +1,7 @@
-"""The gate of an MLP for a GPU: activation(gate) * up in one pass over their joint matrix.
+"""The gate of an MLP on a GPU: activation(gate) * up in one pass over their joint matrix.
 
-The torch reference is `silu(gate) * up`, or `gelu(gate, approximate="tanh") * up`. Keeps no
-state.
+The torch reference is `silu(gate) * up`, or `gelu(gate, approximate="tanh") * up`. The module
+keeps no state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BLOCK = 1024
 
 
 def gated(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
-    """[rows, ffn] of `gate_up` [rows, 2 ffn], contiguous: the gate's columns, then the others.
+    """Return the gated rows [rows, ffn] of `gate_up` [rows, 2 ffn], contiguous, gate first.
 
     SwiGLU and GeGLU of Shazeer 2020, arXiv:2002.05202. Computed in float32, rounded once.
     """
@@ -31,7 +31,7 @@ def gated(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
 
 
 def gated_reference(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
-    """The same in torch, and in the kind of number of `gate_up`."""
+    """Same as `gated`, in torch, with the dtype of `gate_up`."""
     gate, up = gate_up.chunk(2, dim=-1)
     if activation == "silu":
         return torch.nn.functional.silu(gate) * up
@@ -48,7 +48,7 @@ def _gate(gate_up_ptr, out_ptr, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
     up = tl.load(start + width + column, mask=inside, other=0.0).to(tl.float32)
     steep = gate
     if GELU:
-        # (1 + tanh(z)) / 2 is the logistic function of 2 z, and 1.59577 twice the root of 2 / pi.
+        # (1 + tanh(z)) / 2 is the logistic function of 2 z; 1.59577 is 2 * sqrt(2 / pi).
         steep = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
     value = gate * tl.sigmoid(steep) * up
     tl.store(out_ptr + row * width + column, value.to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,8 +1,8 @@
 """Applies grammars' masks to logits on a GPU, after penalties and biases.
 
-One program masks one block of one row. A token that is not admitted has a logit far below a barred
-one's, yet the sum of a row stays finite, so that a row with numbers that are not finite is still
-found. Rows without a mask are not read. Keeps no state.
+One program masks one block of one row. A masked token gets a logit far below that of a token which
+a bias bars, but the sum of a row stays finite, so that a row with non-finite numbers is still
+detected. Rows without a mask are not read. The module keeps no state.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""RoPE and the KV write in one pass: rotated queries out, rotated keys and values into blocks.
+"""RoPE and the KV write in one pass: returns rotated queries, writes rotated keys and values.
 
-A program takes one token and one KV head with the query heads of its group. Expected limit:
-bytes, each value read and written once, where torch would take six passes. Into a pool of
-codes, rows are rounded as the model computes, then encoded. The torch reference is `rope.rotate`
-and `TorchAttention.write`. Unproven: not yet run on a GPU. Owns nothing.
+A program computes one token and one KV head with the query heads of its group. Expected limit:
+memory bandwidth, each value is read and written once; torch takes six passes. For a quantised
+pool, rows are first rounded to the model's dtype, then encoded. The torch reference is
+`rope.rotate` and `TorchAttention.write`. Not yet run on a GPU. The module owns nothing.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ _WARPS = 2
 
 # fmt: off
 @triton.jit
-def turned(first, live, cos, sin, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Both halves, float32, of what turns; `first` points to the entries of the first one."""
+def rotated_halves(first, live, cos, sin, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return both halves of the rotated entries, float32; `first` points to those of the first."""
     second = tl.load(first + HALF, mask=live, other=0.0).to(tl.float32)
     first = tl.load(first, mask=live, other=0.0).to(tl.float32)
     return first * cos - second * sin, second * cos + first * sin
 
 
 @triton.jit
-def write_coded(  # type: ignore[no-untyped-def]
+def write_quantized(  # type: ignore[no-untyped-def]
     cell,  # pointer to the codes of the token's key
     scale,  # to its scale
-    left, right,  # float32 [HALF_PAD], zero beyond HALF: what was rotated
-    key,  # pointer to the key, of which what does not turn is read
+    left, right,  # float32 [HALF_PAD], zero beyond HALF: the rotated entries
+    key,  # pointer to the key, whose other entries are read
     value,
     stride_kv, stride_scale_kv,
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     CODES: tl.constexpr,
 ):
     half, dims = tl.arange(0, HALF_PAD), tl.arange(0, DIM_PAD)
-    staying = (dims >= 2 * HALF) & (dims < DIM)
+    unrotated = (dims >= 2 * HALF) & (dims < DIM)
     left = left.to(key.dtype.element_ty).to(tl.float32)
     right = right.to(key.dtype.element_ty).to(tl.float32)
-    rest = tl.load(key + dims, mask=staying, other=0.0).to(tl.float32)
+    rest = tl.load(key + dims, mask=unrotated, other=0.0).to(tl.float32)
     highest = tl.maximum(magnitude(left), magnitude(right))
     found, inverse = scale_of(tl.maximum(highest, magnitude(rest)), CODES)
     tl.store(scale, found)
     tl.store(cell + half, encoded(left, inverse, CODES), mask=half < HALF)
     tl.store(cell + half + HALF, encoded(right, inverse, CODES), mask=half < HALF)
-    tl.store(cell + dims, encoded(rest, inverse, CODES), mask=staying)
+    tl.store(cell + dims, encoded(rest, inverse, CODES), mask=unrotated)
     numbers = tl.load(value + dims, mask=dims < DIM, other=0.0).to(tl.float32)
     store_row(cell + stride_kv + dims, scale + stride_scale_kv, numbers, dims < DIM, CODES)
 
@@ -71,8 +71,8 @@ def rotate_write_kernel(  # type: ignore[no-untyped-def]
     cos, sin,  # [rows, HALF]
     kv,  # pointer to one layer of the pool: [block, kv_head, k|v, token, DIM]
     scales,  # of CODES, float32 [block, kv_head, k|v, token]; else None
-    blocks,  # int64 [rows]; negative: the row is padding, nothing is written for it
-    slots,  # int64 [rows]: the token's place in its block
+    blocks,  # int64 [rows]; negative: the row is padding and writes nothing
+    slots,  # int64 [rows]: the token's index in its block
     stride_out_row, stride_out_head, stride_query_row, stride_query_head,
     stride_key_row, stride_key_head, stride_value_row, stride_value_head, stride_angle,
     stride_block, stride_head, stride_kv, stride_token,
@@ -86,7 +86,7 @@ def rotate_write_kernel(  # type: ignore[no-untyped-def]
     c = tl.load(cos + row * stride_angle + half, mask=turning, other=0.0).to(tl.float32)
     s = tl.load(sin + row * stride_angle + half, mask=turning, other=0.0).to(tl.float32)
     dims = tl.arange(0, DIM_PAD)
-    staying = (dims >= 2 * HALF) & (dims < DIM)  # only where a part of a head turns
+    unrotated = (dims >= 2 * HALF) & (dims < DIM)  # empty if whole heads rotate
 
     if GROUP > 0:
         lanes = tl.arange(0, GROUP_PAD)
@@ -94,11 +94,11 @@ def rotate_write_kernel(  # type: ignore[no-untyped-def]
         source = queries + row * stride_query_row + query_head * stride_query_head
         target = out + row * stride_out_row + query_head * stride_out_head
         live = (lanes < GROUP)[:, None] & turning[None, :]
-        first, second = turned(source + half[None, :], live, c[None, :], s[None, :], HALF)
+        first, second = rotated_halves(source + half[None, :], live, c[None, :], s[None, :], HALF)
         tl.store(target + half[None, :], first.to(out.dtype.element_ty), mask=live)
         tl.store(target + half[None, :] + HALF, second.to(out.dtype.element_ty), mask=live)
         if 2 * HALF < DIM:
-            live = (lanes < GROUP)[:, None] & staying[None, :]
+            live = (lanes < GROUP)[:, None] & unrotated[None, :]
             tl.store(target + dims[None, :], tl.load(source + dims[None, :], mask=live), mask=live)
 
     block = tl.load(blocks + row)
@@ -106,19 +106,19 @@ def rotate_write_kernel(  # type: ignore[no-untyped-def]
         cell = kv + block * stride_block + head.to(tl.int64) * stride_head
         cell += tl.load(slots + row) * stride_token
         key = keys + row * stride_key_row + head * stride_key_head
-        left, right = turned(key + half, turning, c, s, HALF)
+        left, right = rotated_halves(key + half, turning, c, s, HALF)
         if CODES != "":
             scale = scales + block * stride_scale_block + head.to(tl.int64) * stride_scale_head
             scale += tl.load(slots + row)
             value = values + row * stride_value_row + head * stride_value_head
-            write_coded(cell, scale, left, right, key, value, stride_kv, stride_scale_kv,
+            write_quantized(cell, scale, left, right, key, value, stride_kv, stride_scale_kv,
                 HALF, HALF_PAD, DIM, DIM_PAD, CODES)
         else:
             tl.store(cell + half, left.to(kv.dtype.element_ty), mask=turning)
             tl.store(cell + half + HALF, right.to(kv.dtype.element_ty), mask=turning)
             if 2 * HALF < DIM:
-                rest = tl.load(key + dims, mask=staying)
-                tl.store(cell + dims, rest.to(kv.dtype.element_ty), mask=staying)
+                rest = tl.load(key + dims, mask=unrotated)
+                tl.store(cell + dims, rest.to(kv.dtype.element_ty), mask=unrotated)
             value = values + row * stride_value_row + head * stride_value_head + dims
             value = tl.load(value, mask=dims < DIM)
             tl.store(cell + stride_kv + dims, value.to(kv.dtype.element_ty), mask=dims < DIM)
@@ -135,17 +135,17 @@ def rotate_and_write(
     slots: Tensor,
     scales: Tensor | None = None,
 ) -> Tensor:
-    """Rotated `queries` [rows, heads, dim]; rotated `keys` and `values` [rows, kv_heads, dim]
-    go into `kv`, one layer of the pool, [block, kv_head, k|v, token, dim]; where that is codes,
-    `scales` float32 [block, kv_head, k|v, token] take theirs.
+    """Rotate `queries` [rows, heads, dim], and write rotated `keys` and `values` [rows, kv_heads,
+    dim] into `kv`, one layer of the pool, [block, kv_head, k|v, token, dim]; a quantised pool has
+    `scales` float32 [block, kv_head, k|v, token]. Returns the queries.
 
-    `angles` as of `Rotary.angles`, [rows, 1, turning entries]; `blocks` and `slots` int64 [rows],
-    a negative block: write nothing. Computed in float32, rounded once.
+    `angles`: see `Rotary.angles`, [rows, 1, rotated entries]; `blocks` and `slots` int64 [rows];
+    a row with a negative block writes nothing. Computed in float32, rounded once.
     """
     out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
     cos, sin = angles
     half = cos.shape[-1] // 2
-    halves = cos[:, 0, :half], sin[:, 0, half:]  # the first half of the sine is its negative
+    halves = cos[:, 0, :half], sin[:, 0, half:]  # the sine's first half is negated
     _launch(out, queries, keys, values, halves, kv, blocks, slots, scales)
     return out
 
@@ -158,7 +158,7 @@ def write(
     slots: Tensor,
     scales: Tensor | None = None,
 ) -> None:
-    """As `rotate_and_write`, of what is rotated already."""
+    """Same as `rotate_and_write`, for keys that are already rotated."""
     none = keys[:, 0, :0]
     _launch(keys[:, :0], keys[:, :0], keys, values, (none, none), kv, blocks, slots, scales)
 

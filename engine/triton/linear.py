@@ -1,11 +1,11 @@
-"""Matrix products for a GPU in which a row's bits do not depend on the other rows.
+"""Batch-invariant matrix products on a GPU: a row's bits do not depend on other rows.
 
     out[b, m, n] = sum of x[b, m, k] * w[b, k, n] over k, from the first to the last
 
 A library chooses tiles, and splits of the inner dimension, by the number of rows. Here tiles
-depend on the matrix alone and nothing is split, so every number is one sum in one order, as in
+depend only on the matrix and nothing is split, so every number is one sum in one order, as in
 batch-invariant kernels (He et al. 2025, "Defeating Nondeterminism in LLM Inference"). One row
-costs what 64 do, and large products fall short of the library's. Unproven: not yet run on a GPU.
+costs as much as 64, and large products are slower than the library's. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from torch import Tensor
 
 from baton.engine.triton.tile import INTERPRETED, precision, product
 
-# Columns of a tile: the most of these with which one tile of rows keeps that many programs busy.
+# Columns of a tile: the largest number for which one tile of rows has at least _PROGRAMS programs.
 _COLUMNS = (128, 64, 32)
 _PROGRAMS = 96
 
 
 @dataclass(frozen=True, slots=True)
 class FixedTileLinear:
-    """A `Linear` whose rows are kept apart."""
+    """A batch-invariant `Linear`: its tiles do not depend on the number of rows."""
 
     weight: Tensor  # [out, in]
     bias: Tensor | None = None  # [out]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, in] to [rows, out]."""
+        """Multiply `x` [rows, in]; returns [rows, out]."""
         return fixed_products(x[None], self.weight.T[None], self.bias)[0]
 
 
 def fixed_products(x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
-    """[batch, rows, out] of `x` [batch, rows, in] and `weights` [batch, in, out], in any strides;
-    `bias` [out] is added before the result is rounded to the kind of `x`. Its rows lie as those
-    of [rows, batch, out] do. Sums are float32."""
+    """Return the products [batch, rows, out] of `x` [batch, rows, in] and `weights` [batch, in,
+    out], with any strides. `bias` [out] is added before the result is rounded to the dtype of `x`.
+    The result is a view of [rows, batch, out]. Sums are float32."""
     batch, rows, depth = x.shape
     width = weights.shape[2]
     out = x.new_empty((rows, batch, width)).transpose(0, 1)
@@ -74,8 +74,8 @@ def fixed_products(x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Te
 
 
 def _strides(x: Tensor) -> tuple[int, ...]:
-    """Of a batch of one, none: it would depend on the number of rows, and triton compiles a
-    kernel of its own for one that 16 does not divide."""
+    """Return the strides, 0 for the axis of a batch of one: its stride would depend on the number
+    of rows, and Triton compiles another kernel for strides that 16 does not divide."""
     return (x.stride(0) if x.shape[0] > 1 else 0, *x.stride()[1:])
 
 

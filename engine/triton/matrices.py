@@ -1,7 +1,7 @@
-"""The GPU's `MatrixBackend`, and the experts of one layer in two launches for all of them.
+"""The GPU's `MatrixBackend`, and all experts of one layer in two launches.
 
-The host does not learn how many rows an expert has, so a step with a mixture can be captured
-in a graph. Immutable.
+The host does not read how many rows an expert has, so a step with a mixture can be captured in a
+graph. Values are immutable.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from baton.engine.triton.quantized_experts import (
 
 @dataclass(frozen=True, slots=True)
 class TritonMatrices:
-    """Makes products of weights on `device`: a GPU, or the CPU under triton's interpreter."""
+    """The factory of products on `device`: a GPU, or the CPU under Triton's interpreter."""
 
     device: torch.device
 
@@ -34,11 +34,12 @@ class TritonMatrices:
         return PlainMatrix(weight, bias)
 
     def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
-        """Raises ModelError where the kernel does not take the weight; it serves every dtype."""
+        """Return the product. Raises ModelError if the kernel does not support the weight's
+        format; it supports every `dtype`."""
         return TritonQuantized(weight, bias, self.device)
 
     def experts(self, source: ExpertSource) -> StackedExperts:
-        """Raises ModelError where the kernel does not take the matrices."""
+        """Read the experts of a layer. Raises ModelError if the kernel does not support them."""
         if not source.is_quantized:
             return StackedExperts(*source.stacked())
         gate_up, down = source.quantized()
@@ -50,7 +51,7 @@ class TritonMatrices:
 
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
-    """`Experts` as two tensors."""
+    """`Experts` whose matrices are two tensors."""
 
     gate_up: Tensor | StackedCodes  # [experts, 2 ffn, hidden]
     down: Tensor | StackedCodes  # [experts, hidden, ffn]

@@ -1,11 +1,11 @@
-"""Latent attention over the paged pool: queries absorbed, KV cut into splits.
+"""Latent attention over the paged pool: absorbed queries, with KV divided into splits.
 
-Of multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434): a token's row in the pool
-is key and, but for its end, value of all heads, so a program reads it once for a tile of them.
-In eight bits, latent and key have a scale each, which multiply their products and the weights.
-Any row may come: `sequences` names its block table, so the rows of short chunks do too. Splits
-are merged as in `triton_decode`. Expected limit: with 16 heads the bytes of the latents, with 128
-what the L2 cache delivers to the four tiles of 32. Unproven: not yet run on a GPU. Owns nothing.
+In multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434) a token's row in the pool is
+key and, except its end, value of all heads, so a program reads it once for a tile of heads. In
+eight bits, latent and key each have a scale, which multiplies their products and the weights.
+`sequences` names the block table of each row, so rows of short chunks can be included. Splits are
+merged as in `decode`. Expected limit: memory bandwidth with 16 heads; with 128, the bandwidth of
+the L2 cache to four tiles of 32. Not yet run on a GPU. The module owns nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from baton.engine.triton.decode import Partials, Splits, merge_splits, split_of
 from baton.engine.triton.kv_quant import UNFUSED, codes_name, plain, store_row, stored_bytes
 from baton.engine.triton.tile import (
     INTERPRETED,
-    NOTHING,
+    NO_SCORE,
     Tiles,
     load_scales,
     logits,
@@ -33,9 +33,10 @@ from baton.engine.triton.tile import (
 
 
 def latent_tiles(heads: int, dtype: torch.dtype, coded: bool = False) -> Tiles:
-    """32 heads keep their sums of 512 numbers in registers. 64, which Hopper's matrix units
-    would want, spilled 250 to 450 bytes a thread in every cut that was compiled; and so did 32
-    over codes, which go through registers (60 to 230 bytes)."""
+    """Return the tiles. The sums of 512 numbers of 32 heads fit into registers. 64 heads, which
+    Hopper's matrix units prefer, spilled 250 to 450 bytes per thread in every variant that was
+    compiled; 32 heads spilled 60 to 230 bytes for a quantised pool, whose codes are decoded in
+    registers."""
     if dtype == torch.float32:
         return Tiles(16, 16, 4, 1)
     if coded:
@@ -46,7 +47,7 @@ def latent_tiles(heads: int, dtype: torch.dtype, coded: bool = False) -> Tiles:
 # fmt: off
 @triton.jit
 def row_tile(start, places, held, DIM: tl.constexpr, DIM_PAD: tl.constexpr):  # type: ignore[no-untyped-def]
-    """[tokens, DIM_PAD] from `start`, zero where not `held` and beyond DIM."""
+    """Load rows [tokens, DIM_PAD] from `start`; zero where not `held` and beyond DIM."""
     dims = tl.arange(0, DIM_PAD)
     cells = start + places[:, None] + dims[None, :]
     if DIM == DIM_PAD:
@@ -62,7 +63,7 @@ def latent_scores(  # type: ignore[no-untyped-def]
     units,  # float32 [tokens] of latents and of shared keys, or None
     PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
 ):
-    """Float32 [rows, tokens]."""
+    """Return the products of queries and keys, float32 [rows, tokens]."""
     scores = tl.zeros([query.shape[0], latent.shape[0]], tl.float32)
     if units is None:
         scores = product(query, tl.trans(latent), scores, PRECISION, INTERPRETED)
@@ -104,7 +105,7 @@ def latent_kernel(  # type: ignore[no-untyped-def]
     end = tl.load(at + RANK + rest[None, :], mask=inside, other=0.0)
     slot = (row * HEADS + heads) * capacity
     for split in range(tl.program_id(2), count, tl.num_programs(2)):
-        best = tl.full([ROWS], NOTHING, tl.float32)
+        best = tl.full([ROWS], NO_SCORE, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         mixed = tl.zeros([ROWS, RANK_PAD], tl.float32)
         for begin in range(split * each, tl.minimum(split * each + each, length), TOKENS):
@@ -121,7 +122,7 @@ def latent_kernel(  # type: ignore[no-untyped-def]
                 near = scales + blocks.to(tl.int64) * stride_scale_block + tokens % BLOCK_SIZE * 2
                 units = load_scales(near, 1, held, True, CODES)
             scores = latent_scores(query, end, latent, shared, units, PRECISION, INTERPRETED)
-            scores = tl.where(held[None, :], logits(scores, scale, 0.0), NOTHING)
+            scores = tl.where(held[None, :], logits(scores, scale, 0.0), NO_SCORE)
             best, total, shrink, weights = weigh(best, total, scores)
             if CODES != "":
                 weights, latent = scaled(weights, latent, units[0], query.dtype)  # type: ignore[index]
@@ -181,9 +182,9 @@ def latent_attention(
     """Fill `out` [rows, heads, rank], contiguous, with weighted sums of latents.
 
     `queries` [rows, heads, rank + rest] are absorbed; `latents` is one layer of the pool,
-    [block, token, rank + rest], and where that is codes `scales` float32 [block, token,
-    latent|key]. A row attends to the first `lengths` [rows] tokens of the
-    sequence in row `sequences` [rows] of `tables` [sequences, blocks]; all int32.
+    [block, token, rank + rest]; a quantised pool has `scales` float32 [block, token, latent|key].
+    A row attends to the first `lengths` [rows] tokens of the sequence in row `sequences` [rows] of
+    `tables` [sequences, blocks]; all int32.
     """
     rows, heads, width = queries.shape
     rank = out.shape[2]
@@ -230,9 +231,10 @@ def write_latents(
     slots: Tensor,
     rank: int,
 ) -> None:
-    """Put `latents` [rows, width] into `pool`, one layer of it, [block, token, width]; where that
-    is codes, the first `rank` numbers of a row have the first of two `scales` float32 [block,
-    token, 2]. `blocks` and `slots` int64 [rows], a negative block: write nothing."""
+    """Write `latents` [rows, width] into `pool`, one of its layers, [block, token, width]. In a
+    quantised pool, the first `rank` numbers of a row have the first of two `scales` float32
+    [block, token, 2]. `blocks` and `slots` int64 [rows]; a row with a negative block writes
+    nothing."""
     rows, width = latents.shape
     if rows:
         write_latents_kernel[(rows,)](
@@ -255,6 +257,6 @@ def write_latents(
 
 
 def _scale_stride(scales: Tensor | None) -> int | None:
-    """Of blocks; a block's scales are neighbours, token by token."""
+    """Return the stride between blocks; a block's scales are contiguous, token by token."""
     assert scales is None or scales.stride()[1:] == (2, 1)
     return None if scales is None else scales.stride(0)

@@ -1,8 +1,8 @@
 """Multi-head latent attention on a GPU: absorbed rows by the split kernel, long chunks expanded.
 
-Rows that decode and the rows of short chunks go in one launch (as many at a time as the buffers
-are made for); chunks for which expanding pays go through torch's attention, one by one. Owns the
-buffers of the splits and the arrays of the step under way.
+One launch computes decode rows and the rows of short chunks, as many as the buffers hold; torch's
+attention computes chunks for which expansion pays, one by one. The backend owns the buffers of the
+splits and the arrays of the running step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from baton.engine.triton.step_arrays import StepArrays, step_arrays
 
 @dataclass(frozen=True, slots=True)
 class _Absorbed:
-    """The rows that the split kernel computes: the step's first ones, or those in `rows`."""
+    """The rows for the split kernel: those in `rows`; None: the first rows of the step."""
 
     tables: Tensor  # int32 [sequences, longest table]
     sequences: Tensor  # int32 [absorbed rows]: rows of `tables`
@@ -46,11 +46,11 @@ class _MlaStep:
 
 
 class TritonLatentAttention(LatentAttention):
-    """`LatentAttention` for a pool on a GPU (or on the CPU, under triton's interpreter).
+    """`LatentAttention` for a pool on a GPU (or on a CPU under Triton's interpreter).
 
-    With `limits.split_tokens` a row's result is the same bits in every batch; `deterministic`:
-    in every chunk too, since none is expanded, at the price of slower long chunks. Without
-    `split_tokens` nothing is split then, and long sequences decode slower.
+    With `limits.split_tokens` a row's result has the same bits in every batch; `deterministic`: in
+    every chunk too, since no chunk is expanded, so that long chunks are slower. `deterministic`
+    without `split_tokens` splits nothing, so that long sequences decode slower.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class TritonLatentAttention(LatentAttention):
         *,
         deterministic: bool = False,
     ) -> None:
-        """Raises ConfigError if the pool's numbers are of a kind that the kernels do not read, or
-        the buffers do not fit."""
+        """Allocate the buffers. Raises ConfigError if the kernels do not support the pool's dtype
+        or the buffers do not fit."""
         check_readable(pool)
         super().__init__(pool, spec, heads, scale)
         self._always_absorb = deterministic
@@ -78,7 +78,7 @@ class TritonLatentAttention(LatentAttention):
         self._step: _MlaStep | None = None
 
     def attend(self, layer: int, queries: Tensor, up: Tensor, layout: StepLayout) -> Tensor:
-        """As `LatentAttention.attend`; a row of length 0 is padding, and its result is 0."""
+        """Same as `LatentAttention.attend`; a row of length 0 is padding, and its result is 0."""
         step, spec = self._prepared(layout), self._spec
         out = queries.new_empty(*queries.shape[:2], spec.value_dim)
         rows = step.absorbed.rows
@@ -96,12 +96,13 @@ class TritonLatentAttention(LatentAttention):
         return out
 
     def write(self, layer: int, latents: Tensor, layout: StepLayout) -> None:
-        """As `LatentAttention.write`; a row whose block is negative writes nothing."""
+        """Same as `LatentAttention.write`; a row with a negative block writes nothing."""
         arrays = self._prepared(layout).arrays
         write_latents(latents, *self._layer(layer), arrays.blocks, arrays.slots, self._spec.rank)
 
     def _layer(self, layer: int) -> tuple[Tensor, Tensor | None]:
-        """[block, token, width]; of codes the scales [block, token, latent|key]."""
+        """Return a layer of the pool [block, token, width] and, if it is quantised, its scales
+        [block, token, latent|key]."""
         scales = self._pool.scales
         return self._pool.tensor[:, 0, layer], scales if scales is None else scales[:, 0, layer]
 
@@ -109,14 +110,14 @@ class TritonLatentAttention(LatentAttention):
         return rms_norm(x, weight, NORM_EPS)
 
     def _mixed(self, layer: int, queries: Tensor, absorbed: _Absorbed) -> Tensor:
-        """Weighted latents [rows, heads, rank] of absorbed `queries` [rows, heads, width]."""
+        """Return weighted latents [rows, heads, rank] for `queries` [rows, heads, width]."""
         spec, buffers = self._spec, self._buffers
         out = queries.new_empty(*queries.shape[:2], spec.rank)
         most = len(queries) if buffers is None else buffers.limits.rows
         latents, scales = self._layer(layer)
         for first in range(0, len(queries), most):
             part = slice(first, first + most)
-            whole = Splits(1), Partials(out[part], out[part])  # of which nothing is written
+            whole = Splits(1), Partials(out[part], out[part])  # not written
             latent_attention(
                 out[part],
                 queries[part],
@@ -132,7 +133,7 @@ class TritonLatentAttention(LatentAttention):
         return out
 
     def _prepared(self, layout: StepLayout) -> _MlaStep:
-        """The arrays of `layout`, made when its first layer asks."""
+        """Return the arrays of `layout`; the first layer creates them."""
         if self._step is None or self._step.arrays.layout is not layout:
             arrays = step_arrays(layout, self._pool.tensor.device)
             device = self._pool.tensor.device
@@ -152,7 +153,7 @@ class TritonLatentAttention(LatentAttention):
 
 
 def _absorbed(arrays: StepArrays, short: list[tuple[int, ChunkRows]]) -> _Absorbed:
-    """Decode rows, then the rows of the `short` chunks, each with its index among the chunks."""
+    """Collect the decode rows, then the rows of the `short` chunks, given as (index, chunk)."""
     device, decodes = arrays.lengths.device, arrays.lengths.shape[0]
     alone = torch.arange(decodes, dtype=torch.int32, device=device)
     if not short:

@@ -1,7 +1,7 @@
-"""Root-mean-square norm for a GPU, with the addition before it in the same pass.
+"""Root-mean-square norm on a GPU, with the preceding addition in the same pass.
 
-One program normalises some rows; a row lies in registers, so that each value is read once and
-written once. The torch reference is `rms_norm` of the sum. Knows no layers; keeps no state.
+One program normalises some rows in registers, so that each value is read once and written once.
+The torch reference is `rms_norm` of the sum. The module knows no layers and keeps no state.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_TILE = 4096  # values that one program holds; a longer row is held by more warps
+_TILE = 4096  # values per program; longer rows get more warps
 
 
 class TritonNorms:
@@ -27,7 +27,7 @@ class TritonNorms:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """`x` [..., size] over its root mean square, times (`offset` + `weight` [size]).
+    """Divide `x` [..., size] by its root mean square; multiply by (`offset` + `weight` [size]).
 
     Zhang and Sennrich 2019, arXiv:1910.07467; `offset` is 1 in Gemma. Computed in float32,
     rounded once. `x` has two or three axes, the last one contiguous; the result is contiguous.
@@ -40,9 +40,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """(norm of the sum, the sum) of `x` and `residual`, both [rows, size] and contiguous.
+    """Return (norm of the sum, the sum) of `x` and `residual`, both [rows, size] and contiguous.
 
-    The sum is rounded to its kind of number before it is normalised, as two operations would.
+    The sum is rounded to its dtype before it is normalised, as with two operations.
     """
     out, total = torch.empty_like(x), torch.empty_like(x)
     _launch(x, residual, weight, eps, offset, out, total)

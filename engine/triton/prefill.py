@@ -1,10 +1,10 @@
 """Attention of a step's chunks over their paged prefixes and themselves, in one launch.
 
-A program takes a tile: some tokens of one chunk, for all query heads that share one KV head,
-so that a tile of keys serves the whole group. A row's result depends on its sequence alone: not on
-the batch, nor on how the prompt was cut (`triton_tile` says why); unless `fused`, bit for bit.
-Expected limit: the tensor cores' rate (4 x heads x head_dim operations for each query and key)
-from a few hundred tokens on. Unproven: not yet run on a GPU. Owns nothing.
+A program computes a tile: some tokens of one chunk, for all query heads that share one KV head, so
+that the group shares a tile of keys. A row's result depends only on its sequence, not on the batch
+or the division into chunks (see `tile`); unless `fused`, bit for bit. Expected limit: the tensor
+cores' rate (4 x heads x head_dim operations for each query and key) from a few hundred tokens on.
+Not yet run on a GPU. The module owns nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triton.runtime import driver
 from baton.engine.triton.kv_quant import UNFUSED, codes_name, scale_strides, stored_bytes
 from baton.engine.triton.tile import (
     INTERPRETED,
-    NOTHING,
+    NO_SCORE,
     Tiles,
     attend_stretch,
     options,
@@ -34,7 +34,7 @@ from baton.engine.triton.tile import (
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Rows `first` to `first + count` are the tokens from position `start` of one sequence."""
+    """The rows `first` to `first + count`, which are a sequence's tokens from `start` on."""
 
     first: int
     count: int
@@ -44,16 +44,17 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """What all layers of a step share. `tiles` int32 [tiles, 4]: table row, first query row,
-    tokens, position of the first; those with the most keys first, so that none starts last."""
+    """The tiles that all layers of a step share. `tiles` int32 [tiles, 4]: table row, first query
+    row, tokens, position of the first. Tiles with the most keys come first, so that none of them
+    starts last."""
 
     tiles: Tensor
     tables: Tensor  # int32 [chunks, longest table]
 
 
 def prefill_tiles(group: int, dim: int, dtype: torch.dtype, capability: int = 90) -> Tiles:
-    """For heads of `dim`, `group` of them to a KV head: two warpgroups of 64 rows each, so that
-    Hopper's matrix units are fed from shared memory; what spills no registers elsewhere."""
+    """Return the tiles for heads of `dim`, `group` of them per KV head: on Hopper two warpgroups
+    of 64 rows, which read from shared memory; elsewhere tiles that spill no registers."""
     if dtype == torch.float32:
         return Tiles(max(16, power_of_two(group)), 32, 4, 1)
     if dim > 128:
@@ -64,8 +65,8 @@ def prefill_tiles(group: int, dim: int, dtype: torch.dtype, capability: int = 90
 def plan_prefill(
     chunks: Sequence[PrefillChunk], tables: Tensor, group: int, tiles: Tiles
 ) -> PrefillPlan:
-    """Cut `chunks` into tiles of at most `tiles.rows` query rows, `group` of them a token.
-    `tables` is int32 [chunks, blocks]; the plan lies on its device. Raises ValueError if a
+    """Divide `chunks` into tiles of at most `tiles.rows` query rows, `group` rows per token.
+    `tables` is int32 [chunks, blocks]; the plan is on its device. Raises ValueError if a
     group has more heads than a tile has rows."""
     each = tiles.rows // group  # tokens
     if not each:
@@ -82,8 +83,8 @@ def plan_prefill(
 
 @triton.jit
 def rows_of(tiles, index, SINGLE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of a tile: its row in the block tables, its first query row, how many, and the position
-    of the first."""
+    """Return a tile's row in the block tables, its first query row, the number of its rows, and
+    the position of the first."""
     if SINGLE:
         return index, index, 1, tl.load(tiles + index) - 1
     else:
@@ -92,7 +93,7 @@ def rows_of(tiles, index, SINGLE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 # fmt: off
-# A value of its own kind for each batch would be compiled while clients wait.
+# Specialising on a batch's values would compile kernels while clients wait.
 @triton.jit(do_not_specialize=["stride_table"])
 def prefill_kernel(  # type: ignore[no-untyped-def]
     out, queries,  # [rows, heads, DIM]
@@ -125,7 +126,7 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     end = start + count
     oldest = tl.maximum(start - WINDOW + 1, 0) if WINDOW > 0 else 0
     low = oldest // TOKENS * TOKENS
-    clear_high = (start + 1) // TOKENS * TOKENS  # every row sees all tokens before it
+    clear_high = (start + 1) // TOKENS * TOKENS  # all rows see all earlier tokens
     clear_low = low
     if WINDOW > 0:  # and all tokens from here on
         clear_low = tl.cdiv(tl.maximum(end - WINDOW, 0), TOKENS) * TOKENS
@@ -133,7 +134,7 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     keys = kv + head.to(tl.int64) * stride_head
     if CODES != "":
         scales = scales + head.to(tl.int64) * stride_scale_head
-    best, total = tl.full([ROWS], NOTHING, tl.float32), tl.zeros([ROWS], tl.float32)
+    best, total = tl.full([ROWS], NO_SCORE, tl.float32), tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, DIM_PAD], tl.float32)
     if WINDOW > 0:
         mixed, best, total = attend_stretch(
@@ -152,7 +153,7 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
         stride_block, stride_token, stride_scale_block, stride_scale_kv, scale,
         DIM, DIM_PAD, TOKENS, BLOCK_SIZE, WINDOW, SOFT_CAP, True, PRECISION, INTERPRETED, CODES)
     at = row[:, None] * stride_out_row + query_head[:, None] * stride_out_head + dims[None, :]
-    total = tl.where(total > 0, total, 1.0)  # zero for a row of length 0: it is padding
+    total = tl.where(total > 0, total, 1.0)  # 0: padding
     tl.store(out + at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=live)
 # fmt: on
 
@@ -173,9 +174,9 @@ def prefill_attention(
     """Fill the plan's rows of `out` [rows, heads, dim] with the attention of `queries`.
 
     `kv` is one layer of the pool, [block, kv_head, k|v, token, dim]; `scales` float32 [block,
-    kv_head, k|v, token] where that is codes; `plan` was made with the same `tiles` (default:
-    `prefill_tiles`). `window` in tokens, the own one included; 0: none. `fused`: products and
-    sums may be rounded once; as a compiler does so, a tile can differ by whether it is masked.
+    kv_head, k|v, token] if `kv` is quantised; `plan` has the same `tiles` (default:
+    `prefill_tiles`). `window` in tokens, the own one included; 0: none. `fused`: the compiler may
+    round a product and a sum once, so that masked and unmasked tiles can differ.
     """
     if plan.tiles.shape[0]:
         given = (out, queries, kv, scales, plan.tables, plan.tiles)
@@ -196,10 +197,9 @@ def single_attention(
     tiles: Tiles | None = None,
     fused: bool = True,
 ) -> None:
-    """`prefill_attention` of one row per sequence: int32 `tables` [rows, blocks] and `lengths`
-    [rows], its own token included; 0: padding, whose result is 0. Unless `fused`, the same bits
-    as that row in a chunk would get, which `decode_attention` does not promise and is faster
-    for."""
+    """Compute `prefill_attention` of one row per sequence: int32 `tables` [rows, blocks] and
+    `lengths` [rows], the own token included; 0: padding, whose result is 0. Unless `fused`, a row
+    gets the same bits as in a chunk; `decode_attention` is faster but does not guarantee that."""
     given = (out, queries, kv, scales, tables, lengths)
     _launch(*given, scale, window, soft_cap, tiles, fused)
 
@@ -217,7 +217,7 @@ def _launch(
     tiles: Tiles | None,
     fused: bool,
 ) -> None:
-    """`found`: the plan's tiles [tiles, 4], or lengths [rows]."""
+    """Launch the kernel. `found`: the plan's tiles [tiles, 4], or lengths [rows]."""
     _, heads, dim = queries.shape
     kv_heads, size = kv.shape[1], kv.shape[3]
     group = heads // kv_heads
@@ -247,7 +247,7 @@ def _launch(
 
 
 def device_tiles(group: int, dim: int, dtype: torch.dtype) -> Tiles:
-    """`prefill_tiles` for the device that triton launches on."""
+    """Return `prefill_tiles` for the current device."""
     capability = 90 if INTERPRETED else driver.active.get_current_target().arch
     return prefill_tiles(group, dim, dtype, capability)
 
@@ -255,7 +255,7 @@ def device_tiles(group: int, dim: int, dtype: torch.dtype) -> Tiles:
 def prefill_constants(
     tiles: Tiles, kv_heads: int, group: int, dim: int, block_size: int, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """The compile-time values of a launch, but for window and soft cap."""
+    """Return the compile-time values of a launch, except window and soft cap."""
     return {
         "KV_HEADS": kv_heads,
         "GROUP": group,

@@ -2,9 +2,9 @@
 
     weight[n, k] = (value[n, k] - zero[n, k // group]) * scale[n, k // group]
 
-Few rows (decode) are multiplied straight from the packed values, which are all that is read;
-many rows (prefill) by torch, with the matrix unpacked once into its plain form. torch has no
-such product for values of other kinds than the rows'. Keeps no state.
+Few rows (decode) are multiplied directly from the packed values, so that only those are read. For
+many rows (prefill) the matrix is first dequantised and then multiplied by torch, which has no
+product of rows with values of another dtype. The module keeps no state.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from baton.engine.triton.linear import fixed_products
 from baton.engine.triton.tile import INTERPRETED, precision, product
 from baton.runtime.errors import ModelError
 
-_FUSED_ROWS = 64  # more are multiplied faster by torch, from a plain matrix
-_PROGRAMS = 264  # twice the multiprocessors of an H200: fewer leave its memory idle
+_FUSED_ROWS = 64  # for more, torch is faster
+_PROGRAMS = 264  # twice the multiprocessors of an H200, to use its bandwidth
 
 
 class TritonQuantized:
     """The `Linear` of a `QuantizedWeight` on a GPU, with an optional `bias` [out]."""
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None, device: torch.device) -> None:
-        """Raises ModelError as `quantized_matmul` does."""
+        """Copy the weight to `device`. Raises ModelError like `quantized_matmul`."""
         self._fixed = False
         checked_group(weight.columns, weight.scales, weight.group)
         self._packing, self._group = weight.code_dtype, weight.group
@@ -41,13 +41,13 @@ class TritonQuantized:
         self._bias = None if bias is None else bias.to(device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, in] to [rows, out]."""
+        """Multiply `x` [rows, in]; returns [rows, out]."""
         x = x if self._order is None else x.index_select(1, self._order)
         given = (self._values, self._scales, self._packing, self._zeros, self._bias, self._group)
         return quantized_matmul(x, *given, fixed=self._fixed)
 
     def batch_invariant(self) -> TritonQuantized:
-        """The same matrix, by which a row's bits do not depend on the other rows."""
+        """Return the same matrix with batch-invariant products."""
         apart = copy(self)
         apart._fixed = True
         return apart
@@ -64,18 +64,18 @@ def quantized_matmul(
     *,
     fixed: bool = False,
 ) -> Tensor:
-    """[rows, out] of `x` [rows, in] with the matrix that `values` and `scales` stand for.
+    """Multiply `x` [rows, in] by the matrix of `values` and `scales`; returns [rows, out].
 
     `values` are int8 [out, in], float8_e4m3fn [out, in], or for int4 uint8 [out, in / 2] with
     the even column in the low half and values from 0 to 15; `scales` [out, groups]; `zeros` of
-    the same shape, None: 8 for int4, else 0. All contiguous. `group` columns share a scale, 0:
-    as many for each; the last group may be cut. `fixed`: a row's bits do not depend on the other
-    rows. Raises ModelError where 16 does not divide a group.
+    the same shape, None: 8 for int4, else 0. All are contiguous. `group` columns share a scale (0:
+    groups of equal size); the last group may be shorter. `fixed`: a row's bits do not depend on
+    other rows. Raises ModelError if 16 does not divide a group.
     """
     rows, depth = x.shape
     group = checked_group(depth, scales, group)
     block_k = tile_depth(depth, group)
-    thin = packing == "int4" and block_k == 16  # its halves are too thin for the matrix units
+    thin = packing == "int4" and block_k == 16  # halves too small for matrix units
     if thin or (rows > _FUSED_ROWS and not fixed):
         plain = dequantized(values, scales, packing, zeros, x.dtype, group)
         if fixed:
@@ -88,7 +88,7 @@ def quantized_matmul(
 
 
 def tile_depth(depth: int, group: int) -> int:
-    """Columns that are multiplied at a time: they lie in one group."""
+    """Return how many columns are multiplied at a time, within one group."""
     return next(size for size in (128, 64, 32, 16) if group % size == 0 == depth % size)
 
 
@@ -100,7 +100,7 @@ def dequantized(
     dtype: torch.dtype,
     group: int = 0,
 ) -> Tensor:
-    """The plain matrix [out, in], rounded to `dtype`; arguments as for `quantized_matmul`."""
+    """Return the matrix [out, in], rounded to `dtype`; for arguments see `quantized_matmul`."""
     width = values.shape[0]
     depth = values.shape[1] * (2 if packing == "int4" else 1)
     out = torch.empty((width, depth), dtype=dtype, device=values.device)
@@ -123,7 +123,7 @@ def dequantized(
 def dequantized_reference(
     values: Tensor, scales: Tensor, packing: CodeDtype, zeros: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """The same in torch, in float32 until the end."""
+    """Same as `dequantized`, in torch, in float32 until the end."""
     if packing == "int4":
         plain = torch.stack((values & 15, values >> 4), dim=-1).flatten(1).to(torch.float32)
     else:
@@ -147,7 +147,7 @@ def checked_group(depth: int, scales: Tensor, group: int) -> int:
 
 
 def as_bytes(values: Tensor) -> Tensor:
-    """FP8 as its bits: sm_80 has no such kind of number, and the kernels decode it."""
+    """Return FP8 as bits, which the kernels decode, since sm_80 has no such dtype."""
     return values.view(torch.uint8) if values.dtype == torch.float8_e4m3fn else values
 
 
@@ -164,12 +164,12 @@ def _fused(
     width, groups = scales.shape
     block_k = tile_depth(depth, group)
     block_m = _FUSED_ROWS if fixed else max(16, triton.next_power_of_2(rows))
-    block_n = 64 if block_m < 64 else 32  # more sums than that find no registers
+    block_n = 64 if block_m < 64 else 32  # more sums exceed the registers
     blocks_k = depth // block_k
     columns = triton.cdiv(width, block_n)
-    # Depends on the matrix alone. Unless `fixed` the tiles do not: a row's last bits differ with
-    # how many rows stand beside it, and again beyond `_FUSED_ROWS`. Fixed, nothing is split: how
-    # torch adds up parts depends on their number.
+    # `split` depends only on the matrix. Unless `fixed`, the tiles also depend on the number of
+    # rows, so a row's last bits change with it, and again beyond `_FUSED_ROWS`. If `fixed`,
+    # nothing is split, because torch's order of adding parts depends on their number.
     split = 1 if fixed else max(1, min(_PROGRAMS // triton.cdiv(width, 64), blocks_k // 4))
     each = triton.cdiv(blocks_k, split)
     split = triton.cdiv(blocks_k, each)
@@ -201,7 +201,7 @@ def _fused(
 
 @triton.jit
 def _decoded(value, PACKING: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Float32 of int8, or of the bits of an E4M3 number: those of a float16 of 1/256 of it."""
+    """Convert int8, or the bits of E4M3 (those of a float16 256 times smaller), to float32."""
     if PACKING == "fp8":
         bits = value.to(tl.int16)
         half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
@@ -243,7 +243,7 @@ def _unpack(  # type: ignore[no-untyped-def]
 @triton.jit
 def quantized_sums(  # type: ignore[no-untyped-def]
     x_row,  # pointers [BLOCK_M, 1] to rows of x
-    held,  # bool [BLOCK_M, 1]: which of them there are
+    held,  # bool [BLOCK_M, 1]: which of them exist
     value_ptr,
     scale_ptr,
     zero_ptr,
@@ -262,8 +262,8 @@ def quantized_sums(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Float32 [BLOCK_M, BLOCK_N]: x times the matrix that values, scales and zeros stand for.
-    Values, less their zero, are exact in bfloat16."""
+    """Return x times the matrix of values, scales and zeros, float32 [BLOCK_M, BLOCK_N]. Values
+    minus their zero point are exact in bfloat16."""
     used = column < width
     sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for start in range(first, end, BLOCK_K):

@@ -1,8 +1,7 @@
-"""Grouped product with quantised experts for a GPU: rows sorted by expert, all in one launch.
+"""Grouped product with quantised experts on a GPU: rows sorted by expert, all in one launch.
 
-Same as `experts`, for matrices that are read as codes and become numbers in registers, by the
-arithmetic of `triton_quantized`. Holds the codes of a layer's experts; immutable. Unproven: not
-yet run on a GPU.
+Same as `experts`, for matrices that are read as codes and decoded in registers with the arithmetic
+of `quantized`. Values are immutable. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from baton.engine.triton.quantized import as_bytes, checked_group, quantized_sum
 from baton.engine.triton.tile import INTERPRETED, precision
 from baton.runtime.errors import ModelError
 
-_MOST_ROWS = 64  # of a tile
+_MAX_TILE_ROWS = 64  # of a tile
 
 
 @dataclass(frozen=True, slots=True)
 class StackedCodes:
-    """One matrix [out, in] of each expert, all quantised alike; parts as of `QuantizedWeight`."""
+    """One matrix [out, in] per expert, all in one format; for the fields see `QuantizedWeight`."""
 
     code_dtype: CodeDtype
     codes: Tensor  # [experts, out, in], of int4 uint8 [experts, out, in / 2], FP8 as its bits
@@ -41,21 +40,20 @@ class StackedCodes:
 def stacked_codes(
     weights: Iterable[QuantizedWeight], count: int, device: torch.device
 ) -> StackedCodes:
-    """`count` matrices on `device`, copied one by one. Raises ModelError where the kernel does
-    not take them: unlike forms, columns in another order, groups that 16 does not divide (32, of
-    int4)."""
+    """Copy `count` matrices to `device`, one by one. Raises ModelError if the kernel does not
+    support them: different formats, permuted columns, groups that 16 (int4: 32) does not
+    divide."""
     stack: StackedCodes | None = None
     for index, weight in enumerate(weights):
         if stack is None:
-            stack = _room(weight, count, device)
+            stack = _allocate(weight, count, device)
         zeros = (weight.zeros is None) == (stack.zeros is None)
         alike = (weight.code_dtype, weight.group) == (stack.code_dtype, stack.group)
         alike = alike and weight.scales.shape == stack.scales.shape[1:]
         if weight.order is not None or not zeros or not alike:
             raise ModelError(
-                f"expert {index} is quantised by another form than the first one, or in another "
-                "order of columns (GPTQ's act-order): such experts do not run on a GPU; set "
-                "worker.device to cpu"
+                f"expert {index} has another quantisation format than expert 0, or permuted "
+                "columns (GPTQ's act-order), which a GPU does not support; set worker.device to cpu"
             )
         stack.codes[index].copy_(as_bytes(weight.codes))
         stack.scales[index].copy_(weight.scales)
@@ -65,20 +63,20 @@ def stacked_codes(
     return stack
 
 
-def _room(weight: QuantizedWeight, count: int, device: torch.device) -> StackedCodes:
+def _allocate(weight: QuantizedWeight, count: int, device: torch.device) -> StackedCodes:
     group = checked_group(weight.columns, weight.scales, weight.group)
     if weight.code_dtype == "int4" and tile_depth(weight.columns, group) < 32:
         raise ModelError(
-            f"experts of {weight.columns} columns in int4 by groups of {group} do not run on a "
+            f"experts of {weight.columns} columns in int4 with groups of {group} do not run on a "
             "GPU: 32 must divide both; set worker.device to cpu, or quantise with other groups"
         )
 
-    def room(part: Tensor) -> Tensor:
+    def allocate(part: Tensor) -> Tensor:
         return torch.empty((count, *part.shape), dtype=part.dtype, device=device)
 
-    zeros = None if weight.zeros is None else room(weight.zeros)
-    codes = room(as_bytes(weight.codes))
-    return StackedCodes(weight.code_dtype, codes, room(weight.scales), zeros, weight.group)
+    zeros = None if weight.zeros is None else allocate(weight.zeros)
+    codes = allocate(as_bytes(weight.codes))
+    return StackedCodes(weight.code_dtype, codes, allocate(weight.scales), zeros, weight.group)
 
 
 def quantized_expert_matmul(
@@ -88,7 +86,7 @@ def quantized_expert_matmul(
     source: Tensor | None = None,
     tile_rows: int = 0,
 ) -> Tensor:
-    """Same as `experts.expert_matmul`, with the matrices that `weights` stand for."""
+    """Same as `experts.expert_matmul`, with quantised `weights`."""
     rows = x.shape[0] if source is None else source.shape[0]
     experts, width, groups = weights.scales.shape
     depth = x.shape[1]
@@ -96,9 +94,9 @@ def quantized_expert_matmul(
     if not rows:
         return out
     group = weights.group or depth
-    block_m = tile_rows or min(_MOST_ROWS, tile_rows_for(rows, experts))
-    block_n = 64 if block_m < 64 else 32  # more sums than that find no registers
-    tiles = min(triton.cdiv(rows, block_m) + experts, rows)  # no fewer than there can be
+    block_m = tile_rows or min(_MAX_TILE_ROWS, tile_rows_for(rows, experts))
+    block_n = 64 if block_m < 64 else 32  # more sums exceed the registers
+    tiles = min(triton.cdiv(rows, block_m) + experts, rows)  # an upper bound
     grouped_quantized[(triton.cdiv(width, block_n), tiles)](
         x,
         weights.codes,

@@ -1,9 +1,9 @@
-"""Drawing tokens on a GPU, without the host: the rules and the noise of `sampling` and `noise`.
+"""Draws tokens on a GPU without the host, by the rules of `sampling` and the noise of `noise`.
 
 One program draws one row. Top-k, top-p and min-p are each a lowest logit to keep; the first two
-are found bit by bit from counts and masses, so nothing is sorted. The noise is the same
-integers as on a CPU, so a draw differs from the CPU's only where rounding decides a near tie.
-Penalties, bias and logprobs are not for this module. Keeps no state.
+are found bit by bit from counts and masses, so nothing is sorted. The noise has the same integers
+as on a CPU, so a draw differs from the CPU's only if rounding decides a near tie. `adjust` has
+penalties, biases and logprobs. The module keeps no state.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _BLOCK = 4096
 
 def draw_tokens(logits: Tensor, rules: DrawRules, tokens: Tensor, finite: Tensor) -> None:
     """Write a token per row of `logits` float32 [rows, vocab], contiguous, into `tokens` int64
-    [rows], and into `finite` (int, [rows]) whether the row's sum is finite; where it is not,
-    the token is 0. The tensors of `rules` may be of wider kinds."""
+    [rows], and into `finite` (int, [rows]) whether the row's sum is finite; if it is not, the
+    token is 0. The tensors of `rules` may have wider dtypes."""
     rows, vocab = logits.shape
     if rows:
         block = min(_BLOCK, triton.next_power_of_2(vocab))
@@ -49,7 +49,7 @@ def _gumbel(bits):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _stream_key(start, position):  # type: ignore[no-untyped-def]
-    """One more round of SplitMix64: the two halves of `noise.stream_key`."""
+    """Return the two halves of `noise.stream_key`: one more round of SplitMix64."""
     state = start.to(tl.uint64, bitcast=True) ^ position.to(tl.uint64, bitcast=True)
     state += 0x9E3779B97F4A7C15
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
@@ -60,7 +60,7 @@ def _stream_key(start, position):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _ordered(x):  # type: ignore[no-untyped-def]
-    """Unsigned integers in the order of the float32 `x`."""
+    """Map float32 `x` to unsigned integers in the same order."""
     bits = x.to(tl.uint32, bitcast=True)
     return tl.where(bits >> 31 != 0, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
 
@@ -69,8 +69,8 @@ def _ordered(x):  # type: ignore[no-untyped-def]
 def _lowest_kept(  # type: ignore[no-untyped-def]
     row_ptr, vocab, inverse, best, cutoff, goal, MASS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The greatest value x for which the logits of x and more, and of `cutoff` and more, are
-    `goal` in number or in mass. Two bits of x a pass, from the highest."""
+    """Return the largest x for which the logits of at least x, and at least `cutoff`, reach `goal`
+    in number or in mass. Each pass finds two bits of x, from the highest."""
     found = tl.zeros((), dtype=tl.uint32)
     step = tl.full((), 1 << 30, dtype=tl.uint32)
     for _ in range(16):
@@ -112,9 +112,9 @@ def _mass(row_ptr, vocab, inverse, best, cutoff, BLOCK: tl.constexpr):  # type: 
 def _winner(  # type: ignore[no-untyped-def]
     row_ptr, vocab, inverse, cutoff, best, place, high, low, BLOCK: tl.constexpr
 ):
-    """The index of the highest sum of logit and noise. As on a CPU, a cheap bound on the noise
-    (minus the log of 1 - u, which is at most -log u) rules out nearly all tiles before the
-    exact noise is made; `best` at `place` is the first mark to beat."""
+    """Return the index of the highest sum of logit and noise. As on a CPU, a cheap bound on the
+    noise (minus the log of 1 - u, which is at most -log u) excludes nearly all tiles before the
+    exact noise is computed; `best` at `place` is the first value to exceed."""
     winner = place
     mark = best.to(tl.float64) + _gumbel(_lowbias32(_lowbias32(place.to(tl.uint32) ^ high) ^ low))
     for first in range(0, vocab, BLOCK):
@@ -176,7 +176,7 @@ def _draw(  # type: ignore[no-untyped-def]
         if top_p < 1.0:
             goal = top_p * _mass(row_ptr, vocab, inverse, best, cutoff, BLOCK)
             lowest = _lowest_kept(row_ptr, vocab, inverse, best, cutoff, goal, True, BLOCK)
-            # Any value reaches a share of 0, NaN too: the best ones are always kept.
+            # Every value, even NaN, reaches a share of 0, so the best tokens are always kept.
             cutoff = tl.maximum(cutoff, tl.where(goal > 0, tl.minimum(lowest, best), best))
         cutoff = tl.maximum(cutoff, best + tl.load(log_min_p_ptr + row).to(tl.float32))
         high, low = _stream_key(tl.load(start_ptr + row), tl.load(position_ptr + row))

@@ -1,7 +1,7 @@
-"""A step's layout as the GPU's kernels want it: its arrays on the device, tables side by side.
+"""The arrays of a step's layout on a device, for the GPU's kernels.
 
-What lies on the device already stays where it is, which a captured CUDA graph relies on; the
-rest is copied without waiting. Knows no kernel; whoever asks owns the result.
+Arrays that are on the device already are not copied, which captured CUDA graphs rely on; the
+others are copied asynchronously. The module knows no kernel; the caller owns the result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baton.engine.model.step_layout import ChunkRows, StepLayout
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    layout: StepLayout  # what they were made from
+    layout: StepLayout  # the source of the arrays
     blocks: Tensor  # int64 [rows]: the block that takes the row's KV; negative: padding
     slots: Tensor  # int64 [rows]
     tables: Tensor  # int32 [decode rows, longest table]
@@ -33,7 +33,7 @@ def step_arrays(layout: StepLayout, device: torch.device) -> StepArrays:
 
 
 def chunk_tables(chunks: Sequence[ChunkRows]) -> Tensor:
-    """int32 [chunks, longest table]; what pads a table is never read."""
+    """Return the chunks' tables, int32 [chunks, longest table]; padding is never read."""
     tables = [chunk.blocks.numpy() for chunk in chunks]
     padded = np.zeros((len(tables), max(map(len, tables), default=0)), dtype=np.int32)
     for row, table in enumerate(tables):

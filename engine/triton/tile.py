@@ -1,11 +1,10 @@
-"""What the attention kernels share: the walk over a stretch of paged KV by a tile of queries.
+"""The inner loop of the attention kernels: a tile of queries over a range of paged KV.
 
 Softmax is computed online (Milakov and Gimelshein 2018, arXiv:1805.02867), tile by tile as in
-FlashAttention (Dao et al. 2022, arXiv:2205.14135), in powers of two. Sums and products are
-kept in float32. Tiles of KV begin at multiples of their size, counted from the sequence's
-first token, so a row meets the same tiles in the same order however its tokens are cut into
-chunks. Of KV in eight bits, the scales of keys multiply scores, and those of values weights.
-Knows no launch; owns nothing.
+FlashAttention (Dao et al. 2022, arXiv:2205.14135), in powers of two. Sums and products are float32.
+Tiles of KV begin at multiples of their size, counted from the sequence's first token, so a row
+reads the same tiles in the same order for every division into chunks. In eight bits, the scales of
+keys multiply scores, and those of values multiply weights. The module launches and owns nothing.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ import triton.language as tl
 from baton.engine.triton.kv_quant import plain, unit
 
 # Triton's interpreter multiplies bfloat16 matrices wrongly, and sums a row's products in an order
-# that depends on the row's place: there, operands are widened so far that neither shows.
+# that depends on the row's index. Its operands are therefore widened until neither has an effect.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 LOG2_E = tl.constexpr(1.4426950408889634)
-# Stands for minus infinity, of which differences would be NaN. A row that has met no token yet
-# carries this as its best score, and whatever it summed is wiped out by its first true score.
-NOTHING = tl.constexpr(-1e30)
+# Replaces minus infinity, whose differences are NaN. It is the best score of a row before its
+# first token; the first real score then scales the row's earlier sums to zero.
+NO_SCORE = tl.constexpr(-1e30)
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a kernel is cut: `rows` of queries by `tokens` of KV, and triton's two settings."""
+    """The tile of a kernel, `rows` of queries by `tokens` of KV, and two settings of Triton."""
 
     rows: int
     tokens: int
@@ -39,17 +38,17 @@ class Tiles:
 
 
 def power_of_two(count: int) -> int:
-    """The smallest power of two that is at least `count`."""
+    """Return the smallest power of two that is at least `count`."""
     return 1 << max(count - 1, 0).bit_length()
 
 
 def precision(dtype: torch.dtype) -> str:
-    """Of `tl.dot`: float32 stays float32, where triton's default would round to tf32."""
+    """Return the precision for `tl.dot`: float32 stays float32; Triton's default is tf32."""
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
 def options(tiles: Tiles) -> dict[str, Any]:
-    """Keyword arguments of a launch."""
+    """Return the keyword arguments of a launch."""
     return {"num_warps": tiles.warps, "num_stages": tiles.stages}
 
 
@@ -61,7 +60,7 @@ def product(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """`onto` + a @ b, summed in float32."""
+    """Return `onto` + a @ b, summed in float32."""
     if INTERPRETED:
         wide = tl.dot(a.to(tl.float32).to(tl.float64), b.to(tl.float32).to(tl.float64))
         return onto + wide.to(tl.float32)
@@ -75,19 +74,19 @@ def logits(  # type: ignore[no-untyped-def]
     scale,  # float: multiplies them
     SOFT_CAP: tl.constexpr,  # float, 0: none
 ):
-    """Scores as exponents of two, capped smoothly as in Gemma 2: cap * tanh(x / cap)."""
+    """Return scores as exponents of two, capped smoothly as in Gemma 2: cap * tanh(x / cap)."""
     if SOFT_CAP == 0:
         return scores * (scale * LOG2_E)
     else:
-        # tanh(x) = 1 - 2 / (e^2x + 1): right at both ends, where e^2x is zero or infinite.
+        # tanh(x) = 1 - 2 / (e^2x + 1) is exact at both ends, where e^2x is zero or infinite.
         grown = tl.exp2(scores * (scale * (2 * LOG2_E / SOFT_CAP)))
         return (SOFT_CAP * LOG2_E) * (1 - 2 / (grown + 1))
 
 
 @triton.jit
 def weigh(best, total, scores):  # type: ignore[no-untyped-def]
-    """One step of the online softmax over `scores` [rows, tokens]: the new best score and sum
-    of each row, what earlier sums shrink by, and the weights [rows, tokens]."""
+    """Compute one step of the online softmax over `scores` [rows, tokens]. Returns each row's new
+    best score and sum, the factor on earlier sums, and the weights [rows, tokens]."""
     highest = tl.maximum(best, tl.max(scores, axis=1))
     weights = tl.exp2(scores - highest[:, None])
     shrink = tl.exp2(best - highest)
@@ -102,7 +101,7 @@ def load_scales(  # type: ignore[no-untyped-def]
     MASKED: tl.constexpr,
     CODES: tl.constexpr,
 ):
-    """Scales of a tile's keys, and of its values, float32 [tokens]."""
+    """Load the scales of a tile's keys and values, float32 [tokens] each."""
     if MASKED:
         keys = tl.load(place, mask=held, other=0.0)
         values = tl.load(place + stride_kv, mask=held, other=0.0)
@@ -113,9 +112,9 @@ def load_scales(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def scaled(weights, value, scales, kind: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`weights` [rows, tokens] and `value` [tokens, dim], one of them times `scales` [tokens].
-    `kind` is what they are multiplied in."""
-    if kind == tl.float16:  # too narrow for weights times scales
+    """Return `weights` [rows, tokens] and `value` [tokens, dim], one of them times `scales`
+    [tokens]. `kind` is the dtype of their product."""
+    if kind == tl.float16:  # its range is too small for weights times scales
         return weights, (value.to(tl.float32) * scales[:, None]).to(tl.float16)
     else:
         return weights * scales[None, :], value
@@ -129,17 +128,17 @@ def attend_stretch(  # type: ignore[no-untyped-def]
     total,  # float32 [rows]: sum of weights so far
     query,  # [rows, DIM_PAD], zero beyond DIM
     positions,  # int32 [rows]: of the rows' tokens
-    low, high,  # the stretch is [low, high), `low` a multiple of TOKENS
+    low, high,  # the range is [low, high), `low` a multiple of TOKENS
     oldest,  # no row attends to a token before it; its block may be gone
     keys, values,  # pointers to [block, ., token, dim] of one head and layer
-    scales,  # pointer to [block, ., token] of the same head's keys; None: numbers are no codes
+    scales,  # pointer to [block, ., token] of the same head's keys; None: unquantised
     table,  # pointer to the sequence's block table
     stride_block,  # int64: a pool has more than 2^31 elements
     stride_token, stride_scale_block, stride_scale_kv,
     scale,
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, TOKENS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-    MASKED: tl.constexpr,  # whether some row may not attend to some token of the stretch
+    MASKED: tl.constexpr,  # whether a row may not attend to a token of the range
     PRECISION: tl.constexpr, INTERPRETED: tl.constexpr, CODES: tl.constexpr,
 ):
     dims = tl.arange(0, DIM_PAD)
@@ -174,7 +173,7 @@ def attend_stretch(  # type: ignore[no-untyped-def]
             seen = held[None, :] & (tokens[None, :] <= positions[:, None])
             if WINDOW > 0:
                 seen = seen & (tokens[None, :] > positions[:, None] - WINDOW)
-            scores = tl.where(seen, scores, NOTHING)
+            scores = tl.where(seen, scores, NO_SCORE)
         best, total, shrink, weights = weigh(best, total, scores)
         value = plain(value, query.dtype, CODES, INTERPRETED)
         if CODES != "":

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from baton.engine.triton.device_checksums import DeviceSums
+from baton.engine.triton.device_checksums import DeviceChecksums
 from baton.kv_transfer.checksum import reference
 from baton.kv_transfer.local_pool import DevicePool
 
@@ -28,7 +28,7 @@ def filled(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (BLOCKS, BYTES), dtype=np.uint8)
 
 
-def equal(sums: DeviceSums, array: np.ndarray, blocks: list[int]) -> bool:
+def equal(sums: DeviceChecksums, array: np.ndarray, blocks: list[int]) -> bool:
     seeds = SEEDS[: len(blocks)]
     found = sums(blocks, seeds)
     return found.dtype == np.uint64 and np.array_equal(
@@ -58,7 +58,7 @@ async def handoff() -> dict[str, bool] | None:
             block_bytes=BYTES,
             slabs=SLABS,
             device_id=0,
-            summing=DeviceSums(torch.from_numpy(array), SLABS),
+            summing=DeviceChecksums(torch.from_numpy(array), SLABS),
             enter=lambda: None,
             memory="DRAM",
         )
@@ -83,7 +83,7 @@ async def handoff() -> dict[str, bool] | None:
 
 def main() -> None:
     array = filled(3)
-    sums = DeviceSums(torch.from_numpy(array), SLABS)
+    sums = DeviceChecksums(torch.from_numpy(array), SLABS)
     with ThreadPoolExecutor(4) as threads:
         asked = [threads.submit(equal, sums, array, [n, 0]) for n in range(4)]
     told = {
@@ -98,7 +98,7 @@ def main() -> None:
             "block beyond": refusal(lambda: sums([0, BLOCKS], [1, 2])),
             "block before": refusal(lambda: sums([-1], [1])),
             "seeds": refusal(lambda: sums([0, 1], [1])),
-            "slabs": refusal(lambda: DeviceSums(torch.from_numpy(array), 5)),
+            "slabs": refusal(lambda: DeviceChecksums(torch.from_numpy(array), 5)),
         },
         "handoff": asyncio.run(handoff()),
     }

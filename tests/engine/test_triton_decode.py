@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from baton.engine.triton.decode import (
-    LEAST_SPLIT,
-    MOST_SPLITS,
+    MAX_SPLITS,
+    MIN_SPLIT_TOKENS,
     Splits,
     choose_splits,
     decode_tiles,
@@ -42,9 +42,9 @@ def test_many_waves_are_not_split():
 
 def test_short_sequences_are_not_split_for_nothing():
     assert choose_splits(1, 1, 1, H200) == Splits(1)
-    assert choose_splits(1, 1, LEAST_SPLIT, H200) == Splits(1)
-    assert choose_splits(1, 1, 3 * LEAST_SPLIT, H200).programs <= 3
-    assert choose_splits(1, 1, 1 << 20, H200).programs <= MOST_SPLITS
+    assert choose_splits(1, 1, MIN_SPLIT_TOKENS, H200) == Splits(1)
+    assert choose_splits(1, 1, 3 * MIN_SPLIT_TOKENS, H200).programs <= 3
+    assert choose_splits(1, 1, 1 << 20, H200).programs <= MAX_SPLITS
 
 
 @pytest.mark.parametrize("longest", [1, 255, 256, 257, 5000])
