@@ -246,7 +246,7 @@ def test_a_missing_shard_is_told_before_anything_starts(
     served = serving("ray")
     code, err = served.finish()
     assert code == 78
-    assert f"{model / 'model-2.safetensors'}: missing shard" in err and "it holds b" in err
+    assert f"{model / 'model-2.safetensors'}: shard of" in err and "it has b" in err
     assert served.seen == ""
 
 

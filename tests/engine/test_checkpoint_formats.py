@@ -253,7 +253,7 @@ BAD = [
     ("awq", lambda t: t.update(qzeros=None), "qzeros is in none"),
     ("awq", lambda t: t.update(scales=t["scales"][:, :8].clone()), r"scales.*\[2, 8\].*\[2, 32\]"),
     ("awq", lambda t: t.update(qweight=t["qweight"][:32].clone()), r"qweight.*\[64, 4\]"),
-    ("awq", lambda t: t.update(qweight=t["qweight"].long()), "of kind I64; I32 is needed"),
+    ("awq", lambda t: t.update(qweight=t["qweight"].long()), "has dtype I64; I32 is needed"),
     ("gptq", lambda t: t.update(qzeros=t["qzeros"].t().contiguous()), r"qzeros.*\[2, 4\]"),
     ("gptq", lambda t: t["scales"].fill_(float("nan")), "scales .*not finite"),
     ("gptq", lambda t: t["g_idx"].fill_(0), "g_idx .*does not name 2 groups of 32"),
@@ -267,7 +267,7 @@ BAD = [
     (
         "fp8-channel",
         lambda t: t["weight"].view(torch.uint8)[5].fill_(0x7F),
-        r"m\.weight \[32, 64\] has codes that are no number",
+        r"m\.weight \[32, 64\] has NaN codes",
     ),
 ]
 

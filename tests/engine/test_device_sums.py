@@ -47,10 +47,10 @@ def test_a_pool_of_the_engine_is_summed_where_it_lies_and_read_over_nixl(told):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("block beyond", "IndexError: a block of [0, 6] is not in a pool of 6"),
-        ("block before", "IndexError: a block of [-1] is not in a pool of 6"),
+        ("block beyond", "IndexError: [0, 6]: one is not in a pool of 6 blocks"),
+        ("block before", "IndexError: [-1]: one is not in a pool of 6 blocks"),
         ("seeds", "ValueError: 1 seeds for 2 blocks"),
-        ("slabs", "ValueError: 192 bytes of a block are not 5 slabs of 8-byte words"),
+        ("slabs", "ValueError: a block of 192 bytes cannot have 5 slabs of 8-byte words"),
     ],
 )
 def test_what_cannot_be_summed_is_refused(told, name, says):

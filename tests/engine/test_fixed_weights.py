@@ -57,5 +57,7 @@ def test_every_kind_is_found_however_deep_and_keeps_its_numbers():
 
 
 def test_a_product_that_nobody_made_invariant_is_refused_by_name():
-    with pytest.raises(ModelError, match=r"worker\.deterministic: no product of function"):
+    with pytest.raises(
+        ModelError, match=r"worker\.deterministic: function has no batch-invariant product"
+    ):
         with_invariant_products(Model(torch.zeros(1), (lambda x: x,)))

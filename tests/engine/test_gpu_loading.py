@@ -266,7 +266,7 @@ def test_heads_that_codes_do_not_fit_are_refused_before_weights_are_read(qwen3, 
     pytest.importorskip("triton")
     odd = replace(read_spec(qwen3.folder), head_dim=30)
     monkeypatch.setattr(gpu_loading, "read_spec", lambda *_: odd)
-    with pytest.raises(ConfigError, match=r"pool\.kv_dtype is int8.*heads of 30.*give auto"):
+    with pytest.raises(ConfigError, match=r"pool\.kv_dtype is int8.*heads have 30 .*give auto"):
         gpu_loading.gpu_runner(qwen3.folder, GPU, KIND, options(kv_dtype="int8"), None)
 
 

@@ -127,7 +127,7 @@ def test_models_that_eight_bits_do_not_fit(spec, references):
     with pytest.raises(ConfigError, match=r"pool\.kv_dtype is int8: 1092 bytes.*pool\.block_size"):
         block_bytes(dataclasses.replace(latent, head_dim=44), 7, torch.float32, INT8)
     odd = dataclasses.replace(spec, head_dim=30)
-    with pytest.raises(ConfigError, match=r"pool\.kv_dtype is fp8_e4m3.*heads of 30.*give auto"):
+    with pytest.raises(ConfigError, match=r"pool\.kv_dtype is fp8_e4m3.*heads have 30 .*give auto"):
         KvPool(odd, 4, 8, quant=FP8_E4M3)
 
 

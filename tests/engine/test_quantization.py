@@ -84,7 +84,7 @@ def test_forms(tmp_path, config, form):
         (compressed(groups={"a": {}, "b": {}}), "config_groups: 2 groups"),
         (compressed() | {"transform_config": {"config_groups": {"r1": {}}}}, "transform_config"),
         (compressed(num_bits=3), r"group_0\.weights\.num_bits: 3"),
-        (compressed(type="float"), "type: 'float' does not go with 'pack-quantized'"),
+        (compressed(type="float"), "type: 'float' contradicts the format 'pack-quantized'"),
         (compressed(dynamic=True), "dynamic"),
         (compressed(strategy="token"), "strategy: 'token'"),
         (compressed("int-quantized"), "num_bits: 4"),

@@ -170,5 +170,5 @@ def test_what_transformers_does_not_read_beside_yarn_changes_nothing(spec_of):
     plain = spec_of(rope_scaling=yarn).rope
     assert spec_of(rope_scaling={**yarn, "attn_factor": 0.8782488562869419}).rope == plain
     assert spec_of(rope_scaling={**yarn, "finetuned": True}).rope == plain
-    with pytest.raises(ModelError, match=r"rope_scaling\.attn_factor: is not known"):
+    with pytest.raises(ModelError, match=r"rope_scaling\.attn_factor: is unknown"):
         spec_of(rope_scaling={"rope_type": "linear", "factor": 2.0, "attn_factor": 0.9})

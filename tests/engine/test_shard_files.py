@@ -27,7 +27,7 @@ def test_an_index_names_each_file_once_in_order(tmp_path):
 def test_a_missing_shard_is_named_with_a_tensor_it_holds(tmp_path):
     index(tmp_path, {"a": "1.safetensors", "b": "2.safetensors"})
     (tmp_path / "1.safetensors").touch()
-    with pytest.raises(ModelError, match=rf"2\.safetensors: missing shard, named by {INDEX_FILE}"):
+    with pytest.raises(ModelError, match=rf"2\.safetensors: shard of {INDEX_FILE} is missing"):
         shard_files(tmp_path)
 
 

@@ -44,7 +44,7 @@ def test_a_file_that_was_cut_in_its_header_is_named_with_its_size(tmp_path):
     path = written(tmp_path, TWO)
     length = path.stat().st_size - 8
     path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(ModelError, match=rf"a header of {length} bytes in a file of 50"):
+    with pytest.raises(ModelError, match=rf"the header has {length} bytes in a file of 50"):
         read_header(path)
 
 
@@ -52,9 +52,9 @@ def test_a_file_that_was_cut_in_its_header_is_named_with_its_size(tmp_path):
     ("entry", "said"),
     [
         ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, r"\[2\].*needs 8 bytes.*has 4"),
-        ({"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}, "lies from byte"),
-        ({"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}, "lies from byte"),
-        ({"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}, "lies from byte"),
+        ({"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}, "has the byte range"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}, "has the byte range"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}, "has the byte range"),
         ({"dtype": "F32", "shape": [1]}, "not a readable"),
         ({"dtype": "F32", "shape": 1, "data_offsets": [0, 4]}, "not a readable"),
         ("F32", "not a readable"),

@@ -110,7 +110,7 @@ def test_a_kind_that_nobody_knows_is_named_when_it_is_read(tmp_path):
     entry = {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}
     written(tmp_path, {"odd": entry}, bytes(1))
     with (
-        pytest.raises(ModelError, match=r"tensor odd \[2\] is of kind F4"),
+        pytest.raises(ModelError, match=r"tensor odd \[2\] has the unknown dtype F4"),
         Shards(tmp_path).open("odd"),
     ):
         pass

@@ -47,7 +47,7 @@ def test_experts_that_are_unlike_the_first_are_refused_by_name(how):
         "group": quantize_int4(plain, 64),
         "order": replace(first, order=torch.arange(64)),
     }[how]
-    with pytest.raises(ModelError, match=r"expert 1 is quantised.*worker\.device to cpu"):
+    with pytest.raises(ModelError, match=r"expert 1 has another.*worker\.device to cpu"):
         stacked_codes([first, other], 2, CPU)
 
 
