@@ -13,8 +13,8 @@ from baton.engine.model.mla import (
     LatentAttention,
     LatentWeights,
     absorb,
+    expand_values,
     expansion_pays,
-    release,
 )
 from baton.engine.model.rope import Rotary
 from baton.engine.model.step_layout import Bounds, lay_out
@@ -164,7 +164,7 @@ def test_absorbed_products_are_those_of_keys_and_values(up):
     torch.testing.assert_close(absorb(SPEC, queries, up) @ rows.T, expected, rtol=0, atol=1e-4)
     weights = torch.randn(3, HEADS, 7)
     expected = torch.einsum("qht,thv->qhv", weights, pairs[..., 12:])
-    torch.testing.assert_close(release(SPEC, weights @ rows, up), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(expand_values(SPEC, weights @ rows, up), expected, rtol=0, atol=1e-4)
 
 
 def plain_weights(query_rank=None):

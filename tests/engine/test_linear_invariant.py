@@ -67,7 +67,7 @@ def test_a_row_does_not_depend_on_the_others(dtype, shape):
 
 def test_threads_change_no_row_of_an_ordinary_bfloat16_matrix(monkeypatch):
     """oneDNN on AMX splits such sums among threads, also of a fixed number of rows."""
-    monkeypatch.setattr(linear_invariant, "_ROWS", 128)  # measured in a tenth of the time
+    monkeypatch.setattr(linear_invariant, "_MAX_ROWS", 128)  # measured in a tenth of the time
     weight = torch.randn(1024, 2048, generator=torch.Generator().manual_seed(5))
     matrix = CpuMatrix(weight.to(torch.bfloat16), batch_invariant=True)
     linear, x = InvariantLinear(matrix, RowTilings()), rows(128, 2048, torch.bfloat16)
@@ -130,7 +130,7 @@ def test_another_kernel_for_any_number_of_rows_is_found(border):
 
 @pytest.mark.parametrize(("large", "most"), [(1 << 24, 1024), (100, 256)])
 def test_no_more_rows_at_once_than_were_measured(monkeypatch, large, most):
-    monkeypatch.setattr(linear_invariant, "_LARGE", large)
+    monkeypatch.setattr(linear_invariant, "_LARGE_MATRIX", large)
     plain = Plain(lambda count: False)
     linear = InvariantLinear(plain, RowTilings())
     linear(rows(1))
