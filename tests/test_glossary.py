@@ -22,7 +22,6 @@ STILL_TO_REWORD: set[str] = {
     "deploy/host",
     "deploy/processes",
     "deploy/serve",
-    "engine/cpu",
     "router/answers",
     "router/dispatch",
     "router/fleet",

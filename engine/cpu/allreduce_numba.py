@@ -1,15 +1,15 @@
-"""Sum of a vector over the ranks of a worker, through memory that their processes share.
+"""The sum of a vector over the ranks of a worker, computed through shared memory.
 
     flags    int64 [ranks, 8]                   a cache line for each rank: its last round
-    buffers  [2, ranks, room]                   the rounds take turns
+    buffers  [2, ranks, numbers]                used by alternate rounds
 
-A round: copy the own vector into the own buffer, raise the own flag, wait for all flags, then add
-the buffers in the order of the ranks. So every rank computes the same bits. A rank that raises its
-flag for round n + 1 has read all buffers of round n, so that of round n + 2 may overwrite them:
-two buffers need no second flag.
+In a round, a rank copies its vector into its buffer, raises its flag, waits for all flags, and adds
+the buffers in the order of the ranks, so that every rank computes the same bits. A rank that raises
+its flag for round n + 1 has read all buffers of round n, so round n + 2 may overwrite them: two
+buffers need no second flag.
 
-A rank that waits spins briefly, then yields its core, since there may be more ranks than cores.
-Flags are read with acquire and written with release ordering. Needs numba; keeps no state.
+A waiting rank spins briefly, then yields its core, since there may be more ranks than cores. Flags
+are read with acquire and written with release ordering. The module needs numba and keeps no state.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from numba.extending import intrinsic
 from baton.engine.cpu.compiled import compiled, inner
 from baton.engine.cpu.dot_bf16 import call
 
-_SPINS = 4_000  # about 50 us, longer than ranks that run in step differ
-_YIELDS = 20_000  # then the caller looks at its clock
+_SPINS = 4_000  # about 50 us, more than ranks on free cores differ by
+_YIELDS = 20_000  # then the caller reads its clock
 _LINE = 8  # int64 numbers of a cache line
-TILE = 2_048  # numbers that are added in the nearest cache
+TILE = 2_048  # numbers that fit into the first-level cache
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
 
 def _load_acquire(_typing: Any, address: Any) -> Any:
-    """The int64 number at `address`."""
+    """Read the int64 at `address` with acquire ordering."""
 
     def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
@@ -44,7 +44,7 @@ def _load_acquire(_typing: Any, address: Any) -> Any:
 
 
 def _store_release(_typing: Any, address: Any, value: Any) -> Any:
-    """Write the int64 `value` to `address`."""
+    """Write the int64 `value` to `address` with release ordering."""
 
     def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
@@ -55,7 +55,7 @@ def _store_release(_typing: Any, address: Any, value: Any) -> Any:
 
 
 def _relax(_typing: Any) -> Any:
-    """Let the processor's other thread run: the body of a loop that spins."""
+    """Yield to the core's other hardware thread, inside a spin loop."""
 
     def emit(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         if platform.machine() in ("x86_64", "AMD64"):
@@ -73,8 +73,8 @@ relax: Any = intrinsic(_relax)
 
 @inner
 def missing_rank(flags, ranks, sequence):  # type: ignore[no-untyped-def]
-    """The first rank that does not raise its flag within the patience of one call, plus one; 0
-    where all have."""
+    """Wait for all flags. Returns 0, or 1 + the first rank whose flag is missing after the spins
+    and yields of one call."""
     for rank in range(ranks):
         address = flags.ctypes.data + rank * _LINE * 8
         tries = 0
@@ -91,8 +91,8 @@ def missing_rank(flags, ranks, sequence):  # type: ignore[no-untyped-def]
 
 @inner
 def post_and_wait(vector, flags, round_buffers, rank, sequence, posted):  # type: ignore[no-untyped-def]
-    """Publish the rank's own vector, unless an earlier call has, and wait for the other ranks.
-    Returns as `missing_rank`."""
+    """Publish the rank's own vector unless an earlier call did, and wait for the other ranks.
+    Returns like `missing_rank`."""
     if not posted:
         round_buffers[rank, : vector.shape[0]] = vector
         store_release(flags.ctypes.data + rank * _LINE * 8, sequence)
@@ -100,8 +100,8 @@ def post_and_wait(vector, flags, round_buffers, rank, sequence, posted):  # type
 
 
 def _exchange_float32(vector, flags, buffers, rank, sequence, posted):  # type: ignore[no-untyped-def]
-    """One round of float32 numbers, whose sum replaces `vector`. `posted`: an earlier call began
-    this round and returned a missing rank. Returns as `missing_rank`."""
+    """Run one round of float32 numbers, whose sum replaces `vector`. `posted`: an earlier call
+    began this round and returned a missing rank. Returns like `missing_rank`."""
     ranks, count = buffers.shape[1], vector.shape[0]
     round_buffers = buffers[sequence % 2]
     missing = post_and_wait(vector, flags, round_buffers, rank, sequence, posted)
@@ -119,7 +119,7 @@ def _exchange_float32(vector, flags, buffers, rank, sequence, posted):  # type: 
 
 def _exchange_bfloat16(vector, flags, buffers, rank, sequence, posted, scratch):  # type: ignore[no-untyped-def]
     """Same as `_exchange_float32` for bfloat16 numbers, given as uint16. They are added as float32
-    numbers and rounded once, to the nearest even. `scratch`: float32 [2, TILE]."""
+    and rounded once, to nearest even. `scratch`: float32 [2, TILE]."""
     ranks, count = buffers.shape[1], vector.shape[0]
     round_buffers = buffers[sequence % 2]
     missing = post_and_wait(vector, flags, round_buffers, rank, sequence, posted)

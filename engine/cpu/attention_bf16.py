@@ -1,10 +1,10 @@
-"""Attention over a bfloat16 pool by the processor's own instruction. Needs numba.
+"""Attention over a bfloat16 pool with the processor's bfloat16 instruction. Needs numba.
 
-Decode walks the block tables in place (`decode_bf16`). A chunk packs its keys and values once
-per KV head, for the tiles of `tile_bf16`: queries times keys, a softmax per query, and its
-weights, rounded to bfloat16 as torch's own kernel rounds them, times values. A row's result
-depends on its own sequence alone, bit for bit. Called by `NumbaAttention`, which says when; owns
-nothing but views of the pool.
+Decode reads blocks in place (`decode_bf16`). A chunk packs its keys and values once per KV head
+for the tiles of `tile_bf16`: queries times keys, a softmax per query, and weights times values.
+The weights are rounded to bfloat16 like those of torch's kernel. A row's result depends only on
+its own sequence, bit for bit. `NumbaAttention` chooses when to call this backend, which only has
+views of the pool.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.cpu.compiled import compiled, keep, take_threads
-from baton.engine.cpu.decode_bf16 import attend_all, room, weigh
+from baton.engine.cpu.decode_bf16 import attend_all, new_scratch, weigh
 from baton.engine.cpu.dot_bf16 import COLUMNS, supported
 from baton.engine.cpu.rotation_bf16 import rotate_into
 from baton.engine.cpu.softmax_ir import TOKENS, narrow
-from baton.engine.cpu.tile_bf16 import MOST_ROWS, tile
+from baton.engine.cpu.tile_bf16 import MAX_ROWS, tile
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.model.step_layout import ChunkRows, StepLayout
 from baton.engine.spec.model_spec import AttentionSpec
 
-_QUERIES = 48  # of a chunk at once: their scores stay in a core's cache
+_QUERIES = 48  # of a chunk at once, whose scores fit into a core's cache
 _ZEROS = torch.zeros(COLUMNS)
 
 
 def usable(pool: KvPool) -> bool:
-    """Whether the kernels fit this pool and this processor."""
+    """Return whether the kernels support this pool and this processor."""
     tensor = pool.tensor
     return (
         tensor.dtype == torch.bfloat16
@@ -42,7 +42,7 @@ def usable(pool: KvPool) -> bool:
 
 
 class BfloatAttention:
-    """Decode rows and chunks of a pool that is `usable`."""
+    """The attention of decode rows and chunks over a `usable` pool."""
 
     def __init__(self, pool: KvPool, spec: AttentionSpec) -> None:
         self._spec = spec
@@ -51,7 +51,7 @@ class BfloatAttention:
         self._strides = tuple(2 * stride for stride in pool.tensor.stride()[:5])
 
     def warm_up(self) -> None:
-        """Compile now, on a copy of the first block, not while the first client waits."""
+        """Compile before serving, on a copy of the first block."""
         queries = torch.zeros(2, self._pool.shape[1], self._pool.shape[5], dtype=torch.bfloat16)
         table, length = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
         self.decode(0, queries[:1], table, length)
@@ -69,21 +69,21 @@ class BfloatAttention:
         angles: tuple[Tensor, Tensor],
         layout: StepLayout,
     ) -> Tensor:
-        """As `RotatingAttention`; all [rows, heads or kv_heads, dim], of bfloat16."""
+        """Same as `RotatingAttention`; rows are bfloat16 [rows, heads or kv_heads, dim]."""
         place = self._pool.data_ptr() + layer * self._strides[2]
         rows = layout.write_blocks, layout.write_slots
         return rotate_into(place, self._strides, (queries, keys, values), angles, rows)
 
     def decode(self, layer: int, queries: Tensor, tables: Tensor, lengths: Tensor) -> Tensor:
-        """`queries` [rows, heads, dim] over the first `lengths` int32 [rows] tokens of the
-        blocks in `tables` int32 [rows, width]. Returns queries' shape."""
+        """Compute attention of `queries` [rows, heads, dim] over the first `lengths` int32 [rows]
+        tokens of the blocks in `tables` int32 [rows, width]. Returns queries' shape."""
         rows, heads, dim = queries.shape
         queries = queries.contiguous()
         out = torch.empty_like(queries)
         block, head, per_layer, pair, token = self._strides
         take_threads()
         tokens = tables.shape[1] * self._pool.shape[4]
-        shared = room(numba.get_num_threads(), heads // self._pool.shape[1], dim, tokens)
+        shared = new_scratch(numba.get_num_threads(), heads // self._pool.shape[1], dim, tokens)
         attend_all(
             self._pool.data_ptr() + layer * per_layer,
             (block, head, pair, token),
@@ -105,7 +105,7 @@ class BfloatAttention:
         return out
 
     def chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
-        """`queries` [tokens, heads, dim] of one slice, after `chunk.start` tokens."""
+        """Compute attention of one slice's `queries` [tokens, heads, dim]."""
         kv_heads, dim = self._pool.shape[1], queries.shape[2]
         end = chunk.start + len(queries)
         window = self._spec.windows[layer]
@@ -125,11 +125,11 @@ Packed = tuple[NDArray[np.uint32], NDArray[np.uint32], int]  # keys, values, til
 def attend_packed(
     spec: AttentionSpec, layer: int, queries: Tensor, start: int, packed: Packed
 ) -> Tensor:
-    """`queries` [tokens, heads, dim] of one slice, after `start` tokens, over keys and values
-    as `_pack_walk` packs them. Returns queries' shape."""
+    """Compute attention of one slice's `queries` [tokens, heads, dim], after `start` tokens, over
+    keys and values from `_pack_walk`. Returns queries' shape."""
     keys, values, skipped = packed
     queries = queries.contiguous()
-    out = torch.full_like(queries, torch.nan)  # what a job without memory leaves
+    out = torch.full_like(queries, torch.nan)  # the result of a job without memory
     _chunk(
         keys,
         values,
@@ -147,8 +147,8 @@ def attend_packed(
 
 
 def _softmax_narrow(values, first, end, scale, soft_cap, to):  # type: ignore[no-untyped-def]
-    """As `weigh`, divided by the sum, as bfloat16 from the address `to` on. Leaves float32
-    `values` undivided."""
+    """Run `weigh`, and write the weights divided by their sum as bfloat16 to the address `to`.
+    `values` stay undivided."""
     total = weigh(values, first, end, scale, soft_cap)
     narrow(values.ctypes.data, to, values.shape[0] // TOKENS, np.float32(1.0) / total)
 
@@ -157,12 +157,12 @@ def _pack_walk(  # type: ignore[no-untyped-def]
     bits,  # uint16 [block, kv_head, layer, k|v, token, dim]
     layer,
     blocks,  # int64 [blocks of the sequence]
-    skipped,  # tokens before the first one packed
+    skipped,  # tokens before the first packed one
     end,  # tokens
-    keys,  # uint32 [kv_heads, tiles, dim / 2, 64 tokens]: two neighbouring numbers of a token
-    values,  # uint32 [kv_heads, dim / 64, tokens / 2, 64]: a number of two neighbouring tokens
+    keys,  # uint32 [kv_heads, tiles, dim / 2, 64 tokens]: two adjacent numbers of a token
+    values,  # uint32 [kv_heads, dim / 64, tokens / 2, 64]: a number of two adjacent tokens
 ):
-    """What lies beyond `end` is packed as zeros, whatever it is."""
+    """Pack keys and values for `tile`; tokens beyond `end` become zeros."""
     kv_heads, tiles, pairs, columns = keys.shape
     size = bits.shape[4]
     for job in numba.prange(kv_heads * tiles):
@@ -196,21 +196,21 @@ def _pack_walk(  # type: ignore[no-untyped-def]
 
 
 def _chunk_walk(  # type: ignore[no-untyped-def]
-    keys,  # as packed
+    keys,  # from `_pack_walk`
     values,
     queries,  # address of bfloat16 [tokens, heads, dim]
     count,  # tokens
     heads,
     dim,
     start,  # position of the first query
-    skipped,  # tiles before the first one packed
+    skipped,  # tiles before the first packed one
     window,  # tokens; 0: all
     scale,
     soft_cap,  # 0: none
     zeros,  # address of float32 [64]
     out,  # address of bfloat16 [tokens, heads, dim]
 ):
-    """One job per KV head and 48 queries."""
+    """Compute a chunk, with one job per KV head and 48 queries."""
     kv_heads = keys.shape[0]
     group = heads // kv_heads
     parts = (count + _QUERIES - 1) // _QUERIES
@@ -219,7 +219,7 @@ def _chunk_walk(  # type: ignore[no-untyped-def]
         head, part = job // parts, job % parts
         first = part * _QUERIES
         rows = min(_QUERIES, count - first)
-        reach = start + first + rows  # tokens that the last of these queries sees
+        reach = start + first + rows  # tokens visible to the last query
         low = max(0, start + first + 1 - window) // COLUMNS if window else 0
         width = ((reach + COLUMNS - 1) // COLUMNS - low) * COLUMNS
         found = np.empty((rows, width), dtype=np.float32)
@@ -229,8 +229,8 @@ def _chunk_walk(  # type: ignore[no-untyped-def]
             offset = first * row_bytes + (head * group + g) * dim * 2
             for number in range(width // COLUMNS):
                 panel = keys[head, low - skipped + number].ctypes.data
-                for row in range(0, rows, MOST_ROWS):
-                    many, query = min(MOST_ROWS, rows - row), queries + offset + row * row_bytes
+                for row in range(0, rows, MAX_ROWS):
+                    many, query = min(MAX_ROWS, rows - row), queries + offset + row * row_bytes
                     to = at + (row * width + number * COLUMNS) * 4
                     _score_tile(
                         many, query, row_bytes, panel, panel, dim // 2, zeros, to, width * 4
@@ -242,8 +242,8 @@ def _chunk_walk(  # type: ignore[no-untyped-def]
                 weigh_narrow(found[row], begin, end, scale, soft_cap, to)
             for number in range(dim // COLUMNS):
                 panel = values[head, number].ctypes.data + (low - skipped) * COLUMNS * COLUMNS * 2
-                for row in range(0, rows, MOST_ROWS):
-                    many, weight = min(MOST_ROWS, rows - row), narrowed + row * width * 2
+                for row in range(0, rows, MAX_ROWS):
+                    many, weight = min(MAX_ROWS, rows - row), narrowed + row * width * 2
                     to = out + offset + row * row_bytes + number * COLUMNS * 2
                     _mix_tile(
                         many, weight, width * 2, panel, panel, width // 2, zeros, to, row_bytes

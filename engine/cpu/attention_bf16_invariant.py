@@ -1,9 +1,9 @@
-"""Attention over a bfloat16 pool in which a row's bits depend on its own sequence alone.
+"""Batch-invariant attention over a bfloat16 pool: a row's bits depend only on its own sequence.
 
-A row of a chunk has one order of sums, wherever the prompt is cut. Here a decode row, walking its
-blocks in place, is summed in the same order, so that a token has the same bits in a chunk and by
-itself. Up to rounding the results are those of `NumbaAttention`, and its speed is nearly had.
-Needs numba; owns nothing but views of the pool.
+A row of a chunk has the same order of sums for every division of the prompt. This module computes
+decode rows from the blocks in place in that order, so that a token has the same bits in a chunk
+and alone. Up to rounding, the results equal those of `NumbaAttention`; the speed is nearly the
+same. It needs numba and only has views of the pool.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from baton.engine.cpu.attention_bf16 import weigh_narrow
 from baton.engine.cpu.attention_numba import NumbaAttention
-from baton.engine.cpu.chunk_order_ir import MOST_QUERIES, finish, mix_in_order, scores_in_order
+from baton.engine.cpu.chunk_order_ir import MAX_QUERIES, finish, mix_in_order, scores_in_order
 from baton.engine.cpu.compiled import compiled, keep, take_threads
 from baton.engine.cpu.decode_bf16 import tile_place
 from baton.engine.cpu.dot_bf16 import COLUMNS
@@ -24,17 +24,17 @@ from baton.engine.memory.kv_pool import KvPool
 from baton.engine.model.step_layout import StepLayout
 from baton.engine.spec.model_spec import AttentionSpec
 
-_FAR = 2  # tiles that are fetched ahead: a block is a few kilobytes, anywhere in the pool
+_TILES_AHEAD = 2  # prefetched, since blocks of a few KB lie anywhere in the pool
 
 
 class InvariantBfloatAttention(NumbaAttention):
-    """`NumbaAttention` over a pool that is `usable`, with decode rows summed as rows of chunks."""
+    """`NumbaAttention` over a `usable` pool that sums decode rows like rows of chunks."""
 
     def __init__(self, pool: KvPool, spec: AttentionSpec) -> None:
         super().__init__(pool, spec)
         self._strides = tuple(2 * stride for stride in pool.tensor.stride()[:5])
-        self._nothing = torch.zeros(COLUMNS, dtype=pool.tensor.dtype)
-        # Compile now, on a copy of the first block, not while the first client waits.
+        self._zeros = torch.zeros(COLUMNS, dtype=pool.tensor.dtype)
+        # Compile before serving, on a copy of the first block.
         queries = torch.zeros(1, pool.tensor.shape[1], pool.tensor.shape[5], dtype=torch.bfloat16)
         none, table = torch.zeros(0, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int32)
         length = torch.ones(1, dtype=torch.int32)
@@ -43,7 +43,7 @@ class InvariantBfloatAttention(NumbaAttention):
     def decode(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
         rows, heads, dim = queries.shape
         pool, queries = self._pool.tensor, queries.contiguous()
-        out = torch.full_like(queries, torch.nan)  # what a job without memory leaves
+        out = torch.full_like(queries, torch.nan)  # the result of a job without memory
         block, head, per_layer, pair, token = self._strides
         take_threads()
         _decode(
@@ -56,7 +56,7 @@ class InvariantBfloatAttention(NumbaAttention):
             self._spec.windows[layer],
             np.float32(self._spec.scale),
             np.float32(self._spec.soft_cap),
-            self._nothing.data_ptr(),
+            self._zeros.data_ptr(),
             out.data_ptr(),
         )
         return out
@@ -72,10 +72,11 @@ def _walk(  # type: ignore[no-untyped-def]
     window,  # tokens; 0: all
     scale,
     soft_cap,  # 0: none
-    nothing,  # address of 64 zeros
+    zeros,  # address of 64 zeros
     out,  # address of bfloat16 [rows, heads, dim]
 ):
-    """One job per row and KV head, whose last values come with the next job's first keys."""
+    """Compute decode rows, with one job per row and KV head. While a job uses its last values, it
+    prefetches the first keys of the next job."""
     heads, kv_heads, size, dim = sizes
     by_block, by_head, by_pair, by_token = strides
     group, given = heads // kv_heads, (kv_heads, size, tables, lengths, window)
@@ -90,16 +91,16 @@ def _walk(  # type: ignore[no-untyped-def]
         found = np.empty((group, width), dtype=np.float32)
         weights = np.empty((group, width), dtype=np.uint16)
         mixed = np.zeros((group, dim), dtype=np.float32)
-        tiles = np.empty(count + _FAR, dtype=np.int64)
+        tiles = np.empty(count + _TILES_AHEAD, dtype=np.int64)
         at, narrowed, sums = found.ctypes.data, weights.ctypes.data, mixed.ctypes.data
-        for number in range(count + _FAR):  # the last are those of the jobs after it
+        for number in range(count + _TILES_AHEAD):  # the last are the next job's
             block, slab, slot = tile_place(job + number // count, number % count, *given)
             tiles[number] = pool + block * by_block + slab * by_head + slot * by_token
         for number in range(count):
-            ahead = number + _FAR
+            ahead = number + _TILES_AHEAD
             later = tiles[ahead] if ahead < count else tiles[min(ahead - count, number)] + by_pair
-            for g in range(0, group, MOST_QUERIES):
-                many, query = min(MOST_QUERIES, group - g), queries + offset + g * dim * 2
+            for g in range(0, group, MAX_QUERIES):
+                many, query = min(MAX_QUERIES, group - g), queries + offset + g * dim * 2
                 keys, to = tiles[number], at + (g * width + number * TOKENS) * 4
                 rest = (dim // 32, later, to, width * 4)
                 scores_in_order(many, query, dim * 2, keys, by_token, *rest)
@@ -110,12 +111,12 @@ def _walk(  # type: ignore[no-untyped-def]
             token = max(first - skip, number * TOKENS) // 2 * 2
             several = min(length - skip, (number + 1) * TOKENS) - token
             values = tiles[number] + by_pair + token % TOKENS * by_token
-            tile = tiles[number + _FAR] + (by_pair if number + _FAR < count else 0)
-            for g in range(0, group, MOST_QUERIES):
-                many, weight = min(MOST_QUERIES, group - g), narrowed + (g * width + token) * 2
+            tile = tiles[number + _TILES_AHEAD] + (by_pair if number + _TILES_AHEAD < count else 0)
+            for g in range(0, group, MAX_QUERIES):
+                many, weight = min(MAX_QUERIES, group - g), narrowed + (g * width + token) * 2
                 for d in range(0, dim, COLUMNS):
                     value, later = values + d * 2, tile + d * 2 * TOKENS
-                    rest = (nothing, later, sums + (g * dim + d) * 4, dim * 4)
+                    rest = (zeros, later, sums + (g * dim + d) * 4, dim * 4)
                     mix_in_order(many, weight, width * 2, value, by_token, several, *rest)
         for d in range(0, group * dim, COLUMNS):
             finish(sums + d * 4, out + offset + d * 2)

@@ -1,9 +1,9 @@
-"""Attention in which a row's bits depend on its own sequence alone.
+"""Batch-invariant attention: a row's bits depend only on its own sequence.
 
-Rows of chunks and decode rows take one compiled kernel: a row walks the tokens of its sequence
-in tiles that start at fixed positions, and sums in one fixed order. So neither the batch, nor
-where a prompt is cut into chunks, nor the number of threads changes a bit. Up to rounding the
-results are those of `TorchAttention`. Needs numba; owns nothing but views of the pool.
+One compiled kernel computes rows of chunks and decode rows: it reads the tokens of a sequence in
+tiles that start at fixed positions, and sums in one fixed order. Neither the batch, nor the
+division of a prompt into chunks, nor the number of threads changes a bit. Up to rounding, the
+results equal those of `TorchAttention`. The module needs numba and only has views of the pool.
 """
 
 from __future__ import annotations
@@ -25,36 +25,37 @@ from baton.engine.model.step_layout import StepLayout
 from baton.engine.spec.model_spec import AttentionSpec
 from baton.runtime.errors import ConfigError
 
-_JOB_ROWS = 128  # query rows times heads of one job: what shares the loading of a tile
+_JOB_ROWS = 128  # query rows times heads that share the loading of a tile
 Ints = NDArray[np.int32]
 
 
 class InvariantAttention(TorchAttention):
-    """Writes as `TorchAttention` does, and attends by the strict kernel."""
+    """`TorchAttention` that computes attention with the strict kernel."""
 
     def __init__(self, pool: KvPool, spec: AttentionSpec) -> None:
-        """Raises ConfigError for a pool whose numbers the kernel does not read."""
+        """Connect the pool. Raises ConfigError if the kernel does not read its dtype."""
         super().__init__(pool, spec)
         if pool.dtype not in (torch.float32, torch.bfloat16):
             raise ConfigError(
-                f"worker.deterministic: not with KV in {pool.dtype}; use float32 or bfloat16"
+                f"worker.deterministic: KV in {pool.dtype} is not supported; set worker.dtype to "
+                "float32 or bfloat16"
             )
         self._slabs = None if pool.quant is None else Slabs(pool)
         self._numbers: tuple[NDArray[Any], np.uint32] | None = None
         if pool.quant is None:
             wide = pool.dtype == torch.float32
             bits = pool.tensor.view(torch.int32 if wide else torch.int16).numpy()
-            # A bfloat16 is the upper half of a float32: widened by a factor of 2^16.
+            # A bfloat16 is the upper half of a float32: its bits times 2^16 are those of one.
             widen = np.uint32(1 if wide else 1 << 16)
             self._numbers = bits.view(np.uint32 if wide else np.uint16), widen
-        self._jobs: tuple[StepLayout, _Jobs] | None = None  # of the step that runs
+        self._jobs: tuple[StepLayout, _Jobs] | None = None  # of the running step
         self._warm_up()
 
     def attend(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
         if self._jobs is None or self._jobs[0] is not layout:
             group = queries.shape[1] // self._pool.tensor.shape[1]
             self._jobs = layout, _jobs(layout, max(1, _JOB_ROWS // group))
-        # A job whose scratch memory cannot be had ends without a word: its rows then stay NaN.
+        # A job that gets no scratch memory ends without an error, and its rows stay NaN.
         out = torch.full(queries.shape, torch.nan)
         self._run(layer, queries.to(torch.float32).contiguous(), self._jobs[1], out)
         return out.to(queries.dtype)
@@ -76,7 +77,7 @@ class InvariantAttention(TorchAttention):
         )
 
     def _warm_up(self) -> None:
-        """Compile now, on the first block's first token, not while the first client waits."""
+        """Compile before serving, on the first block's first token."""
         _, kv_heads, _, _, _, dim = self._pool.tensor.shape
         queries = torch.zeros((1, kv_heads, dim))
         rows = np.array([[0, 1, 0, 0]], dtype=np.int32)
@@ -85,14 +86,14 @@ class InvariantAttention(TorchAttention):
 
 @dataclass(frozen=True, slots=True)
 class _Jobs:
-    """Runs of rows that are neighbours in one sequence."""
+    """Ranges of consecutive rows of one sequence; a thread computes one range at a time."""
 
-    rows: Ints  # [runs, 4]: first row, number of rows, position of the first, place in `tables`
+    rows: Ints  # [runs, 4]: first row, number of rows, position of the first, index in `tables`
     tables: Ints  # all block tables, one after the other
 
 
 def _jobs(layout: StepLayout, most: int) -> _Jobs:
-    """At most `most` rows each. How rows are put together changes no bit of a result."""
+    """Divide the rows into ranges of at most `most`. The division changes no bit of a result."""
     decodes = layout.decode_rows
     width = layout.decode_tables.shape[1]
     rows = [

@@ -1,9 +1,9 @@
-"""Attention over an eight-bit pool, compiled: no block is gathered, each is read as it is used.
+"""Compiled attention over an eight-bit pool, which reads blocks in place and gathers none.
 
-A bfloat16 model takes `attention_codes_bf16` where the processor has its instruction; any other
-takes the strict kernel of the deterministic mode, in float32. Either way rows are written by one
-kernel, which gives the codes of `KvQuant`. Up to rounding the results are those of
-`TorchAttention` over the same pool. Needs numba; owns nothing but views of the pool.
+A bfloat16 model uses `attention_kv_quant_bf16` if the processor has its instruction; all others
+use the strict kernel of the deterministic mode, in float32. One kernel writes all rows, with the
+codes of `KvQuant`. Up to rounding, the results equal those of `TorchAttention` over the same pool.
+The module needs numba and only has views of the pool.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.cpu.attention_invariant import InvariantAttention
-from baton.engine.cpu.attention_kv_quant_bf16 import BfloatCodesAttention, usable
+from baton.engine.cpu.attention_kv_quant_bf16 import BfloatKvQuantAttention, usable
 from baton.engine.cpu.kv_quant_numba import Slabs
 from baton.engine.cpu.rotation_bf16 import rotate_into
 from baton.engine.memory.kv_pool import KvPool
@@ -23,13 +23,13 @@ from baton.engine.spec.model_spec import AttentionSpec
 
 
 class KvQuantAttention(TorchAttention):
-    """For a pool with codes, of a model in float32 or bfloat16. A decode row's result depends on
-    its own sequence alone, bit for bit."""
+    """The attention of a float32 or bfloat16 model over a quantised pool. A decode row's result
+    depends only on its own sequence, bit for bit."""
 
     def __init__(self, pool: KvPool, spec: AttentionSpec) -> None:
         super().__init__(pool, spec)
         self._slabs = Slabs(pool)
-        self._fast = BfloatCodesAttention(pool, spec) if usable(pool) else None
+        self._fast = BfloatKvQuantAttention(pool, spec) if usable(pool) else None
         self._strict = InvariantAttention(pool, spec) if self._fast is None else None
         none = torch.zeros(0, dtype=torch.int64)
         kv = torch.zeros(0, pool.slabs, 2, pool.tensor.shape[-1], dtype=pool.dtype)
@@ -52,7 +52,7 @@ class KvQuantAttention(TorchAttention):
         angles: tuple[Tensor, Tensor],
         layout: StepLayout,
     ) -> Tensor:
-        """As `RotatingAttention`."""
+        """Same as `RotatingAttention`."""
         if self._fast is None or angles[0].shape[-1] % 32:
             self.write(layer, rotate(keys, *angles), values, layout)
             return rotate(queries, *angles)

@@ -1,10 +1,10 @@
-"""Attention of a bfloat16 model over an eight-bit pool by the processor's own instruction.
+"""Attention of a bfloat16 model over an eight-bit pool with the processor's bfloat16 instruction.
 
-As `attention_bf16`, but that codes become numbers in registers, tile by tile of 16 tokens. They
-are exact in bfloat16; the scales of keys multiply the scores of their tokens and those of values
-the weights, so that decode rounds nothing which it would not over a bfloat16 pool. A chunk's
-keys and values are rounded to bfloat16 as they are packed. Needs numba; owns nothing but
-views of the pool.
+Same as `attention_bf16`, but codes are decoded in registers, in tiles of 16 tokens. Codes are
+exact in bfloat16. The scales of keys multiply the scores of their tokens, and those of values
+multiply the weights, so decode rounds no more than over a bfloat16 pool. A chunk's keys and values
+are rounded to bfloat16 when they are packed. The module needs numba and only has views of the
+pool.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from baton.engine.memory.kv_pool import KvPool
 from baton.engine.model.step_layout import ChunkRows
 from baton.engine.spec.model_spec import AttentionSpec
 
-_FAR = 4  # tiles that are fetched ahead
+_TILES_AHEAD = 4  # prefetched
 
 
 def usable(pool: KvPool) -> bool:
-    """Whether the kernels fit this pool and this processor."""
+    """Return whether the kernels support this pool and this processor."""
     return (
         pool.quant is not None
         and pool.dtype == torch.bfloat16
@@ -39,8 +39,8 @@ def usable(pool: KvPool) -> bool:
     )
 
 
-class BfloatCodesAttention:
-    """Decode rows and chunks of a pool that is `usable`; see `BfloatAttention`."""
+class BfloatKvQuantAttention:
+    """The attention of decode rows and chunks over a `usable` pool; see `BfloatAttention`."""
 
     def __init__(self, pool: KvPool, spec: AttentionSpec) -> None:
         self._spec = spec
@@ -48,17 +48,17 @@ class BfloatCodesAttention:
         self._kv_heads, self._dim = pool.slabs, pool.tensor.shape[-1]
 
     def warm_up(self) -> None:
-        """Compile now, on a copy of the first block, not while the first client waits."""
+        """Compile before serving, on a copy of the first block."""
         queries = torch.zeros(2, self._kv_heads, self._dim, dtype=torch.bfloat16)
         table, length = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
         self.decode(0, queries[:1], table, length)
         self.chunk(0, queries, ChunkRows(0, 2, 0, torch.zeros(1, dtype=torch.int64)))
 
     def decode(self, layer: int, queries: Tensor, tables: Tensor, lengths: Tensor) -> Tensor:
-        """`queries` [rows, heads, dim] over the first `lengths` int32 [rows] tokens of the
-        blocks in `tables` int32 [rows, width]. Returns queries' shape."""
+        """Compute attention of `queries` [rows, heads, dim] over the first `lengths` int32 [rows]
+        tokens of the blocks in `tables` int32 [rows, width]. Returns queries' shape."""
         queries = queries.contiguous()
-        out = torch.full_like(queries, torch.nan)  # what a job without memory leaves
+        out = torch.full_like(queries, torch.nan)  # the result of a job without memory
         take_threads()
         _decode(
             self._slabs.of(layer),
@@ -75,7 +75,7 @@ class BfloatCodesAttention:
         return out
 
     def chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
-        """`queries` [tokens, heads, dim] of one slice, after `chunk.start` tokens."""
+        """Compute attention of one slice's `queries` [tokens, heads, dim]."""
         end, window = chunk.start + len(queries), self._spec.windows[layer]
         skipped = max(0, chunk.start + 1 - window) // COLUMNS if window else 0
         tiles, dim = -(-end // COLUMNS) - skipped, self._dim
@@ -95,7 +95,7 @@ class BfloatCodesAttention:
 
 
 def _read_scales(codes, given, job, found):  # type: ignore[no-untyped-def]
-    """Of the keys and values of a job's tiles, into float32 `found` [2, tokens]."""
+    """Read the scales of the keys and values of a job's tiles into float32 `found` [2, tokens]."""
     _, words, floating, _, first_scale, size = codes
     stretch = np.float32(256.0 if floating else 1.0)
     for number in range(found.shape[1] // TOKENS):
@@ -108,7 +108,7 @@ def _read_scales(codes, given, job, found):  # type: ignore[no-untyped-def]
 
 
 def _walk(  # type: ignore[no-untyped-def]
-    codes,  # of `Slabs.of`
+    codes,  # from `Slabs.of`
     queries,  # address of bfloat16 [rows, heads, dim]
     heads,
     dim,
@@ -119,8 +119,9 @@ def _walk(  # type: ignore[no-untyped-def]
     soft_cap,  # 0: none
     out,  # address of bfloat16 [rows, heads, dim]
 ):
-    """One job per row and KV head, whose last tiles come with the next job's first ones and
-    whose keys come with the next job's scales: lines that lie alone."""
+    """Compute decode rows, with one job per row and KV head. While a job uses its last tiles, it
+    prefetches the next job's first ones; while it uses its keys, the next job's scales, which are
+    scattered over cache lines."""
     slabs, words, floating, first_row, first_scale, size = codes
     kv_heads, by_head = slabs.shape[1], slabs.shape[2]
     group, by_pair = heads // kv_heads, size * dim
@@ -135,10 +136,10 @@ def _walk(  # type: ignore[no-untyped-def]
         count = (length + TOKENS - 1) // TOKENS - skip // TOKENS
         width = count * TOKENS
         weights = np.empty((group, width), dtype=np.float32)
-        sizes = np.empty((2, width), dtype=np.float32)  # the scales of keys, and of values
+        sizes = np.empty((2, width), dtype=np.float32)  # scales of keys and values
         mixed = np.zeros((group, dim), dtype=np.float32)
-        tiles = np.empty(count + _FAR, dtype=np.int64)
-        for number in range(count + _FAR):  # the last are those of the jobs after it
+        tiles = np.empty(count + _TILES_AHEAD, dtype=np.int64)
+        for number in range(count + _TILES_AHEAD):  # the last are the next job's
             block, slab, slot = tile_place(job + number // count, number % count, *given)
             tiles[number] = rows_at + (block * kv_heads + slab) * by_head + slot * dim
         _scales(codes, given, job, sizes)
@@ -147,7 +148,7 @@ def _walk(  # type: ignore[no-untyped-def]
             scale_at = scales_at + (block * kv_heads + slab) * by_head + slot * 4
             fetch(scale_at)
             fetch(scale_at + size * 4)
-            ahead = number + _FAR
+            ahead = number + _TILES_AHEAD
             later = tiles[ahead] if ahead < count else tiles[min(ahead - count, number)] + by_pair
             _score_tile(floating, queries + offset, tiles[number], dim, later, weights, number)
         for g in range(group):
@@ -159,14 +160,14 @@ def _walk(  # type: ignore[no-untyped-def]
             token = max(first - skip, number * TOKENS)
             several = min(length - skip, (number + 1) * TOKENS) - token
             values = tiles[number] + by_pair + token % TOKENS * dim
-            later = tiles[number + _FAR] + (by_pair if number + _FAR < count else 0)
+            later = tiles[number + _TILES_AHEAD] + (by_pair if number + _TILES_AHEAD < count else 0)
             _add_tile(floating, weights, token, values, several, later, mixed)
         narrow(mixed.ctypes.data, out + offset, group * dim // TOKENS, np.float32(1.0))
         keep(mixed)
 
 
 def _score(floating, query, keys, dim, ahead, weights, number):  # type: ignore[no-untyped-def]
-    """Products of a tile's 16 keys with all queries, bfloat16 [group, dim], to `weights`."""
+    """Write the products of a tile's 16 keys with all queries, bfloat16 [group, dim]."""
     group, stride = weights.shape[0], weights.shape[1] * 4
     to, vectors = weights.ctypes.data + number * TOKENS * 4, dim // 32
     for g in range(0, group - 1, 2):
@@ -184,7 +185,7 @@ def _score(floating, query, keys, dim, ahead, weights, number):  # type: ignore[
 
 
 def _add(floating, weights, place, values, count, ahead, mixed):  # type: ignore[no-untyped-def]
-    """As `attention_bf16`'s, of values that are codes."""
+    """Add the values of a tile, which are codes, to `mixed`, by their weights."""
     group, dim = mixed.shape
     into, stride = mixed.ctypes.data, weights.shape[1] * 4
     at = weights.ctypes.data + place * 4
@@ -205,14 +206,14 @@ def _add(floating, weights, place, values, count, ahead, mixed):  # type: ignore
 
 
 def _pack_walk(  # type: ignore[no-untyped-def]
-    codes,  # of `Slabs.of`
+    codes,  # from `Slabs.of`
     blocks,  # int64 [blocks of the sequence]
-    skipped,  # tokens before the first one packed
+    skipped,  # tokens before the first packed one
     end,  # tokens
-    keys,  # uint32 [kv_heads, tiles, dim / 2, 64 tokens]: two neighbouring numbers of a token
-    values,  # uint32 [kv_heads, dim / 64, tokens / 2, 64]: a number of two neighbouring tokens
+    keys,  # uint32 [kv_heads, tiles, dim / 2, 64 tokens]: two adjacent numbers of a token
+    values,  # uint32 [kv_heads, dim / 64, tokens / 2, 64]: a number of two adjacent tokens
 ):
-    """What lies beyond `end` is packed as zeros, whatever it is."""
+    """Pack keys and values for `tile`; tokens beyond `end` become zeros."""
     slabs, words, floating, first_row, first_scale, size = codes
     kv_heads, tiles, pairs, columns = keys.shape
     dim = 2 * pairs

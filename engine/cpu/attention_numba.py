@@ -1,9 +1,9 @@
-"""Attention compiled by Numba: decode walks the block tables in place.
+"""Attention compiled by Numba, whose decode reads blocks in place.
 
-Gathering a sequence's blocks costs several times what reading them does; here nothing is
-gathered. A bfloat16 pool goes to `BfloatAttention` where it can; other chunks go to
-`TorchAttention`, whose results all of these equal up to rounding. Needs numba, which is optional;
-owns nothing but views of the pool.
+Gathering a sequence's blocks costs several times as much as reading them, so this module gathers
+none. `BfloatAttention` computes a bfloat16 pool if it can; `TorchAttention` computes all other
+chunks. Up to rounding, all results equal those of `TorchAttention`. The module needs numba, which
+is optional, and only has views of the pool.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from baton.engine.spec.model_spec import AttentionSpec
 
 
 class NumbaAttention(TorchAttention):
-    """`TorchAttention`, compiled. A decode row's result depends on its own sequence
-    alone, bit for bit."""
+    """`TorchAttention` with compiled decode. A decode row's result depends only on its own
+    sequence, bit for bit."""
 
     def __init__(self, pool: KvPool, spec: AttentionSpec) -> None:
         super().__init__(pool, spec)
         bits = torch.int32 if pool.tensor.dtype == torch.float32 else torch.int16
         unsigned = np.uint32 if bits == torch.int32 else np.uint16
         self._bits = pool.tensor.view(bits).numpy().view(unsigned)
-        # A bfloat16 is the upper half of a float32: widened by a factor of 2^16.
+        # A bfloat16 is the upper half of a float32: its bits times 2^16 are those of one.
         self._widen = np.uint32(1 if bits == torch.int32 else 1 << 16)
         self._fast = BfloatAttention(pool, spec) if usable(pool) else None
         self._warm_up()
 
     @property
     def bfloat_pool(self) -> Tensor | None:
-        """The pool's tensor, where `BfloatAttention` reads it."""
+        """Return the pool's tensor if `BfloatAttention` reads it."""
         return None if self._fast is None else self._pool.tensor
 
     def rotate_and_write(
@@ -52,7 +52,7 @@ class NumbaAttention(TorchAttention):
         angles: tuple[Tensor, Tensor],
         layout: StepLayout,
     ) -> Tensor:
-        """As `RotatingAttention`."""
+        """Same as `RotatingAttention`."""
         if self._fast is not None and angles[0].shape[-1] % 32 == 0:
             return self._fast.rotate_and_write(layer, queries, keys, values, angles, layout)
         self.write(layer, rotate(keys, *angles), values, layout)
@@ -66,7 +66,7 @@ class NumbaAttention(TorchAttention):
     def decode(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
         if self._fast is not None:
             return self._fast.decode(layer, queries, layout.decode_tables, layout.decode_lengths)
-        # A job whose scratch memory cannot be had ends without a word: its rows then stay NaN.
+        # A job that gets no scratch memory ends without an error, and its rows stay NaN.
         out = torch.full(queries.shape, torch.nan)
         take_threads()
         lengths = layout.decode_lengths.numpy()
@@ -86,7 +86,7 @@ class NumbaAttention(TorchAttention):
         return out.to(queries.dtype)
 
     def _warm_up(self) -> None:
-        """Compile now, on a copy of the first block, not while the first client waits."""
+        """Compile before serving, on a copy of the first block."""
         if self._fast is not None:
             self._fast.warm_up()
             return
@@ -101,7 +101,7 @@ class NumbaAttention(TorchAttention):
 def _walk(  # type: ignore[no-untyped-def]
     bits,  # uint16 or uint32 [block, kv_head, layer, k|v, token, dim]
     layer,
-    widen,  # uint32: what makes a float32 of one of `bits`
+    widen,  # uint32: the factor from `bits` to those of a float32
     queries,  # float32 [rows, heads, dim], scaled
     tables,  # int32 [rows, width]
     firsts,  # int32 [rows]: the first token of the window
@@ -109,8 +109,8 @@ def _walk(  # type: ignore[no-untyped-def]
     soft_cap,  # float32; 0: none
     out,  # float32 [rows, heads, dim]
 ):
-    """One job per row and KV head; softmax online over blocks (Milakov and Gimelshein 2018,
-    arXiv:1805.02867)."""
+    """Compute decode rows, with one job per row and KV head and an online softmax over blocks
+    (Milakov and Gimelshein 2018, arXiv:1805.02867)."""
     rows, heads, dim = queries.shape
     kv_heads, size = bits.shape[1], bits.shape[4]
     group = heads // kv_heads

@@ -1,9 +1,9 @@
-"""Scores, mixed values and their rounding in the order of sums of `tile_bf16.tile`, for Numba.
+"""Scores and weighted sums of values in the order of `tile_bf16.tile`, as LLVM code for Numba.
 
-There a score is one sum over pairs of numbers, and a result one sum over pairs of tokens, from
-packed keys and values. Here the keys and values of one sequence lie as the pool has them: 16 keys
-are turned within registers, the values of two tokens paired there. Addresses and strides are
-int64, in bytes. Knows no pool and no model; keeps no state.
+In `tile`, a score is one sum over pairs of numbers, and a result one sum over pairs of tokens,
+from packed keys and values. The functions here read keys and values in the layout of the pool:
+they transpose 16 keys and pair the values of two tokens in registers. Addresses and strides are
+int64, in bytes. The module knows no pool and no model and keeps no state.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from baton.engine.cpu.dot_bf16 import (
 )
 from baton.engine.cpu.softmax_ir import TOKENS, by_count, loop
 
-MOST_QUERIES = 4  # of a KV head at once: their sums and 16 turned keys fill the registers
-_COUNTS = range(1, MOST_QUERIES + 1)
+MAX_QUERIES = 4  # of a KV head at once: their sums and 16 keys fill the registers
+_COUNTS = range(1, MAX_QUERIES + 1)
 _WORDS = ir.VectorType(I32, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
 _PARTS = COLUMNS // LANES
@@ -40,9 +40,9 @@ _PARTS = COLUMNS // LANES
 def _scores(  # type: ignore[no-untyped-def]
     _typing, queries, query, query_stride, keys, token_stride, vectors, ahead, out, out_stride
 ):
-    """out[q, t] = sum over pairs of d, in order, of query[q, d] * keys[t, d]: float32, for 1 to
-    4 `queries`, 16 tokens, d below 32 * `vectors`. Meanwhile as many lines of 64 bytes are fetched
-    from the address `ahead` on, one after the other, as by `softmax_ir.scores`."""
+    """Set out[q, t] = sum over pairs of d, in order, of query[q, d] * keys[t, d]: float32, for 1 to
+    4 `queries`, 16 tokens, d below 32 * `vectors`. At the same time, prefetch as many cache lines
+    from the address `ahead` on as `softmax_ir.scores`."""
 
     def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
         queries, query, query_stride, keys, token_stride, vectors, ahead, out, out_stride = given
@@ -60,7 +60,7 @@ def _scores(  # type: ignore[no-untyped-def]
                     words.append(load(builder, at, 0, _WORDS))
                     prefetch(builder, later, 1, level=1)
                     at, later = builder.add(at, token_stride), builder.add(later, I64(64))
-                for pair, column in enumerate(_turned(builder, words)):
+                for pair, column in enumerate(_transposed(builder, words)):
                     both = builder.bitcast(column, PAIRS)
                     for q, row in enumerate(rows):
                         part = splat(builder, builder.add(row, builder.add(offset, I64(4 * pair))))
@@ -85,18 +85,18 @@ def _mix(  # type: ignore[no-untyped-def]
     values,
     token_stride,
     tokens,
-    nothing,
+    zeros,
     ahead,
     sums,
     sums_stride,
 ):
-    """sums[q, d] += sum over pairs of t, in order, of weights[q, t] * values[t, d], for 1 to 4
-    `queries` and 64 numbers d; weights and values bfloat16, sums float32 in the order that
-    `finish` knows. A last value without its neighbour is paired with `nothing`: zeros. Four lines
-    of 64 bytes are fetched for each pair, one after the other, from the address `ahead` on."""
+    """Add to sums[q, d] the sum over pairs of t, in order, of weights[q, t] * values[t, d], for 1
+    to 4 `queries` and 64 numbers d; weights and values are bfloat16, sums float32 in the order
+    that `finish` reads. The last of an odd number of values is paired with `zeros`. For each pair,
+    four cache lines are prefetched in sequence from the address `ahead` on."""
 
     def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
-        queries, weights, weights_stride, values, stride, tokens, nothing, ahead, *to = given
+        queries, weights, weights_stride, values, stride, tokens, zeros, ahead, *to = given
         pairs = builder.ashr(builder.add(tokens, I64(1)), I64(1))
 
         def emit(count: int) -> None:
@@ -109,9 +109,9 @@ def _mix(  # type: ignore[no-untyped-def]
                 offset, after = builder.mul(token, stride), builder.add(token, I64(1))
                 even, later = builder.add(values, offset), builder.mul(pair, I64(256))
                 there = builder.icmp_signed("<", after, tokens)
-                odd = builder.select(there, builder.add(even, stride), nothing)
+                odd = builder.select(there, builder.add(even, stride), zeros)
                 prefetch(builder, builder.add(ahead, later), 4, level=1)
-                columns = [c for half in (0, 64) for c in _paired(builder, even, odd, half)]
+                columns = [c for half in (0, 64) for c in _interleaved(builder, even, odd, half)]
                 for q, row in enumerate(rows):
                     both = splat(builder, builder.add(row, builder.shl(pair, I64(2))))
                     for part, column in enumerate(columns):
@@ -129,7 +129,7 @@ def _mix(  # type: ignore[no-untyped-def]
 
 
 def _finish(_typing, sums, out):  # type: ignore[no-untyped-def]
-    """64 sums of `mix_in_order`, in the order of their numbers, rounded to bfloat16."""
+    """Round 64 sums of `mix_in_order` to bfloat16 and restore the order of their numbers."""
     first = [*range(4), *range(16, 20), *range(4, 8), *range(20, 24)]
 
     def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
@@ -146,9 +146,9 @@ def _finish(_typing, sums, out):  # type: ignore[no-untyped-def]
     return types.void(types.int64, types.int64), generate
 
 
-def _turned(builder: Any, rows: list[Any]) -> list[Any]:
-    """The 16 columns of 16 rows of 16 words: pairs of words, then of pairs, then of quarters
-    change places. A vector is four quarters of four words."""
+def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
+    """Transpose 16 rows of 16 words: swap pairs of words, then pairs of pairs, then quarters. A
+    vector has four quarters of four words."""
 
     def shuffled(left: Any, right: Any, places: list[int]) -> Any:
         return builder.shuffle_vector(left, right, ir.Constant(_WORDS, places))
@@ -177,9 +177,8 @@ def _turned(builder: Any, rows: list[Any]) -> list[Any]:
     return columns
 
 
-def _paired(builder: Any, even: Any, odd: Any, offset: int) -> tuple[Any, Any]:
-    """32 numbers each of two tokens, a number of one beside that of the other: of each 8 the
-    first 4, then the others."""
+def _interleaved(builder: Any, even: Any, odd: Any, offset: int) -> tuple[Any, Any]:
+    """Interleave 32 numbers of two tokens: of each 8 numbers the first 4, then the others."""
     one, other = (load(builder, at, offset, _HALVES) for at in (even, odd))
     found = []
     for start in (0, 4):

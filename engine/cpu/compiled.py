@@ -1,10 +1,11 @@
-"""How this engine's Numba functions are compiled, and how many threads they take.
+"""The compilation of this engine's Numba functions, and the number of their threads.
 
-Needs numba, which is optional: only modules that need it themselves import this one. Keeps no
-state beyond the count of threads that numba started with and numba's own cache folder.
+It needs numba, which is optional: only modules that need numba import this one. Its only state is
+the number of threads that numba started with and numba's cache folder.
 
-Numba takes cached code for current while the function's own file is unchanged, though it holds
-code of other modules too. So every version of this engine's compiled sources has a folder.
+Numba considers cached code current while the function's own file is unchanged, although the code
+includes functions of other modules. Each version of the engine's compiled sources therefore has
+its own cache folder.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from numba.extending import intrinsic
 
 from baton.engine.scheduling.compile_clock import watch_numba
 
-_FASTMATH = {"reassoc", "contract", "arcp", "nsz"}  # infinities and NaN keep their meaning
+_FASTMATH = {"reassoc", "contract", "arcp", "nsz"}  # infinities and NaN stay valid
 _SAFE_LAYERS = ("numba.np.ufunc.tbbpool", "numba.np.ufunc.omppool")
 _TORCH_THREADS = torch.get_num_threads()
 _THREADS = numba.get_num_threads()
-# Asking starts numba's threads, and that sets OpenMP's number of them, torch's, in this thread.
+# `get_num_threads` starts numba's threads, which changes OpenMP's, and so torch's, thread count.
 torch.set_num_threads(_TORCH_THREADS)
 
 
 def compiled(function: Callable[..., None], *, parallel: bool = False, strict: bool = False) -> Any:
-    """`function` without the GIL. Its code is kept in a cache folder where there is one, else
-    compiled at every start. `parallel`: its `prange` loops are shared among threads.
-    `strict`: no operation is fused with another or put in another order."""
+    """Compile `function` to run without the GIL. The code is cached in a folder if there is one,
+    else compiled at every start. `parallel`: threads share its `prange` loops. `strict`: operations
+    are neither fused nor reordered."""
 
     fastmath = set() if strict else _FASTMATH
 
@@ -49,14 +50,14 @@ def compiled(function: Callable[..., None], *, parallel: bool = False, strict: b
 
 
 def inner(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """A decorator: `function` is called by compiled ones alone, and each of its operations stays
-    as written. Unless it says so, numba gives it the fast math of whichever caller comes first."""
+    """Decorate a `function` that only compiled functions call; its operations stay as written.
+    Without this, numba compiles it with the fast math of its first caller."""
     made = numba.njit(error_model="numpy", fastmath=False, **options)
     return made if function is None else made(function)
 
 
 def cache_folder(sources: Path, base: Path) -> Path:
-    """Under `base`, the folder of the code that numba compiles from the modules in `sources`."""
+    """Return the folder under `base` for the code that numba compiles from `sources`."""
     digest = blake2b(digest_size=8, person=b"baton-kernels")
     digest.update(f"{numba.__version__} {_parallel_is_safe()}".encode())
     for path in sorted(sources.glob("*.py")):
@@ -67,8 +68,8 @@ def cache_folder(sources: Path, base: Path) -> Path:
 
 
 def _keep(_typing: Any, array: Any) -> Any:
-    """Inside compiled functions: `array` is not freed before. Numba frees an array after its
-    last use, and does not count what is done with its address (`array.ctypes.data`)."""
+    """Keep `array` alive until here, in a compiled function. Numba frees an array after its last
+    use, and does not track uses of its address (`array.ctypes.data`)."""
     return types.void(array), lambda context, *_rest: context.get_dummy_value()
 
 
@@ -76,12 +77,13 @@ keep: Any = intrinsic(_keep)
 
 
 def take_threads() -> None:
-    """Let this thread's parallel calls use as many threads as torch does."""
+    """Set the thread count of this thread's parallel calls to torch's."""
     numba.set_num_threads(min(torch.get_num_threads(), _THREADS))
 
 
 def _parallel_is_safe() -> bool:
-    """Numba's last resort, "workqueue", ends the process when two threads launch at once."""
+    """Return whether two threads may launch parallel code at once. Numba's fallback layer
+    "workqueue" ends the process in that case."""
     return any(_importable(name) for name in _SAFE_LAYERS)
 
 
@@ -99,5 +101,5 @@ def _user_cache() -> Path:
 
 watch_numba()
 _settings: Any = numba.config
-if not _settings.CACHE_DIR:  # the user's own choice, by NUMBA_CACHE_DIR, stands
+if not _settings.CACHE_DIR:  # NUMBA_CACHE_DIR has priority
     _settings.CACHE_DIR = str(cache_folder(Path(__file__).parent, _user_cache()))

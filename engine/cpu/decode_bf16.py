@@ -1,11 +1,10 @@
 """Attention of decode rows over a bfloat16 pool, compiled. Needs numba.
 
-A job is one row and one KV head. Scores of 16 keys at a time, one softmax over all of them,
-values mixed in float32; while a tile of 16 tokens is used, the one after it in the job, or the
-first one of the next job, is fetched from end to end: a block is a few kilobytes, anywhere in the
-pool. Threads
-get runs of jobs of equal cost. All room is the caller's (`Room`); called by `BfloatAttention` and
-`DecodePass`, which own it.
+A job is one row and one KV head. It computes the scores of 16 keys at a time, one softmax over all
+scores, and the weighted sum of values in float32. While it uses a tile of 16 tokens, it prefetches
+the whole next tile, or the first tile of the next job, since blocks of a few KB lie anywhere in the
+pool. Threads get ranges of jobs of equal cost. The callers, `BfloatAttention` and `DecodePass`,
+own all memory (`DecodeScratch`).
 """
 
 from __future__ import annotations
@@ -29,23 +28,24 @@ from baton.engine.cpu.softmax_ir import (
     scores,
 )
 
-_FAR = 1  # tiles that are fetched ahead; measured: more is no faster
-_JOB_TOKENS = 32  # what a job costs beside its tokens, in tokens
+_TILES_AHEAD = 1  # prefetched; more are not faster
+_JOB_TOKENS = 32  # a job's fixed cost, in tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What each of the threads that share a step's jobs writes into meanwhile."""
+class DecodeScratch:
+    """The scratch memory of the threads that share a step's jobs, one part for each."""
 
-    tiles: NDArray[np.int64]  # [parts, 2, tiles]: addresses, of a job and of the next one
+    tiles: NDArray[np.int64]  # [parts, 2, tiles]: addresses of this job, and of the next
     weights: NDArray[np.float32]  # [parts, group, tokens]
     mixed: NDArray[np.float32]  # [parts, group, dim]
 
 
-def room(parts: int, group: int, dim: int, tokens: int) -> Room:
-    """For sequences of up to `tokens`. Raises what torch does where there is no memory."""
+def new_scratch(parts: int, group: int, dim: int, tokens: int) -> DecodeScratch:
+    """Allocate scratch memory for sequences of up to `tokens`. Raises like torch if memory runs
+    out."""
     tiles = -(-tokens // TOKENS)
-    return Room(
+    return DecodeScratch(
         torch.empty(parts, 2, tiles, dtype=torch.int64).numpy(),
         torch.empty(parts, group, tiles * TOKENS).numpy(),
         torch.empty(parts, group, dim).numpy(),
@@ -53,8 +53,8 @@ def room(parts: int, group: int, dim: int, tokens: int) -> Room:
 
 
 def _softmax(values, first, end, scale, soft_cap):  # type: ignore[no-untyped-def]
-    """Of the scores `first` to `end` of float32 `values`, in place and not yet divided by their
-    sum, which is returned; the others become 0. Their count is a multiple of 16."""
+    """Replace the scores `first` to `end` of float32 `values` by weights, not yet divided by their
+    sum, which is returned; the others become 0. The number of scores is a multiple of 16."""
     if soft_cap > 0:
         for place in range(first, end):
             values[place] = soft_cap * math.tanh(values[place] * scale / soft_cap)
@@ -68,7 +68,7 @@ def _softmax(values, first, end, scale, soft_cap):  # type: ignore[no-untyped-de
 def _score_keys(  # type: ignore[no-untyped-def]
     queries, group, dim, keys, by_token, ahead, out, out_stride
 ):
-    """Scores of 16 keys for the `group` queries of a KV head; keys at `ahead` are fetched."""
+    """Compute scores of 16 keys for the `group` queries of a KV head; prefetch keys at `ahead`."""
     for g in range(0, group - 1, 2):
         query, to = queries + g * dim * 2, out + g * out_stride
         later = ahead if g == 0 else keys
@@ -82,7 +82,7 @@ def _mix_tokens(  # type: ignore[no-untyped-def]
     weights, stride, group, dim, values, by_token, count, ahead, into
 ):
     """Add to float32 [group, dim] at `into` the values of `count` tokens, by float32 `weights`
-    [group, ..], `stride` bytes a row; a tile at `ahead` is fetched."""
+    [group, ..], `stride` bytes per row; prefetch a tile at `ahead`."""
     for d in range(0, dim, COLUMNS):
         value, part = values + d * 2, ahead + d * 2 * TOKENS
         for g in range(0, group - 1, 2):
@@ -97,7 +97,7 @@ def _mix_tokens(  # type: ignore[no-untyped-def]
 def _find_tiles(  # type: ignore[no-untyped-def]
     job, pool, strides, kv_heads, size, tables, lengths, window, found
 ):
-    """Addresses of the tiles that a job reads, into `found`; their count."""
+    """Write the addresses of a job's tiles into `found`; return their number."""
     row, head, length = job // kv_heads, job % kv_heads, lengths[job // kv_heads]
     start = max(0, length - window) // TOKENS if window else 0
     end = (length + TOKENS - 1) // TOKENS
@@ -111,8 +111,8 @@ def _find_tiles(  # type: ignore[no-untyped-def]
 def _tile_place(  # type: ignore[no-untyped-def]
     job, number, kv_heads, size, tables, lengths, window
 ):
-    """Block, KV head and slot of the first token of tile `number` of those that a job reads.
-    Where there is none, all are 0: of what shall be fetched any tile will do."""
+    """Return block, KV head and slot of the first token of a job's tile `number`. If the job has
+    no such tile, all are 0, since the result is only used to prefetch."""
     row, head = job // kv_heads, job % kv_heads
     if row >= lengths.shape[0]:
         return 0, 0, 0
@@ -124,7 +124,7 @@ def _tile_place(  # type: ignore[no-untyped-def]
 
 
 def _first_of_part(lengths, window, kv_heads, part, parts):  # type: ignore[no-untyped-def]
-    """The first job of a part, where jobs are cut into parts that cost about the same."""
+    """Return the first job of a part, where all parts have about the same cost."""
     total = 0
     for length in lengths:
         total += (min(length, window) if window else length) + _JOB_TOKENS
@@ -158,12 +158,12 @@ def _attend(  # type: ignore[no-untyped-def]
     mixed,  # float32 [group, dim]
     out,  # address of bfloat16 [rows, heads, dim]
 ):
-    """The jobs of one part; what `tiles`, `weights` and `mixed` are, `Room` says."""
+    """Compute the jobs of one part; for `tiles`, `weights` and `mixed` see `DecodeScratch`."""
     group, by_pair, by_token = heads // kv_heads, strides[2], strides[3]
     at, stride, into = weights.ctypes.data, weights.shape[1] * 4, mixed.ctypes.data
     begin = _first(lengths, window, kv_heads, part, parts)
     end = _first(lengths, window, kv_heads, part + 1, parts)
-    known = 0  # tiles of this job, found already
+    known = 0  # found tiles of this job
     for job in range(begin, end):
         row, head, here, after = job // kv_heads, job % kv_heads, tiles[job % 2], tiles[1 - job % 2]
         find = (pool, strides, kv_heads, size, tables, lengths, window)
@@ -173,7 +173,7 @@ def _attend(  # type: ignore[no-untyped-def]
         first = max(0, length - window) if window else 0
         place = (row * heads + head * group) * dim * 2
         for number in range(count):
-            ahead, to = number + _FAR, at + number * TOKENS * 4
+            ahead, to = number + _TILES_AHEAD, at + number * TOKENS * 4
             later = here[ahead] if ahead < count else here[min(ahead - count, number)] + by_pair
             _score(queries + place, group, dim, here[number], by_token, later, to, stride)
         skip = first // TOKENS * TOKENS
@@ -185,7 +185,7 @@ def _attend(  # type: ignore[no-untyped-def]
             token = max(first - skip, number * TOKENS)
             several = min(length - skip, (number + 1) * TOKENS) - token
             values = here[number] + by_pair + token % TOKENS * by_token
-            ahead, later = number + _FAR, here[number] + by_pair
+            ahead, later = number + _TILES_AHEAD, here[number] + by_pair
             if ahead < count:
                 later = here[ahead] + by_pair
             elif ahead - count < known:
@@ -207,12 +207,12 @@ def _attend_all(  # type: ignore[no-untyped-def]
     window,
     scale,
     soft_cap,
-    tiles,  # [parts, ...], as `Room`'s
+    tiles,  # [parts, ...] of a `DecodeScratch`
     weights,
     mixed,
     out,
 ):
-    """As `_attend`, in parts shared among threads."""
+    """Same as `_attend`, in parts that threads share."""
     parts = tiles.shape[0]
     for part in numba.prange(parts):
         attend_part(
@@ -238,7 +238,7 @@ def _attend_all(  # type: ignore[no-untyped-def]
 
 
 _mix_one, _mix_two = mix(1), mix(2)
-weigh = compiled(_softmax, strict=True)  # the same bits whatever it is inlined into
+weigh = compiled(_softmax, strict=True)  # equal bits wherever it is inlined
 tile_place = compiled(_tile_place)
 _score, _mix = compiled(_score_keys), compiled(_mix_tokens)
 _find, _first = compiled(_find_tiles), compiled(_first_of_part)

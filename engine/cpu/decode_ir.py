@@ -1,6 +1,6 @@
-"""Decode attention beside `softmax_ir`: two queries at a time, results, what is fetched early.
+"""Decode attention in LLVM code beyond `softmax_ir`: pairs of queries, rounding, prefetching.
 
-Addresses and strides are int64, in bytes. Knows no model; keeps no state.
+Addresses and strides are int64, in bytes. The module knows no model and keeps no state.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from baton.engine.cpu.softmax_ir import TOKENS, emitted, lanes, loop, spread, tr
 def scores_of_two(  # type: ignore[no-untyped-def]
     context, query, query_stride, keys, token_stride, vectors, ahead, out, out_stride
 ):
-    """`scores` of two queries, a stride apart, into two rows of `out`: each key is read once,
-    and the same lines are fetched. Bit for bit what `scores` gives for each."""
+    """Compute `scores` of two queries, a stride apart, into two rows of `out`. Each key is read
+    once, and the same lines are prefetched. The bits equal those of two calls of `scores`."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         query, query_stride, keys, token_stride, vectors, ahead, out, out_stride = values
         second, second_out = builder.add(query, query_stride), builder.add(out, out_stride)
         zero = ir.Constant(FLOATS, [0.0] * LANES)
-        half = TOKENS // 2  # sixteen sums in registers, beside two queries
+        half = TOKENS // 2  # 16 sums and two queries in registers
 
         def body(step: Any, sums: list[Any]) -> list[Any]:
             offset = builder.mul(step, I64(64))
@@ -66,7 +66,7 @@ def scores_of_two(  # type: ignore[no-untyped-def]
 
 @emitted
 def fetch(context, address):  # type: ignore[no-untyped-def]
-    """Ask for the line of 64 bytes at `address`, any address, in the second-level cache."""
+    """Prefetch the cache line at `address`, which may be invalid, into the second-level cache."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         prefetch(builder, values[0], 1)
@@ -77,8 +77,8 @@ def fetch(context, address):  # type: ignore[no-untyped-def]
 
 @emitted
 def narrow_mixed(context, at, out, parts, factor):  # type: ignore[no-untyped-def]
-    """As `narrow`, of 32 * `parts` numbers in the order in which `mix` leaves them, which are
-    written in the order of their places."""
+    """Same as `narrow`, for 32 * `parts` numbers in the order of `mix`; writes them in ascending
+    order."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         at, out, parts, factor = values

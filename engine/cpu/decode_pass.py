@@ -6,10 +6,10 @@
                      product with gate and up, SiLU                          64 outputs at a time
                      product with down; residual sum and norm
 
-The kernels are those of `linear_numba`, `row_ir` and `decode_bf16`, so a row's bits are what the
-decoder gives layer by layer; what is saved is Python, waking threads, and passes over memory.
-For plain layers of a bfloat16 model alone (`decode_pass` says whether). Holds addresses of weights,
-and the weights; all else lives for one call.
+The kernels are those of `linear_numba`, `row_ir` and `decode_bf16`, so a row has the same bits as
+in the decoder's layer-by-layer computation. The pass saves Python code, thread wake-ups and passes
+over memory. It only supports the usual layers of a bfloat16 model (see `decode_pass`). It holds the
+weights and their addresses; everything else lives for one call.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from baton.engine.cpu.compiled import compiled, take_threads
-from baton.engine.cpu.decode_bf16 import attend_all, room
+from baton.engine.cpu.decode_bf16 import attend_all, new_scratch
 from baton.engine.cpu.dot_bf16 import COLUMNS, LANES
 from baton.engine.cpu.linear import CpuMatrix
 from baton.engine.cpu.linear_numba import Panels, multiply, times_panel
-from baton.engine.cpu.rotation_bf16 import turn_head
+from baton.engine.cpu.rotation_bf16 import rotate_head
 from baton.engine.cpu.row_ir import copy_row, gate_row, scale, squares
 from baton.engine.cpu.row_kernels import add_norm_rows, norm_factor
 from baton.engine.model.linear import Linear
@@ -34,19 +34,19 @@ from baton.engine.model.step_layout import StepLayout
 from baton.engine.model.weights import LayerWeights, MlpWeights, Weights
 from baton.engine.spec.model_spec import ModelSpec
 
-_MOST_ROWS = 1024  # of a step: more are a product in blocks, which is the decoder's
-_TURNED = 2 * LANES  # numbers that are turned at once
+_MAX_ROWS = 1024  # of a step; more need the decoder's product in blocks
+_ROTATED_AT_ONCE = 2 * LANES  # numbers
 
 
 class DecodePass:
-    """One thread at a time may call it."""
+    """The pass over all layers. One thread at a time may call it."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, pool: Tensor) -> None:
-        """`pool` [block, kv_head, layer, k|v, token, dim]; see `decode_pass`."""
+        """Connect the weights and `pool` [block, kv_head, layer, k|v, token, dim]."""
         self._spec = spec
         self._pool = pool
         self._strides = tuple(2 * stride for stride in pool.stride()[:5])
-        self._kept: list[object] = [weights]  # whose addresses are in the table
+        self._kept: list[object] = [weights]  # the table has their addresses
         layers = weights.layers
         after = [layer.input_norm for layer in layers[1:]] + [weights.final_norm]
         rows = [
@@ -55,7 +55,7 @@ class DecodePass:
         self._table = np.array(rows, dtype=np.int64)  # [layers, 14]
 
     def _row(self, layer: LayerWeights, after: Tensor, window: int) -> list[int]:
-        """A layer's place in the table: `_through` says of what."""
+        """Return a layer's row of the table, which `_through` describes."""
         assert isinstance(layer.mlp, MlpWeights)
         found: list[int] = []
         for linear in (layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down):
@@ -69,19 +69,20 @@ class DecodePass:
         return [*found, window, int(self._spec.local_rope is not None and window > 0)]
 
     def takes(self, layout: StepLayout, angles: Tensor) -> bool:
-        """Whether a step is decode alone, of a size and a rotation that the kernels know."""
+        """Return whether a step has only decode rows, and a size and rotation that the kernels
+        support."""
         rows = layout.decode_rows
-        return not layout.chunks and rows <= _MOST_ROWS and angles.shape[-1] % _TURNED == 0
+        return not layout.chunks and rows <= _MAX_ROWS and angles.shape[-1] % _ROTATED_AT_ONCE == 0
 
     def __call__(
         self,
         x: Tensor,  # bfloat16 [rows, hidden], contiguous; overwritten
-        normed: Tensor,  # the same by the first layer's norm
+        normed: Tensor,  # `x` after the first layer's norm
         angles: tuple[Tensor, Tensor],
-        local: tuple[Tensor, Tensor],  # of layers with a window, where the model has both
+        local: tuple[Tensor, Tensor],  # of layers with a window
         layout: StepLayout,
     ) -> Tensor:
-        """Final hidden states [rows, hidden], normalised. Writes the rows' KV."""
+        """Return final hidden states [rows, hidden], normalised; writes the rows' KV."""
         spec, rows = self._spec, x.shape[0]
         heads, kv_heads, dim = spec.heads, spec.kv_heads, spec.head_dim
         assert x.dtype == torch.bfloat16 and x.is_contiguous() and normed.is_contiguous()
@@ -93,7 +94,7 @@ class DecodePass:
         take_threads()
         size = self._pool.shape[4]
         tokens = layout.decode_tables.shape[1] * size
-        shared = room(numba.get_num_threads(), heads // kv_heads, dim, tokens)
+        shared = new_scratch(numba.get_num_threads(), heads // kv_heads, dim, tokens)
         _through_layers(
             self._table,
             (rows, spec.hidden_size, heads, kv_heads, dim, spec.ffn_size),
@@ -112,7 +113,7 @@ class DecodePass:
         return made[-1]
 
     def warm_up(self) -> None:
-        """Compile now, without a row, not while the first client waits."""
+        """Compile before serving, with a batch of no rows."""
         none = torch.zeros(0, dtype=torch.int64)
         table, length = torch.zeros(0, 1, dtype=torch.int32), torch.zeros(0, dtype=torch.int32)
         layout = StepLayout(none, none, none, none, table, length, (), ())
@@ -122,8 +123,8 @@ class DecodePass:
 
 
 def decode_pass(spec: ModelSpec, weights: Weights, pool: Tensor) -> DecodePass | None:
-    """For a pool that the bfloat16 kernels take; None where a layer is not plain (a mixture, an
-    output norm, another gate than SiLU) or a matrix is not packed for them."""
+    """Return the pass for a pool that the bfloat16 kernels support. None if a layer is not
+    supported (a mixture, an output norm, another gate than SiLU) or a matrix is not packed."""
     plain = spec.latent is None and spec.activation == "silu" and spec.ffn_size % COLUMNS == 0
     if not plain or not all(_is_plain(layer) for layer in weights.layers):
         return None
@@ -150,7 +151,7 @@ def _panels(linear: Any) -> Panels | None:
 def _project_heads(  # type: ignore[no-untyped-def]
     sizes, normed, matrix, norms, eps, pool, strides, angles, blocks, slots, qkv, queries
 ):
-    """Queries, keys and values of all rows: products, norms and rotation, KV into the pool."""
+    """Compute queries, keys and values of all rows (products, norms, rotation); write the KV."""
     rows, hidden, heads, kv_heads, dim, _ = sizes
     units = heads + 2 * kv_heads
     stride, vectors, panel_bytes = units * dim * 2, dim // LANES, 2 * COLUMNS * hidden
@@ -170,14 +171,15 @@ def _project_heads(  # type: ignore[no-untyped-def]
             if norm:
                 scale(at, norm, at, vectors, norm_factor(squares(at, vectors), dim, eps))
             if unit < heads:
-                turn_head(at, row, angles, queries + (row * heads + unit) * dim * 2)
+                rotate_head(at, row, angles, queries + (row * heads + unit) * dim * 2)
             else:
                 token = pool + blocks[row] * strides[0] + slots[row] * strides[4]
-                turn_head(at, row, angles, token + (unit - heads) * strides[1])
+                rotate_head(at, row, angles, token + (unit - heads) * strides[1])
 
 
 def _gate_up(rows, hidden, ffn, normed, matrix, both, gated):  # type: ignore[no-untyped-def]
-    """silu(gate) * up of all rows, into `gated` [rows, ffn]; `both` [rows, 2 ffn] is room."""
+    """Write silu(gate) * up of all rows into `gated` [rows, ffn]; `both` [rows, 2 ffn] is
+    scratch."""
     panel_bytes, panels = 2 * COLUMNS * hidden, ffn // COLUMNS
     for place in numba.prange(panels):
         for half in range(2):
@@ -191,8 +193,8 @@ def _gate_up(rows, hidden, ffn, normed, matrix, both, gated):  # type: ignore[no
 
 
 def _through(  # type: ignore[no-untyped-def]
-    table,  # int64 [layers, 14]: addresses of four matrices and what they start from, of four
-    #         norms' weights (0: none), then the window and whether `turns` are the second pair
+    table,  # int64 [layers, 14]: addresses of four matrices and of their biases, of four norms'
+    #         weights (0: none), then the window and whether the second pair of `turns` is used
     sizes,  # rows, hidden, heads, kv_heads, dim, ffn
     constants,  # eps; scale and soft cap of scores
     pool,  # address, tokens of a block
@@ -203,7 +205,7 @@ def _through(  # type: ignore[no-untyped-def]
     slots,
     tables,  # int32 [rows, width]
     lengths,  # int32 [rows]
-    shared,  # the parts of a `Room`
+    shared,  # the arrays of a `DecodeScratch`
     made,  # addresses of bfloat16 [rows, ..]: x, normed, qkv, queries, attended, part, gate and
     #        up, gated, and the result
 ):

@@ -1,10 +1,10 @@
-"""Products of bfloat16 numbers in the processor's vectors, for Numba.
+"""Products of bfloat16 vectors, as LLVM code for Numba.
 
 One instruction of AVX-512 BF16 multiplies 16 pairs of bfloat16 numbers and adds each pair of
-products to a float32. Numba cannot express it, so the inner loop is emitted as LLVM instructions
-here. Processors without it that have AVX2 (most laptops) do the same with float32 numbers, which
-bfloat16 numbers are the upper halves of: two shifts and two products for each pair.
-Knows no model; needs numba, which is optional, and keeps no state.
+products to a float32. Numba cannot express it, so this module emits it as LLVM instructions. With
+AVX2 alone (most laptops), it emits the same with float32 numbers, whose upper halves are bfloat16
+numbers: two shifts and two products for each pair. The module knows no model, needs numba, which
+is optional, and keeps no state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LANES = 16
 
 
 class Bfloat16(ir.Type):  # type: ignore[misc]
-    """LLVM's `bfloat`, which llvmlite has no name for."""
+    """LLVM's type `bfloat`, which llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -42,27 +42,27 @@ _WORDS = ir.VectorType(I32, LANES)
 
 @cache
 def supported() -> bool:
-    """Whether this processor's vectors are long enough for these kernels to be worth it."""
+    """Return whether this processor's vectors are long enough for these kernels to be fast."""
     found = _features()
     return native() or (found.get("avx2", False) and found.get("fma", False))
 
 
 @cache
 def native() -> bool:
-    """Whether this processor has the instruction."""
+    """Return whether this processor has the AVX-512 BF16 instruction."""
     return _features().get("avx512bf16", False)
 
 
 def has_matrix_unit() -> bool:
-    """Whether this processor multiplies whole tiles of bfloat16 (AMX), as oneDNN lets it: with
-    many rows several times as fast as this instruction."""
+    """Return whether oneDNN uses this processor's bfloat16 matrix unit (AMX), which multiplies
+    many rows several times as fast as the AVX-512 instruction."""
     return _features().get("amx-bf16", False)
 
 
 @cache
 def _features() -> dict[str, bool]:
-    """Return what the code that Numba compiles may use: this processor's features, or those of
-    `NUMBA_CPU_FEATURES` ("+avx2,+fma") where that restricts them."""
+    """Return the features that Numba's code may use: those of this processor, unless
+    `NUMBA_CPU_FEATURES` ("+avx2,+fma") restricts them."""
     restricted = os.environ.get("NUMBA_CPU_FEATURES")
     if restricted is None:
         return dict(binding.get_host_cpu_features())
@@ -70,7 +70,7 @@ def _features() -> dict[str, bool]:
 
 
 def load(builder: Any, address: Any, offset: int, kind: Any) -> Any:
-    """What lies `offset` bytes after `address`; any alignment."""
+    """Load the value `offset` bytes after `address`, with any alignment."""
     pointer = builder.inttoptr(builder.add(address, I64(offset)), _POINTER)
     return builder.load(pointer, typ=kind, align=1)
 
@@ -81,7 +81,7 @@ def store(builder: Any, value: Any, address: Any, offset: int = 0) -> None:
 
 
 def splat(builder: Any, address: Any) -> Any:
-    """Two neighbouring bfloat16 numbers, sixteen times."""
+    """Load two adjacent bfloat16 numbers and repeat them sixteen times."""
     word = builder.load(builder.inttoptr(address, _POINTER), typ=I32, align=2)
     nothing = ir.Constant(_WORDS, ir.Undefined)
     one = builder.insert_element(nothing, word, I32(0))
@@ -89,19 +89,19 @@ def splat(builder: Any, address: Any) -> Any:
 
 
 def dot(builder: Any, total: Any, left: Any, right: Any) -> Any:
-    """`total` plus the products of 16 pairs."""
+    """Return `total` plus the products of 16 pairs."""
     return dots(builder, [total], left, [right])[0]
 
 
 def dots(builder: Any, totals: list[Any], left: Any, rights: list[Any]) -> list[Any]:
-    """`dot` of `left` with each of `rights`."""
+    """Return `dot` of `left` with each of `rights`."""
     if native():
         kind, name = ir.FunctionType(FLOATS, [FLOATS, PAIRS, PAIRS]), "dpbf16ps.512"
         return [
             call(builder, f"llvm.x86.avx512bf16.{name}", kind, [total, left, right])
             for total, right in zip(totals, rights, strict=True)
         ]
-    for half in range(2):  # of all pairs at once, so that few halves are in registers
+    for half in range(2):  # one half of all pairs at a time saves registers
         own = half_of(builder, left, half)
         totals = [
             call(builder, "llvm.fma.v16f32", FUSED, [own, half_of(builder, right, half), total])
@@ -111,7 +111,7 @@ def dots(builder: Any, totals: list[Any], left: Any, rights: list[Any]) -> list[
 
 
 def half_of(builder: Any, pairs: Any, second: int) -> Any:
-    """The first or the second number of each of 16 pairs, as float32."""
+    """Return the first or the second number of each of 16 pairs, as float32."""
     words = builder.bitcast(pairs, _WORDS)
     if second:
         return builder.bitcast(builder.and_(words, _every(0xFFFF0000)), FLOATS)
@@ -123,7 +123,7 @@ def _every(word: int) -> Any:
 
 
 def narrowed(builder: Any, value: Any) -> Any:
-    """float32 numbers rounded to bfloat16: to the nearest, ties to even; NaN stays NaN."""
+    """Round float32 numbers to bfloat16, to nearest, ties to even; NaN stays NaN."""
     lanes = value.type.count
     kind = ir.VectorType(Bfloat16(), lanes)
     if native():
@@ -143,7 +143,7 @@ def narrowed(builder: Any, value: Any) -> Any:
 
 
 def widened(builder: Any, value: Any) -> Any:
-    """16 bfloat16 numbers as float32."""
+    """Convert 16 bfloat16 numbers to float32."""
     if native():
         return builder.fpext(value, FLOATS)
     halves = builder.bitcast(value, ir.VectorType(ir.IntType(16), LANES))
@@ -151,15 +151,15 @@ def widened(builder: Any, value: Any) -> Any:
 
 
 def call(builder: Any, name: str, kind: Any, arguments: list[Any]) -> Any:
-    """An instruction that LLVM knows by this name."""
+    """Call the LLVM intrinsic `name`."""
     known = builder.module.globals.get(name)
     return builder.call(known or ir.Function(builder.module, kind, name), arguments)
 
 
 def prefetch(builder: Any, address: Any, lines: int, level: int = 2) -> None:
-    """Fetch lines of 64 bytes into the cache of this level; any address will do."""
+    """Prefetch cache lines into the cache of this level; the address may be invalid."""
     kind = ir.FunctionType(ir.VoidType(), [_POINTER, I32, I32, I32])
     for line in range(lines):
         pointer = builder.inttoptr(builder.add(address, I64(64 * line)), _POINTER)
-        reading = [pointer, I32(0), I32(4 - level), I32(1)]  # data, not to be written
+        reading = [pointer, I32(0), I32(4 - level), I32(1)]  # for reading, data cache
         call(builder, "llvm.prefetch.p0", kind, reading)

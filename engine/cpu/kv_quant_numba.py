@@ -1,8 +1,8 @@
-"""Eight-bit KV, compiled: rows become codes as they are written, and numbers as they are read.
+"""Compiled eight-bit KV: encodes rows as they are written, decodes them as they are read.
 
-The pool is seen as its slabs, uint8 [block, kv_head, bytes], and the same memory as float32
-[block, kv_head, words]; rows and scales are found by their number in the slab. The codes are
-those of `KvQuant`, and the numbers too, bit for bit. Needs numba, which is optional; keeps no
+The kernels see the pool as slabs, uint8 [block, kv_head, bytes], and the same memory as float32
+[block, kv_head, words]; they find rows and scales by their index in the slab. Codes and numbers
+equal those of `KvQuant`, bit for bit. The module needs numba, which is optional, and keeps no
 state.
 """
 
@@ -17,13 +17,13 @@ from baton.engine.cpu.compiled import compiled, inner, take_threads
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.kv_quant import FP8_E4M3, MIN_MAGNITUDE
 
-_LEAST = np.float32(MIN_MAGNITUDE)
+_MIN_MAGNITUDE = np.float32(MIN_MAGNITUDE)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = np.uint32(0x7F800000)
-# 1.5 * 2^23: what is added to it is rounded to a whole number, ties to even.
+# 1.5 * 2^23: a float32 sum with it is rounded to an integer, ties to even.
 _ROUNDER = np.float32(12582912.0)
-_FP8_NORMAL = np.uint32((127 - 6) << 23)  # the bits of 2^-6, FP8's least normal number
-# 2^14: its last place is 2^-9, FP8's least number, which a sum with it is rounded to.
+_FP8_NORMAL = np.uint32((127 - 6) << 23)  # the bits of 2^-6, FP8's smallest normal number
+# 2^14: its last bit is 2^-9, FP8's smallest number, so a sum with it is rounded to that.
 _FP8_ROUNDER = np.float32(16384.0)
 _FP8_ROUNDER_BITS = np.uint32((127 + 14) << 23)
 # FP8's exponents, read as a float32's, are too small by the difference of the two biases.
@@ -34,7 +34,7 @@ Stored = tuple[NDArray[np.uint8], NDArray[np.float32], bool, int, int, int]
 
 
 class Slabs:
-    """The memory of an eight-bit pool as the kernels take it."""
+    """The memory of an eight-bit pool, in the form that the kernels read."""
 
     def __init__(self, pool: KvPool) -> None:
         assert pool.quant is not None and pool.memory.device.type == "cpu"
@@ -45,9 +45,9 @@ class Slabs:
         self._layers, _, self._size, self._dim = pool.tensor.shape[2:]
 
     def of(self, layer: int) -> Stored:
-        """What the kernels read of a layer: slabs, the same as words, whether codes are FP8, and
-        where rows are: the layer's first key in rows of a slab, that row's scale in words, and
-        the tokens of a block, which is how far the values are from the keys."""
+        """Return the kernels' arguments for a layer: slabs, slabs as words, whether codes are FP8,
+        the index of the layer's first key in rows of a slab, the index of its scale in words, and
+        the tokens of a block, which is the distance from keys to values."""
         first = 2 * layer * self._size
         scales = 2 * self._layers * self._size * self._dim // 4
         return self._slabs, self._words, self._floating, first, scales + first, self._size
@@ -55,7 +55,7 @@ class Slabs:
     def write(
         self, layer: int, blocks: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor
     ) -> None:
-        """As `KvPool.put`, for contiguous `kv` in float32 or bfloat16."""
+        """Same as `KvPool.put`, for contiguous `kv` in float32 or bfloat16."""
         wide = kv.dtype == torch.float32
         bits = kv.view(torch.int32 if wide else torch.int16).numpy()
         take_threads()
@@ -71,7 +71,7 @@ class Slabs:
 
 @inner
 def _encode(words, inverse, floating, codes):  # type: ignore[no-untyped-def]
-    """`words` [dim], bits of float32, times `inverse` to the nearest codes; `words` is used up."""
+    """Encode `words` [dim], bits of float32, times `inverse`, as codes; overwrites `words`."""
     numbers = words.view(np.float32)
     if not floating:
         for i in range(numbers.shape[0]):
@@ -92,8 +92,8 @@ def _encode(words, inverse, floating, codes):  # type: ignore[no-untyped-def]
 
 def _encode_walk(  # type: ignore[no-untyped-def]
     bits,  # uint16 or uint32 [rows, kv_heads, k|v, dim]
-    widen,  # uint32: what makes a float32 of one of `bits`
-    codes,  # of `Slabs.of`
+    widen,  # uint32: the factor from `bits` to those of a float32
+    codes,  # from `Slabs.of`
     largest,  # of all codes
     blocks,  # int64 [rows]
     slots,
@@ -117,7 +117,7 @@ def _encode_walk(  # type: ignore[no-untyped-def]
                     at = slots[row] + side * apart
                     out = slabs[blocks[row], head, (first + at) * dim : (first + at + 1) * dim]
                     scale = most / largest
-                    if most >= _LEAST and highest < _INFINITY:
+                    if most >= _MIN_MAGNITUDE and highest < _INFINITY:
                         _encode(words, largest / most, floating, out)
                     else:
                         out[:] = 0
@@ -127,7 +127,7 @@ def _encode_walk(  # type: ignore[no-untyped-def]
 
 @inner
 def decode_row(codes, scale, floating, words):  # type: ignore[no-untyped-def]
-    """`codes` uint8 [dim] times `scale`, as bits of float32 into `words` uint32 [dim]."""
+    """Write `codes` uint8 [dim] times `scale` into `words` uint32 [dim], as bits of float32."""
     numbers = words.view(np.float32)
     if not floating:
         for i in range(codes.shape[0]):

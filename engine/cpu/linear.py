@@ -1,8 +1,8 @@
-"""Multiplication with a weight matrix, packed once for the CPU's matrix kernels.
+"""Multiplication by a weight matrix that is packed once for the CPU's matrix kernels.
 
-bfloat16 goes to the compiled kernel where the processor has vectors for it and numba is
-installed; what else oneDNN can pack, it reads 1.5 to 2 times as fast as a plain matrix when a
-step has few rows (decode); the rest is torch's plain product. Immutable.
+The compiled kernel multiplies bfloat16 if the processor has vectors for it and numba is installed.
+oneDNN packs what else it can: with few rows (decode), it reads a packed matrix 1.5 to 2 times as
+fast as an unpacked one. torch multiplies the rest. Values are immutable.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from baton.engine.model.linear import Linear, PlainMatrix, bfloat16_is_fast
 from baton.engine.model.matrix_backend import ExpertSource
 from baton.engine.model.quantized_weight import QuantizedWeight
 
-_PACKED_ROWS = 32  # rows per step that oneDNN's packed order is chosen for
+_PACKED_ROWS = 32  # rows for which oneDNN packs
 
 
 @dataclass(frozen=True, slots=True)
 class CpuMatrices:
-    """Makes products of weights in host memory."""
+    """The factory of products with weights in host memory."""
 
     batch_invariant: bool = False  # see `CpuMatrix`
 
@@ -44,19 +44,21 @@ class CpuMatrices:
 
 
 class CpuMatrix:
-    """`weight` [out, in] and an optional `bias` [out]. Keeps no plain copy where it packs."""
+    """The product with `weight` [out, in] and an optional `bias` [out]. It keeps no unpacked copy
+    of a packed weight."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None = None, *, batch_invariant: bool = False
     ) -> None:
-        """`batch_invariant`: choose a kernel whose rows do not depend on each other over a faster
-        one whose rows do (oneDNN's on AMX), where there is such a kernel."""
+        """Pack the weight. `batch_invariant`: prefer a kernel whose rows do not depend on each
+        other to a faster one whose rows do (oneDNN's on AMX), if there is one."""
         compiled = _compiled(weight, bias, batch_invariant)
         self.product = compiled or _packed(weight, bias) or PlainMatrix(weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, in] to [rows, out]. Compiled, or with oneDNN on AVX-512, a row's result was
-        measured not to depend on the other rows; elsewhere it may, by rounding."""
+        """Multiply `x` [rows, in]; returns [rows, out]. In measurements, a row's result does not
+        depend on other rows in the compiled kernel and in oneDNN's on AVX-512; elsewhere its
+        rounding may."""
         return self.product(x)
 
 
@@ -77,7 +79,7 @@ def _packed(weight: Tensor, bias: Tensor | None) -> Linear | None:
     def multiply(x: Tensor) -> Tensor:
         rows = len(x)
         if rows == 1 and x.dtype == torch.float32:
-            # One row alone takes another kernel, which sums in another order.
+            # For one row, oneDNN uses another kernel, which sums in another order.
             return multiply(x.expand(2, -1).contiguous())[:1]
         if more := padded_rows(rows) - rows:
             x = functional.pad(x, (0, 0, 0, more))
@@ -88,15 +90,16 @@ def _packed(weight: Tensor, bias: Tensor | None) -> Linear | None:
 
 
 def padded_rows(rows: int) -> int:
-    """The next number of rows with at most four significant bits: under an eighth more. oneDNN
-    compiles a kernel for each number of rows that it meets, half a MB for each shape of matrix,
-    and keeps a thousand; so it meets few."""
+    """Return the next number of rows with at most four significant bits, less than an eighth more.
+    oneDNN compiles a kernel of half a MB for each number of rows and shape of matrix, and keeps a
+    thousand kernels; padding keeps their number small."""
     step = 1 << max(0, (rows - 1).bit_length() - 4)
     return -(-rows // step) * step
 
 
 def _can_pack(weight: Tensor) -> bool:
-    """These operators are torch's own (its compiler emits them), but not a promised API."""
+    """Return whether torch has the packing operators, which its compiler uses but which are not a
+    public API."""
     operators = torch.ops.mkldnn
     if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return False

@@ -1,13 +1,13 @@
-"""Products with a bfloat16 matrix, packed for the processor's vectors. Needs numba.
+"""Products with a bfloat16 matrix that is packed for the processor's vectors. Needs numba.
 
-    [out / 64, in / 2, 64, 2]: panels of 64 outputs, two neighbouring inputs side by side
+    [out / 64, in / 2, 64, 2]: panels of 64 outputs, two adjacent inputs side by side
 
-oneDNN's kernels leave memory bandwidth unused when there are few rows; with many, these are as
-fast, except where oneDNN has AMX, and they are not taken with AVX-512 that has no BF16. oneDNN's
-sums on AMX follow the number of rows and of threads, so the deterministic mode takes these there.
-With AVX2 alone oneDNN has none, and torch's own product is a loop over single numbers. Threads
-share the panels; the next panel is fetched while one is multiplied. A row's result does not
-depend on the other rows, bit for bit. Immutable.
+With few rows, oneDNN's kernels do not use the full memory bandwidth; with many, these are about as
+fast. They are not used on processors with AMX, nor with AVX-512 but no BF16. oneDNN's sums on AMX
+depend on the number of rows and of threads, so the deterministic mode uses these there too. With
+AVX2 alone, oneDNN has no kernel, and torch's product is a loop over single numbers. Threads share
+the panels, and prefetch the next panel while they multiply one. A row's result does not depend on
+other rows, bit for bit. Values are immutable.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch import Tensor
 
 from baton.engine.cpu.compiled import compiled, take_threads
 from baton.engine.cpu.dot_bf16 import COLUMNS, has_matrix_unit, native, supported
-from baton.engine.cpu.tile_bf16 import MOST_ROWS, tile
+from baton.engine.cpu.tile_bf16 import MAX_ROWS, tile
 from baton.engine.memory.huge_pages import zeros
 from baton.engine.model.linear import bfloat16_is_fast
 
-_BLOCK_ROWS = 1024  # whose inputs stay in the last cache while all panels pass
-_AHEAD = 2048  # bytes; measured: flat from 2 to 4 KiB
-_FETCHING = 4  # tiles, a line for each pair: together the four lines that a pair of a panel takes
+_BLOCK_ROWS = 1024  # whose inputs stay in the last-level cache for all panels
+_AHEAD = 2048  # bytes; 2 to 4 KiB were equally fast
+_FETCHING = 4  # tiles that prefetch one line per pair each; a panel has four lines per pair
 
 
 class Panels:
-    """`weight` bfloat16 [out, in], copied, and an optional `bias` [out]."""
+    """A packed copy of `weight` bfloat16 [out, in], with an optional `bias` [out]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.outputs, inputs = weight.shape
@@ -41,18 +41,21 @@ class Panels:
         self._start = torch.zeros(self._padded)
         if bias is not None:
             self._start[: self.outputs] = bias
-        multiply(0, 0, 0, 0, 0, self._pairs, 0, 0)  # compiles, before the first client waits
+        multiply(0, 0, 0, 0, 0, self._pairs, 0, 0)  # compiles before serving
 
     @property
     def addresses(self) -> tuple[int, int]:
-        """Of the panels, and of what sums start from; good as long as this object lives."""
+        """Return the addresses of the panels and of the bias, valid while this object lives."""
         return self._panels.data_ptr(), self._start.data_ptr()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """bfloat16 [rows, in] to [rows, out], each sum rounded once. Raises ValueError for what
-        would be read as something else: the kernel follows addresses."""
+        """Multiply bfloat16 `x` [rows, in]; returns [rows, out], each sum rounded once. Raises
+        ValueError for another dtype or width, since the kernel reads addresses."""
         if x.dtype != torch.bfloat16 or x.shape[1] != 2 * self._pairs:
-            raise ValueError(f"{x.dtype} [.., {x.shape[1]}] by bfloat16 [.., {2 * self._pairs}]")
+            raise ValueError(
+                f"{x.dtype} [.., {x.shape[1]}] cannot be multiplied by a bfloat16 matrix "
+                f"[.., {2 * self._pairs}]"
+            )
         if x.stride(1) != 1:
             x = x.contiguous()
         rows, stride = x.shape[0], 2 * x.stride(0)
@@ -73,8 +76,8 @@ class Panels:
 
 
 def can_pack(weight: Tensor, *, batch_invariant: bool = False) -> bool:
-    """Whether `Panels` takes this matrix, on this processor. `batch_invariant`: also where
-    another product is faster whose rows depend on each other."""
+    """Return whether `Panels` supports this matrix on this processor. `batch_invariant`: even if
+    a product whose rows depend on each other is faster."""
     outputs, inputs = weight.shape
     if weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
         return False
@@ -83,7 +86,7 @@ def can_pack(weight: Tensor, *, batch_invariant: bool = False) -> bool:
     if has_matrix_unit():
         return batch_invariant
     if native():
-        return outputs % COLUMNS == 0  # oneDNN takes what is left over
+        return outputs % COLUMNS == 0  # oneDNN multiplies the others
     return not bfloat16_is_fast()
 
 
@@ -97,14 +100,14 @@ def _times_panel(  # type: ignore[no-untyped-def]
     out,  # address of bfloat16 [rows, 64]
     out_stride,  # bytes
 ):
-    """Rows times the 64 outputs of one panel."""
-    tiles = (rows + MOST_ROWS - 1) // MOST_ROWS
-    if tiles == 1:  # bound by memory: fetch all of what lies shortly ahead
+    """Multiply rows by the 64 outputs of one panel."""
+    tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
+    if tiles == 1:  # bound by memory: prefetch everything shortly ahead
         _all_ahead(rows, x, x_stride, panel, panel + _AHEAD, pairs, start, out, out_stride)
         return
     ahead = panel + 4 * COLUMNS * pairs
     row = 0
-    for number in range(tiles):  # some fetch their share of the next panel, and nothing beyond
+    for number in range(tiles):  # some prefetch a part of the next panel
         count = (rows - row + tiles - number - 1) // (tiles - number)
         at, to = x + row * x_stride, out + row * out_stride
         if tiles < _FETCHING:

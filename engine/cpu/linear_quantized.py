@@ -1,12 +1,12 @@
-"""Multiplication with a quantised weight matrix on the CPU.
+"""Multiplication by a quantised weight matrix on the CPU.
 
-    few rows (decode):    torch's own kernels, which read the codes and nothing else
-    many rows (prefill):  codes to plain numbers, a part of the matrix at a time that stays in
-                          a core's cache, and a plain product with each part
+    few rows (decode):    torch's kernels, which read only the codes
+    many rows (prefill):  dequantise a part of the matrix that fits into a core's cache, multiply by
+                          it, and go on with the next part
 
-Which way is faster at how many rows was measured (docs/quantization.md). Codes are held once.
-Where torch has no kernel for this processor, or numba is missing, the second way in plain torch
-serves all rows. Immutable.
+The row counts at which the faster method changes were measured (docs/quantization.md). Codes are
+held once. If torch has no kernel for this processor, or numba is missing, the second method in
+torch computes all rows. Values are immutable.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torch import Tensor
 from baton.engine.model.linear import product
 from baton.engine.model.quantized_weight import GROUPS, QuantizedWeight, row_parts, unpack_pairs
 
-_PART = 256  # rows of the matrix unpacked at a time
-_FEW_INT8 = 32  # rows of a step; above, unpacking is faster
-_FEW_INT4 = 80
-_TILES = (64, 32)  # rows that torch's int4 kernel packs together, on AVX-512 and AVX2
+_PART_ROWS = 256  # of the matrix, unpacked at a time
+_MAX_FUSED_ROWS_INT8 = 32  # of a step; for more, unpacking is faster
+_MAX_FUSED_ROWS_INT4 = 80
+_TILES = (64, 32)  # rows per tile of torch's int4 kernel, on AVX-512 and AVX2
 
 Product = Callable[[Tensor], Tensor]
 
@@ -42,7 +42,7 @@ class QuantizedMatrix:
         self._product = _product(weight, dtype or torch.bfloat16)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, in] to [rows, out]. Few rows and many go different ways, whose results
+        """Multiply `x` [rows, in]; returns [rows, out]. The methods for few and for many rows
         differ by rounding."""
         if self._order is not None:
             x = x.index_select(1, self._order)
@@ -53,34 +53,35 @@ class QuantizedMatrix:
 def _product(weight: QuantizedWeight, dtype: torch.dtype) -> Product:
     if dtype == torch.bfloat16 and weight.code_dtype == "int8" and weight.scales.shape[1] == 1:
         if weight.zeros is None:
-            return _Rows8(weight)
+            return _Int8Rows(weight)
     elif dtype == torch.bfloat16 and weight.code_dtype == "int4" and _tile():
         group = _tile_group(weight)
         if group:
-            return _Tiles4(weight, group, _tile())
+            return _Int4Tiles(weight, group, _tile())
     elif dtype == torch.bfloat16 and weight.code_dtype == "fp8" and find_spec("numba") is not None:
         return _CompiledFp8(weight)
-    return _Plain(weight)
+    return _Dequantized(weight)
 
 
-class _Plain:
-    """Any form, in plain torch."""
+class _Dequantized:
+    """The product with any format, in torch."""
 
     def __init__(self, weight: QuantizedWeight) -> None:
         self._weight = weight
 
     def __call__(self, x: Tensor) -> Tensor:
         out = x.new_empty((x.shape[0], self._weight.rows))
-        for first in range(0, self._weight.rows, _PART):
-            rows = slice(first, first + _PART)
+        for first in range(0, self._weight.rows, _PART_ROWS):
+            rows = slice(first, first + _PART_ROWS)
             out[:, rows] = product(x, self._weight.values(rows).to(x.dtype))
         return out
 
 
-class _Rows8:
-    """int8 with one scale per row: codes are exact in bfloat16, scales go onto the result. torch's
-    kernel takes them in bfloat16: where that would round them (ours are so already, those of
-    files need not be), it is given ones, and the true scales go onto its result."""
+class _Int8Rows:
+    """The product with int8 and one scale per row. Codes are exact in bfloat16, and scales
+    multiply the result. torch's kernel needs bfloat16 scales. If that rounds them (those of files;
+    the engine's own are bfloat16), the kernel gets ones, and the exact scales multiply its
+    result."""
 
     def __init__(self, weight: QuantizedWeight) -> None:
         self._codes = weight.codes
@@ -90,14 +91,14 @@ class _Rows8:
         self._scales = torch.ones_like(narrow) if self._finer else narrow
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.shape[0] <= _FEW_INT8:
+        if x.shape[0] <= _MAX_FUSED_ROWS_INT8:
             few: Tensor = torch.ops.aten._weight_int8pack_mm(x, self._codes, self._scales)
             return torch.mul(few, self._exact, out=few) if self._finer else few
         count, columns = self._codes.shape
         out = x.new_empty((x.shape[0], count))
-        part = x.new_empty((min(_PART, count), columns))
-        for first in range(0, count, _PART):
-            rows = slice(first, min(first + _PART, count))
+        part = x.new_empty((min(_PART_ROWS, count), columns))
+        for first in range(0, count, _PART_ROWS):
+            rows = slice(first, min(first + _PART_ROWS, count))
             plain = part[: rows.stop - first].copy_(self._codes[rows])
             torch.mul(product(x, plain), self._exact[rows], out=out[:, rows])
         return out
@@ -117,9 +118,9 @@ class _CompiledFp8:
         take_threads()
         count, columns = self._codes.shape
         out = x.new_empty((x.shape[0], count))
-        part = x.new_empty((min(_PART, count), columns))
-        for first in range(0, count, _PART):
-            rows = slice(first, min(first + _PART, count))
+        part = x.new_empty((min(_PART_ROWS, count), columns))
+        for first in range(0, count, _PART_ROWS):
+            rows = slice(first, min(first + _PART_ROWS, count))
             plain = part[: rows.stop - first]
             codes, scales = self._codes[rows].numpy(), self._scales[rows].numpy()
             unpack_fp8(codes, scales, self._group, _bits(plain))
@@ -127,8 +128,8 @@ class _CompiledFp8:
         return out
 
 
-class _Tiles4:
-    """int4 in the order of torch's kernel, which our compiled unpacking reads as well."""
+class _Int4Tiles:
+    """The product with int4 in the order of torch's kernel, which `unpack_numba` also reads."""
 
     def __init__(self, weight: QuantizedWeight, group: int, tile: int) -> None:
         self._group = group
@@ -146,11 +147,11 @@ class _Tiles4:
             _pack_tiles(weight.codes[rows], tile)
             for rows in row_parts(weight.rows, weight.columns, tile)
         ]
-        self._packed = torch.cat(packed)  # uint8 [rows, in / 2], in no order of rows
+        self._packed = torch.cat(packed)  # uint8 [rows, in / 2], tile by tile
         _compile_now()
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.shape[0] <= _FEW_INT4:
+        if x.shape[0] <= _MAX_FUSED_ROWS_INT4:
             out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
                 x, self._packed, self._group, self._pairs
             )
@@ -162,9 +163,9 @@ class _Tiles4:
         columns, count = x.shape[1], self._packed.shape[0]
         tiles = self._packed.view(count // self._tile, columns, self._tile // 2)
         out = x.new_empty((x.shape[0], count))
-        part = x.new_empty((columns, min(_PART, count)))
-        for first in range(0, count, _PART):
-            rows = slice(first, min(first + _PART, count))
+        part = x.new_empty((columns, min(_PART_ROWS, count)))
+        for first in range(0, count, _PART_ROWS):
+            rows = slice(first, min(first + _PART_ROWS, count))
             if rows.stop - first < part.shape[1]:
                 part = x.new_empty((columns, rows.stop - first))
             pairs = self._pairs[:, rows].to(torch.float32)
@@ -177,7 +178,7 @@ class _Tiles4:
 
 @cache
 def _compile_now() -> None:
-    """While the model loads, not while the first client waits."""
+    """Compile while the model loads, before serving."""
     from baton.engine.cpu.unpack_numba import unpack_fp8, unpack_tiles
 
     out, scales = torch.zeros(64, 64, dtype=torch.bfloat16), torch.zeros(64, 64).numpy()
@@ -187,12 +188,12 @@ def _compile_now() -> None:
 
 
 def _bits(plain: Tensor) -> object:
-    """A bfloat16 tensor as a numpy array of uint16."""
+    """View a bfloat16 tensor as a numpy array of uint16."""
     return plain.view(torch.int16).numpy().view("uint16")
 
 
 def _tile_group(weight: QuantizedWeight) -> int | None:
-    """The group that torch's kernel takes: 32, 64 or 128, or 256; None: it has none."""
+    """Return the group size for torch's kernel: 32, 64, 128 or 256; None: not supported."""
     if weight.columns % 2 or weight.columns % weight.group:
         return None
     if weight.group == 256:
@@ -201,7 +202,7 @@ def _tile_group(weight: QuantizedWeight) -> int | None:
 
 
 def _pack_tiles(codes: Tensor, tile: int) -> Tensor:
-    """uint8 [rows, in / 2], in pairs, to what torch's kernel reads: whole tiles."""
+    """Convert pairs of codes, uint8 [rows, in / 2], to the tiles of torch's kernel."""
     codes = functional.pad(codes, (0, 0, 0, -codes.shape[0] % tile))
     packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
         unpack_pairs(codes).to(torch.int32), 1
@@ -211,15 +212,16 @@ def _pack_tiles(codes: Tensor, tile: int) -> Tensor:
 
 @cache
 def _tile() -> int:
-    """How many rows torch's kernel packs together, if it has one, numba is here, and the packed
-    order is one that ours reads: byte i of a column holds rows i and tile / 2 + i. Else 0."""
+    """Return how many rows a tile of torch's kernel has. 0 if there is no such kernel, numba is
+    missing, or `unpack_numba` cannot read its order: byte i of a column has rows i and
+    tile / 2 + i."""
     operators = torch.ops.aten
     if find_spec("numba") is None or not hasattr(operators, "_weight_int4pack_mm_for_cpu"):
         return 0
     codes = torch.arange(2 * max(_TILES) * 32).mul(7).remainder(16).to(torch.uint8).view(-1, 32)
     try:
         packed = operators._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
-    except RuntimeError:  # a build of torch without it
+    except RuntimeError:  # torch was built without it
         return 0
     for tile in _TILES:
         halves = codes.view(-1, 2, tile // 2, 32).permute(1, 0, 3, 2)  # [half, tile, in, row]

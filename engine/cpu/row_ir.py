@@ -1,8 +1,8 @@
-"""Passes over one row of bfloat16 numbers, as vectors of 16 for Numba: norm, sum, gate, turn.
+"""Passes over one row of bfloat16 numbers, as LLVM code for Numba: norm, sum, gate, rotation.
 
-Each reads a row, computes in float32 and writes it rounded once; none needs room of its own, so
-that they may be called where many threads work. Addresses are int64; sizes count vectors of 16
-numbers. Knows no model; keeps no state.
+Each pass reads a row in vectors of 16, computes in float32 and writes it rounded once. None
+allocates memory, so many threads may call them. Addresses are int64; sizes count vectors of 16
+numbers. The module knows no model and keeps no state.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from baton.engine.cpu.softmax_ir import (
 )
 
 _LOG2_E = 1.4426950408889634
-_NOTHING = ir.Constant(FLOATS, [0.0] * LANES)
+_ZEROS = ir.Constant(FLOATS, [0.0] * LANES)
 
 
 @emitted
 def squares(context, at, vectors):  # type: ignore[no-untyped-def]
-    """The sum of the squares of 16 * `vectors` bfloat16 numbers, float32."""
+    """Return the sum of the squares of 16 * `vectors` bfloat16 numbers, float32."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         at, vectors = values
@@ -48,14 +48,14 @@ def squares(context, at, vectors):  # type: ignore[no-untyped-def]
             value = _wide(builder, at, step)
             return [_fused(builder, value, value, total[0])]
 
-        return lanes_sum(builder, loop(builder, vectors, [_NOTHING], body)[0])
+        return lanes_sum(builder, loop(builder, vectors, [_ZEROS], body)[0])
 
     return types.float32(types.int64, types.int64), generate
 
 
 @emitted
 def add_squares(context, left, right, out, vectors):  # type: ignore[no-untyped-def]
-    """out = left + right, bfloat16; returns `squares` of what was written."""
+    """Write out = left + right, bfloat16; return `squares` of `out`."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         left, right, out, vectors = values
@@ -63,18 +63,18 @@ def add_squares(context, left, right, out, vectors):  # type: ignore[no-untyped-
         def body(step: Any, total: list[Any]) -> list[Any]:
             both = builder.fadd(_wide(builder, left, step), _wide(builder, right, step))
             rounded = narrowed(builder, both)
-            store(builder, rounded, _place(builder, out, step))
+            store(builder, rounded, _address(builder, out, step))
             value = widened(builder, rounded)
             return [_fused(builder, value, value, total[0])]
 
-        return lanes_sum(builder, loop(builder, vectors, [_NOTHING], body)[0])
+        return lanes_sum(builder, loop(builder, vectors, [_ZEROS], body)[0])
 
     return types.float32(*[types.int64] * 4), generate
 
 
 @emitted
 def scale(context, at, weights, out, vectors, factor):  # type: ignore[no-untyped-def]
-    """out[i] = x[i] * (factor * weights[i]): x and out bfloat16, weights float32."""
+    """Write out[i] = x[i] * (factor * weights[i]); x and out are bfloat16, weights float32."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         at, weights, out, vectors, factor = values
@@ -94,7 +94,7 @@ def scale(context, at, weights, out, vectors, factor):  # type: ignore[no-untype
 
 @emitted
 def gate_row(context, gate, up, out, vectors):  # type: ignore[no-untyped-def]
-    """out = gate / (1 + e^-gate) * up, all bfloat16."""
+    """Write out = gate / (1 + e^-gate) * up, all bfloat16."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         gate, up, out, vectors = values
@@ -113,9 +113,9 @@ def gate_row(context, gate, up, out, vectors):  # type: ignore[no-untyped-def]
 
 
 @emitted
-def turn_row(context, at, cos, sin, out, half):  # type: ignore[no-untyped-def]
-    """Turn 32 * `half` bfloat16 numbers by `cos` and `sin` (`Rotary.angles`): the number at
-    each place of the first half with that at the same place of the second."""
+def rotate_row(context, at, cos, sin, out, half):  # type: ignore[no-untyped-def]
+    """Rotate 32 * `half` bfloat16 numbers by `cos` and `sin` (`Rotary.angles`): each number of the
+    first half with the number at the same index of the second."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         at, cos, sin, out, half = values
@@ -137,14 +137,14 @@ def turn_row(context, at, cos, sin, out, half):  # type: ignore[no-untyped-def]
 
 @emitted
 def copy_row(context, at, out, vectors):  # type: ignore[no-untyped-def]
-    """16 * `vectors` bfloat16 numbers, bit for bit."""
+    """Copy 16 * `vectors` bfloat16 numbers, bit for bit."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         at, out, vectors = values
 
         def body(step: Any, _: list[Any]) -> list[Any]:
-            value = load(builder, _place(builder, at, step), 0, BFLOATS)
-            store(builder, value, _place(builder, out, step))
+            value = load(builder, _address(builder, at, step), 0, BFLOATS)
+            store(builder, value, _address(builder, out, step))
             return []
 
         loop(builder, vectors, [], body)
@@ -153,18 +153,18 @@ def copy_row(context, at, out, vectors):  # type: ignore[no-untyped-def]
     return types.void(*[types.int64] * 3), generate
 
 
-def _place(builder: Any, at: Any, step: Any) -> Any:
-    """Of a vector of 16 bfloat16 numbers."""
+def _address(builder: Any, at: Any, step: Any) -> Any:
+    """Return the address of vector `step` of a row of bfloat16 numbers."""
     return builder.add(at, builder.mul(step, I64(2 * LANES)))
 
 
 def _wide(builder: Any, at: Any, step: Any) -> Any:
-    """Vector number `step` of a row of bfloat16 numbers, in float32."""
-    return widened(builder, load(builder, _place(builder, at, step), 0, BFLOATS))
+    """Load vector `step` of a row of bfloat16 numbers as float32."""
+    return widened(builder, load(builder, _address(builder, at, step), 0, BFLOATS))
 
 
 def _narrow(builder: Any, value: Any, out: Any, step: Any) -> None:
-    store(builder, narrowed(builder, value), _place(builder, out, step))
+    store(builder, narrowed(builder, value), _address(builder, out, step))
 
 
 def _fused(builder: Any, left: Any, right: Any, more: Any) -> Any:

@@ -1,9 +1,8 @@
-"""Norms, gates and rotation of bfloat16 rows, each in one pass over memory. Needs numba.
+"""Norms and gates of bfloat16 rows, each in one pass over memory. Needs numba.
 
-Rows are widened to float32, computed, and rounded once, where torch reads and writes them five
-to ten times. What does not fit (another kind of number, an odd size) goes to torch, whose
-results these equal up to rounding. A row's result depends on that row alone. Keeps nothing but
-norms' weights in float32.
+Rows are converted to float32, computed, and rounded once; torch reads and writes them five to ten
+times. torch computes rows of another dtype or an odd size; up to rounding, the results are equal.
+A row's result depends only on that row. The only state is norms' weights in float32.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from baton.engine.cpu.row_ir import add_squares, gate_row, scale, squares
 from baton.engine.model.row_ops import TorchNorms, torch_gating
 
 _PARTS = 16  # of a call that threads share
-_SHARED_NUMBERS = 1 << 16  # in a call; less is not worth waking a second thread for
+_SHARED_NUMBERS = 1 << 16  # smaller calls use one thread
 
 
 class NumbaNorms(TorchNorms):
@@ -62,8 +61,8 @@ class NumbaNorms(TorchNorms):
         return out[0], out[1]
 
     def _wide(self, weight: Tensor) -> Tensor:
-        """A norm's weight in float32, made at its first use: there are few, and they are small.
-        The weight itself is kept too, so that its address stays its own."""
+        """Return a norm's weight in float32, converted at its first use. The original is kept too,
+        since its address identifies it."""
         found = self._wide_weights.get(weight.data_ptr())
         if found is None:
             found = weight.to(torch.float32).contiguous(), weight
@@ -72,7 +71,7 @@ class NumbaNorms(TorchNorms):
 
 
 def silu_gate(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, [rows, ffn], of `gate_up` [rows, 2 ffn]."""
+    """Return silu(gate) * up, [rows, ffn], of `gate_up` [rows, 2 ffn]."""
     rows, both = gate_up.shape
     if both % 2 or not fits(gate_up, both // 2):
         return torch_gating(gate_up, "silu")
@@ -86,13 +85,13 @@ def silu_gate(gate_up: Tensor) -> Tensor:
 
 
 def fits(x: Tensor, size: int) -> bool:
-    """Whether rows of `x`, `size` numbers each, can be read as vectors of 16."""
+    """Return whether rows of `x`, `size` numbers each, can be read as vectors of 16."""
     plain = x.dtype == torch.bfloat16 and x.device.type == "cpu" and x.stride(-1) == 1
     return plain and size % LANES == 0 and supported()
 
 
 def shared(x: Tensor) -> bool:
-    """Whether threads share the work on `x`; takes them."""
+    """Return whether threads share the work on `x`; if so, set their number."""
     if x.numel() < _SHARED_NUMBERS:
         return False
     take_threads()
@@ -100,7 +99,7 @@ def shared(x: Tensor) -> bool:
 
 
 def warm_up() -> None:
-    """Compile now, not while the first client waits."""
+    """Compile before serving."""
     weight = torch.ones(LANES)
     for rows in (1, _SHARED_NUMBERS // LANES):
         x = torch.zeros(rows, LANES, dtype=torch.bfloat16)
@@ -111,15 +110,15 @@ def warm_up() -> None:
 
 
 def _factor(squares, size, eps):  # type: ignore[no-untyped-def]
-    """What a row of `size` numbers with this sum of squares is multiplied by."""
+    """Return the norm's factor on a row of `size` numbers with this sum of squares."""
     return np.float32(1.0 / math.sqrt(squares / size + eps))
 
 
 def _norm(  # type: ignore[no-untyped-def]
     first, end, x, row_stride, head_stride, heads, size, weight, eps, out
 ):
-    """Rows `first` to `end` of bfloat16 `x` and `out` [rows, heads, size]. Here as below,
-    matrices are addresses, norms' weights float32, strides in bytes."""
+    """Normalise rows `first` to `end` of bfloat16 `x` [rows, heads, size] into `out`. Here and
+    below, matrices are addresses, norms' weights are float32, and strides are in bytes."""
     vectors = size // LANES
     for row in range(first, end):
         for head in range(heads):
@@ -131,8 +130,8 @@ def _norm(  # type: ignore[no-untyped-def]
 def _add_norm(  # type: ignore[no-untyped-def]
     first, end, x, x_stride, residual, residual_stride, size, weight, eps, out, total
 ):
-    """As `_norm`, of `x` + `residual`, which is put into `total` [rows, size]; the norm is of
-    what is kept there."""
+    """Write `x` + `residual` into `total` [rows, size], rounded, and the norm of `total` into
+    `out`."""
     vectors = size // LANES
     for row in range(first, end):
         at, place = x + row * x_stride, total + row * size * 2
@@ -141,7 +140,7 @@ def _add_norm(  # type: ignore[no-untyped-def]
 
 
 def _gate(first, end, x, stride, size, out):  # type: ignore[no-untyped-def]
-    """bfloat16 `x` [rows, gate then up] to `out` [rows, size]."""
+    """Gate bfloat16 `x` [rows, gate then up] into `out` [rows, size]."""
     for row in range(first, end):
         gate_row(x + row * stride, x + row * stride + size * 2, out + row * size * 2, size // LANES)
 
@@ -150,8 +149,8 @@ norm_factor = compiled(_factor)
 _norm_rows, add_norm_rows, _gate_rows = compiled(_norm), compiled(_add_norm), compiled(_gate)
 
 
-# The same shared among threads. Numba's cache tells one compilation of a function from another
-# by its code alone, so these are functions of their own.
+# The same for several threads. Numba's cache distinguishes compilations of a function only by its
+# code, so these are separate functions.
 def _share_norm(  # type: ignore[no-untyped-def]
     rows, x, row_stride, head_stride, heads, size, weight, eps, out
 ):

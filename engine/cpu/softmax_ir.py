@@ -1,8 +1,9 @@
-"""What bfloat16 kernels need beside products of matrices, as vectors of 16 for Numba.
+"""Softmax attention in vectors of 16, as LLVM code for Numba.
 
-Scores of one query against 16 keys, exponentials, values mixed by weights, float32 rounded to
-bfloat16. Numba would do these number by number, so they are emitted as LLVM
-instructions. Addresses and strides are int64, in bytes. Knows no model; keeps no state.
+The functions compute scores of one query and 16 keys, exponentials, weighted sums of values, and
+rounding to bfloat16. Numba would compile them number by number, so they are emitted as LLVM
+instructions. Addresses and strides are int64, in bytes. The module knows no model and keeps no
+state.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ TOKENS = LANES  # of one call of `scores`
 _FLOAT = ir.FloatType()
 _WORDS = ir.VectorType(I32, LANES)
 _UNARY = ir.FunctionType(FLOATS, [FLOATS])
-_LOWEST = -126.0  # exponent of two; below it a weight is nothing
+_LOWEST = -126.0  # exponent of two; smaller weights are 0
 _HIGHEST = 127.0
 _TERMS = 7  # of the series of 2^f for |f| <= 1/2: an error below 1e-8
 
 
 def emitted(function: Callable[..., Any]) -> Any:
-    """Untyped for mypy too, which takes numba's decorator for a call with all arguments."""
+    """Wrap numba's `intrinsic` for mypy, which would take the decorated function for a call."""
     return intrinsic(function)
 
 
@@ -50,9 +51,9 @@ def emitted(function: Callable[..., Any]) -> Any:
 def scores(  # type: ignore[no-untyped-def]
     context, query, keys, token_stride, vectors, ahead, out
 ):
-    """out[t] = sum over d of query[d] * keys[t, d], float32 [16], for d below 32 * `vectors`.
-    Meanwhile as many lines of 64 bytes are fetched from the address `ahead` on, one after the
-    other, which was measured to be faster than the order in which keys are used."""
+    """Set out[t] = sum over d of query[d] * keys[t, d], float32 [16], for d below 32 * `vectors`.
+    At the same time, prefetch as many cache lines as the keys have, in sequence from the address
+    `ahead` on, which was faster than the order in which keys are used."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         query, keys, token_stride, vectors, ahead, out = values
@@ -78,7 +79,7 @@ def scores(  # type: ignore[no-untyped-def]
 
 @emitted
 def highest(context, at, vectors):  # type: ignore[no-untyped-def]
-    """The highest of 16 * `vectors` float32 numbers."""
+    """Return the highest of 16 * `vectors` float32 numbers."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         at, vectors = values
@@ -98,8 +99,8 @@ def highest(context, at, vectors):  # type: ignore[no-untyped-def]
 
 @emitted
 def exponentials(context, at, vectors, best, scale):  # type: ignore[no-untyped-def]
-    """Replace 16 * `vectors` float32 numbers x by exp((x - best) * scale); returns their sum.
-    Minus infinity becomes 0; what is not a number stays so."""
+    """Replace 16 * `vectors` float32 numbers x by exp((x - best) * scale); return their sum.
+    Minus infinity becomes 0; NaN stays NaN."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         at, vectors, best, scale = values
@@ -121,7 +122,7 @@ def exponentials(context, at, vectors, best, scale):  # type: ignore[no-untyped-
 
 @emitted
 def narrow(context, at, out, vectors, factor):  # type: ignore[no-untyped-def]
-    """out[i] = bfloat16(x[i] * factor) for 16 * `vectors` float32 numbers x."""
+    """Set out[i] = bfloat16(x[i] * factor) for 16 * `vectors` float32 numbers x."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         at, out, vectors, factor = values
@@ -140,14 +141,15 @@ def narrow(context, at, out, vectors, factor):  # type: ignore[no-untyped-def]
 
 
 def code_scores(queries: int, stored: Codes) -> Any:
-    """A Numba function (query, query_stride, keys, token_stride, vectors, ahead, out, out_stride)
+    """Return a Numba function (query, query_stride, keys, token_stride, vectors, ahead, out,
+    out_stride) that sets
 
         out[q, t] = sum over d of query[q, d] * keys[t, d]
 
-    as `scores` for one or two queries, of keys that are codes: int8, or FP8 times 2^-8.
-    Meanwhile as many bytes are fetched from the address `ahead` on, line by line.
+    like `scores`, for one or two queries and keys that are codes: int8, or FP8 times 2^-8. It
+    prefetches as many bytes as the keys have, line by line, from the address `ahead` on.
     """
-    together = TOKENS // queries  # tokens whose sums are in registers
+    together = TOKENS // queries  # tokens with sums in registers
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         query, query_stride, keys, token_stride, vectors, ahead, out, out_stride = values
@@ -170,7 +172,7 @@ def code_scores(queries: int, stored: Codes) -> Any:
                     for q in range(queries):
                         n = q * together + t
                         found[n] = dot(builder, sums[n], parts[q], key)
-                    if t % 2:  # a line holds 32 numbers of two tokens
+                    if t % 2:  # a line has two tokens' 32 codes each
                         prefetch(builder, builder.add(later, I64(32 * (first + t - 1))), 1, level=1)
                 return found
 
@@ -189,16 +191,15 @@ def code_scores(queries: int, stored: Codes) -> Any:
 
 
 def mix(queries: int, stored: Codes | Literal["bfloat16"] = "bfloat16") -> Any:
-    """A Numba function (weights, weights_stride, values, token_stride, tokens, ahead, out,
-    out_stride)
+    """Return a Numba function (weights, weights_stride, values, token_stride, tokens, ahead, out,
+    out_stride) that computes
 
         out[q, d] += sum over t of weights[q, t] * values[t, d]
 
-    for this number of queries and 64 numbers d: weights and out float32, values bfloat16. Of
-    each 32 in out, the 16 with an even d come first, then those with an odd one; of values that
-    are codes (FP8 times 2^-8) they keep their order. Meanwhile as many lines of 64 bytes as a
-    token's numbers take, one or two, are fetched for each token, one after the other, from the
-    address `ahead` on.
+    for this number of queries and 64 numbers d: weights and out are float32, values bfloat16. Of
+    each 32 in out, the 16 with an even d come first, then those with an odd d; for values that are
+    codes (FP8 times 2^-8) the order stays. For each token, it prefetches as many cache lines as a
+    token's numbers have, one or two, in sequence from the address `ahead` on.
     """
     lines = 2 if stored == "bfloat16" else 1
 
@@ -263,7 +264,7 @@ def loop(
 
 
 def by_count(builder: Any, value: Any, counts: range, emit: Callable[[int], None]) -> None:
-    """Emit `emit(count)` for each of `counts`; the one that `value` turns out to be runs."""
+    """Emit `emit(count)` for each of `counts`; at run time, `value` selects one."""
     done = builder.append_basic_block("done")
     choice = builder.switch(value, done)
     for count in counts:
@@ -276,20 +277,20 @@ def by_count(builder: Any, value: Any, counts: range, emit: Callable[[int], None
 
 
 def transposed_sums(builder: Any, sums: list[Any]) -> Any:
-    """One vector of 16, whose every lane is the sum of one of 16 vectors."""
-    while len(sums) > 1:  # halves of two vectors become one
+    """Return a vector whose 16 lanes are the sums of 16 vectors."""
+    while len(sums) > 1:  # two vectors become one
         sums = [_add_neighbours(builder, *sums[i : i + 2]) for i in range(0, len(sums), 2)]
     return sums[0]
 
 
 def lanes(builder: Any, value: Any, places: Sequence[int], other: Any = None) -> Any:
-    """These lanes of `value`, and of `other` behind it."""
+    """Return these lanes of `value`, followed by `other`."""
     mask = ir.Constant(ir.VectorType(I32, len(places)), list(places))
     return builder.shuffle_vector(value, value if other is None else other, mask)
 
 
 def _add_neighbours(builder: Any, left: Any, right: Any) -> Any:
-    """[l0 + l1, l2 + l3, ..., r0 + r1, ...]"""
+    """Return [l0 + l1, l2 + l3, ..., r0 + r1, ...]."""
     even, odd = (
         builder.shuffle_vector(left, right, ir.Constant(_WORDS, list(range(first, 32, 2))))
         for first in (0, 1)
@@ -298,17 +299,17 @@ def _add_neighbours(builder: Any, left: Any, right: Any) -> Any:
 
 
 def lanes_sum(builder: Any, value: Any) -> Any:
-    """Of 16 floats."""
+    """Return the sum of 16 floats."""
     for _ in range(4):  # sixteen lanes, eight, four, two, one
         value = _add_neighbours(builder, value, value)
     return builder.extract_element(value, I32(0))
 
 
 def power_of_two(builder: Any, power: Any) -> Any:
-    """2^x, no more than 2^127: a series for the fraction, the whole part into the exponent. What
-    is not a number stays so."""
+    """Return 2^x, at most 2^127: a series for the fraction; the integer part becomes the exponent.
+    NaN stays NaN."""
     small = builder.fcmp_ordered("<", power, every(_LOWEST))
-    # Not a number is neither: it must not reach the conversion to a whole number.
+    # NaN is neither, and must not reach the conversion to an integer.
     above = builder.fcmp_ordered(">", power, every(_LOWEST))
     below = builder.fcmp_ordered("<", power, every(_HIGHEST))
     kept = builder.select(above, power, every(_LOWEST))
@@ -327,7 +328,7 @@ def power_of_two(builder: Any, power: Any) -> Any:
 
 
 def _widened(builder: Any, address: Any, offset: int) -> tuple[Any, Any]:
-    """32 bfloat16 numbers as float32: those at even places, then those at odd ones."""
+    """Load 32 bfloat16 numbers as float32: those with even indices, then those with odd ones."""
     words = load(builder, address, offset, _WORDS)
     even = builder.shl(words, ir.Constant(_WORDS, [16] * LANES))
     odd = builder.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * LANES))
@@ -335,27 +336,27 @@ def _widened(builder: Any, address: Any, offset: int) -> tuple[Any, Any]:
 
 
 def _numbers(builder: Any, address: Any, count: int, stored: Codes) -> Any:
-    """`count` codes as float32. FP8 (E4M3) is read as float16, whose exponent is one bit longer
-    and begins as FP8's does: that is the number times 2^-8."""
+    """Load `count` codes as float32. FP8 (E4M3) is read as float16, whose exponent has one bit
+    more: the result is the number times 2^-8."""
     codes = load(builder, address, 0, ir.VectorType(ir.IntType(8), count))
     wide = ir.VectorType(_FLOAT, count)
     if stored == "int8":
         return builder.sitofp(codes, wide)
     shorts = ir.VectorType(ir.IntType(16), count)
     high = builder.shl(builder.zext(codes, shorts), ir.Constant(shorts, [8] * count))
-    moved = builder.ashr(high, ir.Constant(shorts, [1] * count))  # the sign stands twice
+    moved = builder.ashr(high, ir.Constant(shorts, [1] * count))  # duplicates the sign
     bits = builder.and_(moved, ir.Constant(shorts, [0xBFFF] * count))
     halves = builder.bitcast(bits, ir.VectorType(ir.HalfType(), count))
     return builder.fpext(halves, wide)
 
 
 def every(value: float) -> Any:
-    """A constant, sixteen times."""
+    """Return a vector of sixteen equal constants."""
     return ir.Constant(FLOATS, [value] * LANES)
 
 
 def spread(builder: Any, value: Any) -> Any:
-    """A float, sixteen times."""
+    """Return a vector of sixteen equal floats."""
     one = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), value, I32(0))
     nothing = ir.Constant(FLOATS, ir.Undefined)
     return builder.shuffle_vector(one, nothing, ir.Constant(_WORDS, [0] * LANES))

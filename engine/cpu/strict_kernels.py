@@ -1,10 +1,10 @@
-"""Compiled arithmetic whose every bit follows from the source: no rounding is left to the compiler.
+"""Compiled arithmetic whose every bit follows from the source code, not from the compiler.
 
-Numba code without fast-math keeps each operation as written, whatever vectors it is put into,
-so a value does not depend on how many others are computed beside it, on the number of threads
-or on the processor. Multiply-add and the exponential are defined here, since a compiler may
-fuse the one and a library may choose among versions of the other. One file, since the cache of
-compiled code knows a function's file alone. Needs numba; holds no state.
+Numba code without fast math keeps each operation as written in vectors of any length, so a value
+does not depend on the number of values beside it, on threads or on the processor. Multiply-add and
+the exponential are defined here, because a compiler may fuse the former and a library may have
+several versions of the latter. Everything is in one file, because the cache of compiled code only
+checks a function's own file. The module needs numba and keeps no state.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from baton.engine.cpu.compiled import compiled, inner, take_threads
 from baton.engine.cpu.kv_quant_numba import decode_row
 from baton.engine.spec.families import Activation
 
-# These two decide the order of sums: another value is another result.
-_TILE = 64  # tokens of a sequence that are weighed together
+# These two decide the order of sums, and thus the results.
+_TILE = 64  # tokens of a sequence with one softmax update
 _LANES = 16  # partial sums of the weights
-_UNROLL = 8  # products added in a row while a sum is in a register; the order stays
+_UNROLL = 8  # products added while a sum is in a register; the order stays
 _ZERO = np.float32(0.0)
 _LOWEST = np.float32(-np.inf)
 
-_EXP_LEAST = np.float32(-87.0)  # e^-87 is the least power with a normal float32
-_EXP_MOST = np.float32(88.0)
+_MIN_EXPONENT = np.float32(-87.0)  # e^-87 is the smallest normal float32 of them
+_MAX_EXPONENT = np.float32(88.0)
 _LOG2_E = np.float32(1.4426950408889634)
-# ln 2 in two parts: the first has few bits, so that its product with a whole number is exact.
+# ln 2 in two parts: the first has few bits, so that its product with an integer is exact.
 _LN2_HIGH = np.float32(0.693359375)
 _LN2_LOW = np.float32(-2.12194440e-4)
-_ROUNDER = np.float32(12582912.0)  # 1.5 * 2^23: adding it leaves a whole number in the low bits
+_ROUNDER = np.float32(12582912.0)  # 1.5 * 2^23: a sum with it has an integer in its low bits
 _ONE_BITS = np.int32(0x3F800000)
 _C2, _C3, _C4, _C5, _C6 = (np.float32(1 / n) for n in (2, 6, 24, 120, 720))
 _ONE = np.float32(1.0)
@@ -48,21 +48,21 @@ _SLOPES = {"silu": (1.0, 0.0), "gelu_tanh": (1.5957691216057308, 0.0713548162715
 
 
 def _fma(_typing: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c in float32, rounded once."""
+    """Return a * b + c in float32, rounded once."""
     return types.float32(types.float32, types.float32, types.float32), (
         lambda _context, builder, _signature, values: builder.fma(*values)
     )
 
 
 def _bits(_typing: Any, x: Any) -> Any:
-    """The bits of a float32, as int32."""
+    """Return the bits of a float32 as int32."""
     return types.int32(types.float32), (
         lambda _context, builder, _signature, values: builder.bitcast(values[0], ir.IntType(32))
     )
 
 
 def _float(_typing: Any, bits: Any) -> Any:
-    """The float32 of these bits."""
+    """Return the float32 with these bits."""
     return types.float32(types.int32), (
         lambda _context, builder, _signature, values: builder.bitcast(values[0], ir.FloatType())
     )
@@ -75,14 +75,14 @@ _float_of: Any = intrinsic(_float)
 
 @inner(forceinline=True)
 def exp(x):  # type: ignore[no-untyped-def]
-    """e^x of a float32, within 3 units in the last place; below -87 as e^-87, above 88
-    infinity, NaN of NaN.
+    """Return e^x of a float32, within 3 units in the last place. Below -87 the result is e^-87,
+    above 88 infinity; NaN stays NaN.
 
-    x = n ln 2 + r with whole n and |r| <= ln 2 / 2 (Cody and Waite 1980); e^r by its series to
-    the sixth power, 2^n by writing the exponent's bits.
+    x = n ln 2 + r with integer n and |r| <= ln 2 / 2 (Cody and Waite 1980); e^r is a series to the
+    sixth power, and 2^n sets the exponent's bits.
     """
-    x = _EXP_LEAST if x < _EXP_LEAST else x
-    high = x > _EXP_MOST
+    x = _MIN_EXPONENT if x < _MIN_EXPONENT else x
+    high = x > _MAX_EXPONENT
     rounded = fma(x, _LOG2_E, _ROUNDER)
     n = rounded - _ROUNDER
     r = fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, x))
@@ -94,7 +94,7 @@ def exp(x):  # type: ignore[no-untyped-def]
 
 @inner(forceinline=True)
 def tanh(x):  # type: ignore[no-untyped-def]
-    """Of a float32, with an absolute error below 2e-7; NaN of NaN."""
+    """Return tanh(x) of a float32, with an absolute error below 2e-7; NaN stays NaN."""
     return _ONE - np.float32(2.0) / (exp(np.float32(2.0) * x) + _ONE)
 
 
@@ -130,9 +130,9 @@ def _load_codes(codes, place, tables, base, count, keys, values):  # type: ignor
 
 @inner
 def _load(numbers, codes, place, tables, base, count, keys, values, turned):  # type: ignore[no-untyped-def]
-    """One tile in float32: `keys` [dim, tile] and `values` [tile, dim], from `place` = (head,
-    layer, start in `tables`) and the tokens `base` to `base + count`."""
-    if numbers is not None:  # decided as this is compiled
+    """Load a tile as float32 `keys` [dim, tile] and `values` [tile, dim]: the tokens `base` to
+    `base + count` of `place` = (head, layer, start in `tables`)."""
+    if numbers is not None:  # decided at compile time
         _load_numbers(numbers, place, tables, base, count, turned, values)
     if codes is not None:
         _load_codes(codes, place, tables, base, count, turned, values)
@@ -143,8 +143,8 @@ def _load(numbers, codes, place, tables, base, count, keys, values, turned):  # 
 
 @inner
 def _add_products(factors, first, end, matrix, sums):  # type: ignore[no-untyped-def]
-    """sums[:] += factors[k] * matrix[k, :] for k from `first` to `end`, in this order: the one
-    sum of products here, of queries with keys and of weights with values."""
+    """Add factors[k] * matrix[k, :] to `sums` for k from `first` to `end`, in this order: the only
+    sum of products here, for queries and keys and for weights and values."""
     whole = first + (end - first) // _UNROLL * _UNROLL
     width = sums.shape[0]
     for k in range(first, whole, _UNROLL):
@@ -163,8 +163,8 @@ def _add_products(factors, first, end, matrix, sums):  # type: ignore[no-untyped
 
 @inner
 def _weigh(scores, first, end, scale, cap, best, total, mixed):  # type: ignore[no-untyped-def]
-    """Products [tile] become weights; those outside `first` to `end` zero. Returns the highest
-    score so far, to which `total` and `mixed` are scaled."""
+    """Replace products [tile] by weights, and those outside `first` to `end` by 0. Returns the
+    highest score so far, to which `total` and `mixed` are rescaled."""
     for token in range(_TILE):
         score = scores[token] * scale
         if cap != _ZERO:
@@ -190,20 +190,21 @@ def _weigh(scores, first, end, scale, cap, best, total, mixed):  # type: ignore[
 
 def _attend(  # type: ignore[no-untyped-def]
     numbers,  # None, or uint16 or uint32 [block, kv_head, layer, k|v, token, dim], and the
-    # uint32 that makes a float32 of one of them
-    codes,  # None, or `codes_numba.Slabs.of` the layer
+    # uint32 factor from them to the bits of a float32
+    codes,  # None, or the layer from `Slabs.of`
     kv_heads,
     layer,
     queries,  # float32 [rows, heads, dim]
-    runs,  # int32 [runs, 4]: first row, rows, position of the first, place in `tables`
+    runs,  # int32 [runs, 4]: first row, rows, position of the first, index in `tables`
     tables,  # int32
     scale,
     cap,  # 0: none
     window,  # 0: none
     out,  # float32 [rows, heads, dim]
 ):
-    """One job per run of rows and KV head; softmax online over tiles (Milakov and Gimelshein
-    2018, arXiv:1805.02867). A row takes part in a tile only if it sees a token of it."""
+    """Compute attention, with one job per range of rows and KV head and an online softmax over
+    tiles (Milakov and Gimelshein 2018, arXiv:1805.02867). A row skips tiles without visible
+    tokens."""
     heads, dim = queries.shape[1], queries.shape[2]
     count_runs, group = runs.shape[0], heads // kv_heads
     for job in numba.prange(kv_heads * count_runs):
@@ -261,8 +262,8 @@ def strict_gate(gate_up: Tensor, activation: Activation) -> Tensor:
     """Return act(gate) * up, [rows, ffn], of `gate_up` [rows, 2 ffn]: computed in float32, rounded
     once to the dtype of `gate_up`.
 
-    torch's own kernels use one exponential for whole vectors and another for what is left at the
-    end of a thread's share, so that a value depends on how many rows there are.
+    torch's kernels use one exponential for whole vectors and another for the remainder of a
+    thread's share, so that a value depends on the number of rows.
     """
     wide = gate_up.to(torch.float32).contiguous()
     out = torch.empty(wide.shape[0], wide.shape[1] // 2)

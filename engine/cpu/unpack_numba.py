@@ -1,7 +1,7 @@
-"""Codes to bfloat16 numbers, compiled by Numba: what a product with many rows spends on them.
+"""Dequantises codes to bfloat16 with Numba, for products with many rows.
 
-Every function fills a part of a matrix that fits into a core's cache, as bits of bfloat16,
-rounded to the nearest. Needs numba, which is optional; keeps no state.
+Each function fills a part of a matrix that fits into a core's cache, as bits of bfloat16, rounded
+to nearest. The module needs numba, which is optional, and keeps no state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _bfloat16(bits):  # type: ignore[no-untyped-def]  # uint32 of a float32
 
 
 def _tiles(  # type: ignore[no-untyped-def]
-    tiles,  # uint8 [tile, in, rows / 2]: rows of the matrix, as `linear_quantized` packs them
+    tiles,  # uint8 [tile, in, rows / 2]: rows of the matrix, packed by `linear_quantized`
     scales,  # float32 [groups, rows]
     shifts,  # float32 [groups, rows]: value = (code - 8) * scale + shift
     group,
@@ -36,7 +36,7 @@ def _tiles(  # type: ignore[no-untyped-def]
         bits = values.view(np.uint32)
         for column in range(g * group, (g + 1) * group):
             pairs = tiles[tile, column]
-            # One short loop for each step: so the compiler makes vector code of them.
+            # The compiler vectorises short loops with one operation each.
             for i in range(half):
                 values[i] = np.float32(np.int32(pairs[i]) & 15)
             for i in range(half):
@@ -54,8 +54,8 @@ def _fp8(  # type: ignore[no-untyped-def]
     group,
     out,  # uint16 [rows, in]
 ):
-    """Its sign, exponent and fraction are shifted into a float32, whose exponent is then 120
-    too small."""
+    """Decode FP8 by shifting sign, exponent and fraction into a float32, whose exponent is then
+    120 too small."""
     rows, columns = codes.shape
     for row in numba.prange(rows):
         values = np.empty(group, dtype=np.float32)

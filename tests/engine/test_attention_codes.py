@@ -8,7 +8,7 @@ import torch
 import baton.engine.cpu.attention_kv_quant as attention_codes
 from baton.engine.cpu.attention_invariant import InvariantAttention
 from baton.engine.cpu.attention_kv_quant import KvQuantAttention
-from baton.engine.cpu.attention_kv_quant_bf16 import BfloatCodesAttention, usable
+from baton.engine.cpu.attention_kv_quant_bf16 import BfloatKvQuantAttention, usable
 from baton.engine.cpu.dot_bf16 import supported
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.kv_quant import KV_QUANTS
@@ -180,7 +180,7 @@ def test_rotate_and_write(name, dtype, turned):
 @pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 def test_which_kernels_are_taken(name, monkeypatch):
     fast = Case("plain", name, torch.bfloat16)
-    assert usable(fast.pool) and isinstance(fast.compiled()._fast, BfloatCodesAttention)
+    assert usable(fast.pool) and isinstance(fast.compiled()._fast, BfloatKvQuantAttention)
     for case in (Case("plain", name, torch.float32), Case("plain", name, torch.bfloat16, dim=32)):
         assert not usable(case.pool)
         assert isinstance(case.compiled()._strict, InvariantAttention)

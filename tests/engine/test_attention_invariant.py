@@ -49,7 +49,7 @@ class Text:
 def make_pool(dtype, size=SIZE):
     tensor = torch.full((BLOCKS * SIZE // size, KV_HEADS, 2, 2, size, DIM), float("nan"))
     return SimpleNamespace(
-        tensor=tensor.to(dtype), dtype=dtype, codes=None, block_size=size, blocks=len(tensor)
+        tensor=tensor.to(dtype), dtype=dtype, quant=None, block_size=size, blocks=len(tensor)
     )
 
 

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.cpu.chunk_order_ir import MOST_QUERIES, finish, mix_in_order, scores_in_order
+from baton.engine.cpu.chunk_order_ir import MAX_QUERIES, finish, mix_in_order, scores_in_order
 from baton.engine.cpu.dot_bf16 import supported
-from baton.engine.cpu.tile_bf16 import MOST_ROWS, tile
+from baton.engine.cpu.tile_bf16 import MAX_ROWS, tile
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
-QUERIES = range(1, MOST_QUERIES + 1)
+QUERIES = range(1, MAX_QUERIES + 1)
 _tile = tile(1, wide=True)
 
 
@@ -37,7 +37,7 @@ def in_order(left, right):
     panel = right.view(-1, 2, 64).transpose(1, 2).contiguous()
     out, start = torch.full((len(left), 64), torch.nan), torch.zeros(64)
     panel_at, start_at = panel.data_ptr(), start.data_ptr()
-    for x, to in zip(left.split(MOST_ROWS), out.split(MOST_ROWS), strict=True):
+    for x, to in zip(left.split(MAX_ROWS), out.split(MAX_ROWS), strict=True):
         rows_at = x.data_ptr(), 2 * x.stride(0)
         _product(len(x), *rows_at, panel_at, len(right) // 2, start_at, to.data_ptr())
     return out

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from baton.engine.cpu.attention_bf16 import BfloatAttention
-from baton.engine.cpu.decode_bf16 import _find, _first, attend_all, room, tile_place
+from baton.engine.cpu.decode_bf16 import _find, _first, attend_all, new_scratch, tile_place
 from baton.engine.cpu.dot_bf16 import supported
 from baton.engine.spec.model_spec import AttentionSpec
 
@@ -56,7 +56,7 @@ def test_parts_do_not_change_a_bit(parts):
     queries = torch.randn(5, HEADS, DIM).bfloat16()
     found = []
     for count in (1, parts):
-        shared = room(count, HEADS // KV_HEADS, DIM, 64)
+        shared = new_scratch(count, HEADS // KV_HEADS, DIM, 64)
         out = torch.full_like(queries, torch.nan)
         block, head, _, pair, token = (2 * stride for stride in pool.stride()[:5])
         attend_all(
@@ -82,7 +82,7 @@ def test_parts_do_not_change_a_bit(parts):
 
 
 def test_room_is_for_the_longest_sequence():
-    shared = room(3, 4, 64, 33)
+    shared = new_scratch(3, 4, 64, 33)
     assert shared.tiles.shape == (3, 2, 3)
     assert shared.weights.shape == (3, 4, 48)
     assert shared.mixed.shape == (3, 4, 64)
@@ -98,7 +98,7 @@ def test_memory_that_cannot_be_had_is_an_error(monkeypatch):
         raise RuntimeError("can't allocate memory")
 
     attention = BfloatAttention(Pool(), AttentionSpec(0.2, (0,), 0.0))
-    monkeypatch.setattr("baton.engine.cpu.attention_bf16.room", fail)
+    monkeypatch.setattr("baton.engine.cpu.attention_bf16.new_scratch", fail)
     one = torch.ones(1, dtype=torch.int32)
     with pytest.raises(RuntimeError, match="can't allocate"):
         attention.decode(0, torch.zeros(1, 1, DIM).bfloat16(), one[None] * 0, one)

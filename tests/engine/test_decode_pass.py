@@ -257,7 +257,7 @@ def test_steps_that_it_does_not_know_go_layer_by_layer(folder, monkeypatch):
     decoder = runner.decoder
     runner.all_logits(StepBatch(tuple(slices([0, 0]))))
     monkeypatch.setattr(DecodePass, "__call__", None)
-    monkeypatch.setattr(module, "_MOST_ROWS", 1)
+    monkeypatch.setattr(module, "_MAX_ROWS", 1)
     runner.all_logits(StepBatch(tuple(slices([0, 0]))))
     monkeypatch.undo()
     use(runner, replace(decoder._spec, rotary_dim=48), decoder._weights)  # no multiple of 32

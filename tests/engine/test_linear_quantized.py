@@ -101,7 +101,7 @@ def test_every_int4_code_is_unpacked_by_both_ways():
     torch.manual_seed(2)
     weight = quantize_int4(torch.randn(192, 64), 32)
     product = QuantizedMatrix(weight)
-    assert type(product._product).__name__ == "_Tiles4"
+    assert type(product._product).__name__ == "_Int4Tiles"
     values = weight.dequantized(torch.bfloat16)
     many = product(torch.eye(64).bfloat16().repeat(2, 1))
     torch.testing.assert_close(many, values.T.repeat(2, 1), rtol=0.01, atol=0.02)

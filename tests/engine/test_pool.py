@@ -236,7 +236,7 @@ def test_a_draft_group_lies_in_the_same_blocks(spec, draft, codes):
     assert pool.block_bytes == own + beside
     assert pool.tensor.shape == plain.tensor.shape
     assert pool.draft.tensor.shape == (4, 2, 3, 2, 8, 16)
-    assert pool.draft.codes is None
+    assert pool.draft.quant is None
     pool.tensor.view(torch.uint8)[2].fill_(7)
     pool.draft.tensor[1] = 1.5
     view = pool.bytes_view()

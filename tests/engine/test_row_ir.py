@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from baton.engine.cpu.dot_bf16 import supported
-from baton.engine.cpu.row_ir import add_squares, copy_row, gate_row, scale, squares, turn_row
+from baton.engine.cpu.row_ir import add_squares, copy_row, gate_row, rotate_row, scale, squares
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 ROOM = 8  # numbers behind a result that must stay
@@ -34,7 +34,7 @@ def run_gate(gate, up, out, vectors):
 
 @numba.njit
 def run_turn(at, cos, sin, out, half):
-    turn_row(at, cos, sin, out, half)
+    rotate_row(at, cos, sin, out, half)
 
 
 @numba.njit

@@ -40,8 +40,8 @@ def test_only_chunks_or_only_decodes():
     [
         (Slice([], 0, [0]), "0 tokens"),
         (Slice([1], -1, [0]), "from position -1"),
-        (Slice([1, 50], 0, [0]), "outside the 50"),
-        (Slice([-1], 0, [0]), "outside the 50"),
+        (Slice([1, 50], 0, [0]), "exceeds the vocabulary of 50"),
+        (Slice([-1], 0, [0]), "exceeds the vocabulary of 50"),
         (Slice([1] * 5, 0, [0]), "1 blocks do not hold 5"),
         (Slice([1], 4, [0]), "1 blocks do not hold 5"),
         (Slice([1], 0, []), "0 blocks do not hold 1"),
@@ -92,7 +92,7 @@ def test_tokens_that_are_verified_are_decode_rows_of_one_table():
 @pytest.mark.parametrize(
     ("item", "reason"),
     [
-        (verifying([1, 50], 0, [0]), "outside the 50"),
+        (verifying([1, 50], 0, [0]), "exceeds the vocabulary of 50"),
         (verifying([1, 2], 3, [0]), "1 blocks do not hold 5"),
         (verifying([1, 2], 29, list(range(10))), "31 tokens exceed 30"),
         (Slice([1, 2], 0, [0], proposed=1), "0 draws"),

@@ -7,11 +7,11 @@ import torch
 
 from baton.engine.cpu import dot_bf16, tile_bf16
 from baton.engine.cpu.dot_bf16 import COLUMNS, supported
-from baton.engine.cpu.tile_bf16 import MOST_ROWS, tile
+from baton.engine.cpu.tile_bf16 import MAX_ROWS, tile
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 STRETCH = tile_bf16._STRETCH
-ROWS = range(1, MOST_ROWS + 1)
+ROWS = range(1, MAX_ROWS + 1)
 _tile = tile(1)
 
 
@@ -31,7 +31,7 @@ def run_fetching(lines, rows, x, x_stride, panel, ahead, pairs, start, out, out_
         _none(rows, x, x_stride, panel, ahead, pairs, start, out, out_stride)
 
 
-@pytest.mark.parametrize("rows", [1, MOST_ROWS])
+@pytest.mark.parametrize("rows", [1, MAX_ROWS])
 def test_what_is_fetched_changes_no_bit_and_may_lie_nowhere(rows):
     torch.manual_seed(rows)
     x = torch.randn(rows, 10).to(torch.bfloat16)
@@ -46,10 +46,10 @@ def test_what_is_fetched_changes_no_bit_and_may_lie_nowhere(rows):
 
 
 def product(function, x, weight, start):
-    """`out` of MOST_ROWS + 1 rows and 8 more columns, filled with 7 before."""
+    """`out` of MAX_ROWS + 1 rows and 8 more columns, filled with 7 before."""
     rows, pairs = x.shape[0], weight.shape[1] // 2
     panel = weight.view(COLUMNS, pairs, 2).transpose(0, 1).contiguous()
-    out = torch.full((MOST_ROWS + 1, COLUMNS + 8), 7.0).to(torch.bfloat16)
+    out = torch.full((MAX_ROWS + 1, COLUMNS + 8), 7.0).to(torch.bfloat16)
     panel_at, stride = panel.data_ptr(), 2 * x.stride(0)
     to = out.data_ptr(), 2 * out.stride(0)
     function(rows, x.data_ptr(), stride, panel_at, panel_at, pairs, start.data_ptr(), *to)
@@ -73,7 +73,7 @@ def test_rows_are_multiplied_and_nothing_else_is_touched(rows, pairs):
 @pytest.mark.parametrize("pairs", [5, 2 * STRETCH + 13])
 def test_a_row_is_the_same_bits_whatever_stands_beside_it(pairs):
     torch.manual_seed(pairs)
-    x = torch.randn(MOST_ROWS, 2 * pairs).to(torch.bfloat16)
+    x = torch.randn(MAX_ROWS, 2 * pairs).to(torch.bfloat16)
     weight, start = torch.randn(COLUMNS, 2 * pairs).to(torch.bfloat16), torch.randn(COLUMNS)
     alone = [product(run, row[None], weight, start)[0] for row in x]
     for rows in ROWS:
@@ -82,16 +82,16 @@ def test_a_row_is_the_same_bits_whatever_stands_beside_it(pairs):
 
 def test_nothing_behind_the_last_number_counts():
     """It would make the sums NaN."""
-    x = torch.full((MOST_ROWS, 26), torch.nan).to(torch.bfloat16)
+    x = torch.full((MAX_ROWS, 26), torch.nan).to(torch.bfloat16)
     x[:, :18] = 1.0
     out = product(run, x, torch.ones(COLUMNS, 18).to(torch.bfloat16), torch.zeros(COLUMNS))
-    assert (out[:MOST_ROWS, :COLUMNS] == 18.0).all()
+    assert (out[:MAX_ROWS, :COLUMNS] == 18.0).all()
 
 
 def test_an_unknown_number_of_rows_does_nothing():
     memory = np.full(4096, 3, dtype=np.int8)
     at = memory.ctypes.data
-    run(MOST_ROWS + 1, at, 0, at, at, 1, at, at, 0)
+    run(MAX_ROWS + 1, at, 0, at, at, 1, at, at, 0)
     assert (memory == 3).all()
 
 

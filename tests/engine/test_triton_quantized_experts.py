@@ -51,7 +51,7 @@ def test_experts_that_are_unlike_the_first_are_refused_by_name(how):
         stacked_codes([first, other], 2, CPU)
 
 
-@pytest.mark.parametrize(("columns", "group", "said"), [(64, 16, "int4 by"), (40, 8, "multiple")])
+@pytest.mark.parametrize(("columns", "group", "said"), [(64, 16, "int4 with"), (40, 8, "multiple")])
 def test_groups_that_the_kernel_cannot_take_are_refused(columns, group, said):
     with pytest.raises(ModelError, match=said):
         stacked_codes([quantize_int4(torch.randn(2, columns), group)], 1, CPU)
