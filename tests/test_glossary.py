@@ -35,8 +35,7 @@ STILL_TO_REWORD: set[str] = {
     "simulation/mutations",
 }
 # Class names that still occur twice in a package; shrinks to nothing.
-STILL_REPEATED: set[tuple[str, str]] = {
-}
+STILL_REPEATED: set[tuple[str, str]] = set()
 
 WORDS = (
     "who", "whoever", "whom", "nobody", "somebody", "everybody", "anybody",
