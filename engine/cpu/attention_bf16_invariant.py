@@ -75,8 +75,7 @@ def _walk(  # type: ignore[no-untyped-def]
     zeros,  # address of 64 zeros
     out,  # address of bfloat16 [rows, heads, dim]
 ):
-    """Compute decode rows, with one job per row and KV head. While a job uses its last values, it
-    prefetches the first keys of the next job."""
+    """Compute one job per row and KV head; its last values prefetch the next job's first keys."""
     heads, kv_heads, size, dim = sizes
     by_block, by_head, by_pair, by_token = strides
     group, given = heads // kv_heads, (kv_heads, size, tables, lengths, window)
