@@ -1,7 +1,7 @@
-"""Checksums of KV blocks: one 64-bit sum for each head slab of each layer group, seeded with what
-the block is.
+"""Checksums of KV blocks: 64 bits for each head slab of each layer group, seeded with the identity
+of the block.
 
-The sum of a slab of 64-bit words w[0..n) under a seed s is
+The checksum of a slab of 64-bit words w[0..n) under a seed s is
 
     key(i)  = s + i * PHI                          (mod 2**64, as everything here)
     product = sum of lo32(w[i] ^ key(i)) * hi32(w[i] ^ key(i))
@@ -11,8 +11,8 @@ The sum of a slab of 64-bit words w[0..n) under a seed s is
 `product` is the multilinear family NH of Black et al., UMAC (CRYPTO 1999), with keys from a
 Weyl sequence; `total` changes with every single flipped bit; `mix` is the finaliser of
 SplitMix64 (Steele et al., OOPSLA 2014). Additions commute, so a GPU may sum in any order.
-It guards against wrong, stale and torn blocks, not against a forger. Here is the definition;
-hosts compute it by checksum_numba.py, GPUs by engine/triton/checksum.py. Stateless.
+The checksum detects wrong, stale and torn blocks, not forged ones. This module defines it; hosts
+compute it with checksum_numba.py, GPUs with engine/triton/checksum.py. It keeps no state.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ LOW = np.uint64(0xFFFFFFFF)
 
 
 def block_seed(boot_id: bytes, block: int, tag: bytes) -> int:
-    """The seed of block `block` in the pool of the worker `boot_id`.
+    """Return the seed of block `block` in the pool of the worker `boot_id`.
 
-    `tag` says what the block holds: a full block's identity, or `partial_tag` of a partial
-    one. A right sum of another block, worker or content does not pass for this one.
+    `tag` identifies the content: the identity of a full block, or `partial_tag` of a partial one.
+    The checksum of another block, worker or content is therefore not accepted for this one.
     """
     parts = (boot_id, block.to_bytes(8, "little"), tag)
     content = b"".join([len(part).to_bytes(4, "little") + part for part in parts])
@@ -46,13 +46,13 @@ def block_seed(boot_id: bytes, block: int, tag: bytes) -> int:
 
 
 def partial_tag(handoff_id: bytes, tokens: int) -> bytes:
-    """The tag of a partial last block, which belongs to one handoff alone."""
+    """Return the tag of a partial last block, which belongs to a single handoff."""
     return b"partial" + handoff_id + tokens.to_bytes(4, "little")
 
 
 @dataclass(frozen=True, slots=True)
 class SlabGroup:
-    """Slabs of one length, one behind the other: the KV heads of a layer group."""
+    """Consecutive slabs of equal length: the KV heads of a layer group."""
 
     slabs: int
     slab_bytes: int
@@ -61,7 +61,7 @@ class SlabGroup:
 def slab_groups(
     block_bytes: int, slabs: int, draft: SlabGroup | None = None
 ) -> tuple[SlabGroup, ...]:
-    """Return the groups of a block: `slabs` equal slabs, and those of a draft model behind them.
+    """Return the groups of a block: `slabs` equal slabs, followed by those of a draft model.
     Raises ValueError unless each slab is a whole number of words."""
     beside = 0 if draft is None else draft.slabs * draft.slab_bytes
     whole = (
@@ -70,7 +70,7 @@ def slab_groups(
     if not whole or (draft is not None and (draft.slabs < 1 or draft.slab_bytes % WORD_BYTES)):
         behind = "" if draft is None else f" and {draft.slabs} of {draft.slab_bytes} bytes"
         raise ValueError(
-            f"{block_bytes} bytes of a block are not {slabs} slabs of 8-byte words{behind}"
+            f"a block of {block_bytes} bytes cannot have {slabs} slabs of 8-byte words{behind}"
         )
     own = SlabGroup(slabs, (block_bytes - beside) // slabs)
     return (own,) if draft is None else (own, draft)
@@ -83,8 +83,7 @@ def reference(
     slabs: int,
     draft: SlabGroup | None = None,
 ) -> NDArray[np.uint64]:
-    """The same as `checksum_numba.checksums` in plain NumPy: the definition, slow, for tests and
-    GPU ports."""
+    """Same as `checksum_numba.checksums`, in NumPy: slow, for tests and ports to GPUs."""
     picked = blocks_of_pool.view(np.uint64)[np.asarray(blocks, dtype=np.int64)]
     seed = np.asarray(seeds, dtype=np.uint64).reshape(-1, 1, 1)
     found, first = [], 0

@@ -1,7 +1,8 @@
-"""The cache of checksums of offered full blocks: a shared prefix is summed once.
+"""The cache of checksums of offered full blocks, so that a shared prefix is checksummed once.
 
-Bounded; the least recently used entry goes first. A granter owns one and shares it between its
-handoffs. It cannot see the pool: a caller that gives a block new content calls `forget` first.
+The cache is bounded and evicts the least recently used entry. A granter owns one and shares it
+between its handoffs. The cache does not see the pool: a caller that changes the content of a block
+calls `forget` first.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ class ChecksumCache:
 
     def __init__(self, max_blocks: int = DEFAULT_BLOCKS) -> None:
         if max_blocks < 1:
-            raise ValueError("a checksum cache needs room for at least 1 block")
+            raise ValueError(f"a checksum cache of {max_blocks} blocks is empty; give at least 1")
         self._max_blocks = max_blocks
-        self._sums: OrderedDict[int, tuple[bytes, NDArray[np.uint64]]] = OrderedDict()
+        self._checksums: OrderedDict[int, tuple[bytes, NDArray[np.uint64]]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._sums)
+        return len(self._checksums)
 
     def get(self, block: int, identity: bytes) -> NDArray[np.uint64] | None:
-        found = self._sums.get(block)
+        found = self._checksums.get(block)
         if found is None or found[0] != identity:
             return None
-        self._sums.move_to_end(block)
+        self._checksums.move_to_end(block)
         return found[1]
 
-    def put(self, block: int, identity: bytes, sums: NDArray[np.uint64]) -> None:
-        self._sums[block] = (identity, sums)
-        self._sums.move_to_end(block)
-        if len(self._sums) > self._max_blocks:
-            self._sums.popitem(last=False)
+    def put(self, block: int, identity: bytes, checksums: NDArray[np.uint64]) -> None:
+        self._checksums[block] = (identity, checksums)
+        self._checksums.move_to_end(block)
+        if len(self._checksums) > self._max_blocks:
+            self._checksums.popitem(last=False)
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """Drop blocks that are about to be written: the same tokens computed again may differ in
-        their last bits."""
+        """Drop blocks that are about to be written, since the same tokens may have other last bits
+        when they are computed again."""
         for block in blocks:
-            self._sums.pop(block, None)
+            self._checksums.pop(block, None)

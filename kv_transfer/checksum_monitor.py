@@ -1,12 +1,12 @@
-"""How long a granter's checksum calls have been pending, and whether their thread is stuck.
+"""The monitor of a granter's checksum calls: their age, and whether their thread is stuck.
 
-The mover that owns the thread reports when a call reaches it and when the thread has left it: a
-caller that stops waiting does not free a stuck thread. Pure: time is passed in.
+The mover that owns the thread reports the begin and the end of each call in the thread, since a
+caller that stops waiting does not free a stuck thread. The module is pure: time is passed in.
 """
 
 from __future__ import annotations
 
-STUCK_S = 2.0  # a call sums 64 MiB at most: some 50 ms
+STUCK_S = 2.0  # a call checksums 64 MiB at most, in about 50 ms
 
 
 class ChecksumMonitor:
@@ -22,7 +22,7 @@ class ChecksumMonitor:
         self._ended_s = now_s
 
     def oldest_s(self, now_s: float) -> float:
-        """The age of the oldest pending call; 0 where none is pending."""
+        """Return the age of the oldest pending call; 0: none is pending."""
         return max(0.0, now_s - next(iter(self._pending.values()), now_s))
 
     def failure_reason(self, now_s: float) -> str | None:

@@ -1,6 +1,6 @@
-"""Checksums of KV blocks in host memory, compiled (the definition: checksum.py).
+"""Compiled checksums of KV blocks in host memory, as `checksum.py` defines them.
 
-Needs numba, so it is imported where a pool lies in host memory and nowhere else. Stateless.
+The module needs numba, so only workers with a pool in host memory import it. It keeps no state.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def checksums(
     slabs: int,
     draft: SlabGroup | None = None,
 ) -> NDArray[np.uint64]:
-    """Return the sums of some blocks of a pool, holding no GIL: one call for each layer group.
+    """Return the checksums of some blocks of a pool, without holding the GIL.
 
-    `blocks_of_pool` is [pool blocks, block_bytes], C-contiguous; `draft` as in `slab_groups`. The
+    `blocks_of_pool` is [pool blocks, block_bytes], C-contiguous; for `draft` see `slab_groups`. The
     result is [len(blocks), slabs of all groups]. Raises ValueError if a slab is not a whole number
     of words, IndexError if a block is not in the pool.
     """
@@ -34,19 +34,21 @@ def checksums(
     words = blocks_of_pool.view(np.uint64)
     index = np.asarray(blocks, dtype=np.int64)
     if index.size and (index.min() < 0 or index.max() >= words.shape[0]):
-        raise IndexError(f"a block of {list(blocks)} is not in a pool of {words.shape[0]}")
+        raise IndexError(f"{list(blocks)}: one is not in a pool of {words.shape[0]} blocks")
     keys = np.asarray(seeds, dtype=np.uint64)
-    sums = np.empty((len(index), sum(group.slabs for group in groups)), dtype=np.uint64)
+    checksums_out = np.empty((len(index), sum(group.slabs for group in groups)), dtype=np.uint64)
     first, column = 0, 0
     for group in groups:
         width = group.slab_bytes // WORD_BYTES
-        _sum_blocks(words, index, keys, (first, width), (column, column + group.slabs), sums)
+        _sum_blocks(
+            words, index, keys, (first, width), (column, column + group.slabs), checksums_out
+        )
         first, column = first + group.slabs * width, column + group.slabs
-    return sums
+    return checksums_out
 
 
 def warm_up() -> None:
-    """Compile the kernel, or load it from its cache, before a first request needs it."""
+    """Compile the kernel, or load it from its cache, before serving."""
     checksums(np.zeros((1, WORD_BYTES), dtype=np.uint8), [0], [0], 1)
 
 
@@ -66,11 +68,11 @@ def _sum_blocks(
     words: NDArray[np.uint64],
     blocks: NDArray[np.int64],
     seeds: NDArray[np.uint64],
-    place: tuple[int, int],  # of a group in a block: its first word, and words of a slab
-    columns: tuple[int, int],  # of the group in `sums`
-    sums: NDArray[np.uint64],
+    group_words: tuple[int, int],  # the group's first word in a block, and words of a slab
+    columns: tuple[int, int],  # of the group in `checksums_out`
+    checksums_out: NDArray[np.uint64],
 ) -> None:
-    first, width = place
+    first, width = group_words
     for row in range(blocks.shape[0]):
         block = words[blocks[row]]
         seed = seeds[row]
@@ -83,4 +85,4 @@ def _sum_blocks(
                 keyed = part[i] ^ (seed + np.uint64(i) * PHI)
                 product += (keyed & LOW) * (keyed >> np.uint64(32))
                 total += part[i]
-            sums[row, column] = _mix(product ^ _mix(total + seed))
+            checksums_out[row, column] = _mix(product ^ _mix(total + seed))

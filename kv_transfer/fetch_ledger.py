@@ -1,8 +1,8 @@
-"""The reader's ledger of the blocks it fetches: offered, summed, verified, by index.
+"""The reader's ledger of the blocks that it fetches: offered, checksummed, verified, by index.
 
-An index is a position in the sequence's block table. Everything a granter says goes through here
-and is checked before it is used: ids within its pool, indices within the fetch, nothing twice.
-Pure: reads nothing and sends nothing. The handoff's reader owns it.
+An index is a position in the sequence's block table. The ledger checks every message of a granter
+before it is used: ids must be in its pool, indices in the fetch, and nothing may repeat. It is
+pure: it reads and sends nothing. The handoff's reader owns it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from baton.kv_transfer.mover import PeerPool
 from baton.proto import handoff_pb2
 from baton.runtime.errors import HandoffError
 
-_SUM_BYTES = 8
+_CHECKSUM_BYTES = 8
 
 
 class FetchLedger:
     """The indices from `opening.held_blocks` to the end of the prompt, with the own block of each.
 
-    `identities` are those of the full blocks; one fewer than `blocks` where the last block is
-    partial. Raises ValueError if the two do not fit.
+    `identities` are those of the full blocks, one fewer than `blocks` if the last block is partial.
+    Raises ValueError if their numbers do not match.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class FetchLedger:
         slabs: int,
     ) -> None:
         if len(blocks) - len(identities) not in (0, 1):
-            raise ValueError(f"{len(identities)} identities do not fit {len(blocks)} blocks")
+            raise ValueError(f"{len(identities)} identities do not match {len(blocks)} blocks")
         self.first = opening.held_blocks
         self.end = self.first + len(blocks)
-        self._full = self.first + len(identities)  # indices before this one hold full blocks
+        self._full = self.first + len(identities)  # earlier indices are full blocks
         self._tokens = len(opening.tokens)
         self._handoff_id = opening.handoff_id
         self._peer = peer
@@ -48,7 +48,7 @@ class FetchLedger:
         self._own = list(blocks)
         self._tags = list(identities)
         self._offered: dict[int, int] = {}  # index to the granter's block
-        self._sums: dict[int, bytes] = {}  # of each index's slabs
+        self._checksums: dict[int, bytes] = {}  # of the slabs of each index
         self._verified: set[int] = set()
 
     @property
@@ -59,8 +59,8 @@ class FetchLedger:
     def all_offered(self) -> bool:
         return len(self._offered) == len(self._own)
 
-    def offered(self, offer: handoff_pb2.Offer) -> range:
-        """Enter an offer and return its indices. Raises HandoffError if it cannot be true."""
+    def record_offer(self, offer: handoff_pb2.Offer) -> range:
+        """Record an offer and return its indices. Raises HandoffError if it is invalid."""
         indices = range(offer.first, offer.first + len(offer.blocks))
         if not indices:
             raise HandoffError("the granter made an empty offer")
@@ -80,18 +80,20 @@ class FetchLedger:
             self._offered[index] = block
         return indices
 
-    def summed(self, sums: handoff_pb2.Checksums) -> None:
-        """Enter the checksums of offered blocks. Raises HandoffError for those of others."""
-        count, rest = divmod(len(sums.checksums), self._slabs)
+    def record_checksums(self, message: handoff_pb2.Checksums) -> None:
+        """Record checksums of offered blocks. Raises HandoffError for those of other blocks."""
+        count, rest = divmod(len(message.checksums), self._slabs)
         if rest or not count:
-            raise HandoffError(f"{len(sums.checksums)} sums are not {self._slabs} for each block")
-        indices = range(sums.first, sums.first + count)
+            raise HandoffError(
+                f"{len(message.checksums)} checksums are not a multiple of {self._slabs} per block"
+            )
+        indices = range(message.first, message.first + count)
         self._check_range(indices)
-        packed, width = array("Q", sums.checksums).tobytes(), self._slabs * _SUM_BYTES
+        packed, width = array("Q", message.checksums).tobytes(), self._slabs * _CHECKSUM_BYTES
         for index, start in zip(indices, range(0, len(packed), width), strict=True):
-            if index not in self._offered or index in self._sums:
-                raise HandoffError(f"the granter's sums of index {index} are out of order")
-            self._sums[index] = packed[start : start + width]
+            if index not in self._offered or index in self._checksums:
+                raise HandoffError(f"the granter's checksums of index {index} are out of order")
+            self._checksums[index] = packed[start : start + width]
 
     def remote(self, indices: Sequence[int]) -> list[int]:
         return [self._offered[index] for index in indices]
@@ -106,26 +108,26 @@ class FetchLedger:
             for index in indices
         ]
 
-    def known(self, indices: Sequence[int]) -> bool:
-        """Return whether the granter's checksums of all these indices are here."""
-        return self._sums.keys() >= set(indices)
+    def have_checksums(self, indices: Sequence[int]) -> bool:
+        """Return whether the granter's checksums of all these indices have arrived."""
+        return self._checksums.keys() >= set(indices)
 
-    def wrong(self, indices: Sequence[int], sums: NDArray[np.uint64]) -> list[int]:
-        """Return the indices whose own `sums`, [indices, slabs], differ from the granter's."""
+    def mismatched(self, indices: Sequence[int], own: NDArray[np.uint64]) -> list[int]:
+        """Return the indices whose own checksums, [indices, slabs], differ from the granter's."""
         return [
             index
-            for index, row in zip(indices, sums, strict=True)
-            if row.tobytes() != self._sums[index]
+            for index, row in zip(indices, own, strict=True)
+            if row.tobytes() != self._checksums[index]
         ]
 
-    def verified(self, indices: Sequence[int]) -> None:
+    def record_verified(self, indices: Sequence[int]) -> None:
         self._verified.update(indices)
 
     def _check_range(self, indices: range) -> None:
         if indices.start < self.first or indices.stop > self.end:
             raise HandoffError(
-                f"the granter speaks of indices {indices.start} to {indices.stop}; "
-                f"wanted are {self.first} to {self.end}"
+                f"the granter names indices {indices.start} to {indices.stop}; the handoff has "
+                f"{self.first} to {self.end}"
             )
 
     def _check_partial(self, indices: range, tokens: int) -> None:

@@ -1,7 +1,7 @@
-"""A fetch in figures: what was read, and when each offer was heard, landed and verified.
+"""The report of a fetch: the bytes read, and when each offer was received, read and verified.
 
-Pure bookkeeping for metrics, spans and benchmarks; decides nothing. The handoff's reader owns
-it. Times are the event loop's, in seconds; those of what was not reached mean nothing.
+It is pure bookkeeping for metrics, spans and benchmarks and decides nothing. The handoff's reader
+owns it. Times are the event loop's, in seconds; a time is undefined if its event did not happen.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class OfferTimes:
-    """One offer, of `blocks` indices from `first` on."""
+    """The times of one offer of `blocks` indices from `first` on."""
 
     first: int
     blocks: int
@@ -28,13 +28,13 @@ class OfferTimes:
 
 @dataclass(slots=True)
 class FetchReport:
-    """`offers` are in order of their indices, as a granter offers them."""
+    """The counts and times of one fetch. `offers` are in the order of their indices."""
 
-    bytes: int = 0  # read, those read again included
+    bytes: int = 0  # read, with rereads
     reads: int = 0
-    rereads: int = 0  # READs of blocks whose sums were wrong at first
+    rereads: int = 0  # READs of blocks with a wrong checksum
     reread_blocks: int = 0  # of those READs
-    wrong_blocks: int = 0  # whose bytes were not the ones offered, at the first READ or the second
+    wrong_blocks: int = 0  # with wrong checksums, counted per READ
     started: float = 0.0
     opened: float = 0.0
     first_offer: float = 0.0
@@ -56,7 +56,7 @@ class FetchReport:
             self._offer(index).landed = now
 
     def record_verified(self, indices: Sequence[int], now: float) -> None:
-        """These indices are verified, each once."""
+        """Record that these indices are verified, each once."""
         for offer in map(self._offer, indices):
             offer._unverified -= 1
             if offer._unverified == 0:

@@ -1,13 +1,13 @@
-"""The granter's end of a handoff: lets a prompt's blocks be read while they are being made.
+"""The granter's end of a handoff: offers a prompt's blocks while they are being computed.
 
     listener   open, renew, closed      ─▶ lease
     offerer    prompt.next() ─▶ Offer   at once; first tokens; failure
-    summer     offered blocks ─▶ Sums   while the reader is reading already, in parts
+    checksums  offered blocks           in parts, while the reader already reads
 
-The prompt's blocks stay pinned until the reader says `closed` or the lease has run out, even if
-the stream breaks or this handler is cancelled before. Then, once, `prompt.end()` unpins. After a
-failure no renewal counts: a reader that did not hear of it loses its lease. The
-prompt and its blocks belong to the prefill worker; the lease and the stream belong here.
+The prompt's blocks stay pinned until the reader sends `closed` or the lease ends, even if the
+stream breaks or this handler is cancelled earlier. Then `prompt.end()` unpins them, once. After a
+failure renewals are ignored, so a reader that does not learn of it loses its lease. The prefill
+worker owns the prompt and its blocks; this module owns the lease and the stream.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ FAILURE_SEND_S = 0.2  # to send a reader the reason for the end
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Blocks that will not change any more. `first` is the place of the first one; a partial
-    last block comes alone, without identity, with its count of tokens."""
+    """Blocks that no longer change. `first` is the index of the first one; a partial last block
+    comes alone, without identity, with its number of tokens."""
 
     first: int
     blocks: tuple[int, ...]
@@ -45,7 +45,8 @@ class Computed:
     partial_tokens: int = 0
 
     def parts(self, max_blocks: int) -> Iterator[Computed]:
-        """The same in runs of at most so many blocks: other handoffs' checksums come between."""
+        """Divide the blocks into parts of at most `max_blocks`, between which the checksums of
+        other handoffs can be computed."""
         for start in range(0, len(self.blocks), max_blocks):
             end = start + max_blocks
             blocks, identities = self.blocks[start:end], self.identities[start:end]
@@ -53,15 +54,15 @@ class Computed:
 
 
 class GrantedPrompt(Protocol):
-    """An admitted prompt, as the prefill worker makes it known."""
+    """The interface of an admitted prompt, implemented by the prefill worker."""
 
     async def next(self) -> Computed | handoff_pb2.FirstTokens | None:
-        """Return the next event; None after the last. Raises BatonError. Is cancelled when the
-        handoff ends before."""
+        """Return the next event; None after the last. Raises BatonError. The caller cancels it if
+        the handoff ends earlier."""
         ...
 
     def end(self) -> None:
-        """Unpin and cancel: the handoff has ended. Called exactly once."""
+        """Unpin and cancel the prompt, since the handoff has ended. Called exactly once."""
         ...
 
 
@@ -71,8 +72,8 @@ Send = Callable[[handoff_pb2.GranterMessage], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, slots=True)
 class GrantReport:
-    """`refused`: not admitted, nothing was pinned; `failure` says why, there or in a handoff
-    that was ended after the granter's own failure. `request_id` is empty where no opening came."""
+    """The result of a handoff. `refused`: not admitted, nothing was pinned. `failure`: the reason
+    of a refusal, or the granter's own failure. `request_id` is empty if no opening came."""
 
     end: Literal["closed", "expired", "refused"]
     offered_blocks: int = 0
@@ -87,15 +88,15 @@ async def grant(
     mover: Mover,
     boot_id: bytes,
     config: HandoffConfig,
-    sums: ChecksumCache | None = None,
+    checksum_cache: ChecksumCache | None = None,
 ) -> GrantReport:
-    """Serve one handoff to its end; returns when nothing of it is pinned any more.
+    """Serve one handoff to its end. Returns when none of its blocks is pinned.
 
-    `admit` may raise (Overloaded, InvalidRequest): the error is sent to the reader. Cancelling
-    counts as a broken stream: the pins outlive it until the lease has run out, then
-    CancelledError is raised. `sums` caches the checksums of shared prefixes; see its contract.
+    `admit` may raise (Overloaded, InvalidRequest); the error is sent to the reader. Cancellation
+    counts as a broken stream: the blocks stay pinned until the lease ends, then CancelledError is
+    raised. `checksum_cache` has the checksums of shared prefixes.
     """
-    handoff = asyncio.create_task(_serve(link, admit, mover, boot_id, config, sums))
+    handoff = asyncio.create_task(_serve(link, admit, mover, boot_id, config, checksum_cache))
     cancelled = False
     while not handoff.done():
         try:
@@ -114,7 +115,7 @@ async def _serve(
     mover: Mover,
     boot_id: bytes,
     config: HandoffConfig,
-    sums: ChecksumCache | None,
+    checksum_cache: ChecksumCache | None,
 ) -> GrantReport:
     started, request_id = _now(), ""
     try:
@@ -130,31 +131,34 @@ async def _serve(
         return GrantReport("refused", 0, _now() - started, error, request_id)
     mover.hold_progress()
     try:
-        return await _Handoff(link, opening, received, prompt, mover, boot_id, config, sums).run()
+        return await _Handoff(
+            link, opening, received, prompt, mover, boot_id, config, checksum_cache
+        ).run()
     finally:
         mover.drop_progress()
         prompt.end()
 
 
 async def _opening(link: GranterLink, config: HandoffConfig) -> handoff_pb2.OpenHandoff:
-    """The first message. Raises HandoffError if it does not come in time, or is another."""
+    """Return the opening. Raises HandoffError if it does not come in time or another message
+    comes first."""
     try:
         async with asyncio.timeout(config.lease_s):
             message = await link.receive()
     except TimeoutError:
-        raise HandoffError(f"no opening came in {config.lease_s:g} s") from None
+        raise HandoffError(f"no opening came within {config.lease_s:g} s") from None
     if message.WhichOneof("kind") != "open":
-        raise HandoffError("a handoff begins with its opening")
+        raise HandoffError("the first message of the handoff is not its opening")
     return message.open
 
 
 def _check(opening: handoff_pb2.OpenHandoff, boot_id: bytes) -> None:
-    """Raises Unavailable if it is for another boot of this worker, HandoffError if no worker
-    can serve it."""
+    """Check an opening. Raises Unavailable if it is for another boot id of this worker,
+    HandoffError if it is malformed."""
     if opening.granter_boot_id != boot_id:
         raise Unavailable(
-            f"the handoff is for worker {opening.granter_boot_id.hex()}; this one's boot id is "
-            f"{boot_id.hex()}: it has restarted"
+            f"the handoff is for boot id {opening.granter_boot_id.hex()}; this worker has "
+            f"restarted with {boot_id.hex()}"
         )
     if opening.lease_ms == 0 or not opening.tokens or len(opening.handoff_id) != 16:
         raise HandoffError("the opening lacks a lease, tokens or a handoff id of 16 bytes")
@@ -172,20 +176,20 @@ class _Handoff:
         mover: Mover,
         boot_id: bytes,
         config: HandoffConfig,
-        sums: ChecksumCache | None,
+        checksum_cache: ChecksumCache | None,
     ) -> None:
         self._link = link
         self._opening = opening
         self._lease_ms = min(opening.lease_ms, int(config.lease_s * 1000))
         self._lease = GranterLease(self._lease_ms / 1000, received)
-        # later than the reader's own end, so that a slow clock refuses no honest renewal
+        # Later than the reader's own deadline, so that a slow clock does not reject a renewal.
         deadline_ms = min(opening.deadline_ms or MAX_DEADLINE_MS, MAX_DEADLINE_MS)
         self._renewable_until = received + (deadline_ms + 2 * self._lease_ms) / 1000
         self._prompt = prompt
         self._mover = mover
         self._boot_id = boot_id
         self._verify = config.verify
-        self._cache = sums
+        self._cache = checksum_cache
         self._sum_blocks = max(1, config.read_bytes // mover.describe().block_bytes)
         self._sending = asyncio.Lock()
         self._to_sum: asyncio.Queue[Computed] = asyncio.Queue(OFFER_QUEUE)
@@ -198,9 +202,9 @@ class _Handoff:
         tasks = [
             asyncio.create_task(self._listen()),
             asyncio.create_task(self._offer_all()),
-            asyncio.create_task(self._sum_all()),
+            asyncio.create_task(self._send_checksums()),
         ]
-        while not self._lease.expired(_now()):  # a renewal may have come
+        while not self._lease.expired(_now()):  # renewed in between
             if await waits.over(self._closed, self._lease.remaining(_now())):
                 break
         await waits.ended(tasks[1:])
@@ -237,7 +241,7 @@ class _Handoff:
                 else:
                     await self._fail(LeaseLost("the lease, or its request's time, was over before"))
         except LinkClosed:
-            return  # the lease goes on without renewals
+            return  # the lease continues without renewals
 
     async def _offer_all(self) -> None:
         try:
@@ -256,7 +260,7 @@ class _Handoff:
             await self._fail(error)
 
     async def _offer(self, computed: Computed) -> None:
-        held = max(0, self._opening.held_blocks - computed.first)  # the reader has those
+        held = max(0, self._opening.held_blocks - computed.first)  # the reader has these
         wanted = Computed(
             computed.first + held,
             computed.blocks[held:],
@@ -273,20 +277,22 @@ class _Handoff:
         if self._verify:
             await self._to_sum.put(wanted)
 
-    async def _sum_all(self) -> None:
+    async def _send_checksums(self) -> None:
         try:
             while True:
                 computed = await self._to_sum.get()
                 for part in computed.parts(self._sum_blocks):
-                    sums = handoff_pb2.Checksums(first=part.first, checksums=await self._sums(part))
+                    sums = handoff_pb2.Checksums(
+                        first=part.first, checksums=await self._checksums(part)
+                    )
                     await self._send(handoff_pb2.GranterMessage(checksums=sums))
         except LinkClosed:
             return
         except Exception as error:  # ends this handoff; sent to the reader
             await self._fail(error)
 
-    async def _sums(self, computed: Computed) -> list[int]:
-        """The blocks' sums in order, those of the cache not computed again."""
+    async def _checksums(self, computed: Computed) -> list[int]:
+        """Return the blocks' checksums in order, from the cache where possible."""
         tags = list(computed.identities)
         if computed.partial_tokens:
             tags = [partial_tag(self._opening.handoff_id, computed.partial_tokens)]
@@ -307,8 +313,8 @@ class _Handoff:
         return [value for i in range(len(tags)) for value in known[i].tolist()]
 
     async def _fail(self, error: Exception) -> None:
-        """Send the error to the reader, which will close. Pins stay until then, or until the
-        lease is over."""
+        """Send the error to the reader, which then closes. Blocks stay pinned until then, or until
+        the lease ends."""
         self._failure = self._failure or error
         try:
             await self._send(_failed(error))
@@ -321,7 +327,8 @@ class _Handoff:
 
 
 def _failed(error: Exception) -> handoff_pb2.GranterMessage:
-    """An error that is not ours goes out as an EngineError with its name alone."""
+    """Return the failure message. An error outside `BatonError` is sent as an EngineError with
+    only its class name."""
     if not isinstance(error, BatonError):
         error = EngineError(f"the prefill worker failed: {type(error).__name__}")
     failure = worker_pb2.Failure(code=error.code, detail=str(error), retryable=error.retryable)
@@ -329,7 +336,7 @@ def _failed(error: Exception) -> handoff_pb2.GranterMessage:
 
 
 async def _send_failure(send: Send, error: Exception) -> None:
-    """Send the reason for the handoff's end, if the stream takes it in time."""
+    """Send the reason for the handoff's end, if the stream accepts it in time."""
     sending = asyncio.create_task(send(_failed(error)))
     await waits.over(sending, FAILURE_SEND_S)
     await waits.ended([sending])

@@ -1,7 +1,7 @@
-"""The handshake of two workers: their identities, whether their pools fit, where the bytes are.
+"""The handshake of two workers: their identities, their pools, and whether the pools fit.
 
-Pure. `check` names everything that differs at once, so that an operator repairs it in one go.
-A tensor-parallel size or rank may differ, and the kind of memory; nothing else may.
+`check` names all differences at once, so that an operator repairs them together. Only the
+tensor-parallel size and rank and the memory type may differ. The module is pure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def compatibility(
     verify: bool = True,
     draft_fingerprint: str = "",
 ) -> handoff_pb2.Compatibility:
-    """Return what a pool must share with its peers; versions are this package's own."""
+    """Return the properties that a pool must share with its peers, with this package's versions."""
     return handoff_pb2.Compatibility(
         protocol_version=PROTOCOL_VERSION,
         model_fingerprint=model_fingerprint,
@@ -74,7 +74,7 @@ def build(
 
 
 def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessage) -> None:
-    """Raise Incompatible, naming every difference with both values, unless KV may move."""
+    """Raise Incompatible, with both values of every difference, unless KV may be transferred."""
     ours, other = mine.compatibility, theirs.compatibility
     pairs = [
         (name, getattr(ours, name), getattr(other, name))
@@ -97,24 +97,25 @@ def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessa
 
 
 def peer_pool(theirs: handoff_pb2.HandshakeMessage) -> PeerPool:
-    """Return the peer's pool, for `Mover.connect`. Raises Incompatible if it cannot be one."""
+    """Return the peer's pool, for `Mover.connect`. Raises Incompatible if it is invalid."""
     pool = theirs.pool
     if len(theirs.boot_id) != BOOT_ID_BYTES:
         raise Incompatible(
-            f"worker {theirs.worker_id} has a boot id of {len(theirs.boot_id)} bytes"
+            f"worker {theirs.worker_id} has a boot id of {len(theirs.boot_id)} bytes, not "
+            f"{BOOT_ID_BYTES}"
         )
     if not pool.num_blocks or not pool.block_bytes:
         raise Incompatible(f"worker {theirs.worker_id} describes an empty pool")
     if pool.num_blocks > MAX_POOL_BLOCKS or len(pool.metadata) > MAX_METADATA_BYTES:
         raise Incompatible(
-            f"worker {theirs.worker_id} describes {pool.num_blocks} blocks by "
-            f"{len(pool.metadata)} bytes of metadata: at most {MAX_POOL_BLOCKS} blocks and "
-            f"{MAX_METADATA_BYTES} bytes are taken from a peer"
+            f"worker {theirs.worker_id} describes {pool.num_blocks} blocks with "
+            f"{len(pool.metadata)} bytes of metadata: the limits are {MAX_POOL_BLOCKS} blocks and "
+            f"{MAX_METADATA_BYTES} bytes"
         )
     if pool.memory not in MEMORY_KINDS:
         known = " and ".join(MEMORY_KINDS)
         raise Incompatible(
-            f"worker {theirs.worker_id} has a pool in {pool.memory!r}: known are {known}"
+            f"worker {theirs.worker_id} has a pool in {pool.memory!r}; only {known} are supported"
         )
     if pool.base_address + pool.num_blocks * pool.block_bytes >= 1 << 64:
         raise Incompatible(f"worker {theirs.worker_id} describes a pool beyond 64-bit addresses")

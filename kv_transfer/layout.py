@@ -1,15 +1,15 @@
-"""Where the bytes of a KV block are, and which of them move between any two tensor-parallel splits.
+"""The layout of a KV block, and the bytes to transfer between any two tensor-parallel splits.
 
     pool of a rank   [block, bytes]
     block            = layer group of the target | layer group of its draft model   contiguous
     layer group      = head slab 0 | head slab 1 | ...
     slab             = [layer, k|v, token, head_dim] of one KV head, and the scales of its rows
-                       [layer, k|v, token] where they are kept in eight bits
+                       [layer, k|v, token] if they are quantised
 
-A rank holds a run of heads, so a move between splits is a few contiguous runs of slabs. With
-more ranks than KV heads each head is held by several ranks, alike. A model with one latent head
-(MLA) is the case of one KV head and `sides` = 1. A draft model's heads that do not divide over the
-ranks are on every rank. Pure integers; Python's have no 32-bit limit.
+A rank holds a range of heads, so a transfer between splits is a few contiguous runs of slabs. With
+more ranks than KV heads, several ranks hold the same head. An MLA model has one KV head and `sides`
+= 1. If a draft model's heads do not divide over the ranks, every rank has all of them. The module
+computes with unbounded Python integers and is pure.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class LayerGroup:
     block_size: int  # tokens
     head_dim: int
     item_bytes: int
-    sides: int = 2  # K and V; 1 for a latent head
-    scale_bytes: int = 0  # of a row of head_dim; 0: rows have no scale
+    sides: int = 2  # K and V; MLA: 1
+    scale_bytes: int = 0  # per row of head_dim; 0: no scales
 
     @property
     def slab_bytes(self) -> int:
@@ -52,14 +52,14 @@ class BlockLayout:
         return sum(group.group_bytes for group in self.groups)
 
     def offset(self, block: int, slab: int = 0, group: int = 0) -> int:
-        """Bytes from the pool's start to a slab of a layer group of a block."""
+        """Return the bytes from the pool's start to a slab of a layer group of a block."""
         before = sum(other.group_bytes for other in self.groups[:group])
         return block * self.block_bytes + before + slab * self.groups[group].slab_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive slabs that a reader takes from one granter rank, in every block."""
+    """Consecutive slabs of every block that a reader reads from one granter rank."""
 
     granter_rank: int
     granter_slab: int  # the first one, within the granter's block
@@ -77,7 +77,7 @@ class Region:
 
 
 def heads_of(kv_heads: int, tp_size: int, rank: int) -> range:
-    """The KV heads of the whole model that a rank holds.
+    """Return the KV heads of the whole model that a rank holds.
 
     Raises ValueError unless one of `tp_size` and `kv_heads` divides the other.
     """
@@ -95,14 +95,14 @@ def heads_of(kv_heads: int, tp_size: int, rank: int) -> range:
 
 
 def runs(kv_heads: int, reader_tp: int, reader_rank: int, granter_tp: int) -> tuple[Run, ...]:
-    """Return the runs that a reader rank takes from each granter rank, in order of its own slabs.
+    """Return the runs that a reader rank reads from each granter rank, in order of its own slabs.
 
-    Where several granter ranks hold a head alike, readers that hold it spread over them.
+    If several granter ranks hold the same head, its readers are distributed over them.
     """
     wanted = heads_of(kv_heads, reader_tp, reader_rank)
     copies = max(1, granter_tp // kv_heads)  # granter ranks that hold the same head
     width = max(1, kv_heads // granter_tp)  # heads of a granter rank
-    heads_of(kv_heads, granter_tp, 0)  # raises for a split that cannot be
+    heads_of(kv_heads, granter_tp, 0)  # raises for an impossible split
     found: list[Run] = []
     head = wanted.start
     while head < wanted.stop:
@@ -115,13 +115,14 @@ def runs(kv_heads: int, reader_tp: int, reader_rank: int, granter_tp: int) -> tu
 
 
 def draft_heads_of(kv_heads: int, tp_size: int, rank: int) -> range:
-    """Same as `heads_of` for a draft model: all heads where they do not divide over the ranks."""
+    """Same as `heads_of` for a draft model: all heads if they do not divide over the ranks."""
     divides = tp_size <= kv_heads and kv_heads % tp_size == 0
     return heads_of(kv_heads, tp_size, rank) if divides else range(kv_heads)
 
 
 def draft_runs(kv_heads: int, reader_tp: int, reader_rank: int, granter_tp: int) -> tuple[Run, ...]:
-    """Same as `runs` for a draft model. Granter ranks that hold all heads take readers in turns."""
+    """Same as `runs` for a draft model. If granter ranks hold all heads, readers are distributed
+    over them."""
     wanted = draft_heads_of(kv_heads, reader_tp, reader_rank)
     width = len(draft_heads_of(kv_heads, granter_tp, 0))
     if width == kv_heads:
@@ -145,8 +146,8 @@ def region(
     reader_block: int,
     group: int = 0,
 ) -> Region:
-    """The bytes of one block that a run of a layer group moves. The two slabs must be of one
-    size."""
+    """Return the bytes of one block that a run of a layer group transfers. Raises ValueError if
+    the two slabs differ in size."""
     theirs, ours = granter.groups[group].slab_bytes, reader.groups[group].slab_bytes
     if theirs != ours:
         raise ValueError(f"slabs of {theirs} and {ours} bytes differ")

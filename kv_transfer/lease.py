@@ -1,9 +1,9 @@
-"""Both ends of a handoff's lease (invariant I2), as plain clocks without a clock.
+"""Both ends of a handoff's lease (invariant I2); the caller passes the time.
 
 The reader sends renewal n at its time t; the granter pins until receipt + L; once renewal n is
-acknowledged, the reader trusts until t + 0.9 L. Receipt is never before t, so the reader always
-stops first, with no shared clock, whatever the delays, while the clocks' rates differ by less
-than a tenth. `now` is any monotonic time in seconds of the caller's own.
+acknowledged, the reader trusts until t + 0.9 L. Receipt is never before t, so the reader stops
+first with any delay and without a shared clock, if the rates of both clocks differ by less than a
+tenth. `now` is the caller's monotonic time in seconds.
 
     reader   t ├──────────── 0.9 L ───────────┤ trusts
     granter     receipt ├──────────── L ───────────┤ pins
@@ -15,15 +15,15 @@ TRUSTED_SHARE = 0.9
 
 
 class GranterLease:
-    """Until when the granter pins. Opening the handoff counts as the first renewal."""
+    """The granter's end, which limits the pins. The opening counts as the first renewal."""
 
     def __init__(self, lease_s: float, now: float) -> None:
         self._lease_s = lease_s
         self._until = now + lease_s
 
     def renewed(self, n: int, now: float) -> bool:
-        """Take a renewal. True: acknowledge it. False: the lease had run out already, and stays
-        so. A repeated or late `n` prolongs too: longer pinning does no harm."""
+        """Record a renewal. Returns whether to acknowledge it; False: the lease has ended, and
+        stays so. A repeated or late `n` prolongs it too, since longer pinning is harmless."""
         if n < 0 or self.expired(now):
             return False
         self._until = max(self._until, now + self._lease_s)
@@ -33,16 +33,18 @@ class GranterLease:
         return now >= self._until
 
     def remaining(self, now: float) -> float:
-        """Seconds until the end; 0 when it has passed."""
+        """Return the seconds until the end; 0 if it has passed."""
         return max(0.0, self._until - now)
 
 
 class ReaderLease:
-    """Until when the reader trusts. Nothing is trusted before a first acknowledgement."""
+    """The reader's end, which limits its trust. Without an acknowledgement there is none."""
 
     def __init__(self, lease_s: float, renewals_per_lease: int = 4) -> None:
         if renewals_per_lease < 2:
-            raise ValueError("a lease needs at least 2 renewals in its time")
+            raise ValueError(
+                f"{renewals_per_lease} renewals per lease are too few; give at least 2"
+            )
         self._trusted_s = TRUSTED_SHARE * lease_s
         self._interval_s = lease_s / renewals_per_lease
         self._sent: dict[int, float] = {}  # renewals in flight: n to time of sending
@@ -51,7 +53,7 @@ class ReaderLease:
         self._trusted_until: float | None = None
 
     def renewal(self, now: float) -> int:
-        """The number of the renewal to be sent; `now` is read before it is sent."""
+        """Return the number of the renewal to send; `now` is a time before it is sent."""
         n = self._next
         self._next += 1
         useful = now - self._trusted_s
@@ -61,8 +63,8 @@ class ReaderLease:
         return n
 
     def acknowledged(self, n: int) -> bool:
-        """Take the acknowledgement of renewal `n`. Returns False for one that changes nothing:
-        unknown, acknowledged before, or older than one that was."""
+        """Record the acknowledgement of renewal `n`. Returns False if it changes nothing: unknown,
+        acknowledged already, or older than an acknowledged one."""
         at = self._sent.get(n)
         if at is None:
             return False
@@ -72,7 +74,7 @@ class ReaderLease:
         return True
 
     def shorten(self, lease_s: float) -> None:
-        """Use the shorter lease that the granter grants; renewals keep their share of it."""
+        """Use the granter's shorter lease; the number of renewals per lease stays."""
         share = min(1.0, TRUSTED_SHARE * lease_s / self._trusted_s)
         self._trusted_s *= share
         self._interval_s *= share
@@ -82,11 +84,11 @@ class ReaderLease:
 
     @property
     def trusted_until(self) -> float | None:
-        """None before the first acknowledgement."""
+        """Return the end of trust; None before the first acknowledgement."""
         return self._trusted_until
 
     def due(self, now: float) -> bool:
-        """Whether the next renewal is to be sent."""
+        """Return whether the next renewal should be sent."""
         return now >= self._due
 
     @property

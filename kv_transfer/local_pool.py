@@ -1,9 +1,9 @@
-"""The local pool as a mover sees it: plain memory on some device, with a checksum function.
+"""The interface of the local pool for a mover: memory on a device, with a checksum function.
 
-    HostPool      the host's memory; NumPy or numba sums its blocks
-    DevicePool    a GPU's memory; the engine sums its blocks there, so that no KV leaves it
+    HostPool      the host's memory; NumPy or numba computes checksums
+    DevicePool    a GPU's memory; the engine computes checksums there, so that no KV leaves it
 
-Knows no tensors and no NIXL. The memory belongs to the engine and outlives the mover.
+The module knows no tensors and no NIXL. The engine owns the memory, which outlives the mover.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 
 from baton.kv_transfer.checksum import SlabGroup, slab_groups
 
-DRAM, VRAM = "DRAM", "VRAM"  # NIXL's names of the kinds of memory
+DRAM, VRAM = "DRAM", "VRAM"  # NIXL's memory types
 MEMORY_KINDS = (DRAM, VRAM)
 
-# from blocks and their seeds to uint64 [blocks, slabs], as `checksum_numba.checksums`
-Summing = Callable[[Sequence[int], Sequence[int]], NDArray[np.uint64]]
+# From blocks and their seeds to uint64 [blocks, slabs]; see `checksum_numba.checksums`.
+ChecksumFunction = Callable[[Sequence[int], Sequence[int]], NDArray[np.uint64]]
 
-# Without this UCX reads a GPU's memory over TCP where it sees no NVLink; a user's value stays.
+# Without this, UCX reads a GPU's memory over TCP if it finds no NVLink. A user's value stays.
 _UCX_FOR_DEVICES = {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"}
 
 
 class LocalPool(Protocol):
-    """`blocks` of `block_bytes` each from `address` on, without gaps; a block has `slabs` KV head
-    slabs, equally long within a layer group."""
+    """The interface of a pool: `blocks` of `block_bytes` each, contiguous from `address` on; a
+    block has `slabs` KV head slabs, of equal length within a layer group."""
 
     @property
     def address(self) -> int: ...
@@ -45,21 +45,21 @@ class LocalPool(Protocol):
 
     @property
     def memory(self) -> str:
-        """DRAM or VRAM."""
+        """Return DRAM or VRAM."""
         ...
 
     @property
     def device_id(self) -> int:
-        """The number of the VRAM's device in this process."""
+        """Return the number of the VRAM's device in this process."""
         ...
 
-    def sums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
-        """Same as `checksum_numba.checksums`. Several threads may call it at once; it does not
-        hold the GIL for long."""
+    def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
+        """Same as `checksum_numba.checksums`. Several threads may call it at once; it holds the
+        GIL only briefly."""
         ...
 
     def enter_thread(self) -> None:
-        """Called once in each thread that will touch the memory, before it does."""
+        """Prepare the calling thread; called once in each thread before it uses the memory."""
         ...
 
 
@@ -71,7 +71,7 @@ class HostPool:
     def __init__(
         self, array: NDArray[np.uint8], slabs: int, draft: SlabGroup | None = None
     ) -> None:
-        """`slabs` of the target's layer group; `draft` has those of a draft model behind them.
+        """Describe the memory. `slabs`: of the target's layer group, followed by those of `draft`.
         Raises ValueError if a slab is not a whole number of words."""
         groups = slab_groups(array.shape[1], slabs, draft)
         self.array = array
@@ -80,43 +80,43 @@ class HostPool:
         self.address = int(array.ctypes.data)
         self._target_slabs, self._draft = slabs, draft
 
-    def sums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
-        from baton.kv_transfer import checksum_numba  # it needs numba, which a GPU worker lacks
+    def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
+        from baton.kv_transfer import checksum_numba  # needs numba, which GPU workers lack
 
         return checksum_numba.checksums(self.array, blocks, seeds, self._target_slabs, self._draft)
 
     def enter_thread(self) -> None:
-        return  # any thread may
+        return  # any thread can use it
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePool:
-    """A pool in a GPU's memory. `summing` computes `checksum.CHECKSUM_ALGORITHM` there; `enter`
-    makes the device current in the calling thread, which CUDA wants of each."""
+    """A pool in a GPU's memory. `compute_checksums` runs `checksum.CHECKSUM_ALGORITHM` there;
+    `enter` makes the device current in the calling thread, as CUDA requires for each thread."""
 
     address: int
     blocks: int
     block_bytes: int
     slabs: int
     device_id: int
-    summing: Summing
+    compute_checksums: ChecksumFunction
     enter: Callable[[], None]
     memory: str = VRAM
 
-    def sums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
-        return self.summing(blocks, seeds)
+    def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
+        return self.compute_checksums(blocks, seeds)
 
     def enter_thread(self) -> None:
         self.enter()
 
 
 def prepare_ucx(memory: str, environ: MutableMapping[str, str]) -> None:
-    """Set the environment that UCX needs for a pool in `memory`, before it starts."""
+    """Set the environment that UCX needs for a pool in `memory`, before UCX starts."""
     if memory == VRAM:
         for name, value in _UCX_FOR_DEVICES.items():
             environ.setdefault(name, value)
 
 
 def memory_name(memory: str, device_id: int) -> str:
-    """Return a name for operators: "DRAM", "VRAM of device 1"."""
+    """Return a readable name: "DRAM" or "VRAM of device 1"."""
     return memory if memory == DRAM else f"{memory} of device {device_id}"

@@ -1,10 +1,10 @@
-"""A mover between pools of one process, on the event loop alone: for tests and simulation.
+"""A mover between pools of one process, for tests and simulation, without threads.
 
-A `MemoryExchange` stands for the network: it knows the pools by boot id and decides each READ's
-fate (delay, failure, stuck, wrong bytes) as it is posted. Bytes are copied at the moment of
-landing, so a late READ brings whatever the granter's blocks hold by then. READs do not hinder each
-other unless the exchange has a `bytes_per_s`: then they wait for their turns on one link. The
-exchange owns the stuck READs and those that wait.
+A `MemoryExchange` simulates the network: it knows the pools by boot id and decides each READ's
+fate (delay, failure, stuck, wrong bytes) when it is posted. Bytes are copied when the READ lands,
+so a late READ returns the granter's content of that time. READs are independent unless the
+exchange has a `bytes_per_s`: then they queue for one link. The exchange owns stuck and queued
+READs.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ KIND = "memory"
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A READ about to be posted, as the exchange's `decide` sees it. `number` counts all READs;
-    what is `summed` will be verified, anything else is a measurement."""
+    """A READ before it is posted, for the exchange's `decide`. `number` counts all READs. A READ
+    with `checksummed` blocks will be verified; all others are measurements."""
 
     number: int
     reader: bytes
     granter: bytes
     remote: tuple[int, ...]
     local: tuple[int, ...]
-    summed: bool = False
+    checksummed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
     """The outcome of a READ.
 
-    `failed`: nothing lands, and it says so after the delay. `stuck`: it neither lands nor fails
-    until the exchange's `release_stuck`. Of one of its blocks (an index into `local`), `corrupt`:
-    bit number `bit` lands flipped; `short`: its second half does not land, without an error;
-    `wrong`: the granter's next block lands instead. `stale`: all is read from the pool of this
-    boot id. So many blocks land `early`, after half of the delay, and again with the others.
+    `failed`: nothing lands, and the READ fails after the delay. `stuck`: the READ neither lands nor
+    fails until the exchange's `release_stuck`. The next three name a block by its index in `local`.
+    `corrupt`: bit number `bit` is flipped. `short`: the second half does not land, without an
+    error. `wrong`: the granter's next block lands instead. `stale`: all blocks are read from the
+    pool of this boot id. `early`: so many blocks land after half of the delay, and again with the
+    others.
     """
 
     delay_s: float = 0.0
@@ -67,8 +68,8 @@ _UNDECIDED = Fate()
 
 
 class MemoryExchange:
-    """The pools of a process by boot id, and what happens to READs between them. `bytes_per_s`:
-    of all READs together, one after the other; None: each takes its own delay alone."""
+    """The pools of a process by boot id, and the READs between them. `bytes_per_s`: the rate of a
+    link that READs use one after another; None: each READ only has its own delay."""
 
     def __init__(self, decide: Callable[[Attempt], Fate] | None = None) -> None:
         self.decide = decide or (lambda attempt: Fate())
@@ -76,7 +77,7 @@ class MemoryExchange:
         self.bytes_per_s: float | None = None
         self.checksum_s = 0.0
         self.later: Callable[[float, Callable[[], None]], object] = _later
-        self.landing: Callable[[Attempt], None] = lambda attempt: None  # called just before
+        self.landing: Callable[[Attempt], None] = lambda attempt: None  # called before a landing
         self._pools: dict[bytes, NDArray[np.uint8]] = {}
         self._stuck: list[MemoryRead] = []
         self._waiting: deque[MemoryRead] = deque()
@@ -86,26 +87,26 @@ class MemoryExchange:
         self._pools[boot_id] = pool
 
     def leave(self, boot_id: bytes) -> None:
-        """The worker died: READs from its pool that have not landed fail."""
+        """Remove a dead worker: READs from its pool that have not landed fail."""
         self._pools.pop(boot_id, None)
 
     def pool(self, boot_id: bytes) -> NDArray[np.uint8] | None:
         return self._pools.get(boot_id)
 
     def begin(self, read: MemoryRead) -> None:
-        """Post a READ, at once or when the link is free."""
+        """Post a READ now or when the link is free."""
         self._waiting.append(read)
         self._post_waiting()
 
     def dropped(self, read: MemoryRead) -> bool:
-        """Whether the READ waited for its turn, which it now never has."""
+        """Remove a queued READ; returns whether it was queued."""
         if read not in self._waiting:
             return False
         self._waiting.remove(read)
         return True
 
     def makes_progress(self, read: MemoryRead) -> bool:
-        """Whether bytes move: its own, or those that it waits for."""
+        """Return whether bytes move: those of the READ, or those that it waits for."""
         return read is self._moving or read in self._waiting
 
     def _post_waiting(self) -> None:
@@ -126,11 +127,11 @@ class MemoryExchange:
 
     @property
     def stuck(self) -> int:
-        """READs that are held back."""
+        """Return the number of stuck READs."""
         return len(self._stuck)
 
     def release_stuck(self, which: Callable[[Attempt], bool] = lambda attempt: True) -> int:
-        """Let every READ of these that is held back land now; how many there were."""
+        """Land the stuck READs that `which` selects now; return their number."""
         held = [read for read in self._stuck if which(read.attempt)]
         self._stuck = [read for read in self._stuck if read not in held]
         for read in held:
@@ -139,28 +140,28 @@ class MemoryExchange:
 
 
 class MemoryRead:
-    """One READ; implements `mover.Read`."""
+    """One READ; implements `mover.Read` in memory."""
 
     def __init__(
         self,
         exchange: MemoryExchange,
         attempt: Attempt,
         target: NDArray[np.uint8],
-        summing: Callable[[], NDArray[np.uint64]] | None,
+        compute_checksums: Callable[[], NDArray[np.uint64]] | None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.landed: asyncio.Future[None] = loop.create_future()
         self.settled: asyncio.Future[None] = loop.create_future()
-        self._summing = summing
-        self.sums: asyncio.Future[NDArray[np.uint64]] | None = None
-        if summing is not None:
-            self.sums = loop.create_future()
+        self._compute_checksums = compute_checksums
+        self.checksums: asyncio.Future[NDArray[np.uint64]] | None = None
+        if compute_checksums is not None:
+            self.checksums = loop.create_future()
         self._exchange = exchange
         self.attempt = attempt
         self._target = target
         self._fate = _UNDECIDED
-        self._context = copy_context()  # the reader's: its threads sum, its clock counts
-        self._moved_at: float | None = loop.time()  # None: just now
+        self._context = copy_context()  # the reader's, for its clock
+        self._moved_at: float | None = loop.time()  # None: now
         exchange.begin(self)
 
     @property
@@ -175,7 +176,7 @@ class MemoryRead:
             self.settled.set_result(None)
 
     def post(self) -> int:
-        """Its fate begins. How many bytes the link has to move for it."""
+        """Start the READ's fate. Returns how many bytes the link has to move for it."""
         self._fate = fate = self._exchange.decide(self.attempt)
         self._note_time()
         if fate.stuck:
@@ -187,14 +188,14 @@ class MemoryRead:
         return len(self.attempt.local) * block_bytes
 
     def moved(self) -> None:
-        """The link has moved its bytes: what is left is its own delay."""
+        """Record that the link has moved the bytes; the READ's own delay remains."""
         self._note_time()
         self._exchange.later(self._fate.delay_s, self.finish)
         if self._fate.early:
             self._exchange.later(self._fate.delay_s / 2, self._land_early)
 
     def _note_time(self) -> None:
-        """Return the time by the reader's clock: this may run in another process's context."""
+        """Record progress by the clock of the reader, whose context may not be current."""
         if self._exchange.bytes_per_s is not None:
             self._moved_at = None
             loop = asyncio.get_running_loop()
@@ -204,7 +205,7 @@ class MemoryRead:
         self._moved_at = asyncio.get_running_loop().time()
 
     def finish(self) -> None:
-        """Land, or fail; settled either way."""
+        """Land or fail; the READ is settled either way."""
         attempt, fate = self.attempt, self._fate
         source = self._exchange.pool(fate.stale or attempt.granter)
         if fate.failed or source is None:
@@ -213,22 +214,22 @@ class MemoryRead:
             self._exchange.landing(attempt)
             self._land(source)
             self.landed.set_result(None)
-            if self.sums is not None:  # as a thread would, summing takes a while
+            if self.checksums is not None:  # simulates the thread's time
                 loop = asyncio.get_running_loop()
                 loop.call_later(self._exchange.checksum_s, self._sum, context=self._context)
         self.settled.set_result(None)
 
     def _fail(self, failure: ReadFailed) -> None:
-        for future in (self.landed, self.sums):
+        for future in (self.landed, self.checksums):
             if future is not None:
                 future.set_exception(failure)
-                future.exception()  # it may go unwatched
+                future.exception()  # it may have no waiter
 
     def _land(self, source: NDArray[np.uint8]) -> None:
         fate, local, remote = self._fate, list(self.attempt.local), list(self.attempt.remote)
         if fate.wrong is not None:
             remote[fate.wrong] += 1
-        brought = source.take(remote, axis=0, mode="wrap")  # [blocks, block_bytes]
+        brought = source.take(remote, axis=0, mode="wrap")  # [blocks, block_bytes], what landed
         if fate.short is not None:
             half = source.shape[1] // 2
             brought[fate.short, half:] = self._target[local[fate.short], half:]
@@ -239,15 +240,15 @@ class MemoryRead:
 
     def _land_early(self) -> None:
         if self.settled.done():
-            return  # without a delay both are due at once
+            return  # without a delay, both are due now
         attempt, count = self.attempt, self._fate.early
         source = self._exchange.pool(attempt.granter)
         if source is not None:
             self._target[list(attempt.local[:count])] = source[list(attempt.remote[:count])]
 
     def _sum(self) -> None:
-        if self.sums is not None and self._summing is not None:
-            self.sums.set_result(self._summing())
+        if self.checksums is not None and self._compute_checksums is not None:
+            self.checksums.set_result(self._compute_checksums())
 
 
 class MemoryMover:
@@ -257,15 +258,15 @@ class MemoryMover:
 
     def __init__(self, pool: HostPool, boot_id: bytes, exchange: MemoryExchange) -> None:
         self.slabs = pool.slabs
-        self.holds = 0  # leases that ask for progress
-        self.failure: str | None = None  # set by a test: this mover moves nothing any more
+        self.holds = 0  # leases that need progress
+        self.failure: str | None = None  # set by a test: all READs fail
         self._pool = pool
         self._array = pool.array
         self._boot_id = boot_id
         self._exchange = exchange
         self._peers: dict[bytes, PeerPool] = {}
         self._monitor = ChecksumMonitor()
-        self._stuck: asyncio.Future[None] | None = None  # the checksum thread, until it goes on
+        self._stuck: asyncio.Future[None] | None = None  # the checksum thread, while stuck
         exchange.join(boot_id, pool.array)
 
     def describe(self) -> PeerPool:
@@ -313,27 +314,29 @@ class MemoryMover:
             seeds is not None,
         )
 
-        def summing() -> NDArray[np.uint64]:
-            return self._pool.sums(local, seeds or ())
+        def compute_checksums() -> NDArray[np.uint64]:
+            return self._pool.checksums(local, seeds or ())
 
-        return MemoryRead(self._exchange, attempt, self._array, None if seeds is None else summing)
+        return MemoryRead(
+            self._exchange, attempt, self._array, None if seeds is None else compute_checksums
+        )
 
     async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
         stuck = self._stuck
         if stuck is not None:
             await self._wait_for_thread(stuck)
-        await asyncio.sleep(self._exchange.checksum_s)  # as a thread would, it takes a while
-        return self._pool.sums(blocks, seeds)
+        await asyncio.sleep(self._exchange.checksum_s)  # simulates the thread's time
+        return self._pool.checksums(blocks, seeds)
 
     async def _wait_for_thread(self, stuck: asyncio.Future[None]) -> None:
-        """Pending until the thread goes on, even if the caller leaves before."""
+        """Wait for the stuck thread, even if the caller leaves earlier."""
         call, now_s = object(), asyncio.get_running_loop().time
         self._monitor.begin(call, now_s())
         stuck.add_done_callback(lambda _: self._monitor.end(call, now_s()))
         await waits.over(stuck)
 
     def stick_checksums(self) -> None:
-        """The thread that sums ends no call until `release_checksums`."""
+        """Block the checksum thread until `release_checksums`."""
         if self._stuck is None:
             self._stuck = asyncio.get_running_loop().create_future()
 

@@ -1,8 +1,7 @@
-"""The `Mover` seam: bytes between two pools, by one-sided READ into the caller's own pool.
+"""The `Mover` interface: one-sided READs from peers' pools into the own pool.
 
-A mover knows one local pool and its peers' pools by boot id. It never writes into a peer's
-memory (invariant I1). It knows nothing about leases: the reader decides whether to trust the
-bytes.
+A mover knows one local pool, and its peers' pools by boot id. It never writes into a peer's memory
+(invariant I1). It knows no leases: the reader decides whether to trust the bytes.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class PeerPool:
-    """A peer's pool, as it describes itself in its handshake. `memory` and `device_id` are NIXL's
-    names of where it lies, the device as the peer counts; it need not be what the own one is.
-    `versions` are those of the mover's libraries, which have to be equal."""
+    """A peer's pool, from the peer's handshake. `memory` and `device_id` are NIXL's memory type and
+    the peer's device number; they may differ from the own ones. `versions` are those of the
+    mover's libraries, which must be equal."""
 
     boot_id: bytes
     mover: str
@@ -34,28 +33,28 @@ class PeerPool:
 
 
 class Read(Protocol):
-    """One READ under way.
+    """One READ in flight.
 
-    `landed` completes when every byte is in place, or fails with ReadFailed. `settled`
-    completes once no byte of this READ can land any more, whatever became of it: until then
-    its destination blocks must not be used for anything else (quarantine). A READ that landed
-    has settled. `sums`, if the READ was given seeds, brings the checksums of the bytes that
-    landed, [blocks, slabs], taken while they are still in the cache; it fails as `landed` does.
-    No future of these is to be cancelled. `moved_at` (the event loop's clock) is its last
-    progress: it was made, bytes of it were posted or landed, or, while none of it is posted, the
-    READs before it made progress.
+    `landed` completes when every byte is in place, or fails with ReadFailed. `settled` completes
+    when no byte of this READ can land any more, whether it landed or failed. Until then its
+    destination blocks must not be used for anything else (quarantine). A READ that landed has
+    settled. `checksums`, if the READ has seeds, yields the checksums of the bytes that landed,
+    [blocks, slabs], computed while they are in the cache; it fails if `landed` fails. Callers must
+    not cancel these futures. `moved_at` (the event loop's clock) is the time of the last progress:
+    the READ was created, bytes of it were posted or landed, or, before any is posted, earlier READs
+    made progress.
     """
 
     landed: asyncio.Future[None]
     settled: asyncio.Future[None]
-    sums: asyncio.Future[NDArray[np.uint64]] | None
+    checksums: asyncio.Future[NDArray[np.uint64]] | None
 
     @property
     def moved_at(self) -> float: ...
 
     def abandon(self) -> None:
-        """Post nothing more of this READ. If nothing is under way it has failed and settled when
-        this returns, else the bytes under way settle it."""
+        """Post nothing more of this READ. If nothing is in flight, the READ has failed and settled
+        when this returns; else it settles with the bytes in flight."""
         ...
 
 
@@ -64,7 +63,7 @@ class Mover(Protocol):
     slabs: int  # KV head slabs of a local block: columns of `checksums`
 
     def describe(self) -> PeerPool:
-        """The local pool for a peer's `connect`; carries the local boot id."""
+        """Describe the local pool, with the local boot id, for a peer's `connect`."""
         ...
 
     async def connect(self, peer: PeerPool) -> None:
@@ -72,11 +71,11 @@ class Mover(Protocol):
         ...
 
     def peer(self, boot_id: bytes) -> PeerPool:
-        """A connected peer's pool. Raises ReadFailed if it is not connected."""
+        """Return a connected peer's pool. Raises ReadFailed if it is not connected."""
         ...
 
     def forget(self, boot_id: bytes) -> None:
-        """Drop all that is cached about a peer that has died."""
+        """Drop everything cached about a dead peer."""
         ...
 
     def read(
@@ -86,8 +85,8 @@ class Mover(Protocol):
         local: Sequence[int],
         seeds: Sequence[int] | None = None,
     ) -> Read:
-        """Start reading the peer's blocks `remote` into the own blocks `local`, pairwise, and
-        sum them with `seeds` once they are here. Never blocks the event loop."""
+        """Start reading the peer's blocks `remote` into the own blocks `local`, pairwise. With
+        `seeds`, checksum them when they have landed. Never blocks the event loop."""
         ...
 
     async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
@@ -95,15 +94,16 @@ class Mover(Protocol):
         ...
 
     def failure_reason(self) -> str | None:
-        """Return why no block can be moved or summed any more; None while it can."""
+        """Return why no block can be read or checksummed any more; None while it can."""
         ...
 
     def oldest_checksum_s(self) -> float:
-        """The age of the oldest pending call of `checksums`; 0 where none is pending."""
+        """Return the age of the oldest pending call of `checksums`; 0: none is pending."""
         ...
 
     def hold_progress(self) -> None:
-        """Serve peers' READs promptly until `drop_progress`, as while a lease exists. Counted."""
+        """Serve peers' READs promptly until `drop_progress`, while a lease exists. Calls are
+        counted."""
         ...
 
     def drop_progress(self) -> None: ...

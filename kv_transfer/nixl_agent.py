@@ -1,15 +1,14 @@
-"""One NIXL agent and the thread that alone talks to it.
+"""One NIXL agent, and the only thread that calls it.
 
-NIXL's calls may block (a READ over shared memory is copied inside `transfer`), so they run here,
-off the event loop. The thread posts READs, polls those under way, and polls notifications, which
-is what serves peers' READs: every millisecond while asked to, seldom otherwise. It knows no
-asyncio: results go to the callbacks that came with a command or a READ, in this thread. READs
-come in segments (read_segments.py) from a queue that it shares with the mover's other agents, and
-few at a time are under way from a peer.
+NIXL's calls may block (a READ over shared memory is copied inside `transfer`), so they run in this
+thread, off the event loop. The thread posts READs, polls those in flight, and polls notifications,
+which serves peers' READs: every millisecond on request, rarely otherwise. It knows no asyncio: it
+calls the callbacks of a command or a READ. READs come in segments (read_segments.py) from a queue
+that the mover's agents share, and few at a time are in flight from a peer.
 
-A READ ends when NIXL reports done or error. Nothing else ends it: releasing its handle stops
-nothing for certain (docs/decisions/0001-read-not-write.md), so an abandoned READ is polled on and
-its peer kept.
+A READ ends when NIXL reports done or error. Nothing else ends it: releasing its handle does not
+reliably stop it (docs/decisions/0001-read-not-write.md), so the thread keeps polling an abandoned
+READ and keeps its peer.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ log = logs.get(__name__)
 
 MAX_COMMANDS = 4096
 START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 1.0  # for READs under way when the agent stops
-SPIN_S = 0.0001  # between polls of READs under way
+STOP_TIMEOUT_S = 1.0  # for READs in flight when the agent stops
+SPIN_S = 0.0001  # between polls of READs in flight
 HELD_POLL_S = 0.001  # while leases exist
 IDLE_POLL_S = 0.02
 ERROR_PAUSE_S = 0.2
-POSTING_SPELL_S = 0.005  # of READs that are copies by this thread
+MAX_POSTING_S = 0.005  # at a time, when posting copies
 
 _BINDINGS = ("nixl_cu13._api", "nixl_cu12._api", "nixl._api")
 
@@ -57,13 +56,13 @@ class _Peer:
     boot_id: bytes
     name: Any
     blocks: Any  # prepared descriptors of its whole pool
-    reads: int = 0  # under way
+    reads: int = 0  # in flight
     forgotten: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A segment of a READ that was posted."""
+    """A posted segment of a READ."""
 
     handle: Any
     peer: _Peer
@@ -71,7 +70,7 @@ class _Flight:
 
 
 def load_bindings() -> Any:
-    """NIXL's Python module, without torch where possible. Raises ConfigError without NIXL."""
+    """Import NIXL's Python module, if possible without torch. Raises ConfigError without NIXL."""
     for name in _BINDINGS:
         try:
             module = importlib.import_module(name)
@@ -84,13 +83,13 @@ def load_bindings() -> Any:
 
 
 class NixlAgent:
-    """The agent of one pool, whose memory must outlive it. `segments` are those that wait for any
-    agent of the mover. Raises ConfigError if NIXL does not start or takes not this memory."""
+    """The agent of one pool, whose memory must outlive it. `segments`: the queue of the mover's
+    agents. Raises ConfigError if NIXL does not start or rejects this memory."""
 
     def __init__(
         self, pool: LocalPool, name: str, segments: SegmentQueue, share: tuple[int, int] = (0, 1)
     ) -> None:
-        """`share`: which of how many agents of the mover this is."""
+        """Start the thread. `share`: the agent's number, and how many the mover has."""
         self._pool = pool
         self._share = share
         self._name = name
@@ -99,13 +98,13 @@ class NixlAgent:
         self._commands: queue.Queue[Callable[[], None]] = queue.Queue(MAX_COMMANDS)
         self._forgets: deque[bytes] = deque()  # at most one for each connected peer
         self._peers: dict[bytes, _Peer] = {}
-        self._leaving: list[_Peer] = []  # forgotten with READs under way
+        self._leaving: list[_Peer] = []  # forgotten with READs in flight
         self._flights: list[_Flight] = []
-        self._more = False  # segments that wait may be posted at once
+        self._more = False  # queued segments may be posted now
         self._stopping = False
-        self.holds = 0  # leases that ask for progress; written by the owner's thread
-        self.versions: dict[str, str] = {}  # of its libraries, once it has started
-        self.unsettled = 0  # READs under way, as of the last poll
+        self.holds = 0  # leases that need progress; written by the owner
+        self.versions: dict[str, str] = {}  # of its libraries, after the start
+        self.unsettled = 0  # READs in flight at the last poll
         started: Future[bytes] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(started,), name=f"nixl-{name[:8]}", daemon=True
@@ -123,7 +122,7 @@ class NixlAgent:
         return self._thread.is_alive()
 
     def do(self, command: Callable[[], None]) -> bool:
-        """Run a command in the agent's thread; False: too many wait."""
+        """Queue a command for the agent's thread; returns False if too many are queued."""
         try:
             self._commands.put_nowait(command)
         except queue.Full:
@@ -131,30 +130,30 @@ class NixlAgent:
         return True
 
     def forget(self, boot_id: bytes) -> None:
-        """Release a connected peer before any later command, or when its last READ under way
-        has ended."""
+        """Release a connected peer before any later command, or when its last READ in flight has
+        ended."""
         self._forgets.append(boot_id)
         self.wake()
 
     def wake(self) -> None:
-        """Post and poll now rather than after the pause; needless where commands wait."""
+        """Post and poll now instead of after the pause; not needed if commands are queued."""
         self.do(lambda: None)
 
     def stop(self) -> None:
-        """End the thread; blocks for at most the patience with READs under way and as much
-        again. READs that still have not ended then never report: their blocks stay lost."""
+        """End the thread; blocks for at most 2 * STOP_TIMEOUT_S. READs that have not ended by then
+        never report, and their blocks are lost."""
         self._stopping = True
         self.wake()
         self._thread.join(2 * STOP_TIMEOUT_S)
 
-    # What follows runs in the agent's thread.
+    # All methods below run in the agent's thread.
 
     def connect(self, pool: PeerPool) -> None:
         """Prepare to read a peer's pool. Raises ReadFailed."""
         if pool.boot_id in self._peers:
             return
         if any(peer.boot_id == pool.boot_id for peer in self._leaving):
-            raise ReadFailed(f"READs from {_short(pool.boot_id)} of before are still under way")
+            raise ReadFailed(f"earlier READs from {_short(pool.boot_id)} are still in flight")
         try:
             name = self._agent.add_remote_agent(pool.metadata)
             blocks = self._agent.prep_xfer_dlist(
@@ -177,10 +176,10 @@ class NixlAgent:
             self._leaving.append(peer)
 
     def _post_waiting(self) -> None:
-        """Post segments while there are some of peers that are not full, for a spell at most:
-        commands, polls and a stop come between. Where a READ is a copy by this thread it has
-        ended when it is posted, and what `landed` looks at is still in the cache."""
-        until = time.monotonic() + POSTING_SPELL_S
+        """Post segments of peers that are not full, for at most MAX_POSTING_S, so that commands,
+        polls and a stop are not delayed. A READ that this thread copies has ended when it is
+        posted, and its bytes are still in the cache for `landed`."""
+        until = time.monotonic() + MAX_POSTING_S
         while not self._stopping and time.monotonic() < until:
             segment = self._segments.take(self._full())
             if segment is None:
@@ -190,8 +189,8 @@ class NixlAgent:
         self._more = not self._stopping
 
     def _full(self) -> set[bytes]:
-        """Return the peers with enough segments under way here. Those of abandoned READs do not
-        count: they may never end."""
+        """Return the peers with enough segments in flight in this agent. Those of abandoned READs
+        do not count, since they may never end."""
         blocks: Counter[bytes] = Counter()
         for flight in self._flights:
             if flight.segment.read.failure is None and not flight.peer.forgotten:
@@ -225,13 +224,13 @@ class NixlAgent:
         started.set_result(self._agent.get_agent_metadata())
         while not self._stopping:
             try:
-                self._turn()
-            except Exception:  # READs under way must go on being polled
-                log.exception("NIXL turn failed")
+                self._run_once()
+            except Exception:  # READs in flight must still be polled
+                log.exception("NIXL polling failed")
                 time.sleep(ERROR_PAUSE_S)
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while self._flights and time.monotonic() < deadline:
-            self._turn()
+            self._run_once()
         self._close()
 
     def _open(self) -> None:
@@ -251,23 +250,23 @@ class NixlAgent:
                 raise
             raise ConfigError(
                 f"NIXL cannot register the KV pool in {memory_name(pool.memory, pool.device_id)} "
-                f"({type(error).__name__}): its UCX must have been built with CUDA, and UCX_TLS, "
-                "where it is set, must name cuda_copy and cuda_ipc; or set worker.device to cpu"
+                f"({type(error).__name__}): use a UCX that was built with CUDA, and a UCX_TLS, if "
+                "set, with cuda_copy and cuda_ipc; or set worker.device to cpu"
             ) from error
-        _keep_apart(*self._share)  # after what NIXL starts, which may run anywhere
+        _bind_thread(*self._share)  # NIXL's own threads, started before, may use all
         own = _every_block(pool.address, pool.block_bytes, pool.blocks, pool.device_id)
         self._blocks = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", own, pool.memory)
 
-    def _turn(self) -> None:
-        """Wait for commands, at most until the next poll is due; run them; poll."""
+    def _run_once(self) -> None:
+        """Wait for commands until the next poll is due, run them, and poll."""
         pause = SPIN_S if self._flights else HELD_POLL_S if self.holds else IDLE_POLL_S
         try:
             self._command(self._commands.get(block=not self._more, timeout=pause))
             while True:
                 self._command(self._commands.get_nowait())
         except queue.Empty:
-            pass  # all have run
-        except Exception:  # of one command; the others and the polls go on
+            pass  # the queue is empty
+        except Exception:  # a failed command stops no other
             log.exception("NIXL command failed")
         self._post_waiting()
         before = len(self._flights)
@@ -278,7 +277,7 @@ class NixlAgent:
         ]
         self.unsettled = len(self._flights)
         self._more = self._more or self.unsettled < before
-        self._agent.get_new_notifs()  # serves peers; the messages carry nothing
+        self._agent.get_new_notifs()  # serves peers; messages are empty
 
     def _command(self, command: Callable[[], None]) -> None:
         while self._forgets:
@@ -286,11 +285,11 @@ class NixlAgent:
         command()
 
     def _ends(self, flight: _Flight, ask: Callable[[Any], str]) -> bool:
-        """Ask NIXL about a READ, by posting or polling; tell its owner if it has ended."""
+        """Get a READ's state from NIXL by posting or polling; if it has ended, notify its owner."""
         failure: ReadFailed | None = None
         try:
             state = ask(flight.handle)
-        except Exception as error:  # NIXL says so that the READ failed
+        except Exception as error:  # NIXL reports a failed READ this way
             failure = _failed(error)
         else:
             if state == "PROC":
@@ -306,7 +305,7 @@ class NixlAgent:
         if failure is None and segment.read.landed is not None:
             try:
                 segment.read.landed(segment.first, segment.end)
-            except Exception as error:  # its owner must hear of an end in any case
+            except Exception as error:  # the owner must be notified in any case
                 log.exception("READ callback failed")
                 failure = _failed(error)
         self._segments.ended(segment, failure)
@@ -315,38 +314,38 @@ class NixlAgent:
     def _release(self, handle: Any) -> None:
         try:
             handle.release()
-        except Exception as error:  # the READ is over all the same
+        except Exception as error:  # the READ has ended
             log.warning("NIXL handle not released", detail=str(error))
 
     def _release_peer(self, peer: _Peer) -> None:
         self._release(peer.blocks)
         try:
             self._agent.remove_remote_agent(peer.name)
-        except Exception as error:  # the peer is gone all the same
+        except Exception as error:  # the peer is unused
             log.warning("NIXL peer not removed", detail=str(error))
 
     def _close(self) -> None:
         if self._flights:
             log.error("NIXL thread ended with unfinished READs", reads=len(self._flights))
-            return  # tearing down beneath them could be worse
+            return  # NIXL may still write for them
         for boot_id in list(self._peers):
             self._forget(boot_id)
         self._release(self._blocks)
         self._agent.deregister_memory(self._registered)
 
 
-def _keep_apart(number: int, of: int) -> None:
-    """Bind the calling thread to every `of`-th CPU of those that it may use, from `number` on:
-    threads that copy side by side for a few milliseconds otherwise share a CPU while another
-    idles, for as long as the kernel takes to see it. Fewer CPUs than threads: nothing is bound."""
+def _bind_thread(number: int, of: int) -> None:
+    """Bind the calling thread to every `of`-th CPU of those that it may use, from `number` on.
+    Otherwise threads that copy for a few milliseconds may share a CPU while another idles, until
+    the kernel moves one. With fewer CPUs than threads, no thread is bound."""
     cpus = sorted(os.sched_getaffinity(0))
     if 1 < of <= len(cpus):
-        with contextlib.suppress(OSError):  # where that is not allowed it is only slower
+        with contextlib.suppress(OSError):  # without permission it is only slower
             os.sched_setaffinity(0, cpus[number::of])
 
 
 def _every_block(base: int, block_bytes: int, blocks: int, device: int) -> NDArray[np.uint64]:
-    """NIXL's compressed list (address, length, device, stride, count): one for each block."""
+    """Return NIXL's compressed list (address, length, device, stride, count) of all blocks."""
     return np.array([[base, block_bytes, device, block_bytes, blocks]], dtype=np.uint64)
 
 

@@ -1,9 +1,9 @@
 """The mover between processes and hosts: one-sided READs by NIXL over UCX.
 
-The event loop's side: it hands READs to the agent's thread and turns their ends into futures.
-The agent's thread also sums what it has read; a granter's sums have a thread of their own.
-Deadlines are the reader's concern: what is posted of an abandoned READ settles when NIXL reports
-its end, which for a peer that is cut off may be never. The pool's memory belongs to the engine.
+This is the event loop's side: it passes READs to the agents' threads and converts their ends to
+futures. An agent's thread also checksums what it has read; a granter's checksums have their own
+thread. Only the reader has deadlines: the posted part of an abandoned READ settles when NIXL
+reports its end, which may be never for a disconnected peer. The engine owns the pool's memory.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from baton.runtime.errors import ReadFailed
 
 KIND = "nixl"
 CONNECT_TIMEOUT_S = 5.0
-READ_THREADS = 2  # of a decode worker, which copies and checks in them
-SEGMENT_QUEUE = 1 << 16  # segments that wait for a thread
-MAX_CHECKSUM_CALLS = 64  # waiting or running; one more waits on the event loop
+READ_THREADS = 2  # of a decode worker, for copies and checksums
+SEGMENT_QUEUE = 1 << 16  # queued segments
+MAX_CHECKSUM_CALLS = 64  # queued or running; further ones wait on the event loop
 
 
 class NixlRead:
-    """One READ; implements `mover.Read`. The mover gives it its `segments`; `wake` tells the agents
-    that there may be room again."""
+    """One READ; implements `mover.Read` with NIXL. The mover sets `segments`; `wake` makes the
+    agents post again."""
 
     segments: SegmentedRead
 
-    def __init__(self, queue: SegmentQueue, wake: Callable[[], None], summed: bool) -> None:
+    def __init__(self, queue: SegmentQueue, wake: Callable[[], None], with_checksums: bool) -> None:
         loop = asyncio.get_running_loop()
         self._queue = queue
         self._wake = wake
-        self.sums: asyncio.Future[NDArray[np.uint64]] | None = None
-        if summed:
-            self.sums = loop.create_future()
-            self.sums.add_done_callback(lambda done: done.exception())
+        self.checksums: asyncio.Future[NDArray[np.uint64]] | None = None
+        if with_checksums:
+            self.checksums = loop.create_future()
+            self.checksums.add_done_callback(lambda done: done.exception())
         self.landed: asyncio.Future[None] = loop.create_future()
         self.settled: asyncio.Future[None] = loop.create_future()
-        self.landed.add_done_callback(lambda done: done.exception())  # it may go unwatched
+        self.landed.add_done_callback(lambda done: done.exception())  # it may have no waiter
 
     @property
     def moved_at(self) -> float:
@@ -60,23 +60,23 @@ class NixlRead:
         else:
             self._wake()
 
-    def end(self, failure: ReadFailed | None, sums: NDArray[np.uint64] | None = None) -> None:
-        """No segment is left: landed or failed, and settled either way."""
+    def end(self, failure: ReadFailed | None, checksums: NDArray[np.uint64] | None = None) -> None:
+        """Complete the futures after the last segment: landed or failed, and settled."""
         if failure is None:
             self.landed.set_result(None)
-            if self.sums is not None and sums is not None:
-                self.sums.set_result(sums)
+            if self.checksums is not None and checksums is not None:
+                self.checksums.set_result(checksums)
         else:
             self.landed.set_exception(failure)
-            if self.sums is not None:
-                self.sums.set_exception(failure)
+            if self.checksums is not None:
+                self.checksums.set_exception(failure)
         self.settled.set_result(None)
-        del self.segments  # which hold this READ
+        del self.segments  # they refer to this READ
 
 
 class NixlMover:
-    """Implements `mover.Mover`. The constructor registers the pool and blocks for that time;
-    afterwards all methods belong to one event loop. Raises ConfigError without NIXL."""
+    """Implements `mover.Mover` with NIXL. The constructor registers the pool, which blocks;
+    afterwards one event loop calls all methods. Raises ConfigError without NIXL."""
 
     kind = KIND
 
@@ -87,10 +87,10 @@ class NixlMover:
         read_threads: int = 1,
         segment_queue: int = SEGMENT_QUEUE,
     ) -> None:
-        """Where a READ is a copy by this host (CMA, TCP), several threads copy and sum faster
-        than one. Peers read through the first agent; the others only read. Into a device's
-        memory one thread reads: it copies nothing itself. At most `segment_queue` segments wait
-        for a thread, or those of one READ."""
+        """Start the agents. If this host copies READs (CMA, TCP), several threads copy and
+        checksum faster than one. Peers read through the first agent; the others only read. One
+        thread suffices for a device's memory, since it copies nothing. At most `segment_queue`
+        segments are queued, or those of one READ."""
         self.slabs = pool.slabs
         self._pool = pool
         if pool.memory != DRAM:
@@ -105,7 +105,7 @@ class NixlMover:
         ]
         self._agent = self._agents[0]
         self._peers: dict[bytes, PeerPool] = {}
-        self._summing = ThreadPoolExecutor(1, thread_name_prefix="checksums")
+        self._checksum_thread = ThreadPoolExecutor(1, thread_name_prefix="checksums")
         self._sum_calls = asyncio.Semaphore(MAX_CHECKSUM_CALLS)
         self._monitor = ChecksumMonitor()
 
@@ -128,12 +128,13 @@ class NixlMover:
             return
         if peer.block_bytes != self._pool.block_bytes:
             raise ReadFailed(
-                f"blocks of {peer.block_bytes} bytes do not fit into {self._pool.block_bytes}"
+                f"the peer's blocks of {peer.block_bytes} bytes differ from the own "
+                f"{self._pool.block_bytes}"
             )
         try:
             for agent in self._agents:
                 await self._connect(agent, peer)
-        except BaseException:  # CancelledError too: half a connection is useless
+        except BaseException:  # CancelledError too: disconnect all agents
             if peer.boot_id not in self._peers:
                 for agent in self._agents:
                     agent.forget(peer.boot_id)
@@ -142,10 +143,10 @@ class NixlMover:
 
     async def _connect(self, agent: NixlAgent, peer: PeerPool) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        tell = _teller(done)
+        tell = _completer(done)
 
         def connect() -> None:
-            if done.cancelled():  # else it would connect after the agent's `forget`
+            if done.cancelled():  # else it connects after `forget`
                 return
             try:
                 agent.connect(peer)
@@ -155,12 +156,12 @@ class NixlMover:
                 tell(None)
 
         if not agent.do(connect):
-            raise ReadFailed("the mover has too many READs waiting")
+            raise ReadFailed("the mover's command queue is full")
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await done
         except TimeoutError:
-            raise ReadFailed(f"no connection in {CONNECT_TIMEOUT_S:g} s") from None
+            raise ReadFailed(f"no connection within {CONNECT_TIMEOUT_S:g} s") from None
 
     def peer(self, boot_id: bytes) -> PeerPool:
         found = self._peers.get(boot_id)
@@ -184,18 +185,20 @@ class NixlMover:
         check_blocks(remote, peer.num_blocks, local, self._pool.blocks)
         if seeds is not None and len(seeds) != len(local):
             raise ReadFailed(f"{len(seeds)} seeds do not fit {len(local)} blocks")
-        read = NixlRead(self._segments, self._wake, summed=seeds is not None)
+        read = NixlRead(self._segments, self._wake, with_checksums=seeds is not None)
         loop = asyncio.get_running_loop()
 
-        sums = np.empty((len(local), self.slabs), dtype=np.uint64) if seeds is not None else None
+        checksums = (
+            np.empty((len(local), self.slabs), dtype=np.uint64) if seeds is not None else None
+        )
 
         def landed(first: int, end: int) -> None:
-            """In the agent's thread, as `ended`: it sums what has just landed."""
-            assert sums is not None and seeds is not None
-            sums[first:end] = self._pool.sums(local[first:end], seeds[first:end])
+            """Checksum the blocks that have landed, in the agent's thread."""
+            assert checksums is not None and seeds is not None
+            checksums[first:end] = self._pool.checksums(local[first:end], seeds[first:end])
 
         def ended(failure: ReadFailed | None) -> None:
-            _call(loop, lambda: read.end(failure, sums))
+            _call(loop, lambda: read.end(failure, checksums))
 
         step = blocks_each(self._pool)
         segments = cut(boot_id, remote, local, step, None if seeds is None else landed, ended)
@@ -214,9 +217,9 @@ class NixlMover:
     async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
         loop = asyncio.get_running_loop()
         async with self._sum_calls:
-            call = self._summing.submit(self._pool.sums, blocks, seeds)
+            call = self._checksum_thread.submit(self._pool.checksums, blocks, seeds)
             self._monitor.begin(call, loop.time())
-            # not when the caller leaves: the thread may still be at it
+            # Not when the caller leaves, since the thread may still be computing.
             call.add_done_callback(
                 lambda over: _call(loop, lambda: self._monitor.end(over, loop.time()))
             )
@@ -239,26 +242,26 @@ class NixlMover:
         self._agent.holds -= 1
 
     async def close(self) -> None:
-        """READs under way are given a second; then the agent is left as it is, for the process
-        to take down."""
+        """Wait a second for READs in flight; if they do not end, leave the agent to the end of the
+        process."""
         await asyncio.gather(*(asyncio.to_thread(agent.stop) for agent in self._agents))
-        self._summing.shutdown(wait=False, cancel_futures=True)
+        self._checksum_thread.shutdown(wait=False, cancel_futures=True)
 
 
 def check_blocks(
     remote: Sequence[int], remote_blocks: int, local: Sequence[int], local_blocks: int
 ) -> None:
-    """Raise ReadFailed unless the blocks are in their pools, pairwise: a READ outside of the
-    local pool would write over foreign memory."""
+    """Raise ReadFailed unless the blocks are in their pools, pairwise. A READ outside the local
+    pool would overwrite other memory."""
     if len(remote) != len(local):
         raise ReadFailed(f"{len(remote)} blocks do not fit into {len(local)}")
     for blocks, size in ((remote, remote_blocks), (local, local_blocks)):
         if any(not 0 <= block < size for block in blocks):
-            raise ReadFailed(f"a block of {list(blocks)} is not in a pool of {size}")
+            raise ReadFailed(f"{list(blocks)}: one is not in a pool of {size} blocks")
 
 
-def _teller(done: asyncio.Future[None]) -> Callable[[Exception | None], None]:
-    """A callback for another thread that completes `done` in its own loop."""
+def _completer(done: asyncio.Future[None]) -> Callable[[Exception | None], None]:
+    """Return a callback for another thread that completes `done` in its own loop."""
     loop = done.get_loop()
 
     def finish(failure: Exception | None) -> None:

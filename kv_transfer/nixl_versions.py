@@ -1,6 +1,7 @@
-"""The versions of NIXL and of the UCX that it has loaded: both ends of a handoff share them.
+"""The versions of NIXL and of its loaded UCX, which must be equal at both ends of a handoff.
 
-UCX comes with NIXL's package or from the system, so the library that is in this process is asked.
+UCX comes with NIXL's package or from the system, so the module reads the version of the library
+that this process has loaded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ _UNKNOWN = "unknown"
 
 
 def library_versions(bindings: str) -> dict[str, str]:
-    """By library; `bindings` names NIXL's Python module. To be asked once a backend exists."""
+    """Return the versions by library, after a backend exists; `bindings`: NIXL's Python module."""
     return {"nixl": _nixl(bindings.partition(".")[0]), "ucx": _ucx()}
 
 
@@ -28,7 +29,7 @@ def _ucx() -> str:
     with open(_MAPS, encoding="utf-8", errors="replace") as maps:
         paths = {line.split(maxsplit=5)[5].strip() for line in maps if "/libucp" in line}
     for path in sorted(paths):
-        library = ctypes.CDLL(path)  # which is loaded: the same one
+        library = ctypes.CDLL(path)  # the loaded one
         library.ucp_get_version_string.restype = ctypes.c_char_p
         version: bytes = library.ucp_get_version_string()
         return version.decode()

@@ -1,10 +1,9 @@
-"""Preflight: how fast READs from a peer are, and over which transport they go.
+"""The preflight: measures the speed of READs from a peer, and finds their transport.
 
-`measure` times READs through a mover that is connected already, into own free blocks that the
-caller lends. `loopback` measures this host: two processes of this module, one serving a pool and
-one reading it, with UCX asked to log the protocol that it chose, which names the transport
-for certain. NIXL does not tell it; elsewhere the name says what is known: what UCX_TLS leaves
-possible, and whether the bytes that were read came in over TCP.
+`measure` times READs through a connected mover into free blocks of the caller. `loopback` measures
+this host with two processes of this module, one that serves a pool and one that reads it. UCX then
+logs the chosen protocol, which names the transport. NIXL does not report it, so elsewhere the name
+only states what is known: what UCX_TLS permits, and whether the bytes came over TCP.
 
     python -m baton.kv_transfer.preflight          prints one line
 """
@@ -37,7 +36,7 @@ LOOPBACK_TIMEOUT_S = 60.0
 LOOPBACK_BLOCKS = 16
 LOOPBACK_BLOCK_BYTES = 1 << 20
 
-TO_SEE = "UCX_PROTO_INFO=y shows it"  # in UCX's own log, on the process's output
+HINT = "UCX_PROTO_INFO=y shows it"  # in UCX's log on the process's output
 _RDMA_DEVICES = "/sys/class/infiniband"
 
 _SHARED_MEMORY = {"cma", "shm", "sm", "sysv", "posix", "mm", "xpmem", "knem"}
@@ -47,9 +46,9 @@ _CHOSEN = re.compile(r"\|\s*[\d.K]+\.\.inf\s*\|[^|]*\|\s*(?P<transport>\S[^|]*?)
 
 @dataclass(frozen=True, slots=True)
 class PreflightReport:
-    """The result of a measurement. `gb_per_s` (10**9 bytes) is the median round's; `first_ms` the
-    first READ, with its connection setup; `degraded`: slower than the configured floor; `memory`
-    names both ends."""
+    """The result of a measurement. `gb_per_s` (10**9 bytes) is that of the median round, `first_ms`
+    the time of the first READ with its connection setup. `degraded`: slower than the configured
+    floor. `memory` names both ends."""
 
     transport: str
     gb_per_s: float
@@ -68,7 +67,7 @@ class PreflightReport:
 
 
 def possible_transport(ucx_tls: str) -> str:
-    """Return the transport that UCX_TLS leaves possible; an empty one leaves it to UCX."""
+    """Return the transport that UCX_TLS permits; an empty value leaves the choice to UCX."""
     named = {part.strip().split("/")[0] for part in ucx_tls.split(",") if part.strip()}
     if not named or ucx_tls.startswith("^"):
         return "a transport of UCX's choice"
@@ -78,18 +77,18 @@ def possible_transport(ucx_tls: str) -> str:
 
 
 def known_transport(ucx_tls: str, over_tcp: bool | None, here: bool) -> str:
-    """Return what is known of the transport that UCX chose. `over_tcp`: whether the bytes read
-    arrived over TCP, if known; `here`: whether only this host's memory is left then."""
+    """Return what is known about UCX's transport. `over_tcp`: whether the bytes arrived over TCP,
+    if known; `here`: whether shared memory is the only alternative to TCP."""
     if over_tcp:
         return "tcp"
     possible = possible_transport(ucx_tls)
     if over_tcp is None or possible == "tcp":
-        return possible if possible == "tcp" else f"{possible} ({TO_SEE})"
-    return f"{'shared memory' if here else 'not tcp'}, {possible} ({TO_SEE})"
+        return possible if possible == "tcp" else f"{possible} ({HINT})"
+    return f"{'shared memory' if here else 'not tcp'}, {possible} ({HINT})"
 
 
 def chosen_transport(ucx_log: str) -> str | None:
-    """The transport of large READs in what UCX_PROTO_INFO=y logs; None if it is not there."""
+    """Return the transport of large READs from the log of UCX_PROTO_INFO=y; None: not logged."""
     tables = ucx_log.split("remote memory read by ucp_get")[1:]
     for table in reversed(tables):
         found = _CHOSEN.search(table)
@@ -106,17 +105,17 @@ async def measure(
     floor_gb_per_s: float,
     transport: str | None = None,
 ) -> PreflightReport:
-    """Read the peer's blocks `remote` into the lent own blocks `own`, several times.
+    """Read the peer's blocks `remote` into the own blocks `own`, several times.
 
-    Raises ReadFailed; then the own blocks of an unfinished READ are still its target, and the
-    exception's `settled` says until when.
+    Raises ReadFailed. The own blocks of an unfinished READ remain its destination until the
+    exception's `settled` completes.
     """
     peer, mine = mover.peer(boot_id), mover.describe()
     size = peer.block_bytes * len(own)
     loop = asyncio.get_running_loop()
     seconds: list[float] = []
     over_tcp: set[bool | None] = set()
-    over_sockets = mover.kind == NixlMover.kind  # no other mover has a transport to be found
+    over_sockets = mover.kind == NixlMover.kind  # only NIXL has transports
     for _ in range(ROUNDS + 1):
         before, begun = tcp_bytes.received() if over_sockets else None, loop.time()
         read = mover.read(boot_id, remote, own)
@@ -148,7 +147,7 @@ def _name(mover: Mover, peer: PeerPool, over_tcp: bool | None) -> str:
 
 
 class PreflightFailed(ReadFailed):
-    """A READ did not end in time. Until `settled` is done its own blocks are not free."""
+    """A READ that did not end in time. Its own blocks are not free until `settled` completes."""
 
     def __init__(self, message: str, settled: asyncio.Future[None] | None = None) -> None:
         super().__init__(message)
@@ -160,15 +159,15 @@ MakeMover = Callable[[int, int], NixlMover]  # blocks, block bytes
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The two ends of a loopback: Python's arguments that start one, and the mover that each
-    makes on a pool of its own."""
+    """The two ends of a loopback: the Python arguments that start one, and the function that
+    creates each end's mover with its own pool."""
 
     arguments: tuple[str, ...]
     make: MakeMover
 
 
 async def loopback(floor_gb_per_s: float, ends: Processes | None = None) -> PreflightReport:
-    """Measure READs between two processes of this host; None: between pools in its memory.
+    """Measure READs between two processes of this host. `ends` None: with pools in host memory.
     Raises ReadFailed."""
     ends = ends or on_host()
     child = await asyncio.create_subprocess_exec(
@@ -181,7 +180,7 @@ async def loopback(floor_gb_per_s: float, ends: Processes | None = None) -> Pref
         async with asyncio.timeout(LOOPBACK_TIMEOUT_S):
             out, err = await child.communicate()
     except TimeoutError:
-        raise ReadFailed(f"the preflight did not end in {LOOPBACK_TIMEOUT_S:g} s") from None
+        raise ReadFailed(f"the preflight did not end within {LOOPBACK_TIMEOUT_S:g} s") from None
     finally:
         if child.returncode is None:
             child.kill()
@@ -195,7 +194,7 @@ async def loopback(floor_gb_per_s: float, ends: Processes | None = None) -> Pref
 
 
 def host_mover(blocks: int, block_bytes: int) -> NixlMover:
-    """A mover on a pool of its own. Block i is filled with bytes i + 1 (mod 256)."""
+    """Create a mover with its own pool, whose block i is filled with bytes i + 1 (mod 256)."""
     pool = np.zeros((blocks, block_bytes), dtype=np.uint8)
     pool += (np.arange(blocks) + 1).astype(np.uint8)[:, None]
     return NixlMover(HostPool(pool, slabs=1), secrets.token_bytes(16))
@@ -212,20 +211,20 @@ async def serve(blocks: int, block_bytes: int, make: MakeMover) -> None:
     pool = asdict(mover.describe())
     pool |= {"boot_id": pool["boot_id"].hex(), "metadata": pool["metadata"].hex()}
     print(json.dumps(pool), flush=True)
-    await asyncio.to_thread(sys.stdin.buffer.read)  # its end is the parent's, or its wish
+    await asyncio.to_thread(sys.stdin.buffer.read)  # ends with the parent
     await mover.close()
 
 
 def described(line: str) -> PeerPool:
-    """The pool that a `serve` has printed."""
+    """Parse the pool that a `serve` process has printed."""
     fields = json.loads(line)
     fields |= {key: bytes.fromhex(fields[key]) for key in ("boot_id", "metadata")}
     return PeerPool(**fields)
 
 
 async def read_from_child(blocks: int, block_bytes: int, ends: Processes) -> PreflightReport:
-    """Start a `serve` in a child process and measure READs from it. Raises ReadFailed also where
-    what was read is not what the child holds."""
+    """Start a `serve` in a child process and measure READs from it. Raises ReadFailed, also if the
+    bytes differ from those of the child."""
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, *ends.arguments, "--serve"),
         *("--blocks", str(blocks), "--block-bytes", str(block_bytes)),
@@ -237,29 +236,29 @@ async def read_from_child(blocks: int, block_bytes: int, ends: Processes) -> Pre
             pool = described(await first_json(child))
             mover = ends.make(blocks, block_bytes)
             await mover.connect(pool)
-            # Backwards: every block but a middle one then holds what it did not hold before.
+            # Backwards, so that the content of every block changes, except a middle one.
             own = range(blocks - 1, -1, -1)
             before = await mover.checksums(range(blocks), [0] * blocks)
             report = await measure(mover, pool.boot_id, range(blocks), own, 0.0)
             landed = await mover.checksums(own, [0] * blocks)
             await mover.close()
             if not np.array_equal(landed, before):
-                raise ReadFailed(f"READs ended ({report.memory}), and what landed is wrong")
+                raise ReadFailed(f"the READs ended ({report.memory}) with wrong bytes")
             return report
     finally:
-        if child.returncode is None:  # one that has ended by itself would raise
+        if child.returncode is None:  # `kill` raises for an ended process
             child.kill()
         await child.wait()
 
 
 async def first_json(child: asyncio.subprocess.Process) -> str:
-    """The first line of a child's output that is JSON; libraries may log before it. Raises
-    ReadFailed if the output ends without one."""
+    """Return the first line of a child's output that is JSON; libraries may log before it. Raises
+    ReadFailed if there is none."""
     assert child.stdout is not None
     while line := await child.stdout.readline():
         if line.startswith(b"{"):
             return line.decode()
-    raise ReadFailed("the serving process ended before it had a pool")
+    raise ReadFailed("the serving process ended before it printed its pool")
 
 
 def main() -> None:
@@ -277,7 +276,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, ends: Processes) -> None:
-    """Be one of the ends, or measure between them. Leaves by SystemExit where it cannot."""
+    """Run one of the ends, or measure between both. Raises SystemExit on failure."""
     try:
         if args.serve:
             asyncio.run(serve(args.blocks, args.block_bytes, ends.make))

@@ -1,9 +1,9 @@
-"""READs in segments, which a mover's threads share: whichever is free takes the next.
+"""READs divided into segments, which the threads of a mover share: a free thread takes the next.
 
-Where a READ is a copy by the host, no thread then stands idle while another still has segments, and
-what a segment brought is summed while a core's cache holds it. It posts nothing and knows no NIXL.
-What waits is in segment_queue.py; the segments of a READ that have ended are counted here, under a
-lock of the READ's own.
+If the host copies READs, no thread is then idle while another has segments, and the blocks of a
+segment are checksummed while they are in a core's cache. The module posts nothing and knows no
+NIXL. `segment_queue` has the queued segments; this module counts the ended segments of a READ,
+under the READ's own lock.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from numpy.typing import NDArray
 from baton.kv_transfer.local_pool import DRAM, LocalPool
 from baton.runtime.errors import ReadFailed
 
-SEGMENT_BYTES = 4 << 20  # few enough that a core's caches still hold it when it has landed
+SEGMENT_BYTES = 4 << 20  # fits into a core's caches
 DEVICE_BYTES = 64 << 20  # a READ of the default size
 
-# both are called in the thread that saw a segment end
-Landed = Callable[[int, int], None]  # of a READ's blocks, those from the first to the end
+# Both are called in the thread that polled the end of a segment.
+Landed = Callable[[int, int], None]  # first and end of a range of a READ's blocks
 Ended = Callable[[ReadFailed | None], None]
 
 
 class SegmentedRead:
-    """A READ from the peer `boot_id`. `landed` is called for each segment as it lands, `ended`
-    once, when no byte can land any more, with the first failure if there was one. `under_way`
-    (segments that are posted) and `moved_at` (monotonic) are the queue's."""
+    """A READ from the peer `boot_id`. `landed` is called for each segment when it lands, `ended`
+    once, when no byte can land any more, with the first failure or None. The queue owns
+    `under_way` (posted segments) and `moved_at` (monotonic)."""
 
     def __init__(self, boot_id: bytes, segments: int, landed: Landed | None, ended: Ended) -> None:
         self.boot_id = boot_id
@@ -39,11 +39,12 @@ class SegmentedRead:
         self.under_way = 0
         self.moved_at = time.monotonic()
         self._ended = ended
-        self._segments = segments  # that have not ended
+        self._segments = segments  # not yet ended
         self._counting = threading.Lock()
 
     def segments_ended(self, segments: int, failure: ReadFailed | None) -> None:
-        """Count segments that landed, failed, or will never be posted; call `ended` after all."""
+        """Count segments that landed, failed, or will never be posted; call `ended` after the
+        last."""
         if self.count_ended(segments, failure):
             self._ended(self.failure)
 
@@ -57,7 +58,7 @@ class SegmentedRead:
 
 @dataclass(frozen=True, slots=True)
 class ReadSegment:
-    """Blocks `first` to `end` of a READ: the peer's, and the own ones that they go to."""
+    """Blocks `first` to `end` of a READ: the peer's, and their own destinations."""
 
     read: SegmentedRead
     first: int
@@ -67,14 +68,14 @@ class ReadSegment:
 
 
 def blocks_each(pool: LocalPool) -> int:
-    """Blocks of a segment of a READ into this pool. Into a device's memory a READ goes whole: no
-    core copies it."""
+    """Return the blocks per segment of a READ into this pool. A READ into a device's memory is not
+    divided, since no core copies it."""
     return max(1, SEGMENT_BYTES // pool.block_bytes) if pool.memory == DRAM else pool.blocks
 
 
 def blocks_enough(pool: LocalPool) -> int:
-    """With more blocks than these under way from a peer, an agent posts no further segment: two
-    segments keep a link busy, and what is posted lands soon, on a slow link too."""
+    """Return the number of blocks in flight from a peer above which an agent posts no further
+    segment. Two segments keep a link busy, and land soon even on a slow link."""
     return max(1, (SEGMENT_BYTES if pool.memory == DRAM else DEVICE_BYTES) // pool.block_bytes)
 
 
@@ -86,7 +87,7 @@ def cut(
     landed: Landed | None,
     ended: Ended,
 ) -> list[ReadSegment]:
-    """One READ of at least one block, in segments of `step` blocks, in order."""
+    """Divide a READ of at least one block into segments of `step` blocks, in order."""
     firsts = range(0, len(local), step)
     read = SegmentedRead(boot_id, len(firsts), landed, ended)
     theirs, ours = (np.asarray(blocks, dtype=np.int32) for blocks in (remote, local))

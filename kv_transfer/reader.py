@@ -1,15 +1,16 @@
 """The reader's end of a handoff: fetches the blocks that a granter offers and verifies them.
 
-    offer ─▶ READ ─▶ landed ─▶ lease still trusted? ─▶ own sums ─▶ equal? ─▶ verified
-             in the window                             while the next READ is under way
+    offer ─▶ READ ─▶ landed ─▶ lease still trusted? ─▶ own checksums ─▶ equal? ─▶ verified
+             in the window                             while the next READ is in flight
 
-However `fetch` ends, what is not posted of its READs never will be, the destinations of those in
-flight go to quarantine, and `closed` is said once there are none; `finished` waits for that. The
-owner of the destination blocks keeps the quarantined ones aside until their future is done. Time
-is the event loop's. A READ's futures are never cancelled.
+When `fetch` ends in any way, it posts nothing more, quarantines the destinations of READs in
+flight, and sends `closed` once none is left; `finished` waits for that. The owner of the
+destination blocks does not use quarantined blocks until their future is done. Time is the event
+loop's. A READ's futures are never cancelled.
 
-A granter may renew the lease and yet withhold what it owes: checksums of what has landed; offers
-or first tokens, of which the ones follow the others at once. Each is waited for `read_timeout_s`.
+A granter may renew the lease and still withhold what it owes: checksums of landed blocks, further
+offers after the first tokens, or the first tokens after the last offer. The reader waits
+`read_timeout_s` for each.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ Quarantine = Callable[[Sequence[int], "asyncio.Future[None]"], None]
 
 @dataclass(frozen=True, slots=True)
 class _Landed:
-    """Blocks that landed under a trusted lease, with their own sums, [indices, slabs]."""
+    """Blocks that landed under a trusted lease, with their own checksums, [indices, slabs]."""
 
     indices: list[int]
-    sums: NDArray[np.uint64]
+    checksums: NDArray[np.uint64]
     since: float
 
 
 class HandoffReader:
-    """One handoff; `fetch` is called once.
+    """The reader of one handoff; `fetch` is called once.
 
-    `peer` is the granter's boot id, connected in `mover`; `own` the local one. `quarantine`
-    takes over the destination blocks of an unfinished READ, with the future after which no byte
-    of it can land any more.
+    `peer` is the granter's boot id, connected in `mover`; `own` is the local one. `quarantine`
+    receives the destination blocks of an unfinished READ, and the future that completes when no
+    byte of it can land any more.
     """
 
     def __init__(
@@ -74,15 +75,15 @@ class HandoffReader:
         self._quarantine = quarantine
         self._session = ReaderSession(link, config, self._on_message, self._fail)
         self._window = Window(config.window_reads, config.window_bytes)
-        self._ready: deque[int] = deque()  # indices offered, not yet being read
-        self._suspect: set[int] = set()  # indices whose sums were wrong once
-        self._reads: dict[Read, list[int]] = {}  # that have not landed, to own blocks
-        self._tasks: set[asyncio.Task[None]] = set()  # one per READ, until its own sums are in
-        self._unverified: list[_Landed] = []  # waiting for the granter's sums
+        self._ready: deque[int] = deque()  # offered indices, not yet read
+        self._suspect: set[int] = set()  # indices with a wrong checksum
+        self._reads: dict[Read, list[int]] = {}  # not landed, with their own blocks
+        self._tasks: set[asyncio.Task[None]] = set()  # per READ, until its checksums are computed
+        self._unverified: list[_Landed] = []  # waiting for the granter's checksums
         self.report = FetchReport()
         self._first_received = False
-        self._summed_at = 0.0  # when checksums came last
-        self._answered_at = 0.0  # when an offer or the first tokens came last
+        self._checksums_at = 0.0  # time of the last checksums
+        self._answered_at = 0.0  # time of the last offer or first tokens
         self._overdue_timer: asyncio.TimerHandle | None = None
 
     async def fetch(
@@ -92,14 +93,13 @@ class HandoffReader:
         identities: Sequence[bytes],
         on_first: Callable[[handoff_pb2.FirstTokens], None],
     ) -> FetchReport:
-        """Fetch indices `opening.held_blocks` and on into the own `blocks`; `identities` are
-        those of the full ones among them. `on_first` gets the first tokens as they come, once.
+        """Fetch indices from `opening.held_blocks` on into the own `blocks`; `identities` are
+        those of the full blocks. `on_first` gets the first tokens when they arrive, once.
 
-        Returns when every block is verified and the first tokens are here. Raises WorkerLost
+        Returns when every block is verified and the first tokens have arrived. Raises WorkerLost
         (stream broken), LeaseLost (granter dead or paused), ReadFailed, AnswerOverdue (the granter
-        withholds what it owes), ChecksumMismatch, HandoffError (the granter's word cannot be
-        true), or the error that the granter named (Overloaded: busy). Can be cancelled at any
-        time.
+        withholds what it owes), ChecksumMismatch, HandoffError (an invalid message of the
+        granter), or the granter's own error (Overloaded: busy). It can be cancelled at any time.
         """
         loop = asyncio.get_running_loop()
         self._outcome: asyncio.Future[None] = loop.create_future()
@@ -112,19 +112,19 @@ class HandoffReader:
             self._block_bytes = peer.block_bytes
             self._ledger = FetchLedger(opening, blocks, identities, peer, self._mover.slabs)
             self._session.start(opening)
-            await self._outcome  # bounded by the lease, the answers due, and the deadline
+            await self._outcome  # bounded by lease, due answers and deadline
         finally:
             self._leave()
         return self.report
 
     async def finished(self) -> None:
-        """Wait until `closed` has been said or the lease is over, and the stream has ended."""
+        """Wait until `closed` is sent or the lease has ended, and the stream has ended."""
         if self._tasks:
             await asyncio.wait(set(self._tasks))
         await self._session.finished()
 
     def unverified_s(self) -> float:
-        """How long the oldest blocks have waited for the granter's checksums."""
+        """Return how long the oldest blocks have waited for the granter's checksums."""
         return _now() - self._unverified[0].since if self._unverified else 0.0
 
     def _leave(self) -> None:
@@ -148,7 +148,7 @@ class HandoffReader:
         kind = message.WhichOneof("kind")
         report, now = self.report, _now()
         if kind == "checksums":
-            self._summed_at = now
+            self._checksums_at = now
         else:
             self._answered_at = now
         if self._session.opened_at is not None:
@@ -156,14 +156,14 @@ class HandoffReader:
         if kind == "offer":
             if not report.offers:
                 report.first_offer = now
-            indices = self._ledger.offered(message.offer)
+            indices = self._ledger.record_offer(message.offer)
             report.record_offer(indices, now)
             self._ready.extend(indices)
             if self._ledger.all_offered:
                 report.last_offer = now
             self._start_reads()
         elif kind == "checksums":
-            self._ledger.summed(message.checksums)
+            self._ledger.record_checksums(message.checksums)
             self._verify_landed()
         elif kind == "first_tokens":
             self._take_first(message.first_tokens, now)
@@ -173,7 +173,8 @@ class HandoffReader:
         choices = [token.choice for token in first.tokens]
         if self._first_received or sorted(choices) != sorted(self._choices):
             raise HandoffError(
-                f"the granter's first tokens are of choices {choices}, wanted {self._choices} once"
+                f"the granter's first tokens are for choices {choices}, not once for each of "
+                f"{self._choices}"
             )
         self._first_received = True
         self.report.first_tokens = now
@@ -181,17 +182,16 @@ class HandoffReader:
         self._conclude()
 
     def _start_reads(self) -> None:
-        """Start READs of what is offered, while the window admits them and the lease is
-        trusted."""
+        """Start READs of offered blocks, while the window admits them and the lease is trusted."""
         most = min(self._config.window_bytes, self._config.read_bytes) // self._block_bytes
         while self._ready and not self._outcome.done():
             reads = -(-len(self._ready) // max(1, most))
-            count = -(-len(self._ready) // reads)  # of even size: they run side by side
+            count = -(-len(self._ready) // reads)  # equal sizes, since they run in parallel
             indices = [self._ready[i] for i in range(count)]
             size = len(indices) * self._block_bytes
             if not self._window.admits(size):
                 return
-            if not self._session.trusted():  # as after a pause: the granter may have unpinned
+            if not self._session.trusted():  # the granter may have unpinned
                 self._fail(LeaseLost("the lease ran out before a READ was started"))
                 return
             own = self._ledger.own(indices)
@@ -211,26 +211,26 @@ class HandoffReader:
         try:
             await self._await_landing(read)
             if not self._session.trusted():
-                raise LeaseLost("the lease ran out before a READ was seen complete")
+                raise LeaseLost("the lease ended before a READ was known to be complete")
             self.report.record_landed(indices, _now())
             self._window.ended(size)
             self._reads.pop(read)
             self._start_reads()
-            if read.sums is not None:
-                if not await waits.over(read.sums, self._config.read_timeout_s):
+            if read.checksums is not None:
+                if not await waits.over(read.checksums, self._config.read_timeout_s):
                     raise ReadFailed("the checksums of a READ were not computed in time")
-                self._unverified.append(_Landed(indices, read.sums.result(), _now()))
+                self._unverified.append(_Landed(indices, read.checksums.result(), _now()))
                 self._verify_landed()
                 self._watch_answers()
             else:
                 self._verified(indices)
                 self._conclude()
-        except Exception as error:  # every failure ends the fetch, none ends unseen
+        except Exception as error:  # every failure ends the fetch
             self._fail(error)
 
     async def _await_landing(self, read: Read) -> None:
         """Wait until a READ has landed. Raises ReadFailed if it makes no progress for
-        `read_timeout_s`; the lease and the request's deadline bound a READ that does."""
+        `read_timeout_s`; the lease and the request's deadline bound a slow READ."""
         timeout_s = self._config.read_timeout_s
         while not read.landed.done():
             left_s = read.moved_at + timeout_s - _now()
@@ -240,14 +240,14 @@ class HandoffReader:
         read.landed.result()
 
     def _verify_landed(self) -> None:
-        """Compare own sums with the granter's where both are here; read wrong blocks again,
-        once."""
+        """Compare own checksums with the granter's if both are present; read blocks with wrong
+        checksums again, once."""
         waiting, self._unverified = self._unverified, []
         for landed in waiting:
-            if not self._ledger.known(landed.indices):
+            if not self._ledger.have_checksums(landed.indices):
                 self._unverified.append(landed)
                 continue
-            wrong = self._ledger.wrong(landed.indices, landed.sums)
+            wrong = self._ledger.mismatched(landed.indices, landed.checksums)
             again = [index for index in wrong if index in self._suspect]
             self.report.wrong_blocks += len(wrong)
             if again:
@@ -263,15 +263,15 @@ class HandoffReader:
         self._start_reads()
         self._conclude()
 
-    # -- what the granter owes ------------------------------------------------------------------
+    # -- due answers of the granter -------------------------------------------------------------
 
     def _answers_due(self) -> float:
-        """Until when the next answer has to come; infinite while the granter owes none. What it
-        offers while it computes is not owed: a prompt may wait, and the router watches its steps.
-        """
+        """Return when the next answer is overdue; infinite if the granter owes none. Offers of
+        blocks that it still computes are not owed: a prompt may wait, and the router watches the
+        granter's steps."""
         due = float("inf")
         if self._unverified:
-            due = max(self._summed_at, self._unverified[0].since)
+            due = max(self._checksums_at, self._unverified[0].since)
         if self._ledger.all_offered != self._first_received:
             due = min(due, self._answered_at)
         return due + self._config.read_timeout_s
@@ -285,7 +285,7 @@ class HandoffReader:
 
     def _check_answers(self) -> None:
         self._overdue_timer = None
-        if _now() < self._answers_due():  # something has come since
+        if _now() < self._answers_due():  # an answer has come in between
             self._watch_answers()
             return
         missing = "first tokens" if self._ledger.all_offered else "offers"
@@ -299,11 +299,11 @@ class HandoffReader:
         )
 
     def _verified(self, indices: Sequence[int]) -> None:
-        self._ledger.verified(indices)
+        self._ledger.record_verified(indices)
         self.report.record_verified(indices, _now())
 
     def _conclude(self) -> None:
-        """The fetch is done once all blocks are verified and the first tokens are here."""
+        """Complete the fetch once all blocks are verified and the first tokens have arrived."""
         if self._ledger.complete and self._first_received and not self._outcome.done():
             self.report.verified = _now()
             self._outcome.set_result(None)

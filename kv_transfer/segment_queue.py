@@ -1,11 +1,11 @@
-"""The queue of READ segments that wait until they may be posted, one for each peer.
+"""The queues of READ segments that are not yet posted, one for each peer.
 
-    add ─▶ waits in its peer's queue ─▶ take: posted ─▶ ended
+    add ─▶ in its peer's queue ─▶ take: posted ─▶ ended
                    └──── abandon: never posted
 
-An agent posts little at a time from each peer, and the rest waits here. So a READ's time begins
-when its bytes can move, whatever else is to be read, and an abandoned READ costs nothing. Peers
-take turns, so that one that is cut off delays no other. Several threads use it, under one lock.
+An agent posts few segments at a time from each peer; the others are queued. A READ's time thus
+begins when its bytes can move, and an abandoned READ costs nothing. The queue serves peers in
+turn, so that a disconnected one does not delay the others. Several threads use it, under one lock.
 It posts nothing and knows no NIXL.
 """
 
@@ -23,31 +23,32 @@ from baton.runtime.errors import ReadFailed
 
 @dataclass(slots=True)
 class _PeerQueue:
-    """`moved_at`: when a segment from this peer last ended, while others waited."""
+    """The queue of one peer. `moved_at`: the last end of a segment while others were queued."""
 
     waiting: deque[ReadSegment] = field(default_factory=deque)
     moved_at: float = 0.0
 
 
 class SegmentQueue:
-    """Shared by the agents of a mover, which take segments, and its event loop, which adds them."""
+    """The queue between a mover's event loop, which adds segments, and its agents, which take
+    them."""
 
     def __init__(self) -> None:
-        self._queues: dict[bytes, _PeerQueue] = {}  # by boot id; whose turn is next comes first
+        self._queues: dict[bytes, _PeerQueue] = {}  # by boot id; the next to serve is first
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Pieces that wait."""
+        """Return the number of queued segments."""
         with self._lock:
             return sum(len(queue.waiting) for queue in self._queues.values())
 
     def add(self, segments: Sequence[ReadSegment]) -> None:
-        """The segments of one READ."""
+        """Queue the segments of one READ."""
         with self._lock:
             self._queues.setdefault(segments[0].read.boot_id, _PeerQueue()).waiting.extend(segments)
 
     def take(self, full: Collection[bytes] = ()) -> ReadSegment | None:
-        """The next segment to post, but of no peer that is `full`; None: there is none."""
+        """Return the next segment to post, except of `full` peers; None: there is none."""
         with self._lock:
             boot_id = next((peer for peer in self._queues if peer not in full), None)
             if boot_id is None:
@@ -61,8 +62,8 @@ class SegmentQueue:
             return segment
 
     def ended(self, segment: ReadSegment, failure: ReadFailed | None) -> None:
-        """A segment that was taken has landed, failed, or could not be posted. After a failure no
-        other segment of its READ is posted."""
+        """Record that a taken segment has landed, failed, or could not be posted. After a failure
+        no other segment of its READ is posted."""
         read = segment.read
         with self._lock:
             read.under_way -= 1
@@ -74,7 +75,7 @@ class SegmentQueue:
         read.segments_ended(1 + dropped, failure)
 
     def abandon(self, read: SegmentedRead) -> bool:
-        """Post no further segment of this READ. Returns whether it has ended by that: then no byte
+        """Post no further segment of this READ. Returns whether this ends the READ: then no byte
         of it can land any more, and its `ended` is not called."""
         with self._lock:
             dropped = self._drop(read)
@@ -82,7 +83,7 @@ class SegmentQueue:
 
     def moved_at(self, read: SegmentedRead) -> float:
         """Return the time of a READ's last progress, by the monotonic clock: a segment of it was
-        posted or ended; with none under way, one from its peer, which made room, ended."""
+        posted or ended, or, with none in flight, a segment of its peer ended and made room."""
         with self._lock:
             queue = self._queues.get(read.boot_id)
             if queue is None or read.under_way:

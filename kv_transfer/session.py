@@ -1,8 +1,8 @@
-"""The reader's stream and lease: one task sends, one receives, and the end is always orderly.
+"""The reader's stream and lease: one task sends, one receives, and a third closes in order.
 
-Knows nothing of blocks: messages go to the handoff's reader, which owns the session. Calls on the
-link are never cancelled while the stream is needed (gRPC would end it): leaving sets a flag, and
-a task of the session's own sends `closed` after the last READ has settled.
+The session knows no blocks: it passes messages to the handoff's reader, which owns it. Calls on the
+link are never cancelled while the stream is needed, because gRPC would end it: leaving sets a
+flag, and a task of the session sends `closed` after the last READ has settled.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ CLOSE_TIMEOUT_S = 0.5  # for the granter to end the stream after `closed`
 
 
 class ReaderSession:
-    """The stream of one handoff. `on_message` gets every message but `opened`, `acknowledged` and
-    `failed`, once opened; `on_failure` gets the errors that end the handoff, perhaps several."""
+    """The stream of one handoff. After the opening, `on_message` gets every message except
+    `opened`, `acknowledged` and `failed`; `on_failure` gets the errors that end the handoff,
+    possibly several."""
 
     def __init__(
         self,
@@ -57,19 +58,19 @@ class ReaderSession:
         self._listener = asyncio.create_task(self._listen())
 
     def trusted(self) -> bool:
-        """Whether what has landed by now may be believed (I2, I3)."""
+        """Return whether bytes that have landed by now may be used (I2, I3)."""
         return self._lease.trusted(_now())
 
     def leave(self, unsettled: Sequence[asyncio.Future[None]]) -> None:
-        """The fetch is over. `unsettled` are its READs that may still land: `closed` waits for
-        them, or is never said if the lease runs out first. Returns at once."""
+        """End the session after the fetch. `closed` waits for `unsettled`, the READs that may still
+        land, and is never sent if the lease ends first. Returns at once."""
         self._leaving.set_result(None)
         if self._alarm is not None:
             self._alarm.cancel()
         self._closing = asyncio.create_task(self._close(list(unsettled)))
 
     async def finished(self) -> None:
-        """Wait for the stream's end; bounded by the lease and the farewell."""
+        """Wait for the stream's end, bounded by the lease and CLOSE_TIMEOUT_S."""
         if self._closing is not None:
             await waits.over(self._closing)
 
@@ -96,7 +97,7 @@ class ReaderSession:
             if not self._leaving.done():
                 try:
                     self._take(message)
-                except Exception as error:  # of a lying granter, or of `heard`: ends the fetch
+                except Exception as error:  # invalid message, or a failed callback
                     self._on_failure(error)
 
     def _take(self, message: handoff_pb2.GranterMessage) -> None:
@@ -115,7 +116,7 @@ class ReaderSession:
 
     def _take_opened(self, opened: handoff_pb2.Opened) -> None:
         if self.opened_at is not None or opened.lease_ms == 0:
-            raise HandoffError("the granter opened twice, or for no time")
+            raise HandoffError("the granter opened twice, or with a lease of 0")
         self.opened_at = _now()
         self._lease.shorten(opened.lease_ms / 1000)
         self._lease.acknowledged(0)
@@ -126,12 +127,12 @@ class ReaderSession:
         if until is None or self._alarm is None:
             return
         self._give_up_at = until
-        if until < self._alarm.when():  # else it rings before, and is set again then
+        if until < self._alarm.when():  # an earlier alarm is set again when it fires
             self._alarm.cancel()
             self._alarm = asyncio.get_running_loop().call_at(until, self._watch_lease)
 
     def _watch_lease(self) -> None:
-        if _now() < self._give_up_at:  # renewed since it was set, or a clock tick early
+        if _now() < self._give_up_at:  # renewed, or a clock tick early
             loop = asyncio.get_running_loop()
             self._alarm = loop.call_at(self._give_up_at, self._watch_lease)
         elif self.opened_at is None:
@@ -140,7 +141,8 @@ class ReaderSession:
             self._on_failure(LeaseLost("the lease ran out: the granter is dead, paused or cut off"))
 
     async def _close(self, unsettled: list[asyncio.Future[None]]) -> None:
-        """Say `closed` if it is true in time, wait for the granter to hang up, hang up."""
+        """Send `closed` if all READs settle in time, wait for the granter to end the stream, and
+        end it."""
         until = self._lease.trusted_until or self._give_up_at
         tasks = [task for task in (self._speaker, self._listener) if task is not None]
         try:
@@ -158,7 +160,7 @@ class ReaderSession:
             del self._on_message, self._on_failure  # bound methods of the session's owner
 
     async def _send_closed(self) -> None:
-        """If it cannot be said in time, the granter's lease ends the handoff."""
+        """Send `closed`. If it cannot be sent in time, the granter's lease ends the handoff."""
         with contextlib.suppress(LinkClosed, TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._link.send(handoff_pb2.ReaderMessage(closed=handoff_pb2.Closed()))

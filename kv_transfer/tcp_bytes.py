@@ -1,8 +1,8 @@
-"""Bytes received over TCP: the kernel's count for each TCP socket of this process.
+"""The bytes received over TCP: the kernel's count for each TCP socket of this process.
 
-UCX does not tell which transport it chose for a READ, and over the wrong one it is a hundred
-times slower. But the bytes of a READ over TCP arrive at a socket of the process that reads:
-counting them shows whether TCP carried it. Knows no UCX; Linux alone tells the counts.
+UCX does not report the transport of a READ, which may make it a hundred times slower. The bytes of
+a READ over TCP arrive at a socket of the reading process, so counting them shows whether TCP
+carried the READ. The module knows no UCX; only Linux provides the counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _RECEIVED_AT = 128  # of tcpi_bytes_received, a u64 of struct tcp_info (Linux 4.
 
 
 def received() -> dict[str, int] | None:
-    """Bytes that each open TCP socket has received so far, by its inode; None where the system
+    """Return the bytes that each open TCP socket has received, by its inode; None if the system
     does not count them."""
     counts: dict[str, int] = {}
     try:
@@ -28,7 +28,7 @@ def received() -> dict[str, int] | None:
             name = os.readlink(f"{_SOCKETS}/{descriptor}")
             info = _tcp_info(int(descriptor)) if name.startswith("socket:") else b""
         except OSError:
-            continue  # closed by now, or of another family
+            continue  # closed, or not TCP
         if info:
             if len(info) < _RECEIVED_AT + 8:
                 return None
@@ -37,7 +37,7 @@ def received() -> dict[str, int] | None:
 
 
 def since(before: dict[str, int] | None) -> int | None:
-    """Bytes that have come in since `before`, as `received` gave it; None if it is not known."""
+    """Return the bytes received since `before`, a result of `received`; None: not known."""
     now = received()
     if before is None or now is None:
         return None
@@ -45,7 +45,7 @@ def since(before: dict[str, int] | None) -> int | None:
 
 
 def _tcp_info(descriptor: int) -> bytes:
-    """Raises OSError if the socket is not TCP's."""
+    """Return the kernel's `tcp_info`. Raises OSError if the socket is not TCP."""
     borrowed = socket.socket(fileno=descriptor)
     try:
         return borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)

@@ -1,15 +1,15 @@
-"""The in-flight window of a handoff: how many READs, and how many bytes, may be under way.
+"""The window of a handoff: the limits on READs and bytes in flight.
 
-Pure bookkeeping: it starts nothing and waits for nothing. The reader that owns it asks before
-each READ and tells it after.
+It is pure bookkeeping: it starts nothing and waits for nothing. The reader owns it, and reports
+the start and the end of each READ.
 """
 
 from __future__ import annotations
 
 
 class Window:
-    """A READ is admitted while both limits hold. A lone READ larger than the byte limit is
-    admitted too, else it could never go."""
+    """The READs in flight of one handoff. A READ is admitted if both limits hold. A READ that
+    exceeds the byte limit is admitted alone, since it could never start otherwise."""
 
     def __init__(self, max_reads: int, max_bytes: int) -> None:
         if max_reads < 1 or max_bytes < 1:
@@ -20,7 +20,7 @@ class Window:
         self.bytes = 0
 
     def admits(self, size: int) -> bool:
-        """Whether a READ of `size` bytes may start now."""
+        """Return whether a READ of `size` bytes may start now."""
         if self.reads == 0:
             return True
         return self.reads < self._max_reads and self.bytes + size <= self._max_bytes
@@ -33,7 +33,7 @@ class Window:
         self.bytes += size
 
     def ended(self, size: int) -> None:
-        """A READ of `size` bytes has landed or failed."""
+        """Record that a READ of `size` bytes has landed or failed."""
         if self.reads == 0 or size > self.bytes:
             raise ValueError(f"no READ of {size} bytes is in flight")
         self.reads -= 1

@@ -88,8 +88,10 @@ class PrefillWorker:
         self._limits = limits
         self._config = config
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
-        self._sums = ChecksumCache(pool.total)
-        self._scheduler = PrefillScheduler(pool, config.step, self._sums.forget, engine.draw_costs)
+        self._checksum_cache = ChecksumCache(pool.total)
+        self._scheduler = PrefillScheduler(
+            pool, config.step, self._checksum_cache.forget, engine.draw_costs
+        )
         self._open_handoffs = 0
         self._no_handoff = asyncio.Event()
         self._no_handoff.set()
@@ -109,7 +111,12 @@ class PrefillWorker:
         metrics.OPEN_HANDOFFS.set(self._open_handoffs)
         try:
             report = await grant(
-                link, self.admit, self._mover, self.boot_id, self._config.handoff, self._sums
+                link,
+                self.admit,
+                self._mover,
+                self.boot_id,
+                self._config.handoff,
+                self._checksum_cache,
             )
             metrics.HANDOFFS.labels(report.end).inc()
             if report.end == "expired":

@@ -51,6 +51,6 @@ def device_pool(stored: Tensor, slabs: int) -> DevicePool:
         block_bytes=block_bytes,
         slabs=slabs,
         device_id=stored.device.index,
-        summing=DeviceChecksums(stored, slabs),
+        compute_checksums=DeviceChecksums(stored, slabs),
         enter=partial(enter_device, stored.device),
     )

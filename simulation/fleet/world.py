@@ -59,17 +59,17 @@ _LOW = 0xFFFFFFFF
 
 
 class PlainSums(HostPool):
-    """A pool whose sums cost a microsecond: a CRC beside the rest of the seed."""
+    """A pool whose checksums cost a microsecond: a CRC beside the rest of the seed."""
 
-    def sums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
+    def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
         width = self.block_bytes // self.slabs
-        sums = []
+        found = []
         for block, seed in zip(blocks, seeds, strict=True):
             content = self.array[block].tobytes()
             for start in range(0, self.block_bytes, width):
                 part = crc32(content[start : start + width], seed & _LOW)
-                sums.append(part << 32 | seed >> 32)
-        return np.array(sums, dtype=np.uint64).reshape(len(sums) // self.slabs, self.slabs)
+                found.append(part << 32 | seed >> 32)
+        return np.array(found, dtype=np.uint64).reshape(len(found) // self.slabs, self.slabs)
 
 
 @dataclass(slots=True)

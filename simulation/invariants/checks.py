@@ -132,7 +132,7 @@ class Watch:
         self._leases.posted(attempt, fate)
         if fate.failed or fate.stuck or fate.stale:  # its source may go
             self._spoiled.add((attempt.reader, attempt.granter))
-        if attempt.summed and not fate.failed:
+        if attempt.checksummed and not fate.failed:
             self._flying[attempt.number] = (attempt, fate.stale or attempt.granter)
         return fate
 

@@ -59,8 +59,8 @@ class Leases:
         self._sessions: WeakKeyDictionary[ReaderSession, bytes] = WeakKeyDictionary()
 
     def posted(self, attempt: Attempt, fate: Fate) -> None:
-        """Record a READ as it starts: a handoff's own, or a measurement (not summed)."""
-        if attempt.summed:
+        """Record a READ as it starts: a handoff's own, or a measurement (without checksums)."""
+        if attempt.checksummed:
             self._reads[attempt.number] = self._wanted[attempt.reader, attempt.local[0]]
         if fate.stale:
             self._stale.add(attempt.number)

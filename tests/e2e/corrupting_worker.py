@@ -37,7 +37,7 @@ class CorruptingMover(NixlMover):
             return super().read(boot_id, remote, local, seeds)
         read = super().read(boot_id, remote, local)
         if seeds is not None:
-            read.sums = asyncio.get_running_loop().create_future()
+            read.checksums = asyncio.get_running_loop().create_future()
         read.landed.add_done_callback(lambda _: self._spoil(read, local, seeds or ()))
         return read
 
@@ -46,8 +46,8 @@ class CorruptingMover(NixlMover):
         if read.landed.exception() is not None:
             return  # the blocks may be another's by now
         self._bytes[local[0]].view("float32")[:] *= -3.0
-        if read.sums is not None:
-            read.sums.set_result(checksums(self._bytes, local, seeds, self.slabs))
+        if read.checksums is not None:
+            read.checksums.set_result(checksums(self._bytes, local, seeds, self.slabs))
 
 
 worker_process.NixlMover = CorruptingMover  # type: ignore[misc]

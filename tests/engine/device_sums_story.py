@@ -68,8 +68,8 @@ async def handoff() -> dict[str, bool] | None:
     granter.hold_progress()
     await reader.connect(granter.describe())
     read = reader.read(b"\1" * 16, [5, 1], [2, 0], seeds=SEEDS[:2])
-    assert read.sums is not None
-    own, theirs = await read.sums, await granter.checksums([5, 1], SEEDS[:2])
+    assert read.checksums is not None
+    own, theirs = await read.checksums, await granter.checksums([5, 1], SEEDS[:2])
     arrays[1][0, 7] ^= 1
     spoiled = await reader.checksums([2, 0], SEEDS[:2])
     await reader.close()

@@ -140,7 +140,7 @@ def test_the_lease_is_asked_after_each_landing_and_before_any_use(
     monkeypatch.setattr("baton.kv_transfer.session.ReaderSession.trusted", trusted)
 
     async def main() -> None:
-        with pytest.raises(LeaseLost, match="before a READ was seen complete"):
+        with pytest.raises(LeaseLost, match="before a READ was known to be complete"):
             await handoff_stage.play(stage, prompt)
 
     handoff_stage.on_virtual_time(main)

@@ -110,7 +110,7 @@ def test_reads_stay_inside_the_window() -> None:
 
 def test_two_readers_share_a_prefix_and_its_sums() -> None:
     stage = handoff_stage.Stage()
-    stage.sums = ChecksumCache()
+    stage.checksum_cache = ChecksumCache()
     summed: list[int] = []
     plain = stage.granter.checksums
 
@@ -137,7 +137,7 @@ def test_two_readers_share_a_prefix_and_its_sums() -> None:
     assert handoff_stage.moved(
         stage, handoff_stage.OWN, handoff_stage.THEIRS
     ) and handoff_stage.moved(stage, other, handoff_stage.THEIRS)
-    assert len(summed) <= 12 and len(stage.sums) == 6  # the third handoff summed nothing
+    assert len(summed) <= 12 and len(stage.checksum_cache) == 6  # the third handoff summed nothing
     handoff_stage.nothing_left(stage, *prompts)
 
 

@@ -71,7 +71,7 @@ def test_memory_of_another_kind_fits() -> None:
 
 
 def test_an_unknown_kind_of_memory_is_refused() -> None:
-    with pytest.raises(Incompatible, match="'TAPE': known are DRAM and VRAM"):
+    with pytest.raises(Incompatible, match="'TAPE'; only DRAM and VRAM are supported"):
         handshake.peer_pool(hello(dataclasses.replace(POOL, memory="TAPE")))
 
 

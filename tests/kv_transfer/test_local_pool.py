@@ -27,9 +27,9 @@ def test_a_hosts_pool_is_its_array() -> None:
     assert (pool.address, pool.blocks, pool.block_bytes) == (array.ctypes.data, 6, 96)
     assert (pool.slabs, pool.memory, pool.device_id) == (3, "DRAM", 0)
     wanted = reference(array, [5, 0], [7, 8], 3)
-    assert np.array_equal(pool.sums([5, 0], [7, 8]), wanted)
+    assert np.array_equal(pool.checksums([5, 0], [7, 8]), wanted)
     array[5, 1] ^= 4  # shared, not copied
-    assert (pool.sums([5, 0], [7, 8]) == wanted).all(axis=1).tolist() == [False, True]
+    assert (pool.checksums([5, 0], [7, 8]) == wanted).all(axis=1).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("slabs", [0, 5, 7])
@@ -63,7 +63,7 @@ class Counting:
 
     def __call__(self, blocks: Sequence[int], seeds: Sequence[int]) -> Any:
         self.asked.append((threading.current_thread().name, list(blocks)))
-        return self.pool.sums(blocks, seeds)
+        return self.pool.checksums(blocks, seeds)
 
 
 async def test_both_ends_of_a_handoff_ask_the_pool_for_its_sums() -> None:
@@ -82,9 +82,9 @@ async def test_both_ends_of_a_handoff_ask_the_pool_for_its_sums() -> None:
         assert (described.base_address, described.memory) == (theirs.address, "DRAM")
         await reader.connect(described)
         read = reader.read(described.boot_id, [5, 2], [0, 3], seeds=[7, 8])
-        assert read.sums is not None
+        assert read.checksums is not None
         sums = await granter.checksums([5, 2], [7, 8])
-        assert np.array_equal(await read.sums, sums)
+        assert np.array_equal(await read.checksums, sums)
         assert np.array_equal(sums, reference(theirs.array, [5, 2], [7, 8], 3))
         assert np.array_equal(ours.array[[0, 3]], theirs.array[[5, 2]])
     finally:

@@ -46,9 +46,9 @@ LIES: dict[str, tuple[list[pb.GranterMessage], str]] = {
     "speaks before opening": ([offer(0, [1])], "began with offer"),
     "says nothing at all": ([pb.GranterMessage()], "unknown message"),
     "opens twice": ([OPENED, OPENED], "twice"),
-    "opens for no time": ([pb.GranterMessage(opened=pb.Opened())], "no time"),
+    "opens for no time": ([pb.GranterMessage(opened=pb.Opened())], "with a lease of 0"),
     "offers a block outside its pool": ([OPENED, offer(1, [32])], "block 32 of a pool of 32"),
-    "offers a place before": ([OPENED, offer(0, [1])], "indices 0 to 1; wanted are 1 to 6"),
+    "offers a place before": ([OPENED, offer(0, [1])], "indices 0 to 1; the handoff has 1 to 6"),
     "offers a place beyond": ([OPENED, offer(5, [1, 2])], "indices 5 to 7"),
     "offers a huge place": ([OPENED, offer(2**32 - 1, [1])], "wanted are 1 to 6"),
     "offers a place twice": ([OPENED, offer(1, [1, 2]), offer(2, [4])], "index 2 twice"),
@@ -60,7 +60,10 @@ LIES: dict[str, tuple[list[pb.GranterMessage], str]] = {
     "offers the partial block twice": ([OPENED, offer(5, [1], 3), offer(5, [1], 3)], "5 twice"),
     "sums what was not offered": ([OPENED, sums(1, 4)], "index 1 are out of order"),
     "sums twice": ([OPENED, offer(1, [1]), sums(1, 4), sums(1, 4)], "out of order"),
-    "sums part of a block": ([OPENED, offer(1, [1]), sums(1, 3)], "3 sums are not 4"),
+    "sums part of a block": (
+        [OPENED, offer(1, [1]), sums(1, 3)],
+        "3 checksums are not a multiple of 4",
+    ),
     "sums nothing": ([OPENED, offer(1, [1]), sums(1, 0)], "0 sums"),
     "sums beyond": ([OPENED, offer(1, [1]), sums(1, 40)], "indices 1 to 11"),
     "samples another choice": ([OPENED, first_tokens(1)], r"choices \[1\], wanted \[0\]"),
@@ -150,10 +153,10 @@ def test_what_the_first_token_callback_raises_ends_the_fetch() -> None:
 def test_identities_must_fit_the_blocks() -> None:
     stage = handoff_stage.Stage()
     pool = stage.granter.describe()
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="do not match"):
         FetchLedger(stage.opening(), OWN, [b"x"] * 4, pool, handoff_stage.SLABS)
     places = FetchLedger(stage.opening(), OWN, [b"x"] * 6, pool, handoff_stage.SLABS)
-    assert list(places.offered(pb.Offer(first=2, blocks=[9, 8]))) == [2, 3]
+    assert list(places.record_offer(pb.Offer(first=2, blocks=[9, 8]))) == [2, 3]
     assert places.own([2, 3]) == [21, 5] and places.remote([3, 2]) == [8, 9]
     assert places.seeds([3]) == [block_seed(handoff_stage.GRANTER, 8, b"x")]
     assert not places.all_offered and not places.complete
@@ -164,8 +167,8 @@ def test_a_prompt_shorter_than_a_block() -> None:
     opening = pb.OpenHandoff(handoff_id=b"h" * 16, tokens=[1, 2, 3])
     places = FetchLedger(opening, [7], [], stage.granter.describe(), handoff_stage.SLABS)
     with pytest.raises(HandoffError):
-        places.offered(pb.Offer(first=0, blocks=[1], partial_tokens=2))
-    assert list(places.offered(pb.Offer(first=0, blocks=[1], partial_tokens=3))) == [0]
+        places.record_offer(pb.Offer(first=0, blocks=[1], partial_tokens=2))
+    assert list(places.record_offer(pb.Offer(first=0, blocks=[1], partial_tokens=3))) == [0]
 
 
 Change = Callable[[pb.OpenHandoff], object]

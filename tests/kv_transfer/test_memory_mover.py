@@ -319,11 +319,11 @@ def test_a_read_that_waits_for_a_shared_link_settles_as_it_is_abandoned() -> Non
             read.abandon()
         assert [read.settled.done() for read in reads] == [False, True, False]
         with pytest.raises(ReadFailed, match="abandoned"):
-            await reads[1].sums
+            await reads[1].checksums
         await reads[2].landed
         assert asyncio.get_running_loop().time() == 2.0
         assert reads[0].settled.done()  # its bytes moved: it landed
-        await reads[2].sums
+        await reads[2].checksums
 
     handoff_stage.on_virtual_time(main)
     assert not stage.own[2].any() and stage.own[3].any()

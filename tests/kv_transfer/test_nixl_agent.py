@@ -114,7 +114,7 @@ def test_a_peer_with_a_read_under_way_is_kept_until_it_has_ended(made: Made) -> 
     fake.wait_polls(3)
     assert not fake.log and not first.reported  # neither released nor settled
     refused = nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
-    assert isinstance(refused, ReadFailed) and "still under way" in str(refused)
+    assert isinstance(refused, ReadFailed) and "still in flight" in str(refused)
     fake.posted[0].state = "DONE"
     first.wait()
     fake.wait_polls(2)

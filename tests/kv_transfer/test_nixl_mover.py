@@ -93,10 +93,10 @@ async def test_a_read_with_seeds_brings_the_sums_of_what_landed() -> None:
         await mover.connect(peer)
         for _ in range(4):  # both reading threads have their turns
             read = mover.read(peer.boot_id, [5, 0], [1, 62], [11, 12])
-            assert read.sums is not None
-            sums = await asyncio.wait_for(read.sums, 10)
+            assert read.checksums is not None
+            sums = await asyncio.wait_for(read.checksums, 10)
             assert (sums == reference(pool, [1, 62], [11, 12], 8)).all()
-        assert mover.read(peer.boot_id, [5], [1]).sums is None
+        assert mover.read(peer.boot_id, [5], [1]).checksums is None
         with pytest.raises(ReadFailed, match="1 seeds do not fit 2 blocks"):
             mover.read(peer.boot_id, [5, 0], [1, 62], [11])
 
@@ -133,8 +133,8 @@ async def test_the_agents_share_the_pieces_of_one_read(monkeypatch: pytest.Monke
     async with pool_server() as (_, peer), own_mover() as (mover, pool):
         await mover.connect(peer)
         read = mover.read(peer.boot_id, range(32), range(32), list(range(32)))
-        assert read.sums is not None
-        sums = await asyncio.wait_for(read.sums, DEADLINE_S)
+        assert read.checksums is not None
+        sums = await asyncio.wait_for(read.checksums, DEADLINE_S)
         assert (sums == reference(pool, range(32), list(range(32)), 8)).all()
     assert len(summing) == 2
 
@@ -150,7 +150,7 @@ async def test_more_waiting_pieces_than_the_bound_are_refused_and_one_read_never
             alone = mover.read(peer.boot_id, range(5), range(5))
             another = mover.read(peer.boot_id, range(5, 6), range(5, 6))
             await ended(another)
-            with pytest.raises(ReadFailed, match="too many READs"):
+            with pytest.raises(ReadFailed, match="command queue is full"):
                 another.landed.result()
         mover._wake()
         await ended(alone)
@@ -288,7 +288,7 @@ async def test_a_connection_that_comes_too_late_is_taken_back(
 
         with monkeypatch.context() as patch:
             patch.setattr(second, "connect", slow)
-            with pytest.raises(ReadFailed, match="no connection in 0.2 s"):
+            with pytest.raises(ReadFailed, match="no connection within 0.2 s"):
                 await mover.connect(peer)
             go.set()
             await turn_of(second)
@@ -296,7 +296,7 @@ async def test_a_connection_that_comes_too_late_is_taken_back(
         assert not first._peers and not second._peers
         go.clear()
         second.do(lambda: go.wait(DEADLINE_S) and None)
-        with pytest.raises(ReadFailed, match="no connection in 0.2 s"):
+        with pytest.raises(ReadFailed, match="no connection within 0.2 s"):
             await mover.connect(peer)
         go.set()
         await turn_of(second)

@@ -149,7 +149,7 @@ async def test_sums_of_an_abandoned_read_fail_with_it(made: Made) -> None:
     mover.read(ONE, range(ENOUGH), range(ENOUGH))
     read = mover.read(ONE, [3], [3], [7])
     read.abandon()
-    assert read.sums is not None and isinstance(read.sums.exception(), ReadFailed)
+    assert read.checksums is not None and isinstance(read.checksums.exception(), ReadFailed)
 
 
 async def test_what_may_never_end_makes_room_when_nobody_waits_for_it(made: Made) -> None:

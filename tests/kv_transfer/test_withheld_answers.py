@@ -154,9 +154,9 @@ def test_nixl_mover_is_red_while_its_checksum_thread_is_stuck(
     go_on = threading.Event()
 
     class StuckPool(HostPool):
-        def sums(self, blocks: Any, seeds: Any) -> Any:
+        def checksums(self, blocks: Any, seeds: Any) -> Any:
             assert go_on.wait(30.0)
-            return super().sums(blocks, seeds)
+            return super().checksums(blocks, seeds)
 
     async def main() -> None:
         pool = StuckPool(np.zeros((8, 256), dtype=np.uint8), 1)

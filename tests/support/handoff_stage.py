@@ -118,7 +118,7 @@ class Stage:
         self.first: list[handoff_pb2.FirstTokens] = []
         self.grants: list[asyncio.Task[GrantReport]] = []
         self.readers: list[HandoffReader] = []
-        self.sums: ChecksumCache | None = None
+        self.checksum_cache: ChecksumCache | None = None
         self.sent: list[str] = []
         self.reports: list[GrantReport] = []
 
@@ -138,7 +138,7 @@ class Stage:
         """A new stream; its far end is served at once, by a task that outlives the stream."""
         ends: tuple[MemoryLink[Any, Any], MemoryLink[Any, Any]] = memory_link()
         near, far = ends
-        task = grant(far, lambda _: prompt, self.granter, GRANTER, self.config, self.sums)
+        task = grant(far, lambda _: prompt, self.granter, GRANTER, self.config, self.checksum_cache)
         self.grants.append(asyncio.ensure_future(task))
         return Recorded(near, self.sent)
 
