@@ -1,4 +1,4 @@
-"""When so few proposals are accepted, for so long, that an operator should know. Pure."""
+"""The watch over accepted proposals, which reports a low share that lasts. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ LOW_SHARE = 0.05
 
 
 class AcceptanceWatch:
-    """Judges proposals in windows; of windows in a row that are low, reports the second, fourth,
-    eighth and so on."""
+    """Counts proposals in windows. Of consecutive windows with a low share, it reports the second,
+    fourth, eighth and so on."""
 
     def __init__(self) -> None:
         self._proposed = self._accepted = 0  # of the window

@@ -1,9 +1,9 @@
 """The bandwidth probe at first contact: measures how fast a prefill worker's pool can be read.
 
-Stock systems fall back to TCP without a message and lose a factor of a hundred. A pair below the
-configured floor is marked degraded in the log, the metrics and the load report; a pair that
-cannot be read is refused. The blocks read into are leased from the own pool for that moment, and
-the bytes that land in them are discarded.
+Unconfigured systems fall back to TCP without a message and are a hundred times slower. A pair below
+the configured floor is marked degraded in the log, the metrics and the load report; a pair whose
+pool cannot be read is rejected. The probe leases destination blocks from the own pool and discards
+the bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class BandwidthProbe:
 
     async def check(self, worker_id: str, peer: PeerPool) -> None:
         """Measure a peer and report the result. Raises ReadFailed if its pool cannot be read.
-        Without a free block in the own pool the measurement is left out.
+        Without a free block in the own pool, the measurement is skipped.
 
         If the caller is cancelled, the measurement continues: its READ may still land."""
         check = asyncio.create_task(self._check(worker_id, peer))

@@ -1,8 +1,8 @@
-"""Decode credit: KV room for a prompt and its expected growth, promised before any prefill.
+"""Decode credit: blocks for a prompt and its expected growth, promised before any prefill.
 
-Pure arithmetic over the scheduler's groups and sequences. A sequence that outgrows its promise
-counts with what it holds. Waiting grants (granted, not yet decoding) may use a share of the
-pool only, so that what decodes always has room to grow; one grant is always possible.
+The module is pure arithmetic over the scheduler's groups and sequences. A sequence that outgrows
+its promise counts with the blocks that it holds. Waiting grants (granted, not yet decoding) may
+only use a share of the pool, so that decoding sequences can grow; one grant is always possible.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def promise(group: Group, block_size: int, expected_growth_tokens: int) -> None:
 
 
 def pass_on(leaver: Sequence) -> None:
-    """Let the next sibling count the shared blocks: this sequence returns its blocks, and its
-    siblings still hold the shared ones."""
+    """Move the shared blocks to the credit of the next sibling, since this sequence frees its
+    blocks and its siblings still hold the shared ones."""
     heirs = [s for s in leaver.request.sequences if s.counted_by is leaver and not s.ended]
     if not heirs:
         return
@@ -41,7 +41,7 @@ def blocks_for(tokens: int, block_size: int) -> int:
 
 
 def outstanding(sequences: Iterable[Sequence]) -> int:
-    """Blocks that granted sequences hold or may still claim."""
+    """Return the blocks that granted sequences hold or may still claim."""
     return sum(max(s.promised, len(s.blocks) - s.shared) for s in sequences if not s.ended)
 
 

@@ -2,10 +2,10 @@
 
     submit ─▶ ... oldest ─ credit, and room in the batch ─▶ granted
                  ▲
-                 └── taken back or preempted: ordered by its arrival
+                 └── revoked or preempted: ordered by its arrival
 
-Decides by counting alone: it holds no blocks, and the scheduler reserves them. Owned by the
-decode scheduler.
+The queue only counts: it holds no blocks, which the scheduler reserves. The decode scheduler owns
+it.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class CreditQueue:
         self._groups = [group for group in self._groups if group.live]
 
     def next(self, running: Collection[Sequence], granted: Collection[Group]) -> Group | None:
-        """Return the oldest group that may be granted next. A group that even an empty pool could
-        not hold beside its quarantine, which may last, blocks no other. A group of several choices
-        that exceed their share of the batch blocks only others of several choices."""
+        """Return the oldest group that may be granted next. A group that does not fit beside the
+        quarantine even in an empty pool blocks no other, since a quarantine may last. A group whose
+        choices exceed their share of the batch blocks only other groups of several choices."""
         usable, held_back = self._usable_blocks, False
         for group in self._groups:
             several = len(group.sequences) > 1
@@ -89,9 +89,9 @@ class CreditQueue:
     def _room_for_choices(
         self, running: Collection[Sequence], granted: Collection[Group]
     ) -> Callable[[int], bool]:
-        """Return a predicate: may a request of so many choices be granted? One client gets many
-        choices at the price of one prompt: unless all recent requests had several choices, such
-        requests share a part of the batch; there is always room for one of them."""
+        """Return a predicate: whether a request of so many choices may be granted. Several choices
+        cost a client only one prompt. Such requests therefore share a part of the batch, unless all
+        recent requests had several choices; one of them is always possible."""
         living = _living(running, granted)
         held = sum(len(sequence.request.sequences) > 1 for sequence in living)
         share = int(self._config.choices_share * self._config.max_sequences)
@@ -99,8 +99,8 @@ class CreditQueue:
         return lambda count: all_several or held == 0 or held + count <= share
 
     def blocked_by_quarantine(self, now_s: float) -> list[Group]:
-        """Return the groups that even an empty pool could not have held beside its quarantine for
-        QUARANTINE_WAIT_S. To be called often."""
+        """Return the groups that have not fitted beside the quarantine for QUARANTINE_WAIT_S, even
+        in an empty pool. To be called often."""
         usable, before = self._usable_blocks, self._blocked_since_s
         self._blocked_since_s = {}
         if not self._groups or usable == self._pool.total:

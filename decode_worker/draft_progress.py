@@ -1,4 +1,4 @@
-"""How far the KV of a draft model reaches in one sequence.
+"""The progress of a draft model's KV in one sequence.
 
     tokens   ├── draft KV ──┤ missing ├ known │ proposed ...
              0           computed           start

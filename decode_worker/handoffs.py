@@ -1,10 +1,10 @@
 """The handoffs of a decode worker: fetch a group's KV from one candidate after another.
 
-One task per group. It ends in exactly one of five ways: the blocks are verified, no prefill
-worker is left and one has failed (the group is prefilled here), all have left in good order
-(StalePlacement: the router knows the present workers), all that are left are busy (Overloaded),
-or it is cancelled (the grant was taken back, or all sequences of the group have ended). Knows the
-scheduler's groups and the reader; the worker's loop decides what follows.
+Each group has one task, which ends in exactly one of five ways: the blocks are verified; no prefill
+worker remains and one has failed (the group is prefilled locally); all have left without a failure
+(StalePlacement: the router knows the present workers); all that remain are busy (Overloaded); or
+it is cancelled (the grant was revoked, or all sequences of the group have ended). The module knows
+the scheduler's groups and the reader; the worker's loop decides the next action.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ OnFirst = Callable[[Group, handoff_pb2.FirstTokens], None]
 
 
 class SharedConnectionLost(WorkerLost):
-    """The connection to the prefill worker broke under several handoffs: another one of them has
-    reported it and the peer was forgotten. There may be a new connection by now."""
+    """The loss of a connection that several handoffs share: another handoff has already reported
+    it and dropped the peer, and there may be a new connection."""
 
 
 PEER_FAULTS = (WorkerLost, HandoffError, EngineError)
@@ -200,9 +200,9 @@ class Handoffs:
             task.add_done_callback(self._readers.discard)
 
     def _in_order(self, ranked: Sequence[worker_pb2.Candidate]) -> list[worker_pb2.Candidate]:
-        """Return the router's ranking with candidates that lately withheld answers at its end:
-        otherwise each request would wait for them, and take up the share of the pool that waiting
-        grants have."""
+        """Return the router's ranking with candidates that recently withheld answers at its end.
+        Otherwise each request would wait for them and occupy the waiting grants' share of the
+        pool."""
         now = asyncio.get_running_loop().time()
         self._withheld = {boot: until for boot, until in self._withheld.items() if until > now}
         return sorted(ranked, key=lambda candidate: candidate.boot_id in self._withheld)
@@ -305,6 +305,6 @@ def _count_checksum_failures(report: FetchReport) -> None:
 
 
 def _has_left(error: BatonError) -> bool:
-    """Return whether a candidate no longer answers under its boot id, or did not answer this
-    worker in the time of a first contact, neither of which is a failure."""
+    """Return whether a candidate no longer answers under its boot id, or did not answer within the
+    time of a first contact. Neither counts as a failure."""
     return isinstance(error, Unavailable) and not isinstance(error, WorkerLost)

@@ -1,4 +1,4 @@
-"""Whose step is next: requests that are computed alone, and all others, in turns. Pure."""
+"""The order of steps between requests that are computed alone and all others. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from baton.decode_worker.sequences import Request
 
 
 class RequestTurns:
-    """Requests that are computed alone have every other step, in turns; the others share the
-    rest. Owned by the decode scheduler."""
+    """The alternation of steps: requests that are computed alone use every other step, one after
+    another; the others share the rest. The decode scheduler owns it."""
 
     def __init__(self) -> None:
         self._turns = 0  # steps planned for one request alone

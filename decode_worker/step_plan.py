@@ -1,4 +1,4 @@
-"""A planned step of a decode worker, and what it brought. Values; the scheduler makes both."""
+"""The plan and the outcome of a decode worker's step, as values that the scheduler creates."""
 
 from __future__ import annotations
 

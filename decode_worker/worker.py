@@ -1,11 +1,11 @@
-"""The decode worker: requests in, tokens out. Its loop is three verbs: plan, run, commit.
+"""The decode worker: requests in, tokens out. Its loop plans, runs and commits steps.
 
     submit ─▶ credit ─▶ handoff (a task) ─▶ batch ─▶ plan ─ run ─ commit ─▶ outputs
                            └─ or prefilled here
 
 One event loop owns all state. The device works between plan and commit, while the loop plans the
-next step; handoff tasks only touch groups that no step computes on. Knows no gRPC: links, peers,
-mover and engine are seams.
+next step; handoff tasks only touch groups that no step computes on. The worker knows no gRPC:
+links, peers, mover and engine are interfaces.
 """
 
 from __future__ import annotations

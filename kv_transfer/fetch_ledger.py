@@ -85,7 +85,7 @@ class FetchLedger:
         count, rest = divmod(len(message.checksums), self._slabs)
         if rest or not count:
             raise HandoffError(
-                f"{len(message.checksums)} checksums are not a multiple of {self._slabs} per block"
+                f"the granter sent {len(message.checksums)} checksums; each block needs {self._slabs}"
             )
         indices = range(message.first, message.first + count)
         self._check_range(indices)

@@ -1,8 +1,9 @@
 """The prefill scheduler: reserves blocks for prompts, plans their chunks and offers their blocks.
 
-Pure but for the events that it adds to each prompt. A prompt is admitted only with blocks for all
-of it, in order of arrival; its cached prefix is offered at once, finished blocks after each
-chunk, the partial last block once, last. Offered blocks are pinned until the handoff ends.
+It is pure except for the events that it adds to each prompt. A prompt is admitted in order of
+arrival, and only with blocks for all its tokens. Its cached prefix is offered at once, finished
+blocks after each chunk, and the partial last block at the end. Offered blocks are pinned until the
+handoff ends.
 One step may be planned while another runs; they are committed in their order.
 """
 

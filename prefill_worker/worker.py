@@ -1,11 +1,10 @@
-"""The prefill worker: handoffs in, KV offers out. Its loop is three verbs: plan, run, commit.
+"""The prefill worker: handoffs in, KV offers out. Its loop plans, runs and commits steps.
 
     open ─▶ queue ─▶ blocks for all of it ─▶ plan ─ run ─ commit ─▶ offers, first tokens
                                                └── chunk after chunk ──┘
 
-One event loop owns all state; the next step is planned while one runs. It emits no tokens to
-routers; it answers the readers that opened a handoff, through the granter, and tells routers
-its load.
+One event loop owns all state; the next step is planned while one runs. The worker sends no tokens
+to routers, only its load; it answers the readers that opened a handoff, through the granter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The choice of the CPU's kernels: compiled by numba, or plain torch.
 
     backend "torch"   plain torch
-    backend "numba"   compiled attention; refused without numba, and for float16
+    backend "numba"   compiled attention; an error without numba, and for float16
     backend "auto"    compiled where numba is installed and the dtype has kernels
 
 Gates, norms and draws are compiled wherever numba is installed, except for "torch". MLA has one
@@ -36,8 +36,8 @@ _BACKENDS = ("auto", "torch", "numba")
 def cpu_kernels(
     backend: str, spec: ModelSpec, weights: Weights, pool: KvPool, *, fused: bool = True
 ) -> DecoderKernels:
-    """Return the kernels of `backend`. `fused`: with a pass through all layers in one call, where
-    there is one. Raises ConfigError for an unknown or missing backend."""
+    """Return the kernels of `backend`. `fused`: with a pass over all layers in one call, if there
+    is one. Raises ConfigError for an unknown or missing backend."""
     if backend not in _BACKENDS:
         raise ConfigError(f"attention backend {backend!r}: give auto, torch or numba")
     gating, norms = _row_kernels(spec, pool.dtype, backend)

@@ -5,10 +5,10 @@
                                                 └── tokens that the last step drew ──┤
     host: tokens ◀── results (pinned) ◀──────────────────copy───────────────────────┘
 
-A step takes the smallest captured bucket that holds it; its other rows are padding, which
-writes into the pool's spare block alone. Lists of penalties and biases travel where a row has
-some, logprobs where it requests them. Steps follow each other on one stream, so the inputs
-may be refilled while the previous step still runs. Owns its buffers; one thread uses it.
+A step uses the smallest captured bucket that holds it; the other rows are padding, which only
+writes into the pool's spare block. Penalties, biases and logprobs are only copied for rows that
+have them. Steps run on one stream in order, so the inputs may be refilled while the previous step
+still runs. The graphs own their buffers; one thread uses them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From a draft model's folder to a `DraftModel` beside its target on a CPU.
+"""Loads a draft model from its folder, beside its target on a CPU.
 
-Loaded by the target's own reader, in the target's number kind, and computed by the same kernels.
-Keeps no state.
+The target's reader loads it in the target's dtype, and the same kernels compute it. The module
+keeps no state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DraftWeights:
     weights: Weights
 
     def model(self, pool: KvPool, max_context: int, backend: str) -> DraftModel:
-        """Make it compute in the draft group of its target's pool."""
+        """Return the draft model, which computes in the draft group of its target's pool."""
         assert pool.draft is not None
         kernels = cpu_kernels(backend, self.spec, self.weights, pool.draft)
         decoder = kernels.decoder(self.spec, self.weights)
@@ -39,7 +39,7 @@ class DraftWeights:
 def draft_spec_for(
     folder: Path, spec: ModelSpec, draft_folder: Path | None, max_context: int
 ) -> ModelSpec | None:
-    """Read what the draft model is, and check that it fits; None where there is none. Raises
+    """Read the draft model's spec and check that it fits the target; None: no draft model. Raises
     ModelError."""
     if draft_folder is None:
         return None
@@ -49,5 +49,5 @@ def draft_spec_for(
 
 
 def load_draft(folder: Path, spec: ModelSpec, dtype: torch.dtype) -> DraftWeights:
-    """Read the weights. Raises ModelError."""
+    """Read the draft model's weights. Raises ModelError."""
     return DraftWeights(spec, load_weights(folder, spec, dtype, CpuMatrices()))

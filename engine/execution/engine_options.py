@@ -1,4 +1,4 @@
-"""The options of an engine: what the loaders of CPU and GPU runners are configured with."""
+"""The options of an engine, which configure the loaders of CPU and GPU runners."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""From a model folder to an engine that is ready for steps.
+"""Loads a model folder into an engine that is ready for steps.
 
-Chooses the dtype and the size of the pool; `cpu_kernels` chooses the kernels. Keeps no state.
+The module chooses the dtype and the size of the pool; `cpu_kernels` chooses the kernels. It keeps
+no state.
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ def build_runner(
 
 
 def check_room(blocks: int, block_bytes: int, free_bytes: int, when: str) -> None:
-    """Raise ConfigError for a pool that the host would give, and then not have when it is
-    written: memory is taken page by page, and a process that finds none is killed."""
+    """Raise ConfigError for a pool that the host can map but not hold. Memory is allocated when it
+    is written, page by page, and the kernel kills a process when none is free."""
     if blocks * block_bytes > free_bytes:
         raise ConfigError(
             f"pool.blocks is {blocks}, of {block_bytes} bytes each: "

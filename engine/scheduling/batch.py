@@ -159,7 +159,7 @@ class StepResult:
 
 
 def resolve_feeds(batch: StepBatch, before: StepResult | None) -> StepBatch:
-    """Replace the feeds of `batch` by the tokens that the previous step drew, and append them to
+    """Replace the feeds of `batch` with the tokens that the previous step drew, and append them to
     the histories that lack them. A broken or failed slice feeds token 0. Raises EngineError if the
     fed slice drew nothing."""
     if all(item.feed is None for item in batch.slices):

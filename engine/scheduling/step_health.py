@@ -1,13 +1,13 @@
-"""The health of a worker's steps: why it is not ready, and which failure should end its process.
+"""The health of a worker's steps: why it is not ready, and which failures end its process.
 
     a step is overdue         not ready   DeviceLost ends the worker when its device hangs
     steps and probes fail     not ready   a persistent failure ends the process
     all is in quarantine      not ready   the process watches the pool by itself
     no block can be moved     not ready   a persistent failure: a mover does not recover
 
-Load is none of these, and time in which the process itself stood still does not count. An idle
-worker is judged by probes: one token, computed and drawn by the real engine on a real block.
-Owned by a worker's loop, which records every step here.
+Load does not count, nor does time in which the process itself was stopped. An idle worker runs
+probes: the engine computes and draws one token on a block of the pool. A worker's loop owns this
+object and records every step in it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from baton.runtime.errors import EngineError
 from baton.runtime.sampling import SamplingParams
 
 OVERDUE_S = 0.8  # a step overdue for so long may never end
-LATE_S = 0.5  # a timer that is later shows that its process stood still
+LATE_S = 0.5  # a later timer shows that the process was stopped
 PROBE_S = 0.5  # between two probes of an idle worker
-FIRST_PROBE_S = 0.05  # between the first two probes that succeed, which show a probe's usual time
+FIRST_PROBE_S = 0.05  # between the first two successful probes, which measure a probe
 PROBE_PAUSE_FACTOR = 8.0  # pause per time of a probe: an idle worker computes 1/9 of the time
 PERSISTENT_FAILURES = 3  # consecutive steps and probes that all fail
 
@@ -39,8 +39,8 @@ class StepClock(Protocol):
 
 
 class StepHealth:
-    """Judges a worker by its steps. `has_work`: whether a step ought to run; `mover_failure`: why
-    no block can be moved, None while one can; `wake` makes the loop plan again."""
+    """The health of one worker. `has_work`: whether a step should run; `mover_failure`: why no
+    block can be read, None while one can; `wake` makes the loop plan again."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class StepHealth:
         self._unplanned_since_s: float | None = None  # work is here, and no step runs
         self._awake_s = math.inf  # when the sleep under way should end
 
-    # -- what the worker's loop reports -------------------------------------------------------
+    # -- reports of the worker's loop ---------------------------------------------------------
 
     def probe_batch(self) -> StepBatch:
         """Return a requested probe, or an empty batch. To be called when no step is under way,
@@ -77,9 +77,9 @@ class StepHealth:
         return self._probe
 
     def record_step(self, batch: StepBatch, outcome: StepResult | EngineError) -> bool:
-        """Record the end of a step; return whether it was a probe. Numbers that are not finite in
-        one request say nothing of the worker; in a probe they do. A step of which no slice
-        succeeded does not show that one could."""
+        """Record the end of a step; return whether it was a probe. Non-finite numbers in a request
+        do not count against the worker; in a probe they do. A step without a successful slice
+        proves nothing."""
         is_probe = batch is self._probe
         if is_probe:
             self._pool.release(batch.slices[0].blocks, Hold.USED)
@@ -92,7 +92,7 @@ class StepHealth:
             self._record_failure(probe_failure(outcome) or "")
         return is_probe
 
-    # -- what others ask ----------------------------------------------------------------------
+    # -- state for other components -----------------------------------------------------------
 
     def request_probe(self) -> None:
         """Let the loop compute a probe, unless another step shows the same before."""
@@ -100,8 +100,8 @@ class StepHealth:
         self._wake()
 
     async def watch(self) -> None:
-        """Request probes while the worker serves; between two of them, notice by a late sleep
-        that the process stood still. A stall in the middle of a step is not seen."""
+        """Request probes while the worker serves. A late timer between two probes shows that the
+        process was stopped; a stop in the middle of a step is not detected."""
         now_s = asyncio.get_running_loop().time
         try:
             while True:

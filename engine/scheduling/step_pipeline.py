@@ -1,4 +1,4 @@
-"""Two steps on an engine: one runs, and the next one is planned and submitted while it does.
+"""The pipeline of two steps on an engine: the next one is planned while one runs.
 
     step k      ├───────── runs ─────────┤
     step k+1          plan, submit ─▶ ...├───────── runs ─────────┤
@@ -77,7 +77,7 @@ def _step_size(batch: StepBatch, costs: DrawCosts) -> _StepSize:
 
 
 def _is_decode(piece: Slice) -> bool:
-    """Whether it is no chunk of a prompt: one known token, and what is proposed after it."""
+    """Return whether the slice is not a chunk: one known token and the proposals after it."""
     return len(piece.tokens) == piece.proposed + 1
 
 

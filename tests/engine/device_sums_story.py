@@ -58,7 +58,7 @@ async def handoff() -> dict[str, bool] | None:
             block_bytes=BYTES,
             slabs=SLABS,
             device_id=0,
-            summing=DeviceChecksums(torch.from_numpy(array), SLABS),
+            compute_checksums=DeviceChecksums(torch.from_numpy(array), SLABS),
             enter=lambda: None,
             memory="DRAM",
         )

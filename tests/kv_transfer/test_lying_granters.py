@@ -50,7 +50,7 @@ LIES: dict[str, tuple[list[pb.GranterMessage], str]] = {
     "offers a block outside its pool": ([OPENED, offer(1, [32])], "block 32 of a pool of 32"),
     "offers a place before": ([OPENED, offer(0, [1])], "indices 0 to 1; the handoff has 1 to 6"),
     "offers a place beyond": ([OPENED, offer(5, [1, 2])], "indices 5 to 7"),
-    "offers a huge place": ([OPENED, offer(2**32 - 1, [1])], "wanted are 1 to 6"),
+    "offers a huge place": ([OPENED, offer(2**32 - 1, [1])], "the handoff has 1 to 6"),
     "offers a place twice": ([OPENED, offer(1, [1, 2]), offer(2, [4])], "index 2 twice"),
     "offers nothing": ([OPENED, offer(1, [])], "empty offer"),
     "offers the partial block as full": ([OPENED, offer(4, [1, 2])], "index 5 as a full"),
@@ -62,11 +62,14 @@ LIES: dict[str, tuple[list[pb.GranterMessage], str]] = {
     "sums twice": ([OPENED, offer(1, [1]), sums(1, 4), sums(1, 4)], "out of order"),
     "sums part of a block": (
         [OPENED, offer(1, [1]), sums(1, 3)],
-        "3 checksums are not a multiple of 4",
+        "3 checksums; each block needs 4",
     ),
-    "sums nothing": ([OPENED, offer(1, [1]), sums(1, 0)], "0 sums"),
+    "sums nothing": ([OPENED, offer(1, [1]), sums(1, 0)], "0 checksums"),
     "sums beyond": ([OPENED, offer(1, [1]), sums(1, 40)], "indices 1 to 11"),
-    "samples another choice": ([OPENED, first_tokens(1)], r"choices \[1\], wanted \[0\]"),
+    "samples another choice": (
+        [OPENED, first_tokens(1)],
+        r"choices \[1\], not once for each of \[0\]",
+    ),
     "samples too often": ([OPENED, first_tokens(0), first_tokens(0)], "once"),
 }
 
@@ -294,5 +297,5 @@ def test_the_cache_of_sums_is_bounded_and_forgets() -> None:
     assert cache.get(2, b"id") is rows[2] and cache.get(2, b"other") is None
     cache.forget([2, 5])
     assert cache.get(2, b"id") is None and len(cache) == 1
-    with pytest.raises(ValueError, match="room"):
+    with pytest.raises(ValueError, match="0 blocks is empty"):
         ChecksumCache(0)

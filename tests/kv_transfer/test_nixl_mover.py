@@ -150,7 +150,7 @@ async def test_more_waiting_pieces_than_the_bound_are_refused_and_one_read_never
             alone = mover.read(peer.boot_id, range(5), range(5))
             another = mover.read(peer.boot_id, range(5, 6), range(5, 6))
             await ended(another)
-            with pytest.raises(ReadFailed, match="command queue is full"):
+            with pytest.raises(ReadFailed, match="too many READs"):
                 another.landed.result()
         mover._wake()
         await ended(alone)
