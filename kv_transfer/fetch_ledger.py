@@ -85,7 +85,7 @@ class FetchLedger:
         count, rest = divmod(len(message.checksums), self._slabs)
         if rest or not count:
             raise HandoffError(
-                f"the granter sent {len(message.checksums)} checksums; each block needs {self._slabs}"
+                f"{len(message.checksums)} checksums of the granter; each block needs {self._slabs}"
             )
         indices = range(message.first, message.first + count)
         self._check_range(indices)

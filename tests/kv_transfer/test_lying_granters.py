@@ -62,7 +62,7 @@ LIES: dict[str, tuple[list[pb.GranterMessage], str]] = {
     "sums twice": ([OPENED, offer(1, [1]), sums(1, 4), sums(1, 4)], "out of order"),
     "sums part of a block": (
         [OPENED, offer(1, [1]), sums(1, 3)],
-        "3 checksums; each block needs 4",
+        "3 checksums of the granter; each block needs 4",
     ),
     "sums nothing": ([OPENED, offer(1, [1]), sums(1, 0)], "0 checksums"),
     "sums beyond": ([OPENED, offer(1, [1]), sums(1, 40)], "indices 1 to 11"),
