@@ -314,7 +314,7 @@ class Pool(KvPool):
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor, self.dtype, self.block_size = tensor, tensor.dtype, tensor.shape[-2]
-        self.codes = self.scales = None
+        self.quant = self.scales = None
 
 
 def allowed(dtype: torch.dtype, shape: Shape) -> float:

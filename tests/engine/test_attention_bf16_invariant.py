@@ -33,7 +33,7 @@ class Pool(KvPool):
 
     def __init__(self, tensor, block_size):
         self.tensor, self.block_size = tensor, block_size
-        self.codes = self.scales = None
+        self.quant = self.scales = None
 
 
 class Case:

@@ -140,7 +140,7 @@ def test_a_matrix_unit_is_left_alone_for_rows_that_must_not_depend(monkeypatch):
 @pytest.mark.parametrize("x", [torch.ones(2, 32), random(2, 16), random(2, 34)])
 def test_rows_that_would_be_misread_are_refused(x):
     panels = Panels(random(64, 32))
-    with pytest.raises(ValueError, match="by bfloat16"):
+    with pytest.raises(ValueError, match="by a bfloat16"):
         panels(x)
 
 
