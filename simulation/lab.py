@@ -26,7 +26,7 @@ from baton.decode_worker.speculator import Speculator
 from baton.runtime import metrics, waits
 from baton.runtime.registry import Role
 from baton.simulation.fleet.draw_scenario import draw
-from baton.simulation.fleet.engine_kind import HASHES, VOCAB, EngineKind
+from baton.simulation.fleet.engine_kind import DRAFTING_HASHES, HASHES, VOCAB, EngineKind
 from baton.simulation.fleet.faults import Striker
 from baton.simulation.fleet.history import FINISHED, LEFT, ROUTER_LOST, Ask, History, serve
 from baton.simulation.fleet.lab_proposer import proposer_of
@@ -127,7 +127,7 @@ class Run:
         self.outcome.breaches += [f"after {QUIET_S:g} s of quiet, {what}" for what in self._left]
         await self._probe()
         self.outcome.breaches += checks.of_world(world)
-        if scenario.proposer is not None and world.kind is HASHES:
+        if scenario.proposer is not None and world.kind.name == HASHES.name:
             for process in world.workers.values():
                 if process.machine.alive:
                     self.outcome.breaches += wrong_contents(process, world.kind.slabs)
@@ -340,6 +340,8 @@ def run(
 ) -> Outcome:
     """One run, always the same for the same scenario. `mutation` breaks the product for the run;
     `trace` gets a line for each callback."""
+    if scenario.proposer == "draft" and kind is HASHES:
+        kind = DRAFTING_HASHES
     scenario = scenario.computed_by(kind)
     random.seed(scenario.seed)  # the product's own dice: jitter
     loop = VirtualLoop(scenario.seed, shuffle=scenario.shuffle)

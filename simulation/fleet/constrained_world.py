@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Literal
 
 from baton.runtime.grammar.grammar_text import (
     choice_grammar,
@@ -19,7 +18,7 @@ from baton.runtime.grammar.grammar_text import (
 )
 from baton.simulation.fleet.history import Ask
 from baton.simulation.fleet.lab_vocabulary import END
-from baton.simulation.fleet.scenario import Event, Fault, Scenario
+from baton.simulation.fleet.scenario import Event, Fault, Proposing, Scenario
 
 GRAMMARS = (
     regex_grammar("[ab]{6,16}(,[a-c]{2,6}){1,3}"),
@@ -40,7 +39,7 @@ GRAMMARS = (
 )  # fmt: skip
 ASKS = (4, 6)
 MAX_TOKENS = (4, 12, 24, 40)
-PROPOSERS: tuple[Literal["oracle", "ngram"], ...] = ("oracle", "oracle", "ngram")
+PROPOSERS: tuple[Proposing, ...] = ("oracle", "ngram", "draft", "draft")
 RIGHT_SHARES = (0.3, 0.7, 0.9)
 WITHHELD = ("outputs", "load", "submit", "cancel", "heartbeat")
 BY_ROUTER = ("submit", "cancel", "heartbeat")

@@ -52,14 +52,19 @@ class EngineKind(Protocol):
 
 
 class HashKind:
-    slabs = SLABS
+    """`drafts`: a draft model proposes, whose KV is one slab more of each block."""
+
     name = "hash"
+
+    def __init__(self, *, drafts: bool = False) -> None:
+        self.drafts = drafts
+        self.slabs = SLABS + drafts
 
     def limits(self, key: bytes) -> ModelLimits:
         return ModelLimits(VOCAB, MAX_CONTEXT, "hash-engine", "uint8", key)
 
     def block_bytes(self, block_size: int) -> int:
-        return block_bytes(block_size, SLABS)
+        return block_bytes(block_size, self.slabs)
 
     def begin(self) -> None:
         pass
@@ -69,7 +74,12 @@ class HashKind:
     ) -> tuple[VirtualSteps, NDArray[np.uint8]]:
         array = np.zeros((blocks, self.block_bytes(block_size)), dtype=np.uint8)
         engine = HashEngine(
-            array, block_size=block_size, slabs=SLABS, vocab_size=VOCAB, step_s=step_s
+            array,
+            block_size=block_size,
+            slabs=SLABS,
+            vocab_size=VOCAB,
+            step_s=step_s,
+            drafts=self.drafts,
         )
         return engine, array
 
@@ -88,3 +98,4 @@ class HashKind:
 
 
 HASHES = HashKind()
+DRAFTING_HASHES = HashKind(drafts=True)

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.engine.scheduling.batch import Draw, Drawn, Slice, StepBatch
+from baton.engine.scheduling.batch import DraftWork, Draw, Drawn, Slice, StepBatch, extended
 from baton.engine.scheduling.token_history import history_of
 from baton.engine.scheduling.verification import accepted
 from baton.runtime.sampling import SamplingParams
@@ -23,6 +23,7 @@ from baton.simulation.fleet.lab_vocabulary import END, FollowedMask
 from baton.simulation.virtual.virtual_steps import VirtualSteps
 
 RECORD_BYTES = 8
+DRAFT_ERRORS = 64  # of 256 proposals of a draft model
 
 
 def block_bytes(block_size: int, slabs: int) -> int:
@@ -40,21 +41,26 @@ class HashEngine(VirtualSteps):
         slabs: int,
         vocab_size: int,
         step_s: Callable[[StepBatch], float] = lambda batch: 0.0,
+        drafts: bool = False,
     ) -> None:
-        super().__init__(_HashDevice(pool, block_size, slabs, vocab_size), step_s)
+        """`drafts`: a draft model proposes; its KV is one slab more, behind the others."""
+        super().__init__(_HashDevice(pool, block_size, slabs, vocab_size, drafts), step_s)
 
 
 class _HashDevice:
     """Implements virtual_steps' `Device`."""
 
     def __init__(
-        self, pool: NDArray[np.uint8], block_size: int, slabs: int, vocab_size: int
+        self, pool: NDArray[np.uint8], block_size: int, slabs: int, vocab_size: int, drafts: bool
     ) -> None:
         self._pool = pool
+        self._drafts = drafts
+        self._stride = (slabs + drafts) * block_size * RECORD_BYTES  # of a block
         # [blocks, slab, token, record], read and written in parts at less cost
         self._bytes = pool.reshape(-1).data
         self._block_size = block_size
         self._slabs = slabs
+        self._all = range(slabs)
         self._width = block_size * RECORD_BYTES  # of a slab
         self._vocab_size = vocab_size
 
@@ -65,6 +71,8 @@ class _HashDevice:
         drawn: list[tuple[Drawn, ...]] = []
         for piece in slices:
             self._write(piece.tokens, piece.start, piece.blocks)
+            if piece.draft is not None and self._drafts:
+                self._write_draft(piece.draft.missing, piece)
             if not piece.draws:
                 drawn.append(())
                 continue
@@ -78,7 +86,39 @@ class _HashDevice:
     def compute_partly(self, slices: Sequence[Slice]) -> None:
         """Write the first rank's slab alone."""
         for piece in slices:
-            self._write(piece.tokens, piece.start, piece.blocks, slabs=1)
+            self._write(piece.tokens, piece.start, piece.blocks, range(1))
+
+    def propose(self, slices: Sequence[Slice]) -> dict[int, tuple[int, ...]]:
+        return {
+            index: self._proposals(piece, piece.draft)
+            for index, piece in enumerate(slices)
+            if piece.draft is not None and piece.draft.tokens
+        }
+
+    def _proposals(self, piece: Slice, work: DraftWork) -> tuple[int, ...]:
+        """Return the target's own draws, with an error wherever the draft's KV says so."""
+        self._write_draft(work.missing, piece)
+        held = self._held(piece.blocks, piece.start)
+        tokens = list(piece.tokens)
+        for draw in piece.draws[: work.tokens]:
+            known, position = tokens[-1], piece.start + len(tokens) - 1
+            held = [own + record(known, position, slab) for slab, own in enumerate(held)]
+            token = _drawn(
+                _digest(b"".join(held)), extended(draw, tokens[1:]), self._vocab_size
+            ).token
+            self._write([known], position, piece.blocks, range(self._slabs, self._slabs + 1))
+            tokens.append(token ^ 1 if self._errs(piece.blocks, position + 1) else token)
+        return tuple(tokens[1:])
+
+    def _errs(self, blocks: Sequence[int], length: int) -> bool:
+        (kept,) = self._held(blocks, length, range(self._slabs, self._slabs + 1))
+        return _digest(kept).digest()[0] < DRAFT_ERRORS
+
+    def _write_draft(self, missing: Sequence[int], piece: Slice) -> None:
+        """Write the draft's KV of the tokens that lack it, and of the slice's."""
+        tokens = (*missing, *piece.tokens)
+        slab = range(self._slabs, self._slabs + 1)
+        self._write(tokens, piece.start - len(missing), piece.blocks, slab)
 
     def _verify(self, piece: Slice) -> tuple[Drawn, ...]:
         """The draw of each token, from what the pool holds up to it."""
@@ -88,27 +128,37 @@ class _HashDevice:
         return accepted(piece, found)
 
     def _write(
-        self, tokens: Sequence[int], start: int, blocks: Sequence[int], slabs: int | None = None
+        self,
+        tokens: Sequence[int],
+        start: int,
+        blocks: Sequence[int],
+        slabs: range | None = None,
     ) -> None:
-        """Write the records of the first `slabs` slabs, or of all."""
+        """Write the records of these slabs, or of all that are the target's."""
         width, content = self._width, self._bytes
+        slabs = self._all if slabs is None else slabs
         for position, token in enumerate(tokens, start=start):
             block, place = divmod(position, self._block_size)
-            at = blocks[block] * self._slabs * width + place * RECORD_BYTES
-            for slab in range(slabs or self._slabs):
+            at = blocks[block] * self._stride + slabs.start * width + place * RECORD_BYTES
+            for slab in slabs:
                 content[at : at + RECORD_BYTES] = record(token, position, slab)
                 at += width
 
     def _read(self, blocks: Sequence[int], length: int) -> hashlib.blake2b:
         """Return the digest of the first `length` tokens in `blocks`, slab after slab."""
+        return _digest(b"".join(self._held(blocks, length)))
+
+    def _held(self, blocks: Sequence[int], length: int, slabs: range | None = None) -> list[bytes]:
+        """Return the first `length` tokens' records in `blocks`, of each slab."""
+        slabs = self._all if slabs is None else slabs
         table = blocks[: -(-length // self._block_size)]
         width, content, size = self._width, self._bytes, length * RECORD_BYTES
-        starts = [block * self._slabs * width for block in table]
-        held = b""
-        for _ in range(self._slabs):
-            held += b"".join([content[at : at + width] for at in starts])[:size]
+        starts = [block * self._stride + slabs.start * width for block in table]
+        held = []
+        for _ in slabs:
+            held.append(b"".join([content[at : at + width] for at in starts])[:size])
             starts = [at + width for at in starts]
-        return _digest(held)
+        return held
 
 
 @lru_cache(maxsize=1 << 16)

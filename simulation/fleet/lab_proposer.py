@@ -10,14 +10,17 @@ from dataclasses import replace
 
 from baton.engine.speculation.ngram_proposer import NgramProposer
 from baton.engine.speculation.proposer import Proposer
-from baton.simulation.fleet.engine_kind import EngineKind
+from baton.simulation.fleet.engine_kind import HASHES, EngineKind
 from baton.simulation.fleet.history import Ask
 from baton.simulation.fleet.oracle_proposer import OracleProposer
 from baton.simulation.fleet.scenario import Scenario
 
 
-def proposer_of(scenario: Scenario, kind: EngineKind) -> Proposer:
-    """Return the proposer that all decode workers of a scenario share."""
+def proposer_of(scenario: Scenario, kind: EngineKind) -> Proposer | None:
+    """Return the proposer that all decode workers of a scenario share; None: their engines have a
+    draft model."""
+    if scenario.proposer == "draft" and kind.name == HASHES.name:
+        return None
     if scenario.proposer == "ngram":
         return NgramProposer()
     oracle = OracleProposer(scenario.right_share, scenario.seed)

@@ -112,6 +112,9 @@ class ModelDevice:
     def copy_block(self, source: int, target: int) -> None:
         self._runner.pool.copy_block(source, target)
 
+    def propose(self, slices: Sequence[Slice]) -> dict[int, tuple[int, ...]]:
+        return {}  # it has no draft model
+
     def compute_partly(self, slices: Sequence[Slice]) -> None:
         """Write all of it: the model's layers are not split here."""
         self.compute(slices)

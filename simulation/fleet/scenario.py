@@ -20,8 +20,9 @@ LONGEST_STEP = 4.5  # usual ones: of 32 tokens, by chance half as long again
 READ_BLOCKS = 3  # of the longest READ
 LONGEST_READ = 2.1  # usual ones: of READ_BLOCKS, by chance half as long again
 
-# What decode workers propose: what is about to be drawn, with errors, or what the text had before.
-Proposing: TypeAlias = Literal["oracle", "ngram"]
+# What decode workers propose: what is about to be drawn, with errors; what the text had before; or
+# what a draft model with KV of its own draws.
+Proposing: TypeAlias = Literal["oracle", "ngram", "draft"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +92,14 @@ class Scenario:
         another vocabulary."""
         if kind is HASHES:
             return self
-        plain = tuple([replace(event, does=_without_grammar(event.does)) for event in self.events])
         handoff = self.config.handoff
         blocks = handoff.read_bytes // HASHES.block_bytes(BLOCK)
         handoff = replace(handoff, read_bytes=blocks * kind.block_bytes(BLOCK))
-        config = replace(self.config, handoff=handoff)
-        return replace(self, config=config, events=plain, constrained=False)
+        read = replace(self, config=replace(self.config, handoff=handoff))
+        if kind.name == HASHES.name:
+            return read
+        plain = tuple([replace(event, does=_without_grammar(event.does)) for event in self.events])
+        return replace(read, events=plain, constrained=False)
 
     def only(self, kept: tuple[int, ...]) -> Scenario:
         """With these of its events alone."""

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from baton.decode_worker.step_plan import StepOutcome, StepPlan
 from baton.decode_worker.worker import DecodeWorker
@@ -49,9 +50,13 @@ def wrong_contents(process: WorkerProcess, slabs: int) -> Iterable[str]:
     for block in pool._by_identity.values():
         tokens = array("I", pool._blocks[block].tokens)
         held = np.ascontiguousarray(process.array[block]).reshape(slabs, size, RECORD_BYTES)
-        content = held[0].tobytes()
-        if not any(
-            content == b"".join([record(token, at, 0) for at, token in enumerate(tokens, start)])
-            for start in range(0, LONGEST_TEXT, size)
-        ):
+        if not any(_holds(held, tokens, start) for start in range(0, LONGEST_TEXT, size)):
             yield f"{process.machine.name}: block {block} is published for tokens it does not hold"
+
+
+def _holds(held: NDArray[np.uint8], tokens: array[int], start: int) -> bool:
+    """Return whether all slabs, those of a draft model too, hold the tokens from `start` on."""
+    return all(
+        slab.tobytes() == b"".join([record(token, at, n) for at, token in enumerate(tokens, start)])
+        for n, slab in enumerate(held)
+    )

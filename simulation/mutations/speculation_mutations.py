@@ -5,18 +5,19 @@ A part of mutations.py, which says what they are for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from typing import Any
 
 from baton.decode_worker.kv_reservations import KvReservations
 from baton.decode_worker.scheduler import DecodeScheduler
+from baton.decode_worker.sequences import Sequence
 from baton.engine.scheduling.batch import Drawn, Slice
 from baton.simulation.fleet import hash_engine
 from baton.simulation.mutations.patches import Break, always
 
 
 def _one_too_many(before: Any) -> Any:
-    def accepted(item: Slice, drawn: Sequence[Drawn]) -> tuple[Drawn, ...]:
+    def accepted(item: Slice, drawn: Seq[Drawn]) -> tuple[Drawn, ...]:
         return tuple(drawn[: len(before(item, drawn)) + 1])
 
     return accepted
@@ -45,6 +46,12 @@ OF_SPECULATION: dict[str, Break] = {
         DecodeScheduler,
         "_verified",
         _all_published,
+    ),
+    "publish-without-the-draft": Break(
+        "blocks are published whose draft model is behind",
+        Sequence,
+        "shareable",
+        lambda before: property(lambda self: self.computed),
     ),
     "keep-rejected-blocks": Break(
         "blocks of rejected tokens stay with their sequence", KvReservations, "trim", always(None)

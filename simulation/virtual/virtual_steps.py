@@ -26,6 +26,7 @@ from baton.engine.scheduling.batch import (
     resolve_feeds,
 )
 from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
+from baton.engine.scheduling.verification import with_drafts
 from baton.runtime.errors import DeviceLost, EngineError, OutOfMemory
 
 
@@ -34,6 +35,10 @@ class Device(Protocol):
 
     def compute(self, slices: Sequence[Slice]) -> list[tuple[Drawn, ...]]:
         """Write the slices' KV, and draw what they ask for, in their order."""
+        ...
+
+    def propose(self, slices: Sequence[Slice]) -> dict[int, tuple[int, ...]]:
+        """Compute what slices ask of a draft model; its proposals, by the slice's index."""
         ...
 
     def compute_partly(self, slices: Sequence[Slice]) -> None:
@@ -158,9 +163,14 @@ class VirtualSteps:
         if self.fail_steps:
             self.fail_steps -= 1
             raise EngineError("the simulated device failed")
+        proposed: dict[int, tuple[int, ...]] = {}
+        if any([piece.draft is not None and piece.draft.tokens for piece in slices]):
+            proposed = self._device.propose(slices)
+            slices = with_drafts(StepBatch(slices), proposed).slices
         broken, self.break_slices = frozenset(self.break_slices), set()
         if not broken and self.memory_tokens == sys.maxsize:
-            return StepResult(tuple(self._device.compute(slices)), step_s)
+            drawn_all = tuple(self._device.compute(slices))
+            return StepResult(drawn_all, step_s, proposed=proposed)
         failed: dict[int, EngineError] = {
             place: OutOfMemory("the simulated device has no memory for a slice")
             for place, piece in enumerate(slices)
@@ -170,7 +180,7 @@ class VirtualSteps:
         drawn = iter(self._device.compute(fitting))
         every = [() if place in failed else next(drawn) for place in range(len(slices))]
         kept = tuple([() if place in broken else draws for place, draws in enumerate(every)])
-        return StepResult(kept, step_s, broken - failed.keys(), failed, shortages=len(failed))
+        return StepResult(kept, step_s, broken - failed.keys(), failed, len(failed), {}, proposed)
 
 
 class VirtualStep:

@@ -45,11 +45,12 @@ def test_speculating_workers_are_struck_in_each_way() -> None:
             kinds.add((event.does.kind, event.does.what if event.does.kind == "withhold" else ""))
     assert {kind for kind, _ in kinds} == {"kill", "pause", "drain", "hang", "withhold"}
     assert {what for _, what in kinds} > {"outputs", "submit", "cancel"}
-    assert proposers == {"oracle", "ngram"}
+    assert proposers == {"oracle", "ngram", "draft"}
 
 
+@pytest.mark.parametrize("proposer", ["oracle", "draft"])
 def test_proposals_within_grammars_are_accepted_and_rejected(
-    monkeypatch: pytest.MonkeyPatch,
+    proposer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accepted: list[int] = []
     rejected: list[int] = []
@@ -65,7 +66,8 @@ def test_proposals_within_grammars_are_accepted_and_rejected(
         return run
 
     monkeypatch.setattr(Speculator, "judge", counted)
-    outcomes = [lab.run_seed(seed) for seed in SEEDS[:6]]
+    seeds = [seed for seed in SEEDS if draw(seed).proposer == proposer][:3]
+    outcomes = [lab.run_seed(seed) for seed in seeds]
     assert all(outcome.breaches == [] for outcome in outcomes)
     assert sum(accepted) > 20 and sum(rejected) > 20
 
@@ -118,6 +120,7 @@ def test_an_answer_outside_its_grammar_is_named(text: str, ends: bool, seen: str
 
 def test_another_engine_runs_such_a_seed_without_grammars() -> None:
     class Other:
+        name = "model"
         block_bytes = staticmethod(lambda size: 64 * size)
 
     scenario = draw(SEEDS[0]).computed_by(Other())  # type: ignore[arg-type]

@@ -102,7 +102,8 @@ def test_different_seeds_are_different_scenarios() -> None:
     }
     for scenario in scenarios:
         times = [event.at_s for event in scenario.faults]
-        assert not times or times[-1] - times[0] <= 0.1
+        usual = not scenario.constrained and scenario.ranks == 1
+        assert not times or not usual or times[-1] - times[0] <= 0.1
         assert [e.at_s for e in scenario.events] == sorted(e.at_s for e in scenario.events)
 
 

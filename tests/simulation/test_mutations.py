@@ -74,8 +74,9 @@ CAUGHT_BY = {
     "accept-one-too-many": 1,
     "publish-rejected-tokens": 1,
     "keep-rejected-blocks": 1,
+    "publish-without-the-draft": 59,
     "matcher-not-rebuilt": 99,
-    "rejected-proposals-in-the-matcher": 39,
+    "rejected-proposals-in-the-matcher": 59,
     "mask-of-the-first-row": 19,
     "go-on-without-a-rank": 12,
 }
