@@ -1,4 +1,4 @@
-"""A step's layout as plain arrays, and back."""
+"""Converts a step's layout to arrays for the ranks, and back."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _TENSORS = (
 
 
 def to_arrays(layout: StepLayout) -> list[NDArray[Any]]:
-    """The layout's tensors, then [chunks, 4] of first row, end, start and blocks, then all chunks'
-    blocks, then the spans."""
+    """Return the layout's tensors, then [chunks, 4] of first row, end, start and number of blocks,
+    then the blocks of all chunks, then the spans."""
     heads = [[each.first, each.end, each.start, len(each.blocks)] for each in layout.chunks]
     tables = [each.blocks.numpy() for each in layout.chunks]
     return [

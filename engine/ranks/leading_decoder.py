@@ -1,10 +1,10 @@
-"""The leader's decoder: what it computes, its ranks compute too.
+"""The leader's decoder, whose calls all ranks carry out together.
 
     hidden(layout)   command ─▶ all ranks compute ─▶ the same hidden states on each
     logits(rows)     command ─▶ each rank its own tokens ─▶ LogitsBoard ─▶ the leader reads all
 
-A step runner uses it as any decoder. After an error in the middle of a command the ranks are out of
-step, so it is the end of the worker.
+A step runner uses it like any decoder. An error in the middle of a command leaves the ranks out of
+step, so the worker then ends.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ Found = TypeVar("Found")
 
 
 class LeadingDecoder:
-    """The device thread's alone."""
+    """The decoder of all ranks. Only the device thread calls it."""
 
     def __init__(self, parts: RankParts, group: RankGroup, *, shortened: bool = False) -> None:
-        """`shortened`: through as few layers as hold one of each kind, on all ranks."""
+        """Connect the ranks. `shortened`: compute the layers of `Decoder.shortened` only."""
         self._parts, self._group, self._board = parts, group, parts.board
         self._own: Decoder = parts.decoder.shortened() if shortened else parts.decoder
-        self._hidden = Command.HIDDEN_OF_EACH_KIND if shortened else Command.HIDDEN
+        self._hidden = Command.HIDDEN_SHORTENED if shortened else Command.HIDDEN
 
     def hidden(self, layout: StepLayout) -> Tensor:
-        """Same as `Decoder.hidden`. Raises DeviceLost if a rank does not take part, EngineError
+        """Same as `Decoder.hidden`. Raises DeviceLost if a rank does not respond, and EngineError
         for a layout that is too large, before anything is computed."""
         self._group.send(self._hidden, to_arrays(layout))
         return _in_step(lambda: self._own.hidden(layout))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Same as `Decoder.logits`. Raises as `hidden` does."""
+        """Same as `Decoder.logits`. Raises like `hidden`."""
         step = self._board.rows
         parts = [
             self._some_logits(hidden[start : start + step]) for start in range(0, len(hidden), step)

@@ -1,10 +1,10 @@
-"""From a model folder to an engine whose model is split over several processes of this host.
+"""Loads a model folder into an engine that splits the model over processes of this host.
 
     memories ─▶ ranks start to load ─▶ rank 0 loads here ─▶ free memory ─▶ pool ─▶ decoder, runner
 
-The pool is one memory that all ranks map, with the layout of a model that is not split: a rank
-writes and reads its own KV heads of each block. So a handoff moves the same bytes as without ranks,
-between workers with any numbers of them.
+All ranks map the memory of one pool, which has the layout of an unsplit model: a rank writes and
+reads its own KV heads of each block. A handoff therefore transfers the same bytes between workers
+with any numbers of ranks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from baton.engine.spec.model_spec import read_spec
 from baton.engine.spec.rank_split import check_split
 from baton.runtime.errors import ConfigError
 
-HUNG_S = 2.5  # that a step waits for a rank: then the worker ends, and its requests go on elsewhere
+HUNG_S = 2.5  # wait of a step for a rank; then the worker ends and its requests migrate
 
 _WARM_TOKENS = 48
 
@@ -58,7 +58,7 @@ def build_rank_engine(
     """Start the ranks, load the model of `folder` on all of them, and start the leader's device
     thread. `options.threads` are those of one rank.
 
-    Raises ConfigError and ModelError as `build_engine` does, also for what a rank met, and
+    Raises ConfigError and ModelError like `build_engine`, also for errors of a rank, and
     ConfigError for a number of ranks that does not fit.
     """
     runner = build_rank_runner(folder, ranks, options, progress)
@@ -68,7 +68,7 @@ def build_rank_engine(
 def build_rank_runner(
     folder: Path, ranks: int, options: EngineOptions, progress: Progress | None = None
 ) -> RankRunner:
-    """Same as `build_rank_engine` for a caller that runs steps in a thread of its own."""
+    """Same as `build_rank_engine`, for a caller that runs steps in its own thread."""
     if options.draft_folder is not None:
         raise ConfigError(
             f"worker.tp is {ranks}, but the draft model in {options.draft_folder} is computed by "
@@ -87,13 +87,13 @@ def build_rank_runner(
 
 
 def _memories(ranks: int, vocab_size: int) -> list[SharedMemory]:
-    """Create the memory of sums, of commands and of logits."""
+    """Create the shared memory for sums, commands and logits."""
     sizes = SharedAllReduce.memory_bytes(ranks), SLOTS * SLOT_BYTES, board_bytes(vocab_size)
     return [SharedMemory.create(size) for size in sizes]
 
 
 def _join(group: RankGroup, memories: list[SharedMemory], loaded: LoadedRank) -> RankRunner:
-    """Size the pool, give it to all ranks, and build the leader's runner."""
+    """Size the pool, send it to all ranks, and build the leader's runner."""
     options = loaded.options
     engine, ranks_bytes = options.engine, options.ranks * loaded.grown_bytes
     group.wait_loaded()
@@ -126,13 +126,13 @@ def _pool_memory(blocks: int, each_bytes: int) -> SharedMemory:
         return SharedMemory.create(blocks * each_bytes)
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"pool.blocks is {blocks}, of {each_bytes} bytes each: the system gives no "
-            f"{blocks * each_bytes} bytes that processes share; give fewer blocks"
+            f"pool.blocks is {blocks}, of {each_bytes} bytes each: the system refused "
+            f"{blocks * each_bytes} bytes of shared memory; give fewer blocks"
         ) from error
 
 
 def warm_up(runner: RankRunner) -> None:
-    """Compile every kernel now, on all ranks, while they may take their time."""
+    """Compile every kernel on all ranks before serving, while no step has a time limit."""
     size = runner.pool.block_size
     blocks = tuple(range(min(runner.pool.blocks, 2 * -(-_WARM_TOKENS // size))))
     half = len(blocks) // 2

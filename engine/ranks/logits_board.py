@@ -1,9 +1,9 @@
-"""Where every rank of a CPU worker puts its tokens' logits, and the leader reads all of them.
+"""The shared memory into which each rank of a CPU worker writes the logits of its tokens.
 
     [2 rounds, rows, vocabulary] float32 in shared memory; rank r writes columns `tokens` of it
 
-The rounds take turns, so that one may be read while the next is written: a rank that has passed
-the meeting of round n + 1 knows that round n was read.
+Rounds alternate, so that the leader may read one while the next is written: a rank that has passed
+the barrier of round n + 1 knows that the leader has read round n.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _ROUND_BYTES = 32 << 20
 
 
 class LogitsBoard:
-    """One rank's end."""
+    """One rank's view of the logits of all ranks."""
 
     def __init__(self, memory: SharedMemory, vocab_size: int, meet: Callable[[], None]) -> None:
-        """`meet` returns once every rank has called it."""
+        """Map the board. `meet` is a barrier: it returns once every rank has called it."""
         self.rows = rows_at_once(vocab_size)
         numbers = memory.array()[: memory_bytes(vocab_size)].view(np.float32)
         self._rounds = torch.from_numpy(numbers.reshape(2, self.rows, vocab_size))
@@ -38,7 +38,7 @@ class LogitsBoard:
         self._meet()
 
     def take(self, rows: int) -> Tensor:
-        """A copy of all ranks' logits [rows, vocab] of the round that this rank has put."""
+        """Return a copy of all ranks' logits [rows, vocab] of this rank's last round."""
         return self._rounds[self._round % 2, :rows].clone()
 
 

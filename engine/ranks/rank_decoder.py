@@ -1,8 +1,8 @@
-"""The decoder of one rank: its share of every matrix, and the sums that join the shares.
+"""The decoder of one rank: its share of every matrix, and the sums over all ranks.
 
     attention ── output matrix ── sum over ranks ── + ── MLP ── down matrix ── sum over ranks ── +
 
-Hidden states are whole, and the same bits, on every rank; logits are those of the rank's own
+Hidden states are complete and have the same bits on every rank; logits are those of the rank's own
 tokens. Every rank must compute the same layouts in the same order.
 """
 
@@ -20,11 +20,11 @@ from baton.engine.model.step_layout import StepLayout
 from baton.engine.model.weights import LayerWeights, Weights
 from baton.engine.spec.model_spec import ModelSpec
 
-SumOverRanks = Callable[[Tensor], Tensor]  # replaces a tensor by the sum of all ranks' ones
+SumOverRanks = Callable[[Tensor], Tensor]  # replaces a tensor by its sum over all ranks
 
 
 class RankDecoder(Decoder):
-    """`Decoder` whose weights are one rank's."""
+    """`Decoder` with the weights of one rank."""
 
     def __init__(
         self,
@@ -34,14 +34,14 @@ class RankDecoder(Decoder):
         tokens: range,
         sum_over_ranks: SumOverRanks,
     ) -> None:
-        """`spec`: of the rank. `tokens`: those whose rows of the embedding and of the head it
-        has."""
+        """Connect weights and kernels. `spec` describes the rank's share. `tokens`: the rank's
+        part of the vocabulary, in the embedding and in the head."""
         super().__init__(spec, weights, kernels.attention, kernels.gating, kernels.norms)
         self.tokens = tokens
         self._sum = sum_over_ranks
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """[rows, hidden]; rows of other ranks' tokens are zeros before the sum."""
+        """Look up embeddings [rows, hidden]; those of other ranks' tokens are 0 before the sum."""
         own = tokens - self.tokens.start
         known = (own >= 0) & (own < len(self.tokens))
         rows = functional.embedding(own.clamp(0, len(self.tokens) - 1), self._weights.embedding)

@@ -1,9 +1,9 @@
-"""The leader's side of its ranks: starts their processes, sends commands, notices their end.
+"""The leader's control of its ranks: starts their processes, sends commands, detects their end.
 
     start ─▶ all load ─▶ give_pool ─▶ ready ─▶ send, send, ... ─▶ close
 
-The leader is rank 0 and a process like the others, with the worker around it. A rank that ends or
-stands still ends the worker: its KV heads are gone, and with them every sequence.
+The leader is rank 0, in the process of the worker. A rank that ends or hangs ends the worker,
+because its KV heads are lost, and with them every sequence.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from baton.engine.ranks.shared_memory import SharedMemory
 from baton.runtime import errors
 from baton.runtime.errors import BatonError, DeviceLost, ModelError
 
-LOAD_S = 3600.0  # a slow disk is no error
+LOAD_S = 3600.0  # long enough for a slow disk
 _CLOSE_S = 5.0
 _POLL_S = 0.2
-_MOST_BYTES = 1 << 16
+_MAX_MESSAGE_BYTES = 1 << 16
 
 
 class RankGroup:
     """Ranks 1 to `options.ranks` - 1. One thread at a time may call it."""
 
     def __init__(self, options: RankOptions, memories: Sequence[SharedMemory]) -> None:
-        """Start the processes, which begin to load. `memories`: of sums, commands and logits."""
+        """Start the processes, which begin to load. `memories`: for sums, commands and logits."""
         self._options = options
         self._memories = list(memories)
         self._commands: NDArray[np.uint8] = memories[1].array()
@@ -53,22 +53,21 @@ class RankGroup:
             raise
 
     def wait_loaded(self) -> None:
-        """Wait until all ranks have loaded. Raises the error that one met, or DeviceLost if one
-        ended without a word."""
+        """Wait until all ranks have loaded. Raises the error that a rank reports, or DeviceLost if
+        a rank ends without a report."""
         self._answers(LOAD_S)
 
     def give_pool(self, memory: SharedMemory, options: RankOptions) -> None:
-        """Send the memory of the pool, and wait until all ranks are ready. Raises as
-        `wait_loaded` does."""
+        """Send the memory of the pool, and wait until all ranks are ready. Raises like
+        `wait_loaded`."""
         for rank, link in enumerate(self._links, start=1):
             text = replace(options, rank=rank).text().encode()
             socket.send_fds(link, [text], [memory.descriptor])
         self._answers(LOAD_S)
 
     def send(self, command: Command, arrays: Sequence[NDArray[Any]] = ()) -> None:
-        """Ask all ranks to carry out `command`; a rank takes it up after the one before. Raises
-        EngineError for arrays that do not fit, before anything is sent, and DeviceLost if a rank
-        has ended."""
+        """Send `command` to all ranks, which carry out commands in order. Raises EngineError for
+        arrays that do not fit, before anything is sent, and DeviceLost if a rank has ended."""
         slot = self._count % SLOTS
         size = write_arrays(slot_of(self._commands, slot), arrays)
         self._count += 1
@@ -77,7 +76,7 @@ class RankGroup:
                 link.send(BELL.pack(command, slot, size))
             except OSError as error:
                 self.check()
-                raise DeviceLost(f"a rank takes no commands: {error}") from error
+                raise DeviceLost(f"a rank does not accept commands: {error}") from error
 
     def check(self) -> None:
         """Raise DeviceLost if a rank has ended."""
@@ -87,11 +86,11 @@ class RankGroup:
 
     @property
     def process_ids(self) -> list[int]:
-        """Process ids of ranks 1 and up."""
+        """Return the process ids of ranks 1 and up."""
         return [process.pid for process in self._processes]
 
     def close(self) -> None:
-        """End all ranks: a closed link ends one that waits, a signal one that does not."""
+        """End all ranks: closing the link ends a waiting rank, a signal any other."""
         for link in self._links:
             link.close()
         deadline_s = time.monotonic() + _CLOSE_S
@@ -114,7 +113,7 @@ class RankGroup:
         socket.send_fds(ours, [text], [memory.descriptor for memory in self._memories])
 
     def _answers(self, within_s: float) -> list[dict[str, Any]]:
-        """One message of each rank, in the order of the ranks."""
+        """Receive one message of each rank, in the order of the ranks."""
         found: dict[int, dict[str, Any]] = {}
         deadline_s = time.monotonic() + within_s
         while len(found) < len(self._links):
@@ -126,7 +125,7 @@ class RankGroup:
         return [found[place] for place in sorted(found)]
 
     def _answer(self, link: socket.socket) -> dict[str, Any]:
-        text = link.recv(_MOST_BYTES)
+        text = link.recv(_MAX_MESSAGE_BYTES)
         if not text:
             rank = 1 + self._links.index(link)
             code = self._processes[rank - 1].wait(_CLOSE_S)

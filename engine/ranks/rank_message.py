@@ -1,9 +1,9 @@
-"""The messages of a leader to its ranks: arrays in shared memory, and a bell beside them.
+"""The messages of a leader to its ranks: arrays in shared memory, announced through a socket.
 
-    bell   int64: command, slot, bytes          through a socket; its end is the rank's
+    bell   int64: command, slot, bytes          through a socket; closing it ends the rank
     slot   number of arrays | dtype, dimensions, shape of each | the arrays, 8-byte aligned
 
-No object is serialised, so nothing but numbers can arrive. Pure functions of buffers.
+No object is serialised, so only numbers can arrive. The functions are pure, over buffers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from baton.runtime.errors import EngineError
 
 _DTYPES = (np.int64, np.int32, np.float32, np.uint16)
-_MOST_DIMENSIONS = 4
-_HEAD = 2 + _MOST_DIMENSIONS  # numbers of one array's description
+_MAX_DIMENSIONS = 4
+_HEAD = 2 + _MAX_DIMENSIONS  # numbers of one array's description
 BELL = struct.Struct("<qqq")
 
 
@@ -28,18 +28,18 @@ class Command(IntEnum):
 
     HIDDEN = 1  # compute a layout
     LOGITS = 2  # of hidden states, those of the rank's tokens
-    HIDDEN_OF_EACH_KIND = 3  # same as HIDDEN, through as few layers as hold one of each kind
+    HIDDEN_SHORTENED = 3  # same as HIDDEN, with the layers of `Decoder.shortened`
 
 
 def write_arrays(slot: NDArray[np.uint8], arrays: Sequence[NDArray[np.generic]]) -> int:
-    """Put `arrays` into `slot` and return the bytes used. Raises EngineError where they do not
+    """Write `arrays` into `slot` and return the bytes used. Raises EngineError if they do not
     fit."""
     place = 8 * (1 + _HEAD * len(arrays))
     needed = place + sum(-(-array.nbytes // 8) * 8 for array in arrays)
     if needed > slot.nbytes:
         raise EngineError(
-            f"a step of {needed} bytes does not fit into the {slot.nbytes} that ranks share: "
-            "reduce step.prefill_tokens or step.max_sequences"
+            f"a step of {needed} bytes exceeds the {slot.nbytes} bytes that ranks share: reduce "
+            "step.prefill_tokens or step.max_sequences"
         )
     head = slot[:place].view(np.int64)
     head[0] = len(arrays)
@@ -54,7 +54,7 @@ def write_arrays(slot: NDArray[np.uint8], arrays: Sequence[NDArray[np.generic]])
 
 
 def read_arrays(slot: NDArray[np.uint8]) -> list[NDArray[np.generic]]:
-    """Copies of the arrays that `write_arrays` put there."""
+    """Return copies of the arrays that `write_arrays` wrote."""
     count = int(slot[:8].view(np.int64)[0])
     place, found = 8 * (1 + _HEAD * count), []
     head = slot[8:place].view(np.int64).reshape(count, _HEAD)

@@ -11,7 +11,7 @@ from baton.engine.execution.engine_options import EngineOptions
 
 @dataclass(frozen=True, slots=True)
 class RankOptions:
-    """All ranks of a worker have the same options, but for `rank`."""
+    """The options of one rank, which are equal on all ranks of a worker except `rank`."""
 
     rank: int
     ranks: int
@@ -25,7 +25,7 @@ class RankOptions:
 
     @staticmethod
     def parse(text: str | bytes) -> RankOptions:
-        """Raises ValueError or TypeError for anything but what `text` wrote."""
+        """Parse the result of `text`. Raises ValueError or TypeError for anything else."""
         values = json.loads(text)
         engine = EngineOptions(**values.pop("engine"))
         folder, sizes = Path(values.pop("folder")), tuple(values.pop("memory_bytes"))

@@ -1,4 +1,4 @@
-"""One rank's share of a model, loaded, and the decoder made of it: the same on leader and ranks."""
+"""Loads one rank's share of a model and builds its decoder, on the leader and on other ranks."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.engine.spec.rank_split import RankSplit, spec_of_rank
 
 SLOT_BYTES = 32 << 20  # of a command's arrays
-SLOTS = 2  # a command is written while ranks may still read the one before
+SLOTS = 2  # one is written while ranks read the other
 
 
 @dataclass(frozen=True, slots=True)
 class RankParts:
-    """The parts with which a rank computes a step."""
+    """The objects with which a rank computes a step."""
 
     decoder: RankDecoder
     pool: KvPool  # of the whole block
     board: LogitsBoard
     sums: SharedAllReduce
-    commands: NDArray[np.uint8]  # the slots, one after the other
+    commands: NDArray[np.uint8]  # the slots, in order
     sampler: Sampler
     dtype: torch.dtype  # of hidden states
 
@@ -54,11 +54,11 @@ class LoadedRank:
     spec: ModelSpec  # of the rank
     weights: Weights
     dtype: torch.dtype
-    grown_bytes: int  # by which loading made this process larger
+    grown_bytes: int  # by which loading grew this process
 
     def with_pool(self, options: RankOptions, descriptors: list[int]) -> RankParts:
-        """`descriptors` of the memories that `options.memory_bytes` has the sizes of. Raises
-        ConfigError where a kernel does not fit."""
+        """Map the shared memories and build the parts. `options.memory_bytes` has the sizes of the
+        memories behind `descriptors`. Raises ConfigError if a kernel does not fit."""
         sizes = zip(descriptors, options.memory_bytes, strict=True)
         sums, commands, logits, blocks = [SharedMemory(*each) for each in sizes]
         split = RankSplit(options.ranks, options.rank)

@@ -1,9 +1,9 @@
-"""The main of a rank process: loads its share of the model, then follows the leader's commands.
+"""The main module of a rank process: loads a share of the model, then runs the leader's commands.
 
     leader ── options ──▶ load ── "loaded" ──▶ leader ── pool ──▶ serve: bell, arrays, compute, ...
 
-It knows no scheduler, no sequences and no sampling. It ends when the leader says so, when the
-leader is gone, or when another rank takes no part in a sum.
+It knows no scheduler, no sequences and no sampling. It ends on the leader's command, when the
+leader has ended, or when another rank does not take part in a sum.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from baton.engine.ranks.rank_parts import RankParts, load_rank, slot_of
 from baton.runtime.errors import BatonError
 
 _PR_SET_PDEATHSIG = 1
-_MOST_BYTES = 1 << 16  # of one message
+_MAX_MESSAGE_BYTES = 1 << 16  # of one message
 
 
 def main() -> None:
     """Serve the socket whose descriptor is the first argument."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the leader ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals all; the leader handles it
     link = socket.socket(fileno=int(sys.argv[1]))
     options, memories = _receive(link)
     try:
@@ -51,14 +51,14 @@ def main() -> None:
 
 @torch.inference_mode()
 def follow(link: socket.socket, parts: RankParts) -> None:
-    """Carry out commands until the leader closes the socket, or ends."""
+    """Carry out commands until the leader closes the socket or ends."""
     short = parts.decoder.shortened()
     while bell := link.recv(BELL.size):
         command, slot, size = BELL.unpack(bell)
         arrays = read_arrays(slot_of(parts.commands, slot)[:size])
         if command == Command.HIDDEN:
             parts.decoder.hidden(from_arrays(arrays))
-        elif command == Command.HIDDEN_OF_EACH_KIND:
+        elif command == Command.HIDDEN_SHORTENED:
             short.hidden(from_arrays(arrays))
         else:
             rows = torch.from_numpy(arrays[0])
@@ -68,15 +68,15 @@ def follow(link: socket.socket, parts: RankParts) -> None:
 def put_logits(
     decoder: RankDecoder, board: LogitsBoard, rows: torch.Tensor, dtype: torch.dtype
 ) -> None:
-    """Publish the rank's logits of hidden states given as numbers that numpy has."""
+    """Publish the rank's logits of hidden states, which arrive in a dtype of numpy."""
     board.put(decoder.logits(rows.view(dtype)), decoder.tokens)
 
 
 def _receive(link: socket.socket) -> tuple[RankOptions, list[int]]:
-    """Options, and descriptors of shared memory."""
-    text, descriptors, _, _ = socket.recv_fds(link, _MOST_BYTES, 4)
+    """Receive options and descriptors of shared memory."""
+    text, descriptors, _, _ = socket.recv_fds(link, _MAX_MESSAGE_BYTES, 4)
     if not text:
-        sys.exit(0)  # the leader is gone
+        sys.exit(0)  # the leader has ended
     return RankOptions.parse(text), list(descriptors)
 
 

@@ -1,9 +1,9 @@
-"""Sum of tensors over the ranks of a CPU worker, bit for bit the same on every rank.
+"""The sum of tensors over the ranks of a CPU worker, with the same bits on every rank.
 
     SharedMemory   flags, a cache line for each rank | two rounds of one buffer for each rank
 
-A tensor longer than a buffer goes through in several rounds. All ranks must make the same calls
-in the same order. The rounds are described in `engine/cpu/allreduce_numba.py`.
+A tensor longer than a buffer is summed in several rounds. All ranks must make the same calls in the
+same order. `engine/cpu/allreduce_numba.py` describes a round.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from baton.engine.cpu.allreduce_numba import TILE, exchange_bfloat16, exchange_f
 from baton.engine.ranks.shared_memory import SharedMemory
 from baton.runtime.errors import DeviceLost
 
-ROOM_BYTES = 1 << 20  # of one rank's buffer
+BUFFER_BYTES = 1 << 20  # of one rank's buffer
 START_S = 300.0  # while ranks compile their kernels
 _FLAG_BYTES = 64
 _LONGEST_CALL_S = 0.1  # of one wait in compiled code
@@ -31,7 +31,7 @@ def _no_check() -> None:
 
 
 class SharedAllReduce:
-    """One end of the sum: one rank's. One thread at a time may call it."""
+    """The sum as one rank takes part in it. One thread at a time may call it."""
 
     def __init__(
         self,
@@ -41,15 +41,15 @@ class SharedAllReduce:
         *,
         timeout_s: float = START_S,
     ) -> None:
-        """`memory` holds at least `memory_bytes(ranks)`. A call that waits for another rank for
-        `timeout_s` fails."""
+        """Map the buffers. `memory` has at least `memory_bytes(ranks)`. A call fails after waiting
+        `timeout_s` for another rank."""
         self._ranks, self._rank = ranks, rank
         self._check: Callable[[], None] = _no_check
         self.timeout_s = timeout_s
         content = memory.array()
-        flags, buffers = ranks * _FLAG_BYTES, 2 * ranks * ROOM_BYTES
+        flags, buffers = ranks * _FLAG_BYTES, 2 * ranks * BUFFER_BYTES
         self._flags = content[:flags].view(np.int64)
-        room = content[flags : flags + buffers].reshape(2, ranks, ROOM_BYTES)
+        room = content[flags : flags + buffers].reshape(2, ranks, BUFFER_BYTES)
         self._float32 = room.view(np.float32)
         self._bfloat16 = room.view(np.uint16)
         self._scratch = np.empty((2, TILE), dtype=np.float32)
@@ -58,27 +58,26 @@ class SharedAllReduce:
 
     @staticmethod
     def memory_bytes(ranks: int) -> int:
-        return ranks * (_FLAG_BYTES + 2 * ROOM_BYTES)
+        return ranks * (_FLAG_BYTES + 2 * BUFFER_BYTES)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Replace `x`, contiguous float32 or bfloat16 of any shape, by its sum over all ranks, in
         the order of the ranks, and return it. Sums of bfloat16 are rounded once.
 
-        Raises DeviceLost if another rank does not take part in time; the group is of no further
-        use then.
+        Raises DeviceLost if another rank does not take part in time; the group is then unusable.
         """
-        room = ROOM_BYTES // _ITEM_BYTES[x.dtype]
+        room = BUFFER_BYTES // _ITEM_BYTES[x.dtype]
         flat = x.view(-1)
         for start in range(0, flat.shape[0], room):
             self._round(flat[start : start + room])
         return x
 
     def watch(self, check: Callable[[], None]) -> None:
-        """Call `check`, which may raise, again and again in a long wait."""
+        """Call `check`, which may raise, repeatedly during a long wait."""
         self._check = check
 
     def meet(self) -> None:
-        """Return once every rank has called this. Raises DeviceLost as a sum does."""
+        """Return once every rank has called this. Raises DeviceLost like a sum."""
         self._round(self._nothing)
 
     def _round(self, part: Tensor) -> None:
@@ -86,17 +85,17 @@ class SharedAllReduce:
         waited_s, posted, before_s = 0.0, False, time.monotonic()
         while missing := self._exchange(part, posted):
             posted, now_s = True, time.monotonic()
-            # what this process stood still is no wait
+            # Time in which this process was stopped does not count as waiting.
             waited_s, before_s = waited_s + min(now_s - before_s, _LONGEST_CALL_S), now_s
             self._check()
             if waited_s > self.timeout_s:
                 raise DeviceLost(
-                    f"rank {missing - 1} took no part in a sum over {self._ranks} ranks within "
-                    f"{self.timeout_s:g} s"
+                    f"rank {missing - 1} did not take part in a sum over {self._ranks} ranks "
+                    f"within {self.timeout_s:g} s"
                 )
 
     def _exchange(self, part: Tensor, posted: bool) -> int:
-        """The number of a rank that is missing, plus one; 0: `part` holds the sum."""
+        """Run one round. Returns 1 + the number of a missing rank; 0: `part` has the sum."""
         place = (self._rank, self._sequence, posted)
         if part.dtype == torch.float32:
             return int(exchange_float32(part.numpy(), self._flags, self._float32, *place))

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from baton.engine.ranks.shared_allreduce import ROOM_BYTES, SharedAllReduce
+from baton.engine.ranks.shared_allreduce import BUFFER_BYTES, SharedAllReduce
 from baton.engine.ranks.shared_memory import SharedMemory
 from baton.runtime.errors import DeviceLost
 
@@ -34,7 +34,7 @@ def numbers(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tens
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("shape", [(1,), (3, 7), (2, ROOM_BYTES // 4 + 5)])
+@pytest.mark.parametrize("shape", [(1,), (3, 7), (2, BUFFER_BYTES // 4 + 5)])
 def test_sums_are_added_in_the_order_of_the_ranks(
     ranks: int, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
@@ -63,7 +63,7 @@ def test_values_that_are_not_finite_stay_so(dtype: torch.dtype) -> None:
 
 def test_a_missing_rank_is_named() -> None:
     here, _ = ends_of(2, timeout_s=0.05)
-    with pytest.raises(DeviceLost, match="rank 1 took no part in a sum over 2 ranks"):
+    with pytest.raises(DeviceLost, match="rank 1 did not take part in a sum over 2 ranks"):
         here(torch.zeros(3))
 
 
