@@ -261,7 +261,7 @@ def test_a_shard_that_was_cut_short_is_told_before_anything_starts(
     code, err = served.finish()
     assert code == 78 and served.seen == ""
     size = cut.stat().st_size
-    assert f"{cut}: tensor a [2]" in err and f"{size} of its {size + 3} bytes: it was cut" in err
+    assert f"{cut}: tensor a [2]" in err and f"{size} of its {size + 3} bytes: it is" in err
 
 
 def test_a_crashing_worker_ends_it_with_the_end_of_its_log(serving: Callable[..., Served]) -> None:
