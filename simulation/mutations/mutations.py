@@ -301,7 +301,7 @@ def _heard_while_away(before: Any) -> Any:
 
 
 MUTATIONS: dict[str, Break] = {
-    "skip-checksums": Break("what lands is never compared", FetchLedger, "wrong", always([])),
+    "skip-checksums": Break("what lands is never compared", FetchLedger, "mismatched", always([])),
     "never-pin": Break("offered blocks may be given away", PrefillScheduler, "_pin", always(None)),
     "unpin-with-the-stream": Break(
         "a broken stream unpins at once", granter._Handoff, "_listen", _unpinned_with_the_stream
