@@ -50,7 +50,7 @@ BY_FILE := --dist=loadfile --no-loadscope-reorder
 LINKS := $(PACKAGES:%=build/typing/baton/%)
 # Third-party clients, each set in an environment of its own; the second list is large.
 CLIENTS := build/clients/openai2 build/clients/openai3
-LARGE_CLIENTS := build/clients/aiperf build/clients/guidellm build/clients/lmeval
+LARGE_CLIENTS := build/clients/aiperf build/clients/guidellm build/clients/lmeval build/clients/vercel
 
 # Where it is set, each of the hundreds of processes compiles Baton's code anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -87,6 +87,16 @@ build/clients/%/.installed: requirements/clients/%.txt
 	@echo "installing the clients $*"
 	@$(@D)/bin/pip install --quiet --no-deps --no-compile -r $<
 	@touch $@
+
+build/clients/vercel/.installed: requirements/clients/vercel/package-lock.json
+	@mkdir -p $(@D)/bin
+	@cp requirements/clients/vercel/package.json $< $(@D)
+	@if command -v npm >/dev/null; then \
+	    echo "installing the client vercel"; \
+	    npm ci --prefix $(@D) --no-audit --no-fund --silent; \
+	    ln -sf "$$(command -v node)" $(@D)/bin/node; \
+	    touch $@; \
+	else echo "npm is absent: the client vercel is left out"; fi
 
 test: $(STAMP) ## all tests that need no GPU (TESTS=tests/engine: some of them)
 ifeq ($(TESTS),tests)

@@ -8,6 +8,7 @@ environment of its client is absent.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,18 +59,16 @@ def _ready_url(process: subprocess.Popen[str]) -> str:
 @pytest.fixture(scope="session")
 def run_client(demo_url: str) -> Callable[..., str]:
     """`run_client(environment, *command)`: what a command of that client's environment prints. A
-    command that ends in `.py` is a program of this folder; `{url}` stands for the server."""
+    command that ends in `.py` or `.mjs` is a program of this folder; `{url}` is the server."""
 
     def run(environment: str, *command: str, timeout_s: float = 100) -> str:
-        bin_folder = ENVIRONMENTS / environment / "bin"
         if not (ENVIRONMENTS / environment / ".installed").exists():
             pytest.skip(
                 f"build/clients/{environment} is absent: run `make build/clients/{environment}`"
             )
         name, *rest = [part.replace("{url}", demo_url) for part in command]
-        program = [str(bin_folder / "python"), str(HERE / "programs" / name), demo_url]
         done = subprocess.run(
-            [*(program if name.endswith(".py") else [str(bin_folder / name)]), *rest],
+            [*_program(ENVIRONMENTS / environment, name, demo_url), *rest],
             env=_environment(),
             capture_output=True,
             text=True,
@@ -80,6 +79,15 @@ def run_client(demo_url: str) -> Callable[..., str]:
         return done.stdout
 
     return run
+
+
+def _program(environment: Path, name: str, url: str) -> list[str]:
+    source = HERE / "programs" / name
+    if name.endswith(".py"):
+        return [str(environment / "bin" / "python"), str(source), url]
+    if name.endswith(".mjs"):  # node looks for packages beside a program
+        return [str(environment / "bin" / "node"), shutil.copy(source, environment / name), url]
+    return [str(environment / "bin" / name)]
 
 
 def _environment() -> dict[str, str]:
