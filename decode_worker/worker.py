@@ -179,7 +179,7 @@ class DecodeWorker:
         """Compile the request's grammar, then queue the request; if that fails, it fails alone."""
         message = request.wire_sampling.grammar
         try:
-            grammar = await self._grammars.compiled(message)
+            grammar = await self._grammars.compiled(message, request.trace)
             for sequence in request.sequences:
                 sequence.masks = self._grammars.masks(message, grammar, sequence.output)
             if not request.ended:

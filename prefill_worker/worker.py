@@ -148,7 +148,7 @@ class PrefillWorker:
         """Compile the prompt's grammar, then queue the prompt; if that fails, it fails alone."""
         message = opening.sampling.grammar
         try:
-            grammar = await self._grammars.compiled(message)
+            grammar = await self._grammars.compiled(message, prompt.trace)
             output = prompt.tokens[prompt.prompt_tokens :]
             prompt.constrain(self._grammars.masks(message, grammar, output))
             if not prompt.ended:

@@ -242,6 +242,13 @@ PREFIX_CACHED_TOKENS = _counter(
 )
 QUEUE_SECONDS = _histogram("baton_queue_seconds", "From a request's receipt to its admission.")
 GRAMMARS_COMPILED = _counter("baton_grammars_compiled_total", "Grammars compiled on this worker.")
+GRAMMAR_COMPILE_SECONDS = _histogram(
+    "baton_grammar_compile_seconds", "Compiling of a grammar that the worker did not have."
+)
+MASK_SECONDS = _counter(
+    "baton_mask_seconds_total", "Seconds of mask threads in which masks of grammars were computed."
+)
+MASKS = _counter("baton_masks_total", "Masks of grammars computed.")
 MASK_WAIT_SECONDS = _counter(
     "baton_mask_wait_seconds_total", "Seconds for which draws waited for the masks of grammars."
 )

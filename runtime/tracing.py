@@ -25,6 +25,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 Attribute = str | bool | int | float
 
 REQUEST = "request"  # the root: a request's whole life in the router
+VALIDATE, COMPILE = "validate_grammar", "compile_grammar"  # of constrained requests alone
 PHASES: Final = ("queue", "prefill", "chunk", "handoff", "fetch", "decode")
 QUEUE, PREFILL, CHUNK, HANDOFF, FETCH, DECODE = PHASES
 

@@ -123,6 +123,8 @@ class RequestHandler:
     async def begin(self) -> None:
         """Place the request. Raises what `Dispatcher.start` does."""
         admitted_s = time.time()
+        if (validated := self._request.grammar_wall_s) is not None:
+            tracing.record(tracing.VALIDATE, *validated, self._context)
         self._generation = await self._serving.dispatcher.start(
             self._request, self._request_id, self._context, self._deadline_s
         )

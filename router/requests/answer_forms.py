@@ -5,6 +5,7 @@ Knows the tokenizer's marks and the process that validates grammars. Owned by th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -79,7 +80,9 @@ class AnswerForms:
             if isinstance(form, HarmonyForm):
                 envelope = form.envelope(whole=constraint.whole)
                 constraint = replace(constraint, envelope=envelope)
+            started_s = time.time()
             grammar = await self._grammar(constraint)
+            request = replace(request, grammar_wall_s=(started_s, time.time()))
             if reasoning is not None and isinstance(form, ReasoningForm):
                 grammar.reasoning.CopyFrom(
                     worker_pb2.Reasoning(

@@ -34,6 +34,7 @@ class ValidatedRequest:
     silent: bool = False  # nothing is generated for the client: the one token is dropped
     token_ids: bool = False
     continuous_usage: bool = False
+    grammar_wall_s: tuple[float, float] | None = None  # when its grammar was validated
     reasoning: AnswerReasoning | None = None  # None: an answer is content from its start
     calling: CallableTools | None = None  # None: an answer is content, whatever it looks like
 

@@ -79,7 +79,14 @@ class ChoiceMasks:
         return made
 
     def request(self, length: int, tail: tuple[int, ...]) -> Future[bytes | None]:
-        return self._threads.submit(lambda: self._bits(length, tail))
+        return self._threads.submit(lambda: self._measured(length, tail))
+
+    def _measured(self, length: int, tail: tuple[int, ...]) -> bytes | None:
+        started_s = time.perf_counter()
+        bits = self._bits(length, tail)
+        metrics.MASK_SECONDS.inc(time.perf_counter() - started_s)
+        metrics.MASKS.inc()
+        return bits
 
     def _bits(self, length: int, tail: tuple[int, ...]) -> bytes | None:
         """Return the mask after `length` accepted tokens and `tail`; None inside of reasoning,

@@ -12,8 +12,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from opentelemetry.context import Context
+
 from baton.proto import worker_pb2
-from baton.runtime import metrics
+from baton.runtime import metrics, tracing
 from baton.runtime.errors import InvalidRequest, Unavailable
 from baton.runtime.grammar.choice_masks import ChoiceMasks, InlineMasks, MaskThreads, Reasoning
 from baton.runtime.grammar.matcher import MAX_GRAMMAR_BYTES, CompiledGrammar, compile_grammar
@@ -55,18 +57,22 @@ class GrammarCompiler:
         if message.HasField("reasoning") and max(tokens) >= self._vocabulary.size:
             raise InvalidRequest("the tokens of reasoning are outside the vocabulary")
 
-    async def compiled(self, message: worker_pb2.Grammar) -> CompiledGrammar:
-        """Return the grammar, compiled now or before. Raises the same as `check`, and
-        InvalidRequest if the grammar is invalid or over the limits."""
+    async def compiled(
+        self, message: worker_pb2.Grammar, trace: Context | None = None
+    ) -> CompiledGrammar:
+        """Return the grammar, compiled now or before; a span under `trace` shows the wait. Raises
+        the same as `check`, and InvalidRequest if the grammar is invalid or over the limits."""
         self.check(message)
         found = self._kept.get(message.text)
+        known = found is not None
         if found is None:
             metrics.GRAMMARS_COMPILED.inc()
             found = self._kept[message.text] = self._start(message.text)
             if len(self._kept) > KEPT_GRAMMARS:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(message.text)
-        return await asyncio.shield(found)  # bounded by the limits
+        with tracing.span(tracing.COMPILE, trace, known=known):
+            return await asyncio.shield(found)  # bounded by the limits
 
     def masks(
         self, message: worker_pb2.Grammar, grammar: CompiledGrammar, output: Sequence[int]
@@ -84,11 +90,11 @@ class GrammarCompiler:
         if self._threads:
             if self._compiling is None:
                 self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-            made = loop.run_in_executor(self._compiling, compile_grammar, text, self._vocabulary)
+            made = loop.run_in_executor(self._compiling, _measured, text, self._vocabulary)
         else:
             made = loop.create_future()
             try:
-                made.set_result(compile_grammar(text, self._vocabulary))
+                made.set_result(_measured(text, self._vocabulary))
             except InvalidRequest as error:
                 made.set_exception(error)
         made.add_done_callback(lambda over: over.cancelled() or over.exception())
@@ -105,3 +111,8 @@ class GrammarCompiler:
         for threads in (self._compiling, self._masking):
             if threads is not None:
                 threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _measured(text: str, vocabulary: Vocabulary) -> CompiledGrammar:
+    with metrics.GRAMMAR_COMPILE_SECONDS.time():
+        return compile_grammar(text, vocabulary)
