@@ -5,7 +5,7 @@
 Real schedulers, handoffs and engines (baton-tiny, and a random model with its tokenizer) answer one
 request for each schema of `constrained_schemas.py`. An answer that ends with `stop` is checked by
 jsonschema; one that ends with `length` must be a prefix that the grammar admits. The cost of masks
-is measured with a vocabulary of 150,000 tokens and a device whose step is a wait of 20 ms.
+in a step is that of `constrained_step_cost`.
 """
 
 from __future__ import annotations
@@ -13,42 +13,30 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import statistics
 import tempfile
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import torch
 
-from baton.engine.cpu.sampling_numba import compiled_sampler
-from baton.engine.sampling.draw_plan import one_draw_each
-from baton.engine.scheduling.batch import Draw
 from baton.models.embedded import embedded_model
 from baton.models.random_model import make_shaped_model
 from baton.proto import worker_pb2
 from baton.runtime.errors import InvalidRequest
-from baton.runtime.grammar.choice_masks import ChoiceMasks
 from baton.runtime.grammar.grammar_text import json_schema_grammar
 from baton.runtime.grammar.matcher import CompiledGrammar, compile_grammar
-from baton.runtime.grammar.vocabulary import Vocabulary, build_vocabulary, read_vocabulary
-from baton.runtime.sampling import SamplingParams
+from baton.runtime.grammar.vocabulary import Vocabulary, read_vocabulary
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.model_cluster import ModelCluster
-from benchmarks.figures.report import Figure, at_least, at_most, parser, report
+from benchmarks.constrained_step_cost import step_costs
+from benchmarks.figures.report import Figure, at_least, parser, report
 from benchmarks.inputs.constrained_schemas import Schema, all_schemas
 
 MAX_TOKENS = 300
 AT_ONCE = 8
 REPEATED = 40  # answers that are asked for again under another course of events
-LARGE_VOCABULARY = 150_000
-ROWS = 32
-DEVICE_S = 0.02
-STEPS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,50 +191,6 @@ async def model_figures(
         await fleet.cluster.close()
 
 
-def large_vocabulary(size: int) -> Vocabulary:
-    """Made of bytes, and of pieces of text like those of a tokenizer."""
-    draws = random.Random(1)
-    letters = b'abcdefghijklmnopqrstuvwxyzABCDE0123456789_{}[]":,.-'
-    tokens: dict[bytes, None] = {bytes([byte]): None for byte in range(256)}
-    while len(tokens) < size - 1:
-        head = b" " if draws.random() < 0.4 else b""
-        tokens[head + bytes(draws.choices(letters, k=draws.randrange(2, 9)))] = None
-    return build_vocabulary([*tokens, b"<end>"], [size - 1])
-
-
-def step_cost() -> Figure:
-    """Compare steps of 32 masked rows with steps of 32 plain ones, in turns."""
-    vocabulary = large_vocabulary(LARGE_VOCABULARY)
-    schema = {
-        "type": "object",
-        "properties": {"rows": {"type": "array", "items": {"type": "string"}}},
-        "required": ["rows"],
-    }
-    grammar = compile_grammar(json_schema_grammar(schema), vocabulary)
-    logits = torch.randn(ROWS, LARGE_VOCABULARY, generator=torch.Generator().manual_seed(1))
-    sampler = compiled_sampler()
-    params = SamplingParams(temperature=0.0)
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    with ThreadPoolExecutor(2) as threads:
-        outputs: list[list[int]] = [list(b'{"rows":["') for _ in range(ROWS)]
-        masks = [ChoiceMasks(grammar, output, threads) for output in outputs]
-        for step in range(STEPS):
-            for masked in (step % 2 == 0, step % 2 == 1):
-                rows = logits.clone()
-                started = time.perf_counter()
-                allowed = [each.mask(start=True) if masked else None for each in masks]
-                draws = [Draw(0, step, params, None, each) for each in allowed]
-                plan = one_draw_each(draws)
-                time.sleep(DEVICE_S)  # the forward pass of a device
-                drawn = sampler(rows, plan)
-                seconds[masked].append(time.perf_counter() - started)
-                if masked:
-                    for output, token in zip(outputs, drawn, strict=True):
-                        output.append(token.token)
-    ratio = statistics.median(seconds[True]) / statistics.median(seconds[False])
-    return at_most("step_cost_bs32", ratio, 1.05)
-
-
 async def measured(folder: Path, random_folder: Path) -> tuple[list[Figure], list[str]]:
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     generation = json.loads((folder / "generation_config.json").read_text())
@@ -265,7 +209,7 @@ async def measured(folder: Path, random_folder: Path) -> tuple[list[Figure], lis
 
 def main() -> None:
     options = parser(__doc__ or "").parse_args()
-    figures = [step_cost()]
+    figures = list(step_costs())
     folder = embedded_model()
     vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
     with tempfile.TemporaryDirectory() as name:

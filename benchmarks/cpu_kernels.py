@@ -33,7 +33,7 @@ from baton.engine.cpu.attention_numba import NumbaAttention
 from baton.engine.cpu.linear_numba import Panels
 from baton.engine.cpu.linear_quantized import QuantizedMatrix
 from baton.engine.cpu.row_kernels import NumbaNorms, silu_gate
-from baton.engine.cpu.sampling_numba import compiled_draw
+from baton.engine.cpu_draws.sampling_numba import compiled_draw
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.memory.kv_pool import KvPool
@@ -211,7 +211,6 @@ def _repeated(call: Call, count: int) -> Call:
 def draws() -> Iterator[Case]:
     """Draws of 32 rows of a vocabulary of 151,936 tokens."""
     logits = torch.randn(32, VOCABULARY) * 3
-    best = logits.argmax(dim=-1)
     for name, params in (
         ("plain", SamplingParams(temperature=0.8)),
         ("top_k_top_p", SamplingParams(temperature=0.8, top_k=20, top_p=0.95)),
@@ -220,8 +219,8 @@ def draws() -> Iterator[Case]:
         asked = [Draw(0, 1000 + row, params) for row in range(32)]
         yield Case(
             f"draw_{name}",
-            lambda asked=asked: compiled_draw(logits, best, asked),  # type: ignore[misc]
-            lambda asked=asked: torch_draw(logits, best, asked),  # type: ignore[misc]
+            lambda asked=asked: compiled_draw(logits, asked),  # type: ignore[misc]
+            lambda asked=asked: torch_draw(logits, asked),  # type: ignore[misc]
         )
 
 

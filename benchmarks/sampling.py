@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from baton.engine.cpu.sampling_numba import compiled_draw
+from baton.engine.cpu_draws.sampling_numba import compiled_draw
 from baton.engine.sampling.sampling import sample
 from baton.engine.scheduling.batch import Draw, SamplingParams
 from benchmarks.figures.report import Figure, at_most, parser, report
@@ -62,7 +62,7 @@ def measure(rows: int, vocab: int, rounds: int) -> dict[str, float]:
         draws = [Draw(0, 1000 + row, replace(params, seed=row)) for row in range(rows)]
 
         def drawn(draws: list[Draw] = draws) -> object:
-            return sample(logits, draws, random_draw=compiled_draw)
+            return sample(logits, draws, draw_tokens=compiled_draw)
 
         work[name] = drawn
     for name, params in _SHARES.items():

@@ -298,8 +298,8 @@ class DecodeScheduler:
 
     def _start_prefill(self, group: Group) -> None:
         group.phase = Phase.PREFILLING
-        draws_s = len(self._undrawn(group)) * self._costs.draw_s(group.request.sampling)
-        computed = group.held * self._pool.block_size
+        each_s = self._costs.draw_s(group.request.sampling, masked=group.masked)
+        draws_s, computed = each_s * len(self._undrawn(group)), group.held * self._pool.block_size
         self._chunks.add(group, len(group.tokens), computed, draws_s, scored=group.scored)
         group.expect_scores()
 

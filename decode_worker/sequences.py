@@ -250,6 +250,11 @@ class Group:
         request = self.request
         return request.unscored is not None and request.sequences[0] in self.sequences
 
+    @property
+    def masked(self) -> bool:
+        """Return whether a grammar masks its draws."""
+        return any(sequence.masks is not None for sequence in self.sequences)
+
     def chunk_slice(self, start: int, end: int, draws: tuple[Draw, ...]) -> Slice:
         """Return the slice that computes tokens [start, end) and scores the tokens after them."""
         top = self.request.unscored if self.scored else None

@@ -97,7 +97,8 @@ class PrefillScheduler:
             self._waiting.popleft()
             self._computing.append(prompt)
             size = self._pool.block_size
-            draws_s = len(prompt.choices) * self._costs.draw_s(prompt.params)
+            masked = prompt.masks is not None
+            draws_s = len(prompt.choices) * self._costs.draw_s(prompt.params, masked=masked)
             computed = prompt.cached * size
             self._chunks.add(prompt, len(prompt.tokens), computed, draws_s, scored=prompt.scored)
             prompt.offered = min(prompt.held_blocks, prompt.cached)

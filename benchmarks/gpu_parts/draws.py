@@ -14,6 +14,7 @@ from torch import Tensor
 from baton.engine.sampling.draw_adjustments import Adjustments
 from baton.engine.sampling.draw_logprobs import LogprobBuffers
 from baton.engine.sampling.draw_rules import DrawRules
+from baton.engine.sampling.mask_words import MaskWords, words_of
 from baton.engine.scheduling.batch import Draw, SamplingParams
 from baton.engine.scheduling.token_history import history_of
 from baton.engine.triton.adjust import adjust_logits, find_logprobs
@@ -29,7 +30,8 @@ RULES = {"": USUAL, "_plain": SamplingParams(temperature=0.8), "_greedy": GREEDY
 
 def draws(given: Given) -> Iterator[Figure]:
     """`draw_us_ROWSxVOCABULARY`: top-k 20 and top-p 0.95, as many models ask for; `_plain`: with a
-    temperature alone; `_penalties` and `_logprobs`: what a greedy draw pays for those besides."""
+    temperature alone; `_masked`: a greedy draw by a grammar; `_penalties` and `_logprobs`: what a
+    greedy draw pays for those besides."""
     rows, vocab = (3, 199) if given.dry else (64, 151_936)
     logits = torch.randn(rows, vocab, device=given.device) * 3
     tokens = torch.empty(rows, dtype=torch.int64, device=given.device)
@@ -44,9 +46,18 @@ def draws(given: Given) -> Iterator[Figure]:
 
         times[name] = seconds_of(draw, given.device)
         yield Figure(f"draw_us_{rows}x{vocab}{name}", times[name] * 1e6, "us")
+    copied = seconds_of(lambda: logits.clone(), given.device)
+    words = torch.randint(-(2**31), 2**31, (rows, words_of(vocab)), dtype=torch.int32)
+    masks = MaskWords(torch.arange(rows, dtype=torch.int32), words).to(given.device)
+    greedy = DrawRules.of([Draw(0, 1000 + row, GREEDY) for row in range(rows)]).to(given.device)
+
+    def draw_masked() -> None:
+        draw_tokens(logits.clone(), greedy, tokens, finite, masks)
+
+    seconds = seconds_of(draw_masked, given.device)
+    yield Figure(f"draw_us_{rows}x{vocab}_masked", (seconds - copied) * 1e6, "us")
     penalized = Adjustments.of([_penalized(row, vocab) for row in range(rows)]).to(given.device)
     seconds = seconds_of(lambda: adjust_logits(logits.clone(), penalized), given.device)
-    copied = seconds_of(lambda: logits.clone(), given.device)
     yield Figure(f"draw_us_{rows}x{vocab}_penalties", (seconds - copied) * 1e6, "us")
     counts = torch.full((rows,), _LOGPROBS, device=given.device)
     room = LogprobBuffers.on(given.device, rows)

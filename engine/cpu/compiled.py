@@ -57,10 +57,10 @@ def inner(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 
 def cache_folder(sources: Path, base: Path) -> Path:
-    """Return the folder under `base` for the code that numba compiles from `sources`."""
+    """Return the folder under `base` for the code that numba compiles from all of `sources`."""
     digest = blake2b(digest_size=8, person=b"baton-kernels")
     digest.update(f"{numba.__version__} {_parallel_is_safe()}".encode())
-    for path in sorted(sources.glob("*.py")):
+    for path in sorted(sources.rglob("*.py")):
         text = path.read_bytes()
         if b"numba" in text or b"llvmlite" in text:
             digest.update(text)
@@ -102,4 +102,4 @@ def _user_cache() -> Path:
 watch_numba()
 _settings: Any = numba.config
 if not _settings.CACHE_DIR:  # NUMBA_CACHE_DIR has priority
-    _settings.CACHE_DIR = str(cache_folder(Path(__file__).parent, _user_cache()))
+    _settings.CACHE_DIR = str(cache_folder(Path(__file__).parents[1], _user_cache()))

@@ -87,7 +87,7 @@ def _row_kernels(
 def _sampler(backend: str) -> Sampler:
     if backend == "torch" or not _has_numba():
         return sample_on_host
-    from baton.engine.cpu.sampling_numba import compiled_sampler
+    from baton.engine.cpu_draws.sampling_numba import compiled_sampler
 
     return compiled_sampler()
 

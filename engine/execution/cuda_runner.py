@@ -1,10 +1,10 @@
 """The runner of a CUDA device: captured graphs for decode steps, eager execution for all others.
 
 A step of one-token slices, and of those that verify proposals, replays a graph; `start` returns
-when it is queued, so that the next step is planned and queued while it runs. Chunks, larger
-batches, penalties that exceed the graphs' buffers, and rows with a grammar run eagerly and have
-ended when `start` returns. Knows no queue; one thread at a time calls `start`, another may wait for
-results.
+when it is queued, so that the next step is planned and queued while it runs. Where a grammar's mask
+depends on the step before, `start` returns when that one has ended and the mask is known. Chunks,
+larger batches, and penalties that exceed the graphs' buffers run eagerly and have ended when
+`start` returns. Knows no queue; one thread at a time calls `start`, another may wait for results.
 """
 
 from __future__ import annotations
@@ -138,7 +138,6 @@ class CudaRunner:
             self.graphs.bucket(sum(len(item.tokens) for item in batch.slices)) is not None
             and all(map(_is_decode, batch.slices))
             and all(map(self._known_bias, draws))
-            and all(draw.allowed is None for draw in draws)
             and self.graphs.holds(draws)
         )
 
@@ -154,12 +153,20 @@ class CudaRunner:
             batch = resolve_feeds(batch, before.result() if before is not None else None)
             feeds = [None] * len(batch.slices)
         layout = lay_out(batch, self._bounds)
-        draws: list[Draw | None] = []
         row_feeds: list[int | None] = []
         for item, feed in zip(batch.slices, feeds, strict=True):
-            draws += item.draws or (None,)
             row_feeds += [feed] * len(item.tokens)  # a slice with a feed has one token
-        return _GraphRun(batch, self.graphs.start(layout, draws, row_feeds))
+
+        def fed_draws() -> list[Draw | None]:
+            return _row_draws(resolve_feeds(batch, before.result() if before else None))
+
+        waits = any(
+            feed is not None and any(draw.allowed is not None for draw in item.draws)
+            for item, feed in zip(batch.slices, feeds, strict=True)
+        )
+        draws = _row_draws(batch)
+        step = self.graphs.start(layout, draws, row_feeds, fed_draws if waits else None)
+        return _GraphRun(batch, step)
 
     def _feeding_row(self, index: int, item: Slice) -> int | None:
         """Return the row of the previous step whose token slice `index` continues with."""
@@ -169,6 +176,11 @@ class CudaRunner:
         if not 0 <= feed < len(slices) or len(slices[feed].draws) != 1:
             raise EngineError(f"slice {index}: slice {feed} of the previous step drew no token")
         return sum(len(before.tokens) for before in slices[:feed])
+
+
+def _row_draws(batch: StepBatch) -> list[Draw | None]:
+    """Return the draw of each row of decode slices; None for a row without."""
+    return [draw for item in batch.slices for draw in item.draws or (None,)]
 
 
 def _is_decode(item: Slice) -> bool:

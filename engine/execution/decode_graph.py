@@ -1,13 +1,15 @@
-"""Captured graphs of decode steps: one for each bucket of batch sizes, over fixed memory.
+"""Captured graphs of decode steps: two for each bucket of batch sizes, over fixed memory.
 
-    host: fill ──▶ staging (pinned) ──copy──▶ inputs ──▶ graph: decoder, draw ──▶ results
-                                                ▲                                    │
-                                                └── tokens that the last step drew ──┤
-    host: tokens ◀── results (pinned) ◀──────────────────copy───────────────────────┘
+    host: fill ──▶ staging (pinned) ──copy──▶ inputs ──▶ graph: decoder ──▶ logits
+                                                ▲                             │
+    host: masks of grammars, awaited now ──copy─┼─────▶ graph: draw ◀─────────┘
+                                                └── tokens drawn ──┤
+    host: tokens ◀── results (pinned) ◀────────────────copy────────┘
 
 A step uses the smallest captured bucket that holds it; the other rows are padding, which only
-writes into the pool's spare block. Penalties, biases and logprobs are only copied for rows that
-have them. Steps run on one stream in order, so the inputs may be refilled while the previous step
+writes into the pool's spare block. Penalties, biases, masks and logprobs are only copied for rows
+that have them. Masks are computed while the step's own decoder runs, and awaited before its draw is
+queued. Steps run on one stream in order, so the inputs may be refilled while the previous step
 still runs. The graphs own their buffers; one thread uses them.
 """
 
@@ -32,6 +34,7 @@ from baton.engine.sampling.draw_logprobs import (
     logprob_counts,
 )
 from baton.engine.sampling.draw_rules import DrawRules
+from baton.engine.sampling.mask_words import MaskWords, words_of
 from baton.engine.scheduling.batch import Draw, Drawn
 
 BUCKETS = (1, 2, 4, 8, *range(16, 257, 8))
@@ -50,7 +53,7 @@ class DrawKernels:
     """The draw kernels of a device, in order of use, each for all rows: [rows, vocab] float32."""
 
     adjust: Callable[[Tensor, Adjustments], None]  # in place
-    draw: Callable[[Tensor, DrawRules, Tensor, Tensor], None]
+    draw: Callable[[Tensor, DrawRules, Tensor, Tensor, MaskWords], None]
     find_logprobs: Callable[[Tensor, Tensor, Tensor, LogprobBuffers], None]
 
 
@@ -85,6 +88,7 @@ class DecodeGraphs:
         device: GraphDevice,
         kernels: DrawKernels,
         *,
+        vocab_size: int,
         spare_block: int,
         max_rows: int,
         table_width: int,
@@ -104,12 +108,20 @@ class DecodeGraphs:
         self._amounts = torch.zeros(entries, dtype=torch.float32, device=where)
         self._logprobs = LogprobBuffers.on(where, self._rows)
         self._stagings = [
-            _Staging(device, self._rows, table_width, spare_block, entries) for _ in range(STAGINGS)
+            _Staging(device, self._rows, table_width, spare_block, entries, words_of(vocab_size))
+            for _ in range(STAGINGS)
         ]
-        self._vocab = 0  # of the logits that were captured
+        self._vocab = vocab_size
+        words = (self._rows, words_of(vocab_size))
+        self._masks = MaskWords(
+            torch.full((self._rows,), -1, dtype=torch.int32, device=where),
+            torch.zeros(words, dtype=torch.int32, device=where),
+        )
+        self._masked = False  # whether a row of the device's `_masks` has one
+        self._logits: Tensor | None = None  # of the decoder that ran last
         self._next_staging = 0
         self._sent = np.zeros((0, 0), dtype=np.int32)  # block tables that the device holds
-        self._replays: dict[int, Replay] = {}
+        self._replays: dict[int, tuple[Replay, Replay]] = {}  # decoder, draw
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -120,7 +132,11 @@ class DecodeGraphs:
         """Capture the largest bucket first, so that the others share its memory."""
         for bucket in sorted((b for b in buckets if b <= self._rows), reverse=True):
             self._send(self._stagings[0].pad(0, bucket), bucket, self._padding(bucket))
-            self._replays[bucket] = self._device.capture(partial(self._work, bucket))
+            decode = self._device.capture(partial(self._decode, bucket))
+            # The logits are held until here: the next graphs may reuse their memory.
+            draw = self._device.capture(partial(self._draw, bucket))
+            self._replays[bucket] = decode, draw
+            self._logits = None
 
     def bucket(self, rows: int) -> int | None:
         """Return the smallest captured bucket of at least `rows`; None if there is none."""
@@ -132,11 +148,16 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def start(
-        self, layout: StepLayout, draws: Sequence[Draw | None], feeds: Sequence[int | None]
+        self,
+        layout: StepLayout,
+        draws: Sequence[Draw | None],
+        feeds: Sequence[int | None],
+        fed_draws: Callable[[], Sequence[Draw | None]] | None = None,
     ) -> GraphStep:
         """Queue a step of decode rows for which `bucket` returns a graph. `feeds[r]`: the row of
         the previously started step whose token row r continues with; the history of its draw lacks
-        that token. `holds` is True for the draws."""
+        that token. `fed_draws` waits for these tokens and returns the draws whose masks know them;
+        it is called while the decoder runs, if a draw has a mask. `holds` is True for the draws."""
         rows = layout.decode_rows
         bucket = self.bucket(rows)
         assert bucket is not None and not layout.chunks
@@ -150,7 +171,15 @@ class DecodeGraphs:
         tables[:rows] = layout.decode_tables.numpy()
         started = self._device.record_event()
         self._send(staging.pad(rows, bucket), bucket, tables)
-        self._replays[bucket]()
+        decode, draw = self._replays[bucket]
+        decode()
+        if any(each is not None and each.allowed is not None for each in draws):
+            staging.used = self._device.record_event()  # were a mask to fail, this holds
+            self._send_masks(staging.mask(fed_draws() if fed_draws else draws, self._vocab))
+        elif self._masked:
+            self._masks.rows.fill_(-1)
+            self._masked = False
+        draw()
         staging.results.copy_(self._results, non_blocking=True)
         if max(counts, default=-1) >= 0:
             staging.logprobs.copy_from(self._logprobs)
@@ -159,7 +188,14 @@ class DecodeGraphs:
 
     def replay(self, bucket: int) -> None:
         """Queue a captured bucket again on its current inputs, for benchmarks."""
-        self._replays[bucket]()
+        for replay in self._replays[bucket]:
+            replay()
+
+    def _send_masks(self, masks: MaskWords) -> None:
+        count, rows = len(masks.words), len(masks.rows)
+        self._masks.words[:count].copy_(masks.words, non_blocking=True)
+        self._masks.rows[:rows].copy_(masks.rows, non_blocking=True)
+        self._masked = True
 
     def _send(self, staging: _Staging, bucket: int, tables: np.ndarray) -> None:
         self._inputs.copy_(staging.inputs, non_blocking=True)
@@ -178,13 +214,17 @@ class DecodeGraphs:
     def _padding(self, bucket: int) -> np.ndarray:
         return np.full((bucket, 1), self._spare, dtype=np.int32)
 
-    def _work(self, rows: int) -> None:
-        """The captured work. Reads inputs, tables and the last drawn tokens; writes results."""
-        inputs, (drawn, finite) = self._inputs[:, :rows], self._results[:, :rows]
-        feed = inputs[_FEED]
+    def _fed_tokens(self, rows: int) -> Tensor:
+        """Return the last drawn token that each row continues with; -1: none."""
+        feed = self._inputs[_FEED, :rows]
         carried = self._results[0].index_select(0, feed.clamp(min=0))
+        return torch.where(feed >= 0, carried, -1)
+
+    def _decode(self, rows: int) -> None:
+        """The decoder's captured work. Reads inputs, tables and the last drawn tokens."""
+        inputs, fed = self._inputs[:, :rows], self._fed_tokens(rows)
         layout = StepLayout(
-            tokens=torch.where(feed >= 0, carried, inputs[_TOKEN]),
+            tokens=torch.where(fed >= 0, fed, inputs[_TOKEN]),
             positions=inputs[_POSITION],
             write_blocks=inputs[_BLOCK],
             write_slots=inputs[_SLOT],
@@ -193,6 +233,14 @@ class DecodeGraphs:
             chunks=(),
             spans=(),
         )
+        self._logits = self._decoder.logits(self._decoder.hidden(layout))
+
+    def _draw(self, rows: int) -> None:
+        """The draw's captured work. Reads inputs, masks and logits; writes results, over the last
+        drawn tokens."""
+        inputs, (drawn, finite) = self._inputs[:, :rows], self._results[:, :rows]
+        logits = self._logits
+        assert logits is not None
         real = inputs.view(torch.float64)
         rules = DrawRules(
             inverse_temperature=real[_INVERSE],
@@ -205,14 +253,13 @@ class DecodeGraphs:
         adjustments = Adjustments(
             bounds=inputs[_BOUNDS],
             penalties=real[_PENALTIES],
-            pending_token=torch.where(feed >= 0, carried, -1),
+            pending_token=self._fed_tokens(rows),
             tokens=self._tokens,
             amounts=self._amounts,
         )
-        logits = self._decoder.logits(self._decoder.hidden(layout))
-        self._vocab = logits.shape[1]
+        masks = MaskWords(self._masks.rows[:rows], self._masks.words)
         self._kernels.adjust(logits, adjustments)
-        self._kernels.draw(logits, rules, drawn, finite)
+        self._kernels.draw(logits, rules, drawn, finite, masks)
         self._kernels.find_logprobs(logits, drawn, inputs[_LOGPROBS], self._logprobs)
 
 
@@ -220,7 +267,13 @@ class _Staging:
     """One step's inputs and results on the host."""
 
     def __init__(
-        self, device: GraphDevice, rows: int, width: int, spare_block: int, entries: int
+        self,
+        device: GraphDevice,
+        rows: int,
+        width: int,
+        spare_block: int,
+        entries: int,
+        mask_words: int,
     ) -> None:
         self.inputs = device.host_buffer(_FIELDS, rows, torch.int64)
         self.tables = device.host_buffer(1, rows * width, torch.int32)
@@ -228,6 +281,8 @@ class _Staging:
         self.tokens = device.host_buffer(1, entries, torch.int32)
         self.amounts = device.host_buffer(1, entries, torch.float32)
         self.entries = 0  # of these, in this step
+        self._mask_rows = device.host_buffer(1, rows, torch.int32)
+        self._mask_words = device.host_buffer(rows, mask_words, torch.int32)
         self.logprobs = LogprobBuffers(
             device.host_buffer(rows, LOGPROB_COLUMNS, torch.int32),
             device.host_buffer(rows, LOGPROB_COLUMNS, torch.float32),
@@ -263,6 +318,12 @@ class _Staging:
         ints[_BOUNDS, :rows] = adjustments.bounds.numpy()
         self._reals[_PENALTIES, :rows] = adjustments.penalties.numpy()
         self.entries = len(adjustments.tokens)
+
+    def mask(self, draws: Sequence[Draw | None], vocab: int) -> MaskWords:
+        """Wait for the masks of `draws`, and return them in pinned memory; other rows have none."""
+        self._mask_rows.fill_(-1)
+        made = MaskWords.of(draws, vocab, (self._mask_rows[0], self._mask_words))
+        return MaskWords(self._mask_rows[0], made.words)
 
     def pad(self, rows: int, bucket: int) -> _Staging:
         """Fill the rows from `rows` on with one token in the spare block, drawn greedily."""

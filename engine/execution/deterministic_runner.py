@@ -17,8 +17,8 @@ from baton.engine.cpu.attention_bf16 import usable
 from baton.engine.cpu.attention_bf16_invariant import InvariantBfloatAttention
 from baton.engine.cpu.attention_invariant import InvariantAttention
 from baton.engine.cpu.row_kernels import NumbaNorms, fits, silu_gate, warm_up
-from baton.engine.cpu.sampling_numba import compiled_sampler
 from baton.engine.cpu.strict_kernels import strict_gate
+from baton.engine.cpu_draws.sampling_numba import compiled_sampler
 from baton.engine.deterministic.linear_invariant import with_invariant_linears
 from baton.engine.deterministic.mla_invariant import InvariantLatentAttention
 from baton.engine.execution.decoder_kernels import DecoderKernels

@@ -13,10 +13,9 @@ from baton.engine.sampling.draw_adjustments import Adjustments
 from baton.engine.sampling.draw_logprobs import LogprobBuffers, drawn_with_logprobs, logprob_counts
 from baton.engine.sampling.draw_plan import DrawPlan
 from baton.engine.sampling.draw_rules import DrawRules
-from baton.engine.sampling.grammar_masks import masks_of
+from baton.engine.sampling.mask_words import MaskWords
 from baton.engine.scheduling.batch import Drawn
 from baton.engine.triton.adjust import adjust_logits, find_logprobs
-from baton.engine.triton.grammar_mask import mask_device_logits
 from baton.engine.triton.sampling import draw_tokens
 
 
@@ -28,11 +27,10 @@ def sample_on_device(logits: Tensor, plan: DrawPlan) -> list[Drawn]:
         return []
     if plan.groups.adjusted:
         adjust_logits(rows, Adjustments.of(draws).to(device))
-    if plan.groups.masked:
-        mask_device_logits(rows, masks_of(draws, plan.groups.masked))
     tokens = torch.empty(len(draws), dtype=torch.int64, device=device)
     finite = torch.empty(len(draws), dtype=torch.int8, device=device)
-    draw_tokens(rows, DrawRules.of(draws).to(device), tokens, finite)
+    masks = MaskWords.of(draws, rows.shape[1]).to(device) if plan.groups.masked else None
+    draw_tokens(rows, DrawRules.of(draws).to(device), tokens, finite, masks)
     counts = logprob_counts(draws, rows.shape[1])
     buffers = LogprobBuffers.on(device, len(draws) if plan.groups.with_logprobs else 0)
     if plan.groups.with_logprobs:

@@ -71,6 +71,7 @@ def device_runner(
         decoder,
         _graph_device(pool.tensor.device),
         DrawKernels(adjust_logits, draw_tokens, find_logprobs),
+        vocab_size=spec.vocab_size,
         spare_block=pool.spare_block,
         max_rows=max_rows,
         table_width=-(-context // pool.block_size),

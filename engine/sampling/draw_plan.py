@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from baton.engine.model.step_layout import StepLayout
-from baton.engine.sampling.grammar_masks import MaskRows, mask_logits
 from baton.engine.sampling.logit_bias import bias_arrays
-from baton.engine.sampling.sampling import DrawGroups, RandomDraw, group_draws, sample, torch_draw
+from baton.engine.sampling.sampling import DrawGroups, DrawTokens, group_draws, sample, torch_draw
 from baton.engine.scheduling.batch import Draw, Drawn, Slice, StepBatch
 from baton.engine.scheduling.verification import accepted
 
@@ -137,12 +136,7 @@ Sampler = Callable[[Tensor, DrawPlan], list[Drawn]]
 
 
 def sample_on_host(
-    logits: Tensor,
-    plan: DrawPlan,
-    random_draw: RandomDraw = torch_draw,
-    mask_rows: MaskRows = mask_logits,
+    logits: Tensor, plan: DrawPlan, draw_tokens: DrawTokens = torch_draw
 ) -> list[Drawn]:
-    """Draw on the CPU, as a `Sampler`; `random_draw` makes the draws with a temperature, and
-    `mask_rows` applies the masks of grammars."""
-    rows = plan.logit_rows(logits.cpu())
-    return sample(rows, plan.draws, plan.groups, random_draw, mask_rows)
+    """Draw on the CPU, as a `Sampler`, with `draw_tokens`."""
+    return sample(plan.logit_rows(logits.cpu()), plan.draws, plan.groups, draw_tokens)

@@ -10,7 +10,7 @@ cost anything. The masks are awaited here, after the forward pass beside which t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,21 +23,18 @@ from baton.engine.scheduling.batch import Draw
 LEAST_BIAS = np.float32(-1e30)
 
 
-# Masks the given rows of logits [draws, vocab] in place.
-MaskRows = Callable[[Tensor, Sequence[Draw], Sequence[int]], None]
-
-
 def mask_logits(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -> None:
     """Set the logits of tokens that are not admitted to minus infinity."""
     for row, bits in masks_of(draws, rows):
         mask_row(logits[row].numpy(), bits)
 
 
-def masks_of(draws: Sequence[Draw], rows: Sequence[int]) -> list[tuple[int, bytes]]:
+def masks_of(draws: Sequence[Draw | None], rows: Sequence[int]) -> list[tuple[int, bytes]]:
     """Wait for the masks of these rows; those that admit all are left out."""
     found = []
     for row in rows:
-        allowed = draws[row].allowed
+        draw = draws[row]
+        allowed = None if draw is None else draw.allowed
         bits = None if allowed is None else allowed.bitmask()
         if bits is not None:
             found.append((row, bits))

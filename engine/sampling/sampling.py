@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.engine.sampling.grammar_masks import LEAST_BIAS, MaskRows, mask_logits
+from baton.engine.sampling.grammar_masks import LEAST_BIAS, mask_logits
 from baton.engine.sampling.logit_bias import bias_arrays
 from baton.engine.sampling.noise import gumbel, gumbel_bound, noise_bits, stream_key
 from baton.engine.scheduling.batch import Draw, Drawn, SamplingParams
@@ -52,21 +52,28 @@ def group_draws(draws: Sequence[Draw]) -> DrawGroups:
     )
 
 
-# Draws tokens int64 [draws] from logits [draws, vocab], whose argmax is int64 [draws].
-RandomDraw = Callable[[Tensor, Tensor, Sequence[Draw]], Tensor]
+# Draws tokens int64 [draws] from adjusted float32 logits [draws, vocab], of what the masks admit;
+# waits for them. Leaves the logits of draws with a mask and logprobs masked; the others may be.
+DrawTokens = Callable[[Tensor, Sequence[Draw], DrawGroups], Tensor]
 
 
-def torch_draw(logits: Tensor, best: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Draw by temperature, truncation and noise, with torch. All draws have a temperature."""
-    return _draw(truncate(logits, [draw.params for draw in draws]), draws)
+def torch_draw(logits: Tensor, draws: Sequence[Draw], groups: DrawGroups | None = None) -> Tensor:
+    """Draw with torch: by masks, temperature, truncation and noise."""
+    groups = groups or group_draws(draws)
+    mask_logits(logits, draws, groups.masked)
+    tokens, random = logits.argmax(dim=-1), groups.random
+    if random:
+        chosen = [draws[row] for row in random]
+        rows = logits if len(random) == len(draws) else logits[random]
+        tokens[random] = _draw(truncate(rows, [draw.params for draw in chosen]), chosen)
+    return tokens
 
 
 def sample(
     logits: Tensor,
     draws: Sequence[Draw],
     groups: DrawGroups | None = None,
-    random_draw: RandomDraw = torch_draw,
-    mask_rows: MaskRows = mask_logits,
+    draw_tokens: DrawTokens = torch_draw,
 ) -> list[Drawn]:
     """Draw one token per row of `logits` [draws, vocab], float32, which may be overwritten.
     `groups`: the result of `group_draws`, if the caller has it.
@@ -78,15 +85,7 @@ def sample(
         return []
     groups = groups or group_draws(draws)
     adjust(logits, draws, groups.adjusted)
-    if groups.masked:
-        mask_rows(logits, draws, groups.masked)
-    tokens = logits.argmax(dim=-1)
-    random = groups.random
-    if len(random) == len(draws):
-        tokens = random_draw(logits, tokens, draws)
-    elif random:
-        chosen = [draws[row] for row in random]
-        tokens[random] = random_draw(logits[random], tokens[random], chosen)
+    tokens = draw_tokens(logits, draws, groups)
     return _drawn(logits, tokens, draws, groups.with_logprobs)
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from baton.engine.scheduling.batch import Draw, StepBatch
+from baton.engine.scheduling.batch import AllowedTokens, Draw, StepBatch
 from baton.engine.scheduling.token_history import History, history_of
 from baton.runtime.sampling import SamplingParams
 
@@ -29,10 +29,11 @@ class DrawCosts:
     cut_s: float = 0.0  # top-k, top-p or min-p
     adjusted_s: float = 0.0  # penalties or a bias
     logprobs_s: float = 0.0
+    masked_s: float = 0.0  # by a grammar; the mask itself is computed beside the device
 
     def draws_s(self, draws: Iterable[Draw]) -> float:
         """Return the seconds of all `draws`."""
-        return sum(self.draw_s(draw.params) for draw in draws)
+        return sum(self.draw_s(draw.params, masked=draw.allowed is not None) for draw in draws)
 
     def batch_s(self, batch: StepBatch) -> float:
         """Return the seconds of a batch's draws and prompt scores."""
@@ -40,9 +41,9 @@ class DrawCosts:
         scored = sum(len(item.scoring.targets) for item in batch.slices if item.scoring)
         return draws_s + scored * (self.greedy_s + self.logprobs_s)
 
-    def draw_s(self, params: SamplingParams) -> float:
+    def draw_s(self, params: SamplingParams, *, masked: bool) -> float:
         """Return the seconds of one draw with these params."""
-        found = self.greedy_s
+        found = self.greedy_s + (self.masked_s if masked else 0.0)
         if params.temperature > 0:
             found += self.random_s
             if params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0:
@@ -73,14 +74,31 @@ def measure_draws(draw: Callable[[Sequence[Draw]], object], vocab: int) -> DrawC
         max(0.0, _seconds(draw, cut) - random_s),
         max(0.0, _seconds(draw, adjusted, history_of(range(vocab), vocab // 2)) - greedy_s),
         max(0.0, _seconds(draw, replace(_PLAIN, top_logprobs=min(vocab, _LOGPROBS))) - greedy_s),
+        max(0.0, _seconds(draw, _PLAIN, allowed=_KnownMask(vocab)) - greedy_s),
     )
 
 
+class _KnownMask:
+    """A mask that is computed already and admits every second token."""
+
+    def __init__(self, vocab: int) -> None:
+        self._bits = b"\x55" * -(-vocab // 8)
+
+    def bitmask(self) -> bytes:
+        return self._bits
+
+    def extended(self, tokens: Sequence[int]) -> _KnownMask:
+        return self
+
+
 def _seconds(
-    draw: Callable[[Sequence[Draw]], object], params: SamplingParams, history: History | None = None
+    draw: Callable[[Sequence[Draw]], object],
+    params: SamplingParams,
+    history: History | None = None,
+    allowed: AllowedTokens | None = None,
 ) -> float:
     """Return the minimum of several rounds, which excludes interruptions."""
-    draws = [Draw(0, row, params, history) for row in range(_ROWS)]
+    draws = [Draw(0, row, params, history, allowed) for row in range(_ROWS)]
     found = float("inf")
     for _ in range(_ROUNDS):
         began = time.perf_counter()

@@ -2,8 +2,10 @@
 
 One program draws one row. Top-k, top-p and min-p are each a lowest logit to keep; the first two
 are found bit by bit from counts and masses, so nothing is sorted. The noise has the same integers
-as on a CPU, so a draw differs from the CPU's only if rounding decides a near tie. `adjust` has
-penalties, biases and logprobs. The module keeps no state.
+as on a CPU, so a draw differs from the CPU's only if rounding decides a near tie. The first pass
+over a row reads the bits of its grammar, if it has one, and writes `MASKED_LOGIT` over each barred
+token, so that the passes after it read no bits. `adjust` has penalties, biases and logprobs. The
+module keeps no state.
 """
 
 from __future__ import annotations
@@ -13,14 +15,20 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.engine.sampling.draw_rules import DrawRules
+from baton.engine.sampling.mask_words import MASKED_LOGIT, WORD_BITS, MaskWords
 
 _BLOCK = 4096
+_BARRED = tl.constexpr(MASKED_LOGIT)
+_WORD_BITS = tl.constexpr(WORD_BITS)
 
 
-def draw_tokens(logits: Tensor, rules: DrawRules, tokens: Tensor, finite: Tensor) -> None:
+def draw_tokens(
+    logits: Tensor, rules: DrawRules, tokens: Tensor, finite: Tensor, masks: MaskWords | None = None
+) -> None:
     """Write a token per row of `logits` float32 [rows, vocab], contiguous, into `tokens` int64
     [rows], and into `finite` (int, [rows]) whether the row's sum is finite; if it is not, the
-    token is 0. The tensors of `rules` may have wider dtypes."""
+    token is 0. Rows with a mask are masked in place. The tensors of `rules` may have wider
+    dtypes."""
     rows, vocab = logits.shape
     if rows:
         block = min(_BLOCK, triton.next_power_of_2(vocab))
@@ -29,7 +37,11 @@ def draw_tokens(logits: Tensor, rules: DrawRules, tokens: Tensor, finite: Tensor
             *rules.tensors(),
             tokens,
             finite,
+            None if masks is None else masks.rows,
+            None if masks is None else masks.words,
+            0 if masks is None else masks.words.stride(0),
             vocab,
+            MASKS=masks is not None,
             BLOCK=block,
             num_warps=max(1, min(16, block // 256)),
         )
@@ -135,6 +147,15 @@ def _winner(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _masked(x, row_ptr, word_ptr, index, held):  # type: ignore[no-untyped-def]
+    """The logits `x` of the tokens `index` by their bits, which are written back where barred."""
+    word = tl.load(word_ptr + index // _WORD_BITS, mask=held, other=0)
+    barred = held & (((word >> (index % _WORD_BITS)) & 1) == 0)
+    tl.store(row_ptr + index, _BARRED, mask=barred)
+    return tl.where(barred, _BARRED, x)
+
+
+@triton.jit
 def _draw(  # type: ignore[no-untyped-def]
     logit_ptr,
     inverse_ptr,
@@ -145,11 +166,18 @@ def _draw(  # type: ignore[no-untyped-def]
     position_ptr,
     token_ptr,
     finite_ptr,
+    mask_row_ptr,
+    word_ptr,
+    words,
     vocab,
+    MASKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
     row_ptr = logit_ptr + row.to(tl.int64) * vocab
+    if MASKS:
+        mask = tl.load(mask_row_ptr + row)
+        word_ptr += tl.maximum(mask, 0).to(tl.int64) * words
     total = tl.zeros((), dtype=tl.float32)
     highest = tl.full((), -float("inf"), dtype=tl.float32)
     place = tl.zeros((), dtype=tl.int32)
@@ -157,11 +185,15 @@ def _draw(  # type: ignore[no-untyped-def]
         index = first + tl.arange(0, BLOCK)
         x = tl.load(row_ptr + index, mask=index < vocab, other=0.0)
         total += tl.sum(x, axis=0)
+        if MASKS:
+            x = _masked(x, row_ptr, word_ptr, index, (index < vocab) & (mask >= 0))
         x = tl.where(index < vocab, x, -float("inf"))
         found = tl.max(x, axis=0)
         at = tl.min(tl.where(x == found, index, vocab), axis=0)
         place = tl.where(found > highest, at, place)
         highest = tl.where(found > highest, found, highest)
+    if MASKS:
+        tl.debug_barrier()  # the passes that follow read what was written
     finite = tl.abs(total) < float("inf")
     tl.store(finite_ptr + row, finite.to(finite_ptr.dtype.element_ty))
     inverse = tl.load(inverse_ptr + row).to(tl.float32)

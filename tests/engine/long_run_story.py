@@ -108,7 +108,7 @@ def ahead(runner, numbers):
     before.result()
 
 
-def greedy(logits, rules, tokens, finite):
+def greedy(logits, rules, tokens, finite, masks):
     tokens.copy_(logits.argmax(dim=-1))
     finite.fill_(1)
 
@@ -126,7 +126,7 @@ def gpu(folder):
     decoder = DecoderKernels(attention).decoder(plain.spec, plain.decoder._weights)
     eager = ModelRunner(plain.spec, pool, decoder)
     kernels = DrawKernels(nothing, greedy, nothing)
-    rows = {"max_rows": BATCH, "table_width": TABLE}
+    rows = {"max_rows": BATCH, "table_width": TABLE, "vocab_size": plain.spec.vocab_size}
     graphs = DecodeGraphs(decoder, HostDevice(), kernels, spare_block=pool.spare_block, **rows)
     graphs.capture((BATCH,))
     runner = CudaRunner(eager, graphs)

@@ -1,5 +1,6 @@
 """Steps as graphs, on a CPU: the same code over a device that captures nothing."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -33,7 +34,7 @@ BLOCKS, SIZE = 60, 8
 
 
 class Recorder(HostDevice):
-    """Counts captures and replays, and says what lay in the inputs at each replay."""
+    """Counts captured graphs and replayed steps; `on_replay` is called before each graph."""
 
     def __init__(self):
         super().__init__()
@@ -42,9 +43,10 @@ class Recorder(HostDevice):
     def capture(self, work):
         work()
         self.captured += 1
+        draws = self.captured % 2 == 0  # the second graph of a bucket
 
         def replay():
-            self.replayed += 1
+            self.replayed += draws
             self.on_replay()
             work()
 
@@ -99,6 +101,7 @@ class Told:
             decoder,
             self.device,
             torch_kernels.around(draw),
+            vocab_size=spec.vocab_size,
             spare_block=pool.spare_block,
             max_rows=max_rows,
             table_width=-(-eager.max_context // SIZE),
@@ -149,7 +152,7 @@ def test_a_batch_takes_the_smallest_bucket_that_holds_it(told):
     assert told.graphs.buckets == (1, 2, 4, 8, 16)
     assert [told.graphs.bucket(rows) for rows in (1, 2, 3, 5, 9, 16)] == [1, 2, 4, 8, 16, 16]
     assert told.graphs.bucket(17) is None
-    assert told.device.captured == 5
+    assert told.device.captured == 10  # a decoder and a draw for each
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5])
@@ -413,3 +416,70 @@ def test_what_follows_a_step_that_verified_is_not_fed(told):
     told.both(verify([3, 4], 6, blocks))
     with pytest.raises(EngineError, match="slice 0 of the previous step drew no token"):
         told.runner.start(StepBatch((decode(0, 7, blocks, feed=0),)))
+
+
+class Divisible:
+    """Admits the tokens that `step` plus the number of read tokens divides, once it is computed."""
+
+    def __init__(self, step, read=()):
+        self.step, self.read, self.asked = step, read, 0
+
+    def bitmask(self):
+        self.asked += 1
+        bits = [token % (self.step + len(self.read)) == 0 for token in range(256)]
+        return np.packbits(bits, bitorder="little").tobytes()
+
+    def extended(self, tokens):
+        return Divisible(self.step, (*self.read, *tokens))
+
+
+def test_masked_draws_stay_in_the_graph(told):
+    """Beside plain rows, with biases and logprobs; the next step has no mask left."""
+    blocks = [told.prompt(6, row) for row in range(5)]
+    rules = [GREEDY, RULES[2], RULES[2], SamplingParams(temperature=1.3, seed=4), GREEDY]
+    masks = [Divisible(7), None, Divisible(5), Divisible(9), None]
+
+    def step(at, allowed):
+        rows = zip(rules, allowed, blocks, strict=True)
+        return [Slice([3], at, b, (Draw(0, at + 1, p, None, m),)) for p, m, b in rows]
+
+    drawn = [each[0].token for each in told.both(*step(6, masks)).drawn]
+    assert drawn[0] % 7 == 0 and drawn[2] % 5 == 0 and drawn[3] % 9 == 0
+    told.both(*step(7, [None] * 5))
+    told.both(*step(8, [None, Divisible(4), None, None, None]))
+    assert told.device.replayed == 3
+
+
+def test_a_mask_is_awaited_after_its_own_decoder_is_queued(told):
+    blocks, mask, seen = told.prompt(6, 1), Divisible(7), []
+    told.device.on_replay = lambda: seen.append(mask.asked)
+    told.runner.start(StepBatch((Slice([3], 6, blocks, (Draw(0, 7, GREEDY, None, mask),)),)))
+    assert seen == [0, 1]  # the decoder, and the draw
+
+
+def test_a_fed_row_has_the_mask_after_the_fed_token(told):
+    """The decoder of the second step is queued before the first one's result is read."""
+    one, two = told.prompt(5, 1), told.prompt(12, 2)
+    masks = Divisible(7), Divisible(11)
+
+    def row(token, at, table, mask, feed=None):
+        return Slice([token], at, table, (Draw(0, at + 1, GREEDY, None, mask),), feed=feed)
+
+    steps = (
+        StepBatch((row(3, 5, one, masks[0]), row(3, 12, two, masks[1]))),
+        StepBatch((row(0, 13, two, masks[1], feed=1), row(0, 6, one, masks[0], feed=0))),
+    )
+    running = [told.runner.start(step) for step in steps]
+    found = [each.result() for each in running]
+    assert [each.drawn for each in found] == [told.plain.run(step).drawn for step in steps]
+    assert found[1].drawn[0][0].token % 12 == 0 and found[1].drawn[1][0].token % 8 == 0
+    assert told.device.replayed == 2
+
+
+def test_proposals_are_verified_under_their_masks(told):
+    blocks, mask = told.prompt(6, 1), Divisible(7)
+    first = told.both(Slice([3], 6, blocks, (Draw(0, 7, GREEDY, None, mask),))).drawn[0][0].token
+    draws = tuple(Draw(0, 7 + row, GREEDY, None, mask) for row in range(3))
+    found = told.both(with_proposals(Slice([3], 6, blocks, draws), [first, 9])).drawn[0]
+    assert [each.token % (7 + row) for row, each in enumerate(found)] == [0] * len(found)
+    assert len(found) == 2 and told.device.replayed == 2

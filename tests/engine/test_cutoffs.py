@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baton.engine.cpu.sampling_numba import compiled_draw, draw_and_cut
+from baton.engine.cpu_draws.sampling_numba import compiled_draw, draw_and_cut
 from baton.engine.sampling.noise import gumbel, noise_bits, stream_key
 from baton.engine.sampling.sampling import torch_draw, truncate
 from baton.engine.scheduling.batch import Draw, SamplingParams
@@ -63,7 +63,7 @@ def cut(backend, logits, params):
     if backend == "torch":
         kept = truncate(logits[None].clone(), [params])[0]
         return kept[kept > -torch.inf].min().item()
-    found = draw_and_cut(logits[None], logits.argmax()[None], [Draw(0, 1, params)])[1].item()
+    found = draw_and_cut(logits[None], [Draw(0, 1, params)])[1].item()
     scaled = logits * torch.tensor(1 / params.temperature)
     return scaled[scaled >= found].min().item()
 
@@ -126,8 +126,7 @@ def test_compiled_draws_are_the_highest_sums():
         Draw(row % 3, (1 << 40) + row, replace(RULES[row % len(RULES)], seed=2**64 - 1 - row))
         for row in range(len(logits))
     ]
-    best = logits.argmax(dim=-1)
-    tokens, cutoffs = draw_and_cut(logits, best, draws)
+    tokens, cutoffs = draw_and_cut(logits, draws)
     for row, draw in enumerate(draws):
         scaled = logits[row] * torch.tensor(1 / draw.params.temperature)
         noise = gumbel(
@@ -135,24 +134,23 @@ def test_compiled_draws_are_the_highest_sums():
         )
         sums = torch.where(scaled >= cutoffs[row], scaled.double() + noise, -torch.inf)
         assert tokens[row] == sums.argmax(), RULES[row % len(RULES)]
-    together = torch_draw(logits, best, draws)
+    together = torch_draw(logits, draws)
     assert (together != tokens).sum() <= 1  # a near tie, at most
 
 
 def test_a_compiled_draw_depends_on_its_row_alone():
     """Bit for bit: any batch, any slot, any number of threads."""
     logits = torch.randn(len(RULES), 3000, generator=torch.Generator().manual_seed(5)) * 3
-    best = logits.argmax(dim=-1)
     draws = [Draw(0, row, replace(each, seed=row)) for row, each in enumerate(RULES)]
-    tokens, cutoffs = draw_and_cut(logits, best, draws)
+    tokens, cutoffs = draw_and_cut(logits, draws)
     for row in range(len(draws)):
-        alone = draw_and_cut(logits[row : row + 1], best[row : row + 1], [draws[row]])
+        alone = draw_and_cut(logits[row : row + 1], [draws[row]])
         assert alone[0][0] == tokens[row] and torch.equal(alone[1][0], cutoffs[row])
     order = torch.randperm(len(draws), generator=torch.Generator().manual_seed(6))
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        mixed = draw_and_cut(logits[order], best[order], [draws[row] for row in order])
+        mixed = draw_and_cut(logits[order], [draws[row] for row in order])
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(mixed[0], tokens[order]) and torch.equal(mixed[1], cutoffs[order])
@@ -162,5 +160,5 @@ def test_a_compiled_draw_depends_on_its_row_alone():
 def test_equal_logits_are_drawn_evenly(draw):
     logits = torch.zeros(1000, 8)
     draws = [Draw(0, at, SamplingParams(top_k=3, top_p=0.99, seed=1)) for at in range(1000)]
-    counts = torch.bincount(draw(logits, logits.argmax(dim=-1), draws), minlength=8)
+    counts = torch.bincount(draw(logits, draws), minlength=8)
     assert counts.sum() == 1000 and counts.min() > 80

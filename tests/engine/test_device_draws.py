@@ -26,7 +26,8 @@ def kernels(monkeypatch):
     """Positions that were drawn; a draw is the highest logit."""
     seen = []
 
-    def draw(logits, rules, tokens, finite):
+    def draw(logits, rules, tokens, finite, masks):
+        torch_kernels.mask(logits, masks)
         seen.append(rules.position.tolist())
         tokens.copy_(logits.argmax(dim=-1))
 

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.cpu.sampling_numba import compiled_draw, compiled_masks
-from baton.engine.sampling.grammar_masks import mask_logits
+from baton.engine.cpu_draws.sampling_numba import compiled_draw
 from baton.engine.sampling.sampling import sample, torch_draw
 from baton.engine.scheduling.batch import Draw, SamplingParams, extended
 
 VOCAB = 1003
-WAYS = {"torch": (torch_draw, mask_logits), "compiled": (compiled_draw, compiled_masks)}
+WAYS = {"torch": torch_draw, "compiled": compiled_draw}
 
 
 @dataclass
@@ -46,17 +45,47 @@ def logits(rows: int) -> torch.Tensor:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("bits", [VOCAB, 1024, 960])
 def test_only_masked_rows_change(way: str, bits: int) -> None:
-    given = logits(3)
+    given, scored = logits(3), SamplingParams(temperature=0.0, top_logprobs=1)
     draws = [
-        draw(SamplingParams(), None),
-        draw(SamplingParams(), Allowed([0, 31, 32, 700], bits)),
-        draw(SamplingParams(), Allowed(range(bits if bits < VOCAB else VOCAB), bits)),
+        draw(scored, None),
+        draw(scored, Allowed([0, 31, 32, 700], bits)),
+        draw(scored, Allowed(range(min(bits, VOCAB)), bits)),
     ]
     found = given.clone()
-    WAYS[way][1](found, draws, [1, 2])
+    WAYS[way](found, draws)
     assert torch.equal(found[0], given[0])
     assert found[1].isfinite().nonzero()[:, 0].tolist() == [0, 31, 32, 700]
     assert found[2].isfinite().sum() == min(bits, VOCAB)
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 16, 23, 2048, 2049, 4111])
+def test_a_compiled_mask_is_read_without_a_write(vocab: int) -> None:
+    """Greedy and random rows, masked and not, of vectors, blocks and their ends."""
+    dice = torch.Generator().manual_seed(vocab)
+    given = torch.randn(12, vocab, generator=dice).round(decimals=1)  # with equals
+    admitted = torch.rand(12, vocab, generator=dice) < 0.3
+    admitted[:, -1] |= ~admitted.any(dim=-1)
+    draws = [
+        draw(
+            SamplingParams(temperature=0.0 if row % 2 else 0.8, top_k=5),
+            None if row % 3 == 2 else Allowed(admitted[row].nonzero()[:, 0].tolist(), vocab),
+            row,
+        )
+        for row in range(12)
+    ]
+    found = given.clone()
+    tokens = compiled_draw(found, draws)
+    assert torch.equal(found, given)
+    assert torch.equal(tokens, torch_draw(given.clone(), draws))
+
+
+def test_highest_of_equals_is_the_first_that_is_admitted() -> None:
+    given = torch.full((1, VOCAB), -torch.inf)
+    given[0, [5, 900]] = torch.tensor([0.0, -0.0])
+    greedy = SamplingParams(temperature=0.0)
+    for tokens, wanted in (([5, 900], 5), ([900], 900), ([7, 900], 900), ([7, 8], 7), ([], 0)):
+        found = compiled_draw(given.clone(), [draw(greedy, Allowed(tokens))])
+        assert found.tolist() == [wanted]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -71,7 +100,6 @@ def test_only_masked_rows_change(way: str, bits: int) -> None:
     ],
 )
 def test_a_masked_draw_is_that_of_the_admitted_logits(way: str, params: SamplingParams) -> None:
-    random_draw, mask_rows = WAYS[way]
     admitted = [3, 40, 41, 500, 900, 1002]
     given = logits(40)
     draws = [draw(params, Allowed(admitted), place) for place in range(40)]
@@ -80,8 +108,8 @@ def test_a_masked_draw_is_that_of_the_admitted_logits(way: str, params: Sampling
         params.temperature, params.top_k, params.top_p, params.min_p, logit_bias=tuple(barred)
     )
     plain = [draw(other, None, place) for place in range(40)]
-    masked = sample(given.clone(), draws, None, random_draw, mask_rows)
-    wanted = sample(given.clone(), plain, None, random_draw)
+    masked = sample(given.clone(), draws, None, WAYS[way])
+    wanted = sample(given.clone(), plain, None, WAYS[way])
     assert [found.token for found in masked] == [found.token for found in wanted]
     assert {found.token for found in masked} <= set(admitted)
 
@@ -90,7 +118,7 @@ def test_a_masked_draw_is_that_of_the_admitted_logits(way: str, params: Sampling
 def test_logprobs_are_of_the_admitted_tokens(way: str) -> None:
     given = logits(1)
     asked = draw(SamplingParams(temperature=0.0, top_logprobs=3), Allowed([7, 8]))
-    (found,) = sample(given.clone(), [asked], None, *WAYS[way])
+    (found,) = sample(given.clone(), [asked], None, WAYS[way])
     two = given[0, [7, 8]].log_softmax(0)
     assert found.logprob == pytest.approx(float(two.max()), abs=1e-5)
     assert [value for _, value in found.top[:2]] == pytest.approx(sorted(two.tolist())[::-1])
@@ -101,9 +129,9 @@ def test_logprobs_are_of_the_admitted_tokens(way: str) -> None:
 def test_a_barred_token_is_drawn_where_the_grammar_admits_no_other(way: str) -> None:
     barred = SamplingParams(temperature=1.0, min_tokens=5, barred=(9,)).at(0)
     for position in range(20):
-        (found,) = sample(logits(1), [draw(barred, Allowed([9]), position)], None, *WAYS[way])
+        (found,) = sample(logits(1), [draw(barred, Allowed([9]), position)], None, WAYS[way])
         assert found.token == 9
-    (found,) = sample(logits(1), [draw(barred, Allowed([9, 12]))], None, *WAYS[way])
+    (found,) = sample(logits(1), [draw(barred, Allowed([9, 12]))], None, WAYS[way])
     assert found.token == 12
 
 

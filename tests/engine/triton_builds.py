@@ -33,6 +33,7 @@ from baton.engine.memory.kv_quant import KV_QUANTS
 from baton.engine.sampling.draw_adjustments import Adjustments
 from baton.engine.sampling.draw_logprobs import LogprobBuffers
 from baton.engine.sampling.draw_rules import DrawRules
+from baton.engine.sampling.mask_words import MaskWords
 from baton.engine.triton.adjust import adjust_logits, find_logprobs
 from baton.engine.triton.checksum import block_checksums
 from baton.engine.triton.decode import Splits, decode_attention, new_partials
@@ -149,6 +150,8 @@ def _sampling() -> None:
     draws, logits = [None] * 4, torch.empty(4, 151_936)
     adjust_logits(logits, Adjustments.of(draws))
     draw_tokens(logits, DrawRules.of(draws), tokens, finite)
+    masks = MaskWords(torch.empty(4, dtype=torch.int32), torch.empty(2, 4_748, dtype=torch.int32))
+    draw_tokens(logits, DrawRules.of(draws), tokens, finite, masks)
     find_logprobs(logits, tokens, tokens, LogprobBuffers.on(logits.device, 4))
 
 

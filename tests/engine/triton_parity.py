@@ -19,7 +19,7 @@ from baton.engine.model.quantized_weight import QuantizedWeight
 from baton.engine.sampling.draw_adjustments import Adjustments
 from baton.engine.sampling.draw_logprobs import LogprobBuffers
 from baton.engine.sampling.draw_rules import DrawRules
-from baton.engine.sampling.grammar_masks import masks_of
+from baton.engine.sampling.mask_words import MASKED_LOGIT, MaskWords
 from baton.engine.sampling.sampling import adjust, sample
 from baton.engine.scheduling.batch import Draw, SamplingParams
 from baton.engine.scheduling.token_history import PromptTokens, Text
@@ -27,7 +27,6 @@ from baton.engine.triton.adjust import adjust_logits, find_logprobs
 from baton.engine.triton.checksum import block_checksums
 from baton.engine.triton.experts import expert_matmul, expert_matmul_reference, sort_by_expert
 from baton.engine.triton.gate import gated, gated_reference
-from baton.engine.triton.grammar_mask import mask_device_logits
 from baton.engine.triton.norm import add_rms_norm, rms_norm
 from baton.engine.triton.quantized import (
     TritonQuantized,
@@ -356,11 +355,17 @@ def _masked(device: torch.device, tiny: bool) -> tuple[float, float]:
         for row, rules in zip(range(rows), [*_RULES.values()] * rows, strict=False)
     ]
     wanted = sample(logits.clone().cpu(), draws)
-    mask_device_logits(logits, masks_of(draws, [row for row in range(rows) if row % 3 != 2]))
+    before = logits.clone()
+    masks = MaskWords.of(draws, vocab).to(device)
     tokens = torch.full((rows,), -1, dtype=torch.int64, device=device)
     finite = torch.full((rows,), -1, dtype=torch.int8, device=device)
-    draw_tokens(logits, DrawRules.of(draws).to(device), tokens, finite)
+    draw_tokens(logits, DrawRules.of(draws).to(device), tokens, finite, masks)
     wrong = sum(found != each.token for found, each in zip(tokens.tolist(), wanted, strict=True))
+    for row in range(rows):
+        steps = torch.arange(vocab, device=device)
+        barred = (steps % (row + 2) != 0) | (steps >= lengths[row % 2])
+        left = before[row] if row % 3 == 2 else before[row].masked_fill(barred, MASKED_LOGIT)
+        wrong += int((logits[row] != left).sum())
     return float(wrong + int((finite != 1).sum())), 0.0
 
 

@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 
 from baton.engine.execution.decode_graph import DrawKernels
 from baton.engine.sampling.draw_adjustments import Adjustments
 from baton.engine.sampling.draw_logprobs import LogprobBuffers
+from baton.engine.sampling.mask_words import MASKED_LOGIT, MaskWords
 
 
 def around(draw: Callable[..., None]) -> DrawKernels:
-    return DrawKernels(adjust, draw, find_logprobs)
+    """The kernels of a graph whose `draw` knows no masks."""
+
+    def draw_masked(logits: torch.Tensor, *rest: Any) -> None:
+        *known, masks = rest
+        mask(logits, masks)
+        draw(logits, *known)
+
+    return DrawKernels(adjust, draw_masked, find_logprobs)
+
+
+def mask(logits: torch.Tensor, masks: MaskWords | None) -> None:
+    if masks is None:
+        return
+    for row, place in enumerate(masks.rows.tolist()):
+        if place >= 0:
+            bits = np.unpackbits(masks.words[place].numpy().view(np.uint8), bitorder="little")
+            barred = torch.from_numpy(bits[: logits.shape[1]] == 0)
+            logits[row].masked_fill_(barred, MASKED_LOGIT)
 
 
 def adjust(logits: torch.Tensor, adjustments: Adjustments) -> None:
