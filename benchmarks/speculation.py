@@ -34,6 +34,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from baton.decode_worker.draft_progress import Drafting
 from baton.decode_worker.speculator import Speculator
 from baton.engine.speculation.draft_length import DraftLengthPolicy, SequenceDraft
 from baton.engine.speculation.ngram_proposer import NgramProposer
@@ -231,10 +232,10 @@ async def acceptance_ratio(texts: TinyTexts, count: int) -> Figure:
 
 
 class FixedDraft(Speculator):
-    """A draft model of a fixed length, so that two runs propose at the same places."""
+    """A draft model or head of a fixed length, so that two runs propose at the same places."""
 
-    def __init__(self, longest: int) -> None:
-        super().__init__(None, longest)
+    def __init__(self, longest: int, drafting: Drafting = "draft") -> None:
+        super().__init__(None, longest, drafting)
         self._policy = FixedLengths(longest)
 
 

@@ -7,7 +7,7 @@ rest as LEASED while its handoff is open, then everything as USED; its sequences
 from __future__ import annotations
 
 from baton.decode_worker.credit import blocks_for
-from baton.decode_worker.draft_progress import DraftProgress
+from baton.decode_worker.draft_progress import Drafting, DraftProgress
 from baton.decode_worker.sequences import Group, Phase, Sequence
 from baton.engine.scheduling.batch import Drawn
 from baton.engine.scheduling.blocks import BlockPool, Hold
@@ -17,10 +17,10 @@ from baton.runtime import identity
 class KvReservations:
     """Owned by the decode scheduler."""
 
-    def __init__(self, pool: BlockPool, key: bytes, *, drafts: bool = False) -> None:
-        """`drafts`: blocks hold the KV of a draft model too."""
+    def __init__(self, pool: BlockPool, key: bytes, drafting: Drafting = "none") -> None:
+        """`drafting`: whose KV blocks hold beside the target's."""
         self._pool = pool
-        self._drafts = drafts
+        self._drafting = drafting
         self._key = key
         self._copies: dict[Sequence, tuple[int, int]] = {}  # still to be made; sources are held
 
@@ -93,7 +93,9 @@ class KvReservations:
                     self._copies[sequence] = (source, sequence.blocks[full])
             sequence.identities = list(group.identities)
             sequence.computed = len(group.tokens)
-            sequence.draft_kv = DraftProgress.at(sequence.computed) if self._drafts else None
+            if self._drafting != "none":
+                keeps = self._drafting == "draft"
+                sequence.draft_kv = DraftProgress.at(sequence.computed, keeps_proposals=keeps)
         self._pool.release(group.spares, Hold.USED)
         group.blocks, group.spares = [], []
         return living

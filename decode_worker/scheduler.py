@@ -49,7 +49,7 @@ class DecodeScheduler:
         self._speculator = speculator
         self._config = config
         self._key = key
-        self.reservations = KvReservations(pool, key, drafts=bool(speculator and speculator.drafts))
+        self.reservations = KvReservations(pool, key, speculator.drafting if speculator else "none")
         self._queue = CreditQueue(pool, config)
         self._granted: list[Group] = []  # fetching or prefilling, oldest first
         self._running: list[Sequence] = []  # oldest first

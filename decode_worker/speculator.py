@@ -14,6 +14,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from baton.decode_worker.acceptance_watch import AcceptanceWatch
+from baton.decode_worker.draft_progress import Drafting
 from baton.decode_worker.sequences import Proposals, Sequence
 from baton.decode_worker.step_plan import VerifiedRun
 from baton.engine.scheduling.batch import Drawn, Slice, StepBatch, StepResult
@@ -30,15 +31,18 @@ PROPOSED_ROWS = 256
 
 class Speculator:
     """`longest`: tokens that are proposed for one sequence in a step, at most. Without a `proposer`
-    the engine's draft model proposes, within the step."""
+    the engine's draft model or EAGLE-3 head proposes, within the step: `drafting` says which."""
 
-    def __init__(self, proposer: Proposer | None, longest: int) -> None:
+    def __init__(
+        self, proposer: Proposer | None, longest: int, drafting: Drafting = "draft"
+    ) -> None:
         self._proposer = proposer
+        self.drafting: Drafting = "none" if proposer is not None else drafting
         self._longest = longest
         self._policy = DraftLengthPolicy(longest)
         self._watch = AcceptanceWatch()
         self._chosen = False  # lengths of the next step
-        self._name = name = "draft" if proposer is None else proposer.name
+        self._name = name = drafting if proposer is None else proposer.name
         self._proposed = metrics.PROPOSED_TOKENS.labels(name)
         self._accepted = metrics.ACCEPTED_TOKENS.labels(name)
 
@@ -69,11 +73,6 @@ class Speculator:
             rows += len(tokens)
             slices.append(sequence.verification_slice(tokens) if tokens else sequence.next_slice())
         return slices
-
-    @property
-    def drafts(self) -> bool:
-        """Return whether the engine's draft model proposes."""
-        return self._proposer is None
 
     def judge(
         self,

@@ -25,7 +25,7 @@ OpenApi = Literal["auto", "on", "off"]
 ControlTokensInChats = Literal["text", "tokens"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int4"]
-Speculate = Literal["off", "ngram", "suffix", "draft"]
+Speculate = Literal["off", "ngram", "suffix", "draft", "eagle3"]
 KvDtype = Literal["auto", "int8", "fp8_e4m3"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 NO_GRPC = -1  # as router.grpc_port
@@ -213,13 +213,13 @@ class WorkerConfig:
     )
     speculate: Speculate = setting(
         "off",
-        "Speculative decoding, which changes no token: ngram proposes what followed in the text "
-        "before, suffix also in the tenant's recent output, draft what a draft model draws.",
+        "Speculative decoding, which changes no token: ngram proposes what followed in the text, "
+        "suffix also in the tenant's output, draft and eagle3 what a model or EAGLE-3 head draws.",
     )
     draft_model: str = setting(
         "",
-        "Folder of the draft model, the same on all workers; empty: the folder beside the model's "
-        "with -draft behind its name.",
+        "Folder of the draft model or EAGLE-3 head, the same on all workers; empty: the folder "
+        "beside the model's with -draft or -eagle3 behind its name.",
     )
     drain_s: float = setting(
         10.0,

@@ -30,7 +30,7 @@ ProcessCollector(registry=REGISTRY)
 PlatformCollector(registry=REGISTRY)
 
 POOL_STATES = ("free", "cached", "used", "leased", "pinned", "quarantined")
-PROPOSERS = ("ngram", "suffix", "draft")
+PROPOSERS = ("ngram", "suffix", "draft", "eagle3")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKENS = (1, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 

@@ -18,6 +18,7 @@ from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.scheduling.blocks import BlockPool
+from baton.kv_transfer.checksum import SlabGroup
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryMover
 from baton.runtime.config import Config, HandoffConfig, PoolConfig
@@ -31,7 +32,7 @@ BLOCKS = 1024
 
 class SpeculatingCluster(Cluster):
     """A decode worker "decode-0" and, unless `prefill` is off, a prefill worker. `draft`: the
-    folder of a draft model, which every engine then has."""
+    folder of a draft model or head, which every engine then has."""
 
     def __init__(
         self,
@@ -68,7 +69,9 @@ class SpeculatingCluster(Cluster):
         engine = build_engine(self._folder, self._options)
         self._engines.append(engine)
         array, boot_id = engine.pool.bytes_view(), self.new_id()
-        mover = MemoryMover(HostPool(array, engine.pool.slabs), boot_id, self.exchange)
+        (slabs, _), *beside = engine.pool.slab_groups
+        own = HostPool(array, slabs, SlabGroup(*beside[0]) if beside else None)
+        mover = MemoryMover(own, boot_id, self.exchange)
         return boot_id, engine, BlockPool(blocks, BLOCK_TOKENS), array, mover
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which draft model a worker loads beside its model, and what identifies it.
+"""Which draft model or EAGLE-3 head a worker loads beside its model, and what identifies it.
 
 Reads settings and folders; loads nothing. Keeps the fingerprint, which takes a while to read.
 """
@@ -12,32 +12,35 @@ from baton.engine.checkpoint.fingerprint import model_fingerprint
 from baton.runtime.config import WorkerConfig
 from baton.runtime.errors import ConfigError
 
+_NAMES = {"draft": "a draft model", "eagle3": "an EAGLE-3 head"}
+
 
 def draft_folder(settings: WorkerConfig, model_folder: Path) -> Path | None:
-    """Return the folder of the draft model; None unless `worker.speculate` is draft. Raises
-    ConfigError where there is no such folder."""
-    if settings.speculate != "draft":
+    """Return the folder of the draft model or head; None unless `worker.speculate` is draft or
+    eagle3. Raises ConfigError where there is no such folder."""
+    mode = settings.speculate
+    if mode not in _NAMES:
         return None
     if settings.tp != 1:
         raise ConfigError(
-            f"worker.speculate is draft and worker.tp {settings.tp}: a draft model runs in workers "
-            "of one process; set worker.tp to 1, or speculate by ngram or suffix"
+            f"worker.speculate is {mode} and worker.tp {settings.tp}: {_NAMES[mode]} runs in "
+            "workers of one process; set worker.tp to 1, or speculate by ngram or suffix"
         )
     if settings.draft_model:
         folder = Path(settings.draft_model).expanduser()
     else:
-        folder = model_folder.with_name(f"{model_folder.name}-draft")
+        folder = model_folder.with_name(f"{model_folder.name}-{mode}")
     if not (folder / "config.json").exists():
         raise ConfigError(
-            f"worker.speculate is draft and {folder} holds no model: give the folder of a draft "
-            "model as --speculate draft=FOLDER or worker.draft_model, or speculate by ngram or "
-            "suffix"
+            f"worker.speculate is {mode} and {folder} holds no model: give the folder of "
+            f"{_NAMES[mode]} as --speculate {mode}=FOLDER or worker.draft_model, or speculate by "
+            "ngram or suffix"
         )
     return folder
 
 
 @lru_cache(maxsize=4)
 def draft_fingerprint(settings: WorkerConfig, model_folder: Path) -> str:
-    """Return the fingerprint of the draft model; empty where there is none."""
+    """Return the fingerprint of the draft model or head; empty where there is none."""
     folder = draft_folder(settings, model_folder)
     return "" if folder is None else model_fingerprint(folder, settings.max_context)

@@ -139,6 +139,7 @@ def _load(config: Config, role: Role, model_folder: Path) -> TorchEngine:
         max_rows=config.step.max_sequences if role == "decode" else 1,  # for graphs
         step_tokens=max(config.step.prefill_tokens, config.step.local_prefill_tokens),
         draft_folder=draft_folder(settings, model_folder),
+        draft_kind="eagle3" if settings.speculate == "eagle3" else "draft",
     )
     engine = (
         build_engine(model_folder, options, LoadProgress())

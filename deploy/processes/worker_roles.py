@@ -128,8 +128,8 @@ def _speculator(config: Config) -> Speculator | None:
     mode = config.worker.speculate
     if mode == "off":
         return None
-    if mode == "draft":
-        return Speculator(None, config.step.draft_tokens)  # the engine's draft model proposes
+    if mode in ("draft", "eagle3"):  # proposed within the engine's steps
+        return Speculator(None, config.step.draft_tokens, mode)
     proposer = NgramProposer() if mode == "ngram" else SuffixProposer()
     return Speculator(proposer, config.step.draft_tokens)
 

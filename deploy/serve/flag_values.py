@@ -45,7 +45,7 @@ SETTING_OPTIONS = (  # option, what stands for its value, what it is
     ),
     (
         "--speculate",
-        "{off,ngram,suffix,draft,draft=FOLDER}",
+        "{off,ngram,suffix,draft,draft=FOLDER,eagle3,eagle3=FOLDER}",
         "propose tokens that one step verifies",
     ),
     ("--blocks", "N", "KV blocks per worker; 0: by free memory (embedded model: 2048)"),
@@ -93,9 +93,9 @@ def setting(name: str) -> Callable[[str], str]:
 
 
 def proposer(text: str) -> str:
-    """The text of `--speculate`: a value of the setting, or draft=FOLDER."""
+    """The text of `--speculate`: a value of the setting, or draft=FOLDER or eagle3=FOLDER."""
     name, equals, folder = text.partition("=")
-    if name == "draft" and equals:
+    if name in ("draft", "eagle3") and equals:
         if not folder or not Path(folder).is_dir():
             raise ArgumentTypeError(f"{text!r}: there is no folder {folder!r}")
         return text

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from baton.engine.checkpoint.shard_files import shard_files
 from baton.engine.checkpoint.shard_headers import StoredTensor, read_header
-from baton.engine.spec.model_spec import read_spec
+from baton.engine.spec.eagle3_spec import describes_eagle3, read_eagle3_spec
+from baton.engine.spec.model_spec import ModelSpec, read_spec
 
 _SAMPLES = 16  # per tensor
 _SAMPLE_BYTES = 256
@@ -31,7 +32,7 @@ def model_fingerprint(
 ) -> str:
     """Return 32 hex digits. `context` is that of `read_spec`, since it may decide the KV;
     `numerics` identifies the bits of a deterministic engine, `quantization` the quantisation at
-    load, `draft` the fingerprint of a draft model, whose KV lies in the same blocks.
+    load, `draft` the fingerprint of a draft model or head, whose KV lies in the same blocks.
 
     The division of tensors into shards and the end tokens do not matter. Training changes nearly
     every value of a tensor, so the samples distinguish a fine-tuned model from its base; a change
@@ -39,8 +40,7 @@ def model_fingerprint(
     digest = blake2b(digest_size=16, person=b"baton-model")
     beside = [draft] if draft else []
     digest.update(json.dumps([numerics, quantization, *beside]).encode())
-    facts = asdict(read_spec(folder, context))
-    del facts["eos_ids"], facts["max_context"]
+    facts = _facts(folder, context)
     digest.update(json.dumps(facts, sort_keys=True).encode())
     tensors = [tensor for path in shard_files(folder) for tensor in read_header(path)]
     for tensor in sorted(tensors, key=lambda tensor: tensor.name):
@@ -48,6 +48,20 @@ def model_fingerprint(
         for piece in _samples(tensor):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def _facts(folder: Path, context: int) -> dict[str, object]:
+    """Return the parts of `config.json` that are computed with, of a model or EAGLE-3 head."""
+    if not describes_eagle3(folder):
+        return _computed(read_spec(folder, context))
+    head = read_eagle3_spec(folder, context)
+    return {**asdict(head), "layer": _computed(head.layer)}
+
+
+def _computed(spec: ModelSpec) -> dict[str, object]:
+    facts = asdict(spec)
+    del facts["eos_ids"], facts["max_context"]
+    return facts
 
 
 def _samples(tensor: StoredTensor) -> Iterator[bytes]:

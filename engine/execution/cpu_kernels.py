@@ -40,8 +40,8 @@ def cpu_kernels(
     is one. Raises ConfigError for an unknown or missing backend."""
     if backend not in _BACKENDS:
         raise ConfigError(f"attention backend {backend!r}: give auto, torch or numba")
-    gating, norms = _row_kernels(spec, pool.dtype, backend)
-    sampler = _sampler(backend)
+    gating, norms = row_kernels(spec, pool.dtype, backend)
+    sampler = host_sampler(backend)
     if spec.latent is not None:
         mla = LatentAttention(pool, spec.latent, spec.heads, spec.attention.scale)
         return DecoderKernels(mla, gating, norms, sampler=sampler)
@@ -72,7 +72,7 @@ def _compiled_attention(
     )
 
 
-def _row_kernels(
+def row_kernels(
     spec: ModelSpec, dtype: torch.dtype, backend: str
 ) -> tuple[Gating | None, Norms | None]:
     """Return compiled gates and norms for bfloat16; torch's are about as fast for float32."""
@@ -84,7 +84,8 @@ def _row_kernels(
     return (silu_gate if spec.activation == "silu" else None), NumbaNorms()
 
 
-def _sampler(backend: str) -> Sampler:
+def host_sampler(backend: str) -> Sampler:
+    """Return the sampler of `backend`."""
     if backend == "torch" or not _has_numba():
         return sample_on_host
     from baton.engine.cpu_draws.sampling_numba import compiled_sampler

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from baton.engine.memory.kv_quant import KV_QUANTS, KvQuant
 from baton.engine.spec.quantization_config import LOAD_QUANTIZATIONS, LoadQuantization
 from baton.runtime.errors import ConfigError
+
+DraftKind = Literal["draft", "eagle3"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,8 @@ class EngineOptions:
     `kv_dtype` of the pool: "int8", "fp8_e4m3", or "auto" for the model's dtype.
     `device`: see `chosen_device`; on a GPU decode steps of up to `max_rows` are captured, and
     memory is reserved for a step of `step_tokens`.
-    `draft_folder`: the draft model that proposes for slices with draft work, on a CPU.
+    `draft_folder`: the draft model, or the EAGLE-3 head (`draft_kind` "eagle3"), that proposes for
+    slices with draft work, on a CPU.
     """
 
     blocks: int = 0
@@ -42,6 +46,7 @@ class EngineOptions:
     max_rows: int = 256
     step_tokens: int = 512
     draft_folder: Path | None = None
+    draft_kind: DraftKind = "draft"
 
     def __post_init__(self) -> None:
         if self.quantization not in LOAD_QUANTIZATIONS:
@@ -58,6 +63,11 @@ class EngineOptions:
     def kv_quant(self) -> KvQuant | None:
         """The quantisation of the pool; None: plain numbers."""
         return KV_QUANTS.get(self.kv_dtype)
+
+    @property
+    def draft_label(self) -> str:
+        """The proposer's type, as messages name it."""
+        return "EAGLE-3 head" if self.draft_kind == "eagle3" else "draft model"
 
     @property
     def weight_quantization(self) -> LoadQuantization:

@@ -15,7 +15,7 @@ from baton.engine.checkpoint.weights import load_weights, source_dtype
 from baton.engine.cpu.linear import CpuMatrices
 from baton.engine.execution.cpu_kernels import cpu_kernels
 from baton.engine.execution.device_choice import chosen_device
-from baton.engine.execution.draft_loading import draft_spec_for, load_draft
+from baton.engine.execution.draft_loading import draft_source
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.execution.torch_engine import TorchEngine
@@ -60,8 +60,8 @@ def build_engine(
 def _check_for_gpu(options: EngineOptions) -> None:
     if options.draft_folder is not None:
         raise ConfigError(
-            f"the draft model in {options.draft_folder} runs on a CPU only: set worker.device to "
-            "cpu, or speculate by ngram or suffix"
+            f"the {options.draft_label} in {options.draft_folder} runs on a CPU only: set "
+            "worker.device to cpu, or speculate by ngram or suffix"
         )
     if options.backend != "auto":
         raise ConfigError(
@@ -77,22 +77,22 @@ def build_runner(
     spec = read_spec(folder, options.max_context)
     dtype, kv_quant = model_dtype(folder, spec, options.dtype), options.kv_quant
     blocks, block_size = options.blocks, options.block_size
-    draft_folder = options.draft_folder
-    draft_spec = draft_spec_for(folder, spec, draft_folder, options.max_context)
+    source = draft_source(folder, spec, options)
+    group = source.group if source else None
     each = block_bytes(spec, block_size, dtype, kv_quant)
-    each += block_bytes(draft_spec, block_size, dtype) if draft_spec else 0
+    each += block_bytes(group, block_size, dtype) if group else 0
     check_room(blocks, each, available_bytes(), "before the weights are read")
     before = resident_bytes()
     matrices = CpuMatrices(batch_invariant=options.deterministic)
     quantization = options.weight_quantization
     weights = load_weights(folder, spec, dtype, matrices, progress, quantization)
-    draft = load_draft(draft_folder, draft_spec, dtype) if draft_folder and draft_spec else None
+    draft = source.load(dtype, weights) if source else None
     grown, free = max(resident_bytes() - before, 0), available_bytes()
     check_room(blocks, each, free, "beside the weights")
     fraction = 0.0 if blocks else options.memory_fraction
     budget = int(options.memory_fraction * free)
-    blocks = blocks or blocks_for(spec, block_size, dtype, budget, kv_quant, draft_spec)
-    pool = KvPool(spec, blocks, block_size, dtype, quant=kv_quant, draft=draft_spec)
+    blocks = blocks or blocks_for(spec, block_size, dtype, budget, kv_quant, group)
+    pool = KvPool(spec, blocks, block_size, dtype, quant=kv_quant, draft=group)
     if options.deterministic:
         runner = _deterministic(spec, weights, pool, options.max_context)
     else:
@@ -100,7 +100,7 @@ def build_runner(
         decoder = kernels.decoder(spec, weights)
         runner = ModelRunner(spec, pool, decoder, options.max_context, kernels.sampler)
     if draft is not None:
-        runner.draft = draft.model(pool, runner.max_context, options.backend)
+        draft.attach(runner, options.backend)
     sizes = blocks, pool.block_bytes, block_size, runner.max_context
     runner.memory = MemoryPlan(grown, free, fraction, *sizes, pool.kv_dtype)
     return runner

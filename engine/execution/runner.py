@@ -31,6 +31,7 @@ from baton.engine.scheduling.batch import (
     FinishedStep,
     RunningStep,
     Scores,
+    Slice,
     StepBatch,
     StepResult,
     failed_result,
@@ -39,7 +40,6 @@ from baton.engine.scheduling.batch import (
 from baton.engine.scheduling.draw_costs import DrawCosts, measure_draws
 from baton.engine.scheduling.verification import with_drafts
 from baton.engine.spec.model_spec import ModelSpec
-from baton.engine.speculation.draft_model import DraftModel
 from baton.runtime.errors import ConfigError
 
 
@@ -51,6 +51,18 @@ class StepDecoder(Protocol):
     def logits(self, hidden: Tensor) -> Tensor: ...
 
     def shortened(self) -> StepDecoder: ...
+
+
+class Drafter(Protocol):
+    """Proposes tokens within a step: a `DraftModel` or an `Eagle3Drafter`."""
+
+    def run(self, slices: Sequence[Slice]) -> dict[int, tuple[int, ...]]:
+        """Return the proposals of the slices that want some, before the target computes."""
+        ...
+
+    def follow(self, slices: Sequence[Slice]) -> None:
+        """Compute what needs the target's results of these slices."""
+        ...
 
 
 class ModelRunner:
@@ -77,9 +89,9 @@ class ModelRunner:
         self.pool = pool
         self.max_context = max_context or spec.max_context
         self.memory: MemoryPlan | None = None  # set by the loader
-        self.draft: DraftModel | None = None  # set by the loader, before the first step
+        self.draft: Drafter | None = None  # set by the loader, before the first step
         self.numerics = ""  # identifies the bits of a deterministic runner
-        self.decoder = decoder
+        self.decoder: StepDecoder = decoder
         self._sampler = sampler
         self._last: StepResult | None = None  # feeds the next step
         self._bounds = Bounds(pool.blocks, pool.block_size, spec.vocab_size, self.max_context)
@@ -110,6 +122,8 @@ class ModelRunner:
         drafted = time.perf_counter()
         layout, plan = prepare(batch, self._bounds)
         hidden = self.decoder.hidden(self._on_device(layout))
+        if self.draft is not None:
+            self.draft.follow(batch.slices)
         broken = plan.refused | _broken_slices(hidden, layout, batch)
         scores = self._score(batch, layout, hidden, broken)
         drawn = self._draw(plan, hidden, broken)

@@ -12,7 +12,8 @@
 
     [block, bytes of the target's group | bytes of the draft's group]
      with a draft model, a block holds a second layer group with heads and layers of its own; both
-     groups are computed, transferred and published together
+     groups are computed, transferred and published together; that of an EAGLE-3 head is one slab:
+     its KV, then `features` [token, number], which the target computes
 
 The pool knows no sequences and no identities. The caller decides which blocks may be written; only
 the device thread writes.
@@ -89,9 +90,17 @@ class KvPool:
         """Show attention the layer group in `memory` [blocks, bytes]."""
         there, size_bytes = memory.shape
         self.quant = quant
-        self.memory = memory.view(there, spec.kv_heads, size_bytes // spec.kv_heads)
         self.scales: torch.Tensor | None = None
+        self.features: torch.Tensor | None = None
+        slabs = 1 if spec.features else spec.kv_heads
+        self.memory = memory.view(there, slabs, size_bytes // slabs)
         rows = _block_shape(spec, self.block_size)
+        if spec.features:
+            kv_bytes = math.prod(rows) * self.dtype.itemsize
+            behind = memory[:, kv_bytes:].view(self.dtype)
+            self.features = behind.view(there, self.block_size, spec.features)
+            self.tensor = memory[:, :kv_bytes].view(self.dtype).view(there, *rows)
+            return
         if quant is None:
             self.tensor = self.memory.view(self.dtype).view(there, *rows)
             return
@@ -103,7 +112,7 @@ class KvPool:
 
     @property
     def slab_groups(self) -> tuple[tuple[int, int], ...]:
-        """Return (KV heads, bytes of a head's slab) of each layer group, in a block's order."""
+        """Return (slabs, bytes of a slab) of each layer group, in a block's order."""
         groups = (self,) if self.draft is None else (self, self.draft)
         return tuple((group.memory.shape[1], group.memory.shape[2]) for group in groups)
 
@@ -198,7 +207,7 @@ def block_bytes(
     model."""
     shape = _block_shape(spec, block_size)
     if quant is None:
-        return math.prod(shape) * dtype.itemsize
+        return (math.prod(shape) + block_size * spec.features) * dtype.itemsize
     if spec.head_dim % 4:  # checksums need slabs of whole words
         raise ConfigError(
             f"pool.kv_dtype is {quant.name}: heads have {spec.head_dim} numbers, which is not "
@@ -258,4 +267,5 @@ def _arithmetic(spec: ModelSpec, block_size: int, dtype: torch.dtype, quant: KvQ
     if quant is not None:
         scales = "2 scales" if spec.latent else "a scale"
         row = f"({spec.head_dim} codes + {scales} of {SCALE_BYTES} bytes)"
-    return f"{heads} x {spec.layers} layers{pair} x {block_size} tokens x {row}"
+    features = f" + {block_size} tokens x {spec.features} features" if spec.features else ""
+    return f"{heads} x {spec.layers} layers{pair} x {block_size} tokens x {row}{features}"

@@ -56,8 +56,10 @@ class TorchAttention:
     masked, and a row's result depends on its neighbours only by rounding.
     """
 
-    def __init__(self, pool: KvPool, spec: AttentionSpec) -> None:
+    def __init__(self, pool: KvPool, spec: AttentionSpec, first: int = 0) -> None:
+        """`first`: the position before which no row attends to any token but its own."""
         self._pool = pool
+        self._first = first
         self._spec = spec
 
     def write(self, layer: int, keys: Tensor, values: Tensor, layout: StepLayout) -> None:
@@ -88,6 +90,8 @@ class TorchAttention:
         allowed = places < lengths
         if window := self._spec.windows[layer]:
             allowed &= places >= lengths - window
+        if self._first:
+            allowed &= (places >= self._first) | (places == lengths - 1)
         # A mask is not enough for an unwritten token, because 0 * NaN is NaN.
         kv = kv.masked_fill(~allowed[:, None, :, None], 0)
         grouped = queries.view(rows, kv.shape[2], heads // kv.shape[2], dim)
@@ -105,8 +109,10 @@ class TorchAttention:
         own = torch.arange(chunk.start, end, device=kv.device)[:, None]
         places = torch.arange(skipped * size, end, device=kv.device)
         mask = None
-        if chunk.start or (window and window < end):
+        if chunk.start or self._first or (window and window < end):
             mask = places <= own
+            if self._first:
+                mask &= (places >= self._first) | (places == own)
             if window:
                 mask &= places > own - window
         out = self._mix(queries.transpose(0, 1)[None], kv[0], kv[1], mask)

@@ -9,6 +9,7 @@ It is immutable after construction.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -70,6 +71,19 @@ class Decoder:
 
     def hidden(self, layout: StepLayout) -> Tensor:
         """Return final hidden states [rows, hidden], normalised; writes the rows' KV."""
+        return self._through_layers(layout, (), [])
+
+    def hidden_and_states(
+        self, layout: StepLayout, before: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Same as `hidden`, with the hidden states [rows, hidden] before the layers `before`, in
+        rising order, not normalised. The number of layers stands for the state after the last."""
+        states: list[Tensor] = []
+        return self._through_layers(layout, before, states), states
+
+    def _through_layers(
+        self, layout: StepLayout, before: Sequence[int], states: list[Tensor]
+    ) -> Tensor:
         x = self._embed(layout.tokens)
         angles = self._rotary.angles(layout.positions, x.dtype)
         local = angles
@@ -79,15 +93,20 @@ class Decoder:
         layers, eps = self._weights.layers, self._spec.norm_eps
         after = [layer.input_norm for layer in layers[1:]] + [self._weights.final_norm]
         normed = self._norm(x, layers[0].input_norm)
-        if self._fused_pass is not None and self._fused_pass.takes(layout, angles[0]):
-            return self._fused_pass(x, normed, angles, local, layout)
+        fused_pass = None if before else self._fused_pass  # which shows no state between layers
+        if fused_pass is not None and fused_pass.takes(layout, angles[0]):
+            return fused_pass(x, normed, angles, local, layout)
         for index, layer in enumerate(layers):
+            if index in before:
+                states.append(x)
             turn = local if windows[index] else angles
             part = self._attend(index, layer, normed, turn, layout)
             part = self._output_norm(part, layer.attention_norm)
             normed, x = self._norms.add_norm(part, x, layer.mlp_norm, eps)
             part = self._output_norm(self._mlp(layer, normed), layer.output_norm)
             normed, x = self._norms.add_norm(part, x, after[index], eps)
+        if len(layers) in before:
+            states.append(x)
         return normed
 
     def shortened(self) -> Decoder:

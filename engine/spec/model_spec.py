@@ -76,6 +76,7 @@ class ModelSpec:
     further_layers: int = 0  # stored prediction layers, not read
     experts: ExpertsSpec | None = None  # None: all layers are dense
     latent: LatentSpec | None = None  # with it, `kv_heads` is 1
+    features: int = 0  # of an EAGLE-3 head: numbers of a token beside its KV
 
     @property
     def group(self) -> int:
@@ -91,6 +92,11 @@ def read_spec(folder: Path, context: int = 0) -> ModelSpec:
     malformed or not supported.
     """
     top = read_fields(folder / "config.json")
+    return read_decoder(top, context, _eos_ids(folder, top))
+
+
+def read_decoder(top: ConfigFields, context: int, eos_ids: tuple[int, ...]) -> ModelSpec:
+    """Read a decoder from the fields of a `config.json`. Raises ModelError like `read_spec`."""
     family = family_of(top)
     fields = top.section(family.section) if family.section else top
     fields = fields.with_defaults(family.defaults)
@@ -125,7 +131,7 @@ def read_spec(folder: Path, context: int = 0) -> ModelSpec:
             soft_cap=fields.optional_number("attn_logit_softcapping") or 0.0,
         ),
         tied_embeddings=top.with_defaults(family.defaults).flag("tie_word_embeddings", False),
-        eos_ids=_eos_ids(folder, top),
+        eos_ids=eos_ids,
         local_rope=local_rope,
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias and family.qkv_bias is None,

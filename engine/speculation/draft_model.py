@@ -13,41 +13,14 @@ next slice names it as missing. Knows no request; the device thread alone calls 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.model.decoder import Decoder
 from baton.engine.model.step_layout import Bounds, lay_out
-from baton.engine.sampling.draw_plan import Sampler, one_draw_each
-from baton.engine.scheduling.batch import Draw, Slice, StepBatch, extended
+from baton.engine.sampling.draw_plan import Sampler
+from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.engine.spec.model_spec import ModelSpec
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A sequence's proposals so far, and the slice of its next pass."""
-
-    draws: tuple[Draw, ...]  # of the target, for each proposal
-    wanted: int
-    slice: Slice
-    proposed: list[int] = field(default_factory=list)
-
-    @property
-    def ended(self) -> bool:
-        return len(self.proposed) >= self.wanted
-
-    @property
-    def draw(self) -> Draw:
-        """The target's draw of the next proposal, without its logprobs."""
-        draw = extended(self.draws[len(self.proposed)], self.proposed)
-        if draw.params.top_logprobs is None:
-            return draw
-        return replace(draw, params=replace(draw.params, top_logprobs=None))
-
-    def add(self, token: int) -> None:
-        self.proposed.append(token)
-        end = self.slice.start + len(self.slice.tokens)
-        self.slice = Slice((token,), end, self.slice.blocks)
+from baton.engine.speculation.pending_draft import PendingDraft, draw_proposals
 
 
 class DraftModel:
@@ -65,7 +38,7 @@ class DraftModel:
         its index. A draft ends early where logits are not finite. Raises EngineError, before
         anything is written, if a slice breaks its bounds."""
         computed: list[Slice] = []
-        drafts: dict[int, _Draft] = {}
+        drafts: dict[int, PendingDraft] = {}
         for index, item in enumerate(slices):
             if item.draft is None:
                 continue
@@ -73,7 +46,7 @@ class DraftModel:
             tokens = (*missing, *item.tokens)
             whole = Slice(tokens, item.start - len(missing), item.blocks)
             if wanted:
-                drafts[index] = _Draft(item.draws, wanted, whole)
+                drafts[index] = PendingDraft(item.draws, wanted, whole)
             else:
                 computed.append(whole)
         live = list(drafts.values())
@@ -82,7 +55,10 @@ class DraftModel:
             live, computed = [draft for draft in live if not draft.ended], []
         return {index: tuple(draft.proposed) for index, draft in drafts.items()}
 
-    def _pass(self, drafts: Sequence[_Draft], computed: Sequence[Slice]) -> None:
+    def follow(self, slices: Sequence[Slice]) -> None:
+        """Compute nothing after the target: `run` has computed all that slices ask for."""
+
+    def _pass(self, drafts: Sequence[PendingDraft], computed: Sequence[Slice]) -> None:
         """Compute the slices of both and draw a token for each draft; one whose logits are not
         finite has ended."""
         slices = (*(draft.slice for draft in drafts), *computed)
@@ -92,16 +68,4 @@ class DraftModel:
         if not drafts:
             return
         rows = [layout.spans[place][1] - 1 for place in range(len(drafts))]
-        logits = self._decoder.logits(hidden[rows])
-        finite = logits.sum(dim=-1).isfinite()
-        drawing = []
-        for draft, good in zip(drafts, finite.tolist(), strict=True):
-            if good:
-                drawing.append(draft)
-            else:
-                draft.wanted = 0
-        if not drawing:
-            return
-        drawn = self._sampler(logits[finite], one_draw_each([draft.draw for draft in drawing]))
-        for draft, found in zip(drawing, drawn, strict=True):
-            draft.add(found.token)
+        draw_proposals(drafts, self._decoder.logits(hidden[rows]), self._sampler)

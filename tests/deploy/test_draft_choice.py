@@ -44,16 +44,26 @@ def test_a_draft_model_beside_a_divided_target_is_refused() -> None:
         draft_folder(WorkerConfig(speculate="draft", tp=2), TARGET)
 
 
+def test_a_head_lies_beside_its_model_or_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="model-eagle3 holds no model: give the folder of an EA"):
+        draft_folder(WorkerConfig(speculate="eagle3"), tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"eagle3 and worker.tp 2: an EAGLE-3 head runs in"):
+        draft_folder(WorkerConfig(speculate="eagle3", tp=2), TARGET)
+
+
 def test_the_flag_stands_for_both_settings(tmp_path: Path) -> None:
     assert proposer_settings(proposer("ngram")) == {"worker.speculate": "ngram"}
     assert proposer_settings(proposer("draft")) == {"worker.speculate": "draft"}
-    assert proposer_settings(proposer(f"draft={tmp_path}")) == {
-        "worker.speculate": "draft",
-        "worker.draft_model": str(tmp_path.resolve()),
-    }
+    for mode in ("draft", "eagle3"):
+        assert proposer_settings(proposer(f"{mode}={tmp_path}")) == {
+            "worker.speculate": mode,
+            "worker.draft_model": str(tmp_path.resolve()),
+        }
 
 
-@pytest.mark.parametrize("text", ["drafts", "ngram=x", "draft=", "draft=/no/such/folder"])
+@pytest.mark.parametrize(
+    "text", ["drafts", "ngram=x", "draft=", "draft=/no/such/folder", "eagle3="]
+)
 def test_a_wrong_flag_is_refused(text: str) -> None:
     with pytest.raises(ArgumentTypeError):
         proposer(text)
