@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from baton.deploy.cli.authority_commands import add_authority
 from baton.deploy.cli.control_commands import add_control_commands
 from baton.deploy.cli.process_commands import add_process_commands
 from baton.deploy.cli.serve_commands import add_serve_commands
@@ -21,6 +22,7 @@ from baton.runtime import tls_version  # noqa: F401  before anything imports grp
 DISTRIBUTION = "baton-serve"
 COMMANDS = (
     "serve", "demo", "worker", "router", "chat", "faults", "ps", "drain", "role", "doctor",
+    "authority",
 )  # fmt: skip
 EXIT_CODES = (
     "Exit codes: 0 done; 1 failed (ps: nothing runs; doctor: a check failed; faults: a promise was "
@@ -55,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     add_faults(commands)
     add_control_commands(commands)
     add_doctor(commands)
+    add_authority(commands)
     return top
 
 

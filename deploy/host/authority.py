@@ -11,20 +11,23 @@ A renewed certificate is for the same key, so that one file is replaced and the 
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from baton.deploy.host.certificate_forms import (
+    Issuer,
+    Subject,
+    authority_certificate,
+    general_name,
+    pem_of,
+    process_certificate,
+)
 from baton.deploy.host.instance import write_private
-from baton.runtime.errors import ConfigError
 
 LIFE = timedelta(hours=24)  # of a process's certificate; renewed when half of it is over
 SKEW = timedelta(minutes=5)  # that a clock may be set back
@@ -54,12 +57,6 @@ def files_of(folder: Path, name: str) -> Files:
     return Files(folder / "authority.pem", folder / f"{name}.pem", folder / f"{name}.key")
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    key: ec.EllipticCurvePublicKey
-    host: x509.GeneralName | None
-
-
 class Authority:
     """Owned by `baton serve`. `folder` is made."""
 
@@ -69,22 +66,22 @@ class Authority:
         self._folder = folder
         self._now = now
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._issued: dict[str, _Subject] = {}
+        self._issued: dict[str, Subject] = {}
         self._good = (BEGIN, NEVER)  # in this time nothing is to be renewed
-        self._certificate = self._own()
+        self._certificate = authority_certificate("Baton instance", self._key, BEGIN, NEVER)
         folder.mkdir(mode=0o700)
-        write_private(folder / "authority.pem", _pem(self._certificate))
+        write_private(folder / "authority.pem", pem_of(self._certificate))
 
     def issue(self, name: str, host: str | None) -> Files:
         """A key and a certificate for the process `name`: to call others and, where it has a
         `host`, to be called at this name or address. Raises ConfigError for one that no
         certificate can bear."""
-        known_as = None if host is None else _general_name(host)
+        hosts = () if host is None else (general_name(host, "worker.host"),)
         key = ec.generate_private_key(ec.SECP256R1())
         files = files_of(self._folder, name)
         pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         write_private(files.key, pem.decode())
-        self._issued[name] = _Subject(key.public_key(), known_as)
+        self._issued[name] = Subject(name, key.public_key(), hosts)
         begin, end = self._certify([name])
         self._good = (max(begin, self._good[0]), min(end, self._good[1]))
         return files
@@ -103,92 +100,7 @@ class Authority:
         """New certificates of these processes; from when until when they need no others."""
         begin = self._now() - SKEW
         for name in names:
-            certificate = self._process(name, self._issued[name], begin)
-            write_private(files_of(self._folder, name).certificate, _pem(certificate))
+            issuer, end = Issuer(self._certificate, self._key), begin + SKEW + LIFE
+            certificate = process_certificate(self._issued[name], issuer, begin, end)
+            write_private(files_of(self._folder, name).certificate, pem_of(certificate))
         return begin, begin + SKEW + LIFE / 2
-
-    def _own(self) -> x509.Certificate:
-        name = _named("Baton instance")
-        usage = _usage(key_cert_sign=True, crl_sign=True)
-        return (
-            _unsigned(name, name, self._key.public_key(), BEGIN, NEVER)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(usage, critical=True)
-            .sign(self._key, hashes.SHA256())
-        )
-
-    def _process(self, name: str, subject: _Subject, begin: datetime) -> x509.Certificate:
-        issuer = self._certificate.subject
-        uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
-        names: list[x509.GeneralName] = [x509.DNSName(name)]
-        if subject.host is not None:
-            uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
-            names.append(subject.host)
-        above = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
-        return (
-            _unsigned(_named(name), issuer, subject.key, begin, begin + SKEW + LIFE)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(digital_signature=True), critical=True)
-            .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .add_extension(above, critical=False)
-            .sign(self._key, hashes.SHA256())
-        )
-
-
-def _unsigned(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePublicKey,
-    begin: datetime,
-    end: datetime,
-) -> x509.CertificateBuilder:
-    identifier = x509.SubjectKeyIdentifier.from_public_key(key)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(begin)
-        .not_valid_after(end)
-        .add_extension(identifier, critical=False)
-    )
-
-
-def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def _usage(
-    *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
-) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        key_cert_sign=key_cert_sign,
-        crl_sign=crl_sign,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _general_name(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
-    except ValueError:
-        pass  # then it is a name
-    try:
-        return x509.DNSName(host)
-    except ValueError as error:
-        raise ConfigError(
-            f"worker.host is {host!r}, and no certificate can bear that: give an address or a "
-            "name of letters, digits, '-' and '.'"
-        ) from error
-
-
-def _pem(certificate: x509.Certificate) -> str:
-    return certificate.public_bytes(Encoding.PEM).decode()

