@@ -22,10 +22,10 @@ from baton.models.embedded import embedded_model
 from chaos.starter import start
 from tests.support.redis_server import RedisServer, running_server, server_binary
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 BATON = (sys.executable, "-P", "-m", "baton.deploy.cli.main")
-READY_S = 120.0
+READY_S = 240.0
 TOKEN = "one secret for all hosts"
 HOSTS = {"prefill-0": "127.0.0.2", "prefill-1": "127.0.0.4", "decode-0": "127.0.0.3"}
 
@@ -155,6 +155,6 @@ def test_a_fleet_serves_through_an_outage_of_its_registry(
         answer = hosts.ask("Name three rivers, please, and say where each begins.", "router-1")
         assert answer == expected
         log = (tmp_path / "router.log").read_text()
-        assert log.count("registry unavailable") == log.count("registry available again") == 1
+        assert log.count("registry unavailable") == log.count("registry available again") >= 1
     finally:
         hosts.close()
