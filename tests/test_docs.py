@@ -105,6 +105,15 @@ def orders(text: str) -> Iterator[tuple[str, list[str]]]:
             yield found[1], re.findall(r"(?<!\w)--[a-z-]+", found[2].partition("#")[0])
 
 
+def flags_of(command: argparse.ArgumentParser) -> set[str]:
+    """The flags of a command and of its actions."""
+    found = set(command._option_string_actions)
+    for action in command._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found.update(*(flags_of(each) for each in action.choices.values()))
+    return found
+
+
 @everywhere
 def test_commands_and_flags_that_are_named_exist(page: str) -> None:
     known = commands()
@@ -112,7 +121,7 @@ def test_commands_and_flags_that_are_named_exist(page: str) -> None:
         (name, flag)
         for name, flags in orders(PAGES[page])
         for flag in flags or [""]
-        if name not in known or (flag and flag not in known[name]._option_string_actions)
+        if name not in known or (flag and flag not in flags_of(known[name]))
     ]
     assert wrong == []
 
