@@ -255,7 +255,7 @@ def test_a_draft_ends_where_its_logits_are_not_finite(twins):
 
 def test_a_slice_that_breaks_its_bounds_is_refused(twins):
     item = Slice([500], 0, twins.blocks(1), twins.draws([], 1, 2, GREEDY), draft=DraftWork((), 1))
-    with pytest.raises(EngineError, match="outside the 199 known"):
+    with pytest.raises(EngineError, match="exceeds the vocabulary of 199"):
         twins.draft.run([item])
 
 
