@@ -304,5 +304,5 @@ def test_one_broken_sequence_does_not_harm_the_others(qwen3):
 
 
 def test_float16_is_refused(qwen3):
-    with pytest.raises(ConfigError, match=r"worker\.deterministic: not with KV in torch"):
+    with pytest.raises(ConfigError, match=r"worker\.deterministic: KV in torch"):
         build_runner(qwen3.folder, EngineOptions(blocks=8, dtype="float16", deterministic=True))
