@@ -94,6 +94,20 @@ class ChatClient:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise BatonError(f"{self._url} sent what is no piece of an answer") from error
 
+    def answer(self, model: str, messages: list[Message], **fields: Any) -> str:
+        """Return the text of a whole answer, and set `finish_reason`. Raises what `stream` does."""
+        body = {"model": model, "messages": messages} | fields
+        connection, response = self._ask("POST", "/v1/chat/completions", body)
+        with closing(connection), response:
+            try:
+                (choice,) = json.loads(response.read())["choices"]
+                self.finish_reason = choice["finish_reason"]
+                return str(choice["message"]["content"])
+            except (OSError, http.client.HTTPException) as error:
+                raise Unavailable(f"{self._url} stopped answering ({error})") from error
+            except (ValueError, KeyError, TypeError) as error:
+                raise BatonError(f"{self._url} sent what is no answer") from error
+
     def _ask(
         self, method: str, path: str, body: dict[str, Any] | None
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:

@@ -15,6 +15,7 @@ from typing import Any
 from baton.deploy.cli.authority_commands import add_authority
 from baton.deploy.cli.control_commands import add_control_commands
 from baton.deploy.cli.process_commands import add_process_commands
+from baton.deploy.cli.release_commands import add_release
 from baton.deploy.cli.serve_commands import add_serve_commands
 from baton.deploy.cli.tool_commands import add_chat, add_doctor, add_faults
 from baton.runtime import tls_version  # noqa: F401  before anything imports grpc
@@ -22,7 +23,7 @@ from baton.runtime import tls_version  # noqa: F401  before anything imports grp
 DISTRIBUTION = "baton-serve"
 COMMANDS = (
     "serve", "demo", "worker", "router", "chat", "faults", "ps", "drain", "role", "doctor",
-    "authority",
+    "authority", "release",
 )  # fmt: skip
 EXIT_CODES = (
     "Exit codes: 0 done; 1 failed (ps: nothing runs; doctor: a check failed; faults: a promise was "
@@ -58,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     add_control_commands(commands)
     add_doctor(commands)
     add_authority(commands)
+    add_release(commands)
     return top
 
 

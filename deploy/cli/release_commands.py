@@ -1,0 +1,68 @@
+"""`baton release`: what the chart's hooks and tests run in a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from baton.deploy.cli.arguments import add_command
+
+
+def add_release(commands: Any) -> None:
+    group = commands.add_parser(
+        "release",
+        help="what the Helm chart's hooks and tests run",
+        description="What the Helm chart's hooks and tests run in a cluster.",
+    )
+    steps = group.add_subparsers(dest="step", required=True, metavar="STEP", help="what to do")
+    made = add_command(
+        steps, "secrets", "create the Secrets of a release that are missing (in a pod)", _secrets
+    )
+    made.add_argument("--namespace", required=True, help="the release's namespace")
+    made.add_argument("--name", required=True, help="what the Secrets' names begin with")
+    made.add_argument(
+        "--credentials", action="store_true", help="create token, API key and Redis password"
+    )
+    made.add_argument(
+        "--certificates",
+        metavar="NAME",
+        help="create certificates; those of workers have this name",
+    )
+    check = add_command(
+        steps,
+        "check",
+        "ask a release, and fail unless KV moved between its workers; BATON_API_KEY holds API "
+        "keys, separated by commas, of which the first is sent",
+        _check,
+    )
+    check.add_argument("--url", required=True, help="URL of the routers")
+    check.add_argument(
+        "--model", required=True, metavar="NAME", help="the model, as clients call it"
+    )
+    check.add_argument(
+        "--decode",
+        required=True,
+        metavar="URL",
+        help="admin port of the decode workers: each address of its host is one worker",
+    )
+
+
+def _check(options: argparse.Namespace) -> None:
+    from baton.deploy.cli.release_check import check_release
+
+    key = os.environ.get("BATON_API_KEY", "").split(",")[0]
+    check_release(options.url, options.model, key or None, options.decode)
+
+
+def _secrets(options: argparse.Namespace) -> None:
+    from baton.deploy.host.release_secrets import create_certificates, create_credentials
+    from baton.deploy.host.secrets_api import SecretsApi, api_server
+
+    api = SecretsApi(options.namespace, *api_server(os.environ))
+    if options.credentials:
+        made = create_credentials(api, options.name)
+        print(f"{options.name}-secrets: {'created' if made else 'was there'}")
+    if options.certificates:
+        for name in create_certificates(api, options.name, options.certificates):
+            print(f"{name}: created")

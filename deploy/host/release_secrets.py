@@ -1,0 +1,134 @@
+"""The Secrets that a release of the chart needs, created once by its hook.
+
+    NAME-secrets          token, api-keys, redis-password
+    NAME-authority-key    certificate and key of the release's authority; read by the hook alone
+    NAME-ROLE-tls         certificate, key and authority of the router, prefill and decode pods
+
+What is there stays: an upgrade must not change a token under running workers. Holds no state.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from baton.deploy.host.certificate_issuer import (
+    Issuer,
+    certificate_pem,
+    host_name,
+    key_pem,
+    new_key,
+)
+from baton.deploy.host.secrets_api import Secret
+from baton.runtime.errors import BatonError, ConfigError
+
+LIFE = timedelta(days=3650)  # of a certificate: no process of a release renews it
+RENEWAL = timedelta(days=1825)  # before its end: an upgrade in this time replaces it
+SKEW = timedelta(minutes=5)  # between the clocks of two nodes
+TLS = "kubernetes.io/tls"
+SERVERS = ("prefill", "decode")  # called by others; the router's certificate is for its calls
+PODS = ("router", *SERVERS)
+
+
+class SecretStore(Protocol):
+    """Secrets of one namespace (secrets_api.py)."""
+
+    def read(self, name: str) -> Secret | None: ...
+
+    def create(self, secret: Secret) -> bool: ...
+
+    def replace(self, secret: Secret) -> bool: ...
+
+
+def create_credentials(store: SecretStore, release: str) -> bool:
+    """Create token, API key and Redis password. Return False if they are there already."""
+    data = {
+        "token": secrets.token_urlsafe(32),
+        "api-keys": secrets.token_urlsafe(32),
+        "redis-password": secrets.token_urlsafe(32),
+    }
+    encoded = {name: value.encode() for name, value in data.items()}
+    return store.create(Secret(f"{release}-secrets", encoded))
+
+
+def create_certificates(
+    store: SecretStore,
+    release: str,
+    server_name: str,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> list[str]:
+    """Create the certificates that are missing, or near their end, and return their Secrets'
+    names. Workers' certificates name `server_name`. Raises ConfigError for a name that no
+    certificate can have, BatonError if the authority's Secret is not what this function wrote."""
+    host = host_name(server_name)
+    issuer = _issuer(store, f"{release}-authority-key")
+    made = []
+    for pod in PODS:
+        name = f"{release}-{pod}-tls"
+        found = store.read(name)
+        if found is not None and _lasts(
+            found, issuer, server_name if pod in SERVERS else None, now
+        ):
+            continue
+        key = new_key()
+        certificate = issuer.issue(
+            pod, key.public_key(), host if pod in SERVERS else None, now() - SKEW, now() + LIFE
+        )
+        data = {
+            "tls.crt": certificate_pem(certificate).encode(),
+            "tls.key": key_pem(key).encode(),
+            "ca.crt": certificate_pem(issuer.certificate).encode(),
+        }
+        if found is None:
+            stored = store.create(Secret(name, data, TLS))
+        else:
+            stored = store.replace(Secret(name, data, TLS, found.version))
+        if not stored:
+            raise BatonError(f"another process changed the Secret {name}: run the hook again")
+        made.append(name)
+    return made
+
+
+def _issuer(store: SecretStore, name: str) -> Issuer:
+    found = store.read(name)
+    if found is None:
+        issuer = Issuer.create("Baton release")
+        data = {
+            "tls.crt": certificate_pem(issuer.certificate).encode(),
+            "tls.key": key_pem(issuer.key).encode(),
+        }
+        if not store.create(Secret(name, data, TLS)):
+            raise BatonError(f"another process created the Secret {name}: run the hook again")
+        return issuer
+    try:
+        key = load_pem_private_key(found.data["tls.key"], password=None)
+        certificate = x509.load_pem_x509_certificate(found.data["tls.crt"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise BatonError(
+            f"the Secret {name} holds no authority ({error}): delete it and all -tls Secrets of "
+            "the release, then upgrade it; all its pods must restart"
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"the key in the Secret {name} is not of an elliptic curve: delete it")
+    return Issuer(key, certificate)
+
+
+def _lasts(
+    secret: Secret, issuer: Issuer, server_name: str | None, now: Callable[[], datetime]
+) -> bool:
+    """Return whether the certificate is the issuer's, names the server, and is not near its end."""
+    try:
+        certificate = x509.load_pem_x509_certificate(secret.data["tls.crt"])
+        certificate.verify_directly_issued_by(issuer.certificate)
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (KeyError, ValueError, TypeError, x509.ExtensionNotFound, InvalidSignature):
+        return False
+    named = server_name is None or server_name in names.get_values_for_type(x509.DNSName)
+    return named and now() < certificate.not_valid_after_utc - RENEWAL

@@ -1,0 +1,139 @@
+{{/* What all pods have alike. */}}
+
+{{- define "baton.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "baton.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{- define "baton.podCommon" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  {{- include "baton.podSecurity" . | nindent 2 }}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.placement" -}}
+{{- $pool := get .root.Values .component -}}
+{{- with $pool.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $pool.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if .root.Values.topologySpread }}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "baton.selector" . | nindent 8 }}
+{{- end }}
+{{- end -}}
+
+{{/* Settings as `--set` arguments, sorted by name. */}}
+{{- define "baton.settings" -}}
+{{- range $name, $value := . }}
+- --set={{ $name }}={{ $value }}
+{{- end }}
+{{- end -}}
+
+{{/* What a router and a worker get alike: who they are, whom they trust, where they meet. */}}
+{{- define "baton.commonSettings" -}}
+{{- $all := dict "registry.cluster" (include "baton.fullname" .) -}}
+{{- if ne .Values.tls.mode "off" -}}
+{{- $_ := set $all "security.authority" "/etc/baton/tls/ca.crt" -}}
+{{- $_ := set $all "security.certificate" "/etc/baton/tls/tls.crt" -}}
+{{- $_ := set $all "security.key" "/etc/baton/tls/tls.key" -}}
+{{- $_ := set $all "security.server_name" (include "baton.serverName" .) -}}
+{{- else -}}
+{{- $_ := set $all "security.tls" "off" -}}
+{{- end -}}
+{{- with .Values.monitoring.otlpEndpoint -}}
+{{- $_ := set $all "telemetry.otlp_endpoint" . -}}
+{{- end -}}
+{{ toJson $all }}
+{{- end -}}
+
+{{- define "baton.secretEnv" -}}
+- name: BATON_TOKEN
+  valueFrom:
+    secretKeyRef: {name: {{ include "baton.secret" . }}, key: token}
+{{- if or .Values.redis.enabled .Values.redis.url }}
+- name: BATON_REGISTRY__PASSWORD
+  valueFrom:
+    secretKeyRef: {name: {{ include "baton.secret" . }}, key: redis-password, optional: true}
+{{- end }}
+- name: HOME
+  value: /tmp
+{{- end -}}
+
+{{- define "baton.volumes" -}}
+- name: tmp
+  emptyDir: {}
+{{- if ne .root.Values.tls.mode "off" }}
+- name: tls
+  secret:
+    secretName: {{ include "baton.certificate" . }}
+    defaultMode: 0440
+{{- end }}
+{{- if not .root.Values.model.embedded }}
+- name: models
+  {{- if .root.Values.model.volume.hostPath }}
+  hostPath: {path: {{ .root.Values.model.volume.hostPath }}, type: Directory}
+  {{- else }}
+  persistentVolumeClaim:
+    claimName: {{ .root.Values.model.volume.existingClaim | default (printf "%s-models" (include "baton.fullname" .root)) }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.mounts" -}}
+- {name: tmp, mountPath: /tmp}
+{{- if ne .Values.tls.mode "off" }}
+- {name: tls, mountPath: /etc/baton/tls, readOnly: true}
+{{- end }}
+{{- if not .Values.model.embedded }}
+- {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{/* Waits for the model that the download job writes. */}}
+{{- define "baton.modelReady" -}}
+{{- if .root.Values.model.repository }}
+initContainers:
+  - name: model
+    image: {{ .image }}
+    imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+    command: [sh, -c]
+    args:
+      - until test -e "{{ include "baton.modelFolder" .root }}/.complete"; do sleep 2; done
+    securityContext:
+      {{- include "baton.containerSecurity" .root | nindent 6 }}
+    resources:
+      requests: {cpu: 10m, memory: 16Mi}
+      limits: {memory: 64Mi}
+    volumeMounts:
+      - {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,92 @@
+{{/* What values.schema.json cannot say: values that do not fit together. Each message names the
+value and the remedy. */}}
+
+{{- define "baton.validate" -}}
+{{- $model := .Values.model -}}
+{{- $sources := 0 -}}
+{{- range list $model.path $model.repository -}}{{- if . -}}{{- $sources = add1 $sources -}}{{- end -}}{{- end -}}
+{{- if $model.embedded -}}{{- $sources = add1 $sources -}}{{- end -}}
+{{- if ne (int $sources) 1 -}}
+{{- fail (printf "model: %d of model.embedded, model.path and model.repository are set; set exactly one" (int $sources)) -}}
+{{- end -}}
+{{- if and $model.volume.existingClaim $model.volume.hostPath -}}
+{{- fail "model.volume: existingClaim and hostPath are both set; keep one" -}}
+{{- end -}}
+{{- if and $model.path (not $model.volume.existingClaim) (not $model.volume.hostPath) -}}
+{{- fail "model.path names a folder of a volume, but neither model.volume.existingClaim nor model.volume.hostPath is set; set one, or let model.repository download the model" -}}
+{{- end -}}
+{{- if and $model.repository $model.volume.hostPath -}}
+{{- fail "model.repository is downloaded into a claim; unset model.volume.hostPath, or set model.path to a folder that is there" -}}
+{{- end -}}
+{{- if and (not .Values.redis.enabled) (not .Values.redis.url) -}}
+{{- fail "redis.enabled is false and redis.url is empty: workers would not find each other; set redis.url to redis://HOST:PORT/N" -}}
+{{- end -}}
+{{- if and .Values.redis.enabled .Values.redis.url -}}
+{{- fail "redis.enabled and redis.url are both set; set redis.enabled=false to use your own Redis" -}}
+{{- end -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- $pool := get $.Values $role -}}
+{{- $tp := int $pool.tp -}}
+{{- $heads := int $model.kvHeads -}}
+{{- if and (gt $tp 1) (gt (int $pool.gpu.count) 0) -}}
+{{- fail (printf "%s.tp is %d, but ranks run on CPUs alone in this version; set %s.tp=1 and add replicas, or set %s.gpu.count=0" $role $tp $role $role) -}}
+{{- end -}}
+{{- if and $heads (gt $tp 1) (ne (mod $heads $tp) 0) (ne (mod $tp $heads) 0) -}}
+{{- fail (printf "%s.tp is %d, which does not divide model.kvHeads %d; set %s.tp to a divisor or a multiple of it" $role $tp $heads $role) -}}
+{{- end -}}
+{{- if and (gt (int $pool.gpu.count) 0) (not $pool.gpu.resource) -}}
+{{- fail (printf "%s.gpu.count is %d without %s.gpu.resource; name the device plugin's resource, such as nvidia.com/gpu" $role (int $pool.gpu.count) $role) -}}
+{{- end -}}
+{{- if and (gt (int $pool.rdma.count) 0) (not $pool.rdma.resource) -}}
+{{- fail (printf "%s.rdma.count is %d without %s.rdma.resource; name the device plugin's resource, such as rdma/hca" $role (int $pool.rdma.count) $role) -}}
+{{- end -}}
+{{- end -}}
+{{- if eq .Values.tls.mode "existing" -}}
+{{- range $component := list "router" "prefill" "decode" -}}
+{{- if not (get $.Values.tls.existingSecrets $component) -}}
+{{- fail (printf "tls.mode is existing, but tls.existingSecrets.%s is empty; name a Secret with tls.crt, tls.key and ca.crt" $component) -}}
+{{- end -}}
+{{- end -}}
+{{- else -}}
+{{- range $component, $name := .Values.tls.existingSecrets -}}
+{{- if $name -}}
+{{- fail (printf "tls.existingSecrets.%s is set, but tls.mode is %s; set tls.mode=existing" $component $.Values.tls.mode) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.tls.issuer.name (ne .Values.tls.mode "certManager") -}}
+{{- fail (printf "tls.issuer.name is set, but tls.mode is %s; set tls.mode=certManager" .Values.tls.mode) -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled (not .Values.ingress.host) -}}
+{{- fail "ingress.enabled without ingress.host; set the host name of the API" -}}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parent.name) -}}
+{{- fail "httpRoute.enabled without httpRoute.parent.name; name the Gateway" -}}
+{{- end -}}
+{{- $ports := list .Values.workers.port .Values.workers.adminPort -}}
+{{- if eq (int .Values.workers.port) (int .Values.workers.adminPort) -}}
+{{- fail (printf "workers.port and workers.adminPort are both %d; give them different ports" (int .Values.workers.port)) -}}
+{{- end -}}
+{{- if eq (int .Values.router.port) (int .Values.router.grpcPort) -}}
+{{- fail (printf "router.port and router.grpcPort are both %d; give them different ports" (int .Values.router.port)) -}}
+{{- end -}}
+{{- $range := splitList "-" .Values.workers.kvPorts -}}
+{{- $first := int (index $range 0) -}}
+{{- $last := int (index $range 1) -}}
+{{- if or (ge $first $last) (gt $last 65535) -}}
+{{- fail (printf "workers.kvPorts is %s; give it as FIRST-LAST with FIRST below LAST and LAST at most 65535" .Values.workers.kvPorts) -}}
+{{- end -}}
+{{- range $port := $ports -}}
+{{- if and (ge (int $port) $first) (le (int $port) $last) -}}
+{{- fail (printf "workers.kvPorts %s contains the port %d of workers.port or workers.adminPort; choose another range" $.Values.workers.kvPorts (int $port)) -}}
+{{- end -}}
+{{- end -}}
+{{- $owned := list "worker.host" "worker.port" "worker.admin_port" "worker.advertise" "worker.tp" "router.host" "router.port" "router.grpc_port" "registry.location" "registry.password" "registry.cluster" "security.tls" "security.authority" "security.certificate" "security.key" "security.server_name" -}}
+{{- range $place, $settings := dict "router.settings" .Values.router.settings "workers.settings" .Values.workers.settings "prefill.settings" .Values.prefill.settings "decode.settings" .Values.decode.settings -}}
+{{- range $name, $_ := $settings -}}
+{{- if has $name $owned -}}
+{{- fail (printf "%s has %s, which the chart sets itself; remove it and use the chart's own value" $place $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,99 @@
+"""Units, the compose file and the images' files: their commands exist, and they are confined."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from baton.deploy.cli.main import parser
+from baton.models.embedded import embedded_model
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
+IMAGES = sorted((ROOT / "deploy" / "docker").glob("*.Dockerfile"))
+SYSTEMD = shutil.which("systemd-analyze")
+
+
+def without_comments(path: Path) -> str:
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    return "\n".join(lines).replace("\\\n", " ")
+
+
+def command_of(unit: Path) -> list[str]:
+    """Return what systemd starts, for the worker prefill-0 of the host node-1."""
+    (line,) = re.findall(r"^ExecStart=(.*)$", without_comments(unit), re.MULTILINE)
+    for specifier, value in (("%i", "prefill-0"), ("%H", "node-1"), ("%d", "/run/credentials")):
+        line = re.sub(rf"(?<!%){specifier}", value, line)
+    words = shlex.split(line.replace("%%", "%").replace("${BATON_MODEL}", "/models/m"))
+    if words[:2] != ["/bin/sh", "-c"]:
+        return words
+    script = words[2].replace("$$", "$")
+    shown = script.replace("exec /opt/baton/bin/baton", "printf '%s\\n' /opt/baton/bin/baton")
+    environment = {"BATON_MODEL": "/models/m"}
+    out = subprocess.run(["/bin/sh", "-c", shown, *words[3:]], env=environment,
+                         capture_output=True, text=True, check=True)  # fmt: skip
+    return out.stdout.splitlines()
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_unit_starts_a_command_that_exists(unit: Path) -> None:
+    program, *arguments = command_of(unit)
+    assert program == "/opt/baton/bin/baton"
+    options = parser().parse_args(_without_config(arguments))
+    if options.command == "worker":
+        assert (options.role, options.worker_id) == ("prefill", "node-1-prefill-0")
+
+
+def _without_config(arguments: list[str]) -> list[str]:
+    place = arguments.index("--config")
+    return arguments[:place] + arguments[place + 2 :]
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_unit_confines_its_process(unit: Path) -> None:
+    text = without_comments(unit)
+    for line in ("DynamicUser=yes", "NoNewPrivileges=yes", "ProtectSystem=strict",
+                 "CapabilityBoundingSet=", "KillSignal=SIGTERM"):  # fmt: skip
+        assert line in text.splitlines()
+    assert not re.search(r"(?i)(token|password|key)=\S", text.replace(".key=%d", ""))
+
+
+@pytest.mark.skipif(SYSTEMD is None, reason="no systemd-analyze on this machine")
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_systemd_accepts_a_unit(unit: Path, tmp_path: Path) -> None:
+    assert SYSTEMD is not None
+    name = unit.name.replace("@", "@prefill-0")
+    copy = tmp_path / name
+    copy.write_text(unit.read_text().replace("/opt/baton/bin/baton", "/bin/true"))
+    done = subprocess.run(
+        [SYSTEMD, "verify", "--man=no", str(copy)], capture_output=True, text=True, check=False
+    )
+    assert [line for line in done.stderr.splitlines() if name in line] == []
+
+
+def test_the_compose_file_starts_a_command_that_exists() -> None:
+    text = (ROOT / "deploy" / "compose.yaml").read_text()
+    service = yaml.safe_load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text))["services"]["baton"]
+    program, *arguments = service["command"]
+    options = parser().parse_args(arguments)
+    assert (program, options.command) == ("baton", "serve")
+    assert service["cap_drop"] == ["ALL"] and service["read_only"] is True
+    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    assert "BATON_ROUTER__API_KEYS" in service["environment"]
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.name)
+def test_an_image_is_built_from_files_that_exist(image: Path) -> None:
+    text = without_comments(image)
+    for sources in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE):
+        assert all((ROOT / source).exists() for source in sources.split())
+    for name in ("cpu", "cuda"):
+        assert (ROOT / "requirements" / f"{name}.txt").exists()
+    assert "USER 10001:10001" in text and "/opt/baton/baton-tiny" in text
+    assert (embedded_model() / "config.json").exists()

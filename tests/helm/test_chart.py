@@ -1,0 +1,399 @@
+"""The chart, rendered by real Helm: valid objects, policies that hold in each, values refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import jsonschema
+import pytest
+import yaml
+
+from baton.deploy.cli.arguments import config_of
+from baton.deploy.cli.main import parser
+from tests.support.chart import (
+    FOLDER,
+    ROOT,
+    Document,
+    Release,
+    Values,
+    chart,
+    example,
+    merged,
+    nested,
+    render,
+    validate,
+)
+
+DEMO = example("cpu-demo")
+EXAMPLES = ("cpu-demo", "single-node-8gpu", "production")
+VERSIONS = ("1.35", "1.36", "1.37")
+CRDS = Path(os.environ.get("BATON_CRDS", ROOT.parent / "shared" / "crds"))
+FOREIGN = {"Issuer", "Certificate", "HTTPRoute", "PodMonitor", "PrometheusRule"}
+COMBINATIONS = 240
+CHOICES: dict[str, list[Any]] = {
+    "model": [
+        {"embedded": True},
+        {"path": "a/b", "volume": {"existingClaim": "weights"}},
+        {"path": "b", "volume": {"hostPath": "/srv/models"}, "name": "chat"},
+        {"repository": "owner/name", "revision": "0a1b2c", "tokenSecret": "hub"},
+    ],
+    "tls": [
+        {"mode": "hook"},
+        {"mode": "off"},
+        {"mode": "certManager"},
+        {"mode": "certManager", "issuer": {"name": "corporate", "kind": "ClusterIssuer"}},
+        {"mode": "existing", "existingSecrets": {"router": "a", "prefill": "b", "decode": "c"}},
+    ],
+    "redis": [
+        {"enabled": True},
+        {"enabled": True, "memory": "1Gi"},
+        {"enabled": False, "url": "rediss://redis.example.org:6380/3"},
+        {"enabled": False, "url": "redis://redis"},
+    ],
+    "secrets": [{}, {"existing": "mine"}],
+    "networkPolicy": [
+        {},
+        {"enabled": False},
+        {"clients": [{"namespaceSelector": {}}], "monitoring": [{"podSelector": {}}]},
+    ],
+    "monitoring": [
+        {},
+        {"enabled": True, "labels": {"release": "prometheus"}, "otlpEndpoint": "otel:4317"},
+    ],
+    "ingress": [
+        {},
+        {"enabled": True, "host": "a.example.org", "className": "nginx", "tlsSecret": "tls"},
+    ],
+    "httpRoute": [{}, {"enabled": True, "parent": {"name": "gateway"}}],
+    "prefill": [
+        {},
+        {"replicas": 3, "gpu": {"count": 2}, "rdma": {"resource": "rdma/hca", "count": 1}},
+        {"gpu": {"count": 0}, "tp": 2, "settings": {"step.prefill_tokens": 1024}},
+    ],
+    "decode": [{}, {"replicas": 5, "nodeSelector": {"gpu": "h200"}}],
+    "router": [{}, {"replicas": 1}, {"service": {"type": "LoadBalancer"}, "drainSeconds": 5}],
+    "workers": [
+        {},
+        {"kvPorts": "30000-30010", "kvDevices": "eth1", "settings": {"pool.blocks": 9}},
+    ],
+    "topologySpread": [True, False],
+    "tests": [{}, {"enabled": False}],
+}
+
+
+def each_choice() -> Iterator[Values]:
+    """The examples, and each choice beside the defaults."""
+    yield from map(example, EXAMPLES)
+    for key, values in CHOICES.items():
+        for value in values:
+            yield {"model": CHOICES["model"][0]} | {key: value}
+
+
+def drawn_choices() -> Iterator[Values]:
+    drawn = random.Random(1)
+    for _ in range(COMBINATIONS):
+        yield {key: drawn.choice(values) for key, values in CHOICES.items()}
+
+
+@pytest.fixture(
+    scope="module", params=[each_choice, pytest.param(drawn_choices, marks=pytest.mark.nightly)]
+)
+def releases(request: pytest.FixtureRequest) -> list[Release]:
+    return [render(values) for values in request.param()]
+
+
+@pytest.fixture(scope="module")
+def unlike(releases: list[Release]) -> list[Document]:
+    """Each unlike document of all releases once."""
+    documents = itertools.chain.from_iterable(release.documents for release in releases)
+    return list({json.dumps(each, sort_keys=True): each for each in documents}.values())
+
+
+def containers(release: Release) -> Iterator[tuple[Document, Document]]:
+    for labels, pod in release.pods():
+        for container in (*pod.get("initContainers", []), *pod["containers"]):
+            yield labels, container
+
+
+def test_every_object_is_valid_in_three_versions_of_kubernetes(unlike: list[Document]) -> None:
+    seen = set()
+    for document in unlike:
+        if document["kind"] not in FOREIGN:
+            seen.add(document["kind"])
+            for version in VERSIONS:
+                validate(document, version)
+    assert {"Deployment", "StatefulSet", "NetworkPolicy", "PodDisruptionBudget", "Job"} <= seen
+
+
+@pytest.mark.skipif(not CRDS.is_dir(), reason=f"no custom resource definitions at {CRDS}")
+def test_custom_resources_have_no_unknown_field(unlike: list[Document]) -> None:
+    schemas = {}
+    for path in CRDS.glob("monitoring.coreos.com_*.yaml"):
+        definition = yaml.load(path.read_text(), yaml.CSafeLoader)
+        served = [each for each in definition["spec"]["versions"] if each["served"]]
+        closed = _closed(served[0]["schema"]["openAPIV3Schema"])
+        schemas[definition["spec"]["names"]["kind"]] = closed
+    found = [document for document in unlike if document["kind"] in schemas]
+    assert {document["kind"] for document in found} == {"PodMonitor", "PrometheusRule"}
+    for document in found:
+        jsonschema.Draft202012Validator(schemas[document["kind"]]).validate(document)
+    with pytest.raises(jsonschema.ValidationError):
+        wrong = merged(found[0], {"spec": {"unknown": 1}})
+        jsonschema.Draft202012Validator(schemas[wrong["kind"]]).validate(wrong)
+
+
+def _closed(schema: Any, root: bool = True) -> Any:
+    """Refuse fields that a structural schema does not list, as the API server's strict mode."""
+    if isinstance(schema, list):
+        return [_closed(each, root=False) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {
+        key: _closed(value, root=False)
+        for key, value in schema.items()
+        if key != "pattern" or isinstance(value, dict) or "(?i)" not in value  # not Python's syntax
+    }
+    keeps = schema.get("x-kubernetes-preserve-unknown-fields") or root
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
+        if not keeps and "additionalProperties" not in schema:
+            made["additionalProperties"] = False
+        if root:
+            made["properties"]["metadata"] = {"type": "object"}
+    return made
+
+
+def test_two_renders_are_equal() -> None:
+    for name in EXAMPLES:
+        first = chart().render(example(name), name="chat", namespace="llm")
+        assert first == chart().render(example(name), name="chat", namespace="llm")
+
+
+def test_containers_are_confined(releases: list[Release]) -> None:
+    for release in releases:
+        for _, pod in release.pods():
+            assert pod["securityContext"]["runAsNonRoot"] is True
+            assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert pod["enableServiceLinks"] is False
+            assert "hostNetwork" not in pod and "hostPID" not in pod and "hostIPC" not in pod
+        for _, container in containers(release):
+            security = container["securityContext"]
+            assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"]
+            assert security["capabilities"]["drop"] == ["ALL"]
+            needs_lock = any("rdma" in name for name in container["resources"]["limits"])
+            assert security["capabilities"].get("add", []) == (["IPC_LOCK"] if needs_lock else [])
+            assert "memory" in container["resources"]["limits"]
+            assert {"cpu", "memory"} <= set(container["resources"]["requests"])
+
+
+def test_the_account_s_token_is_mounted_in_the_hook_alone(releases: list[Release]) -> None:
+    for release in releases:
+        mounted = [pod for _, pod in release.pods() if pod["automountServiceAccountToken"]]
+        hooks = [job for job in release.of_kind("Job") if "secrets" in job["metadata"]["name"]]
+        assert mounted == [job["spec"]["template"]["spec"] for job in hooks]
+
+
+def test_liveness_is_apart_from_readiness(releases: list[Release]) -> None:
+    for release in releases:
+        for document in release.of_kind("Deployment", "StatefulSet"):
+            for container in document["spec"]["template"]["spec"]["containers"]:
+                assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(container)
+                if container["name"] != "redis":
+                    alive, ready = container["livenessProbe"], container["readinessProbe"]
+                    assert alive["httpGet"]["path"] in ("/livez", "/healthz")
+                    assert ready["httpGet"]["path"] == "/readyz"
+
+
+def test_pods_get_the_time_that_they_take_to_drain(releases: list[Release]) -> None:
+    for release in releases:
+        for document in release.of_kind("Deployment", "StatefulSet"):
+            pod = document["spec"]["template"]["spec"]
+            for container in pod["containers"]:
+                given = dict(
+                    re.findall(r"--set=(\S+?)=(\S+)", "\n".join(container.get("args", [])))
+                )
+                needed = sum(float(given.get(name, 0)) for name in (
+                    "router.drain_s", "router.leave_s", "worker.drain_s"))  # fmt: skip
+                assert pod["terminationGracePeriodSeconds"] > needed
+
+
+def test_no_secret_is_an_argument(releases: list[Release]) -> None:
+    for release in releases:
+        for _, container in containers(release):
+            text = json.dumps([container.get("command"), container.get("args")])
+            assert "requirepass" not in text or "$REDIS_PASSWORD" in text
+            assert not re.search(r"--(token|password|api-key)|api_keys|://[^/\s\"]*@", text)
+            for variable in container.get("env", []):
+                if re.search("TOKEN|KEY|PASSWORD", variable["name"]):
+                    assert "secretKeyRef" in variable["valueFrom"]
+
+
+def test_each_open_port_has_a_network_policy(releases: list[Release]) -> None:
+    for release in releases:
+        policies = release.of_kind("NetworkPolicy")
+        if not policies:
+            continue
+        everything = [
+            each for each in policies if each["metadata"]["name"].endswith("default-deny")
+        ]
+        assert [set(each["spec"]["policyTypes"]) for each in everything] == [{"Ingress", "Egress"}]
+        for labels, pod in release.pods():
+            admitted = {
+                port["port"]
+                for policy in policies
+                if _selects(policy["spec"]["podSelector"], labels)
+                for rule in policy["spec"].get("ingress", [])
+                for port in rule["ports"]
+            }
+            opened = {
+                port["containerPort"]
+                for container in pod["containers"]
+                for port in container.get("ports", [])
+            }
+            assert opened <= admitted
+
+
+def _selects(selector: Document, labels: Document) -> bool:
+    wanted = selector.get("matchLabels", {}).items() <= labels.items()
+    return wanted and all(
+        labels.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", [])
+    )
+
+
+def test_selectors_find_their_pods(releases: list[Release]) -> None:
+    for release in releases:
+        pods = [labels for labels, _ in release.pods()]
+        for document in release.of_kind("Service", "PodDisruptionBudget", "PodMonitor"):
+            selector = document["spec"]["selector"]
+            wanted = selector.get("matchLabels", selector)
+            assert any(wanted.items() <= labels.items() for labels in pods)
+
+
+def test_the_command_line_accepts_what_containers_are_started_with(
+    releases: list[Release], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flags, settings and environment variables exist, and their values are within bounds."""
+    for release in releases:
+        for labels, container in containers(release):
+            if container.get("command", [""])[0] != "baton":
+                continue
+            with monkeypatch.context() as patch:
+                for variable in container.get("env", []):
+                    if variable["name"].startswith("BATON_") and "__" in variable["name"]:
+                        patch.setenv(variable["name"], "a-key")
+                arguments = [
+                    text.replace("$(POD_NAME)", "chat-prefill-0").replace("$(POD_IP)", "10.1.2.3")
+                    for text in (*container["command"][1:], *container["args"])
+                ]
+                options = parser().parse_args(arguments)
+                if labels.get("app.kubernetes.io/component") in ("router", "prefill", "decode"):
+                    config_of(options)
+
+
+def test_metrics_in_rules_exist(releases: list[Release]) -> None:
+    known = set(re.findall(r"`(baton_\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
+    named = set()
+    for release in releases:
+        for rule in release.of_kind("PrometheusRule"):
+            for group in rule["spec"]["groups"]:
+                for each in group["rules"]:
+                    named |= set(re.findall(r"baton_\w+", each["expr"]))
+    assert named and named <= known
+
+
+BAD = {
+    "model.embedded": (False, "model: 0 of model.embedded"),
+    "model.path": ("x", "model: 2 of model.embedded"),
+    "prefill.replicas": (0, "prefill.replicas|greater than or equal to 1|minimum"),
+    "decode.tp": (3, "does not divide model.kvHeads 8"),
+    "decode.gpu": ({"count": 1, "resource": ""}, "decode.gpu.count is 1 without"),
+    "prefill.rdma": ({"count": 1}, "prefill.rdma.count is 1 without"),
+    "prefill.gpu": ({"count": 1}, None),
+    "redis.enabled": (False, "redis.url is empty"),
+    "redis.url": ("redis://elsewhere:6379/0", "redis.enabled and redis.url are both set"),
+    "tls.mode": ("existing", "tls.existingSecrets.router is empty"),
+    "tls.existingSecrets": ({"router": "x"}, "set tls.mode=existing"),
+    "tls.issuer": ({"name": "x"}, "set tls.mode=certManager"),
+    "ingress.enabled": (True, "ingress.host"),
+    "httpRoute.enabled": (True, "httpRoute.parent.name"),
+    "workers.adminPort": (9000, "give them different ports"),
+    "router.grpcPort": (8000, "give them different ports"),
+    "workers.kvPorts": ("9500-9400", "FIRST below LAST"),
+    "workers.settings": ({"worker.port": 1}, "which the chart sets itself"),
+    "orchestrator": ("ray", "orchestrator"),
+    "decode.resources": ({"limits": {"memory": None}}, "memory"),
+    "router.port": (80, "1024|minimum"),
+}
+
+
+@pytest.mark.parametrize("path", BAD)
+def test_a_bad_value_is_named(path: str) -> None:
+    value, words = BAD[path]
+    values = merged(DEMO, {"model": {"kvHeads": 8}}, nested(path, value))
+    if words is None:
+        render(values)
+        return
+    with pytest.raises(helm_python.HelmError, match=words):
+        render(values)
+
+
+def test_ranks_on_gpus_are_refused_by_name() -> None:
+    with pytest.raises(helm_python.HelmError, match="prefill.tp is 2, but ranks run on CPUs"):
+        render(merged(example("single-node-8gpu"), {"prefill": {"tp": 2}}))
+
+
+def test_kv_ports_must_leave_the_workers_ports_free() -> None:
+    with pytest.raises(helm_python.HelmError, match="contains the port 9000"):
+        render(merged(DEMO, {"workers": {"kvPorts": "8900-9100"}}))
+
+
+def test_notes_have_the_exact_request() -> None:
+    notes = render(DEMO).notes
+    assert "curl http://127.0.0.1:8000/v1/chat/completions" in notes
+    assert '"model": "baton-tiny"' in notes and "helm -n llm test chat" in notes
+
+
+def properties(schema: Document, path: str = "") -> Iterator[tuple[str, Document]]:
+    for name, inner in schema.get("properties", {}).items():
+        here = f"{path}.{name}".lstrip(".")
+        yield here, inner
+        yield from properties(inner, here)
+
+
+def test_the_schema_describes_each_value() -> None:
+    schema = json.loads((FOLDER / "values.schema.json").read_text())
+    described = dict(properties(schema))
+    assert all(inner["description"].endswith(".") for inner in described.values())
+
+    def leaves(values: Values, path: str = "") -> Iterator[str]:
+        for name, value in values.items():
+            here = f"{path}.{name}".lstrip(".")
+            yield here
+            if isinstance(value, dict) and "properties" in described[here]:
+                yield from leaves(value, here)
+
+    assert set(leaves(yaml.safe_load((FOLDER / "values.yaml").read_text()))) <= set(described)
+
+
+def test_the_table_of_values_is_generated() -> None:
+    """README.md of the chart has one row for each value, from the schema."""
+    schema = json.loads((FOLDER / "values.schema.json").read_text())
+    defaults = yaml.safe_load((FOLDER / "values.yaml").read_text())
+    rows = []
+    for path, inner in properties(schema):
+        if "properties" in inner or path == "global":
+            continue
+        value: Any = defaults
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        default = "" if value is None else f"`{json.dumps(value)}`"
+        rows.append(f"| `{path}` | {default} | {inner['description']} |")
+    table = "\n".join(["| value | default | meaning |", "| --- | --- | --- |", *rows])
+    assert table in (FOLDER / "README.md").read_text(), f"put this table there:\n{table}"

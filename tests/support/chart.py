@@ -1,0 +1,123 @@
+"""The chart, rendered by Helm's own library without a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import jsonschema
+import yaml
+from kubernetes_validate.utils import schema_contents
+from referencing import Registry, Resource
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FOLDER = ROOT / "helm" / "baton"
+Document = dict[str, Any]
+Values = dict[str, Any]
+
+
+@cache
+def chart() -> helm_python.Chart:
+    return helm_python.Chart.load(str(FOLDER))
+
+
+@cache
+def parsed(text: str) -> tuple[Document, ...]:
+    """Return the documents of a manifest, once for equal texts."""
+    return tuple(each for each in yaml.load_all(text, yaml.CSafeLoader) if each)
+
+
+def example(name: str) -> Values:
+    """Return the values of values-NAME.yaml."""
+    return dict(yaml.safe_load((FOLDER / f"values-{name}.yaml").read_text()))
+
+
+def merged(*parts: Values) -> Values:
+    """Return the values of all parts; a later one wins, mappings are merged."""
+    whole: Values = {}
+    for part in parts:
+        for key, value in part.items():
+            old = whole.get(key)
+            if isinstance(old, dict) and isinstance(value, dict):
+                value = merged(old, value)
+            whole[key] = value
+    return whole
+
+
+def nested(path: str, value: Any) -> Values:
+    """Return {"a": {"b": value}} for the path a.b."""
+    *outer, last = path.split(".")
+    made: Values = {last: value}
+    for key in reversed(outer):
+        made = {key: made}
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A rendered release."""
+
+    documents: list[Document]
+    notes: str
+
+    def of_kind(self, *kinds: str) -> list[Document]:
+        return [document for document in self.documents if document["kind"] in kinds]
+
+    def named(self, kind: str, ending: str) -> Document:
+        (found,) = [
+            document
+            for document in self.of_kind(kind)
+            if document["metadata"]["name"].endswith(f"-{ending}")
+        ]
+        return found
+
+    def pods(self) -> list[tuple[Document, Document]]:
+        """Return labels and specification of each pod that the release makes."""
+        found = []
+        for document in self.documents:
+            if document["kind"] == "Pod":
+                found.append((document["metadata"]["labels"], document["spec"]))
+            elif "template" in document.get("spec", {}):
+                template = document["spec"]["template"]
+                found.append((template["metadata"]["labels"], template["spec"]))
+        return found
+
+
+def render(values: Values, name: str = "chat", namespace: str = "llm") -> Release:
+    """Render the chart. Raises helm_python.HelmError with Helm's words."""
+    manifests = chart().render(values, name=name, namespace=namespace)
+    documents = [
+        document
+        for path, text in sorted(manifests.items())
+        if not path.endswith("NOTES.txt")
+        for document in parsed(text)
+    ]
+    (notes,) = [text for path, text in manifests.items() if path.endswith("NOTES.txt")]
+    return Release(documents, notes)
+
+
+def validate(document: Document, version: str) -> None:
+    """Raise jsonschema.ValidationError for an object that this version of Kubernetes refuses, and
+    for an unknown field."""
+    group, _, last = document["apiVersion"].rpartition("/")
+    api = "-".join(filter(None, [group.split(".")[0], last]))
+    schema = _schema(version, f"{document['kind'].lower()}-{api}")
+    jsonschema.Draft202012Validator(schema, registry=_definitions(version)).validate(document)
+
+
+@cache
+def _schema(version: str, name: str) -> Any:
+    return schema_contents(f"{_folder(version)}/{name}.json", version)
+
+
+@cache
+def _definitions(version: str) -> Registry[Any]:
+    definitions = schema_contents(f"{_folder(version)}/_definitions.json", version)
+    return Resource.from_contents(definitions) @ Registry()
+
+
+def _folder(version: str) -> str:
+    return f"kubernetes-json-schema/v{version}.0-local-strict"
