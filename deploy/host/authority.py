@@ -1,13 +1,13 @@
 """The authority of one instance, and the certificates that it issues to the instance's processes.
 
     <instance's folder>/tls/     mode 0700
-      authority.pem              the authority that every process trusts
+      authority.pem              whom every process believes
       <name>.pem, <name>.key     of one process; the key for this user alone
 
-The authority's own key is in no file: it ends with `baton serve`, and then no process can issue
-another certificate. So its certificate need not end, and those of processes are short-lived and
-renewed. A renewed certificate is for the same key, so that one file is replaced and the pair always
-fits."""
+The authority's own key is in no file: it ends with `baton serve`, and nobody can issue another
+certificate. So its certificate need not end, and those of processes are short-lived and renewed.
+A renewed certificate is for the same key, so that one file is replaced and the pair always fits.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-<<<<<<< HEAD
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -27,30 +26,19 @@ from baton.deploy.host.certificate_forms import (
     general_name,
     pem_of,
     process_certificate,
-=======
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-
-from baton.deploy.host.certificate_issuer import (
-    BEGIN,
-    NEVER,
-    Issuer,
-    certificate_pem,
-    host_name,
-    key_pem,
-    new_key,
->>>>>>> 9102c5c (helm/baton: routers and pools of workers in Deployments and StatefulSets, secrets and certificates by a hook, policies, alerts, a test that KV moved; images, compose and systemd units)
 )
 from baton.deploy.host.instance import write_private
 
 LIFE = timedelta(hours=24)  # of a process's certificate; renewed when half of it is over
 SKEW = timedelta(minutes=5)  # that a clock may be set back
 RETRY = timedelta(minutes=1)
+BEGIN = datetime(2000, 1, 1, tzinfo=UTC)
+NEVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)  # RFC 5280, 4.1.2.5: it does not end
 
 
 @dataclass(frozen=True, slots=True)
-class CertificateFiles:
-    """The certificate files of one process."""
+class Files:
+    """Where a process finds what it needs."""
 
     authority: Path
     certificate: Path
@@ -64,11 +52,9 @@ class CertificateFiles:
         }
 
 
-def files_of(folder: Path, name: str) -> CertificateFiles:
-    """Return the files of the process `name` in the folder `folder`."""
-    return CertificateFiles(
-        folder / "authority.pem", folder / f"{name}.pem", folder / f"{name}.key"
-    )
+def files_of(folder: Path, name: str) -> Files:
+    """Of the process `name`, in the folder `folder` of certificates."""
+    return Files(folder / "authority.pem", folder / f"{name}.pem", folder / f"{name}.key")
 
 
 class Authority:
@@ -79,7 +65,6 @@ class Authority:
     ) -> None:
         self._folder = folder
         self._now = now
-<<<<<<< HEAD
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._issued: dict[str, Subject] = {}
         self._good = (BEGIN, NEVER)  # in this time nothing is to be renewed
@@ -97,23 +82,6 @@ class Authority:
         pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         write_private(files.key, pem.decode())
         self._issued[name] = Subject(name, key.public_key(), hosts)
-=======
-        self._issuer = Issuer.create("Baton instance")
-        self._issued: dict[str, _Subject] = {}
-        self._good = (BEGIN, NEVER)  # in this time nothing is to be renewed
-        folder.mkdir(mode=0o700)
-        write_private(folder / "authority.pem", certificate_pem(self._issuer.certificate))
-
-    def issue(self, name: str, host: str | None) -> CertificateFiles:
-        """Issue a key and a certificate to the process `name`: for its calls and, if it has a
-        `host`, for calls to it at this name or address. Raises ConfigError if no certificate
-        can name the host."""
-        known_as = None if host is None else host_name(host)
-        key = new_key()
-        files = files_of(self._folder, name)
-        write_private(files.key, key_pem(key))
-        self._issued[name] = _Subject(key.public_key(), known_as)
->>>>>>> 9102c5c (helm/baton: routers and pools of workers in Deployments and StatefulSets, secrets and certificates by a hook, policies, alerts, a test that KV moved; images, compose and systemd units)
         begin, end = self._certify([name])
         self._good = (max(begin, self._good[0]), min(end, self._good[1]))
         return files
@@ -129,19 +97,10 @@ class Authority:
             self._good = self._certify(list(self._issued))
 
     def _certify(self, names: list[str]) -> tuple[datetime, datetime]:
-        """Issue certificates to these processes, and return from when until when they need no new
-        ones."""
+        """New certificates of these processes; from when until when they need no others."""
         begin = self._now() - SKEW
         for name in names:
-<<<<<<< HEAD
             issuer, end = Issuer(self._certificate, self._key), begin + SKEW + LIFE
             certificate = process_certificate(self._issued[name], issuer, begin, end)
             write_private(files_of(self._folder, name).certificate, pem_of(certificate))
-=======
-            subject = self._issued[name]
-            certificate = self._issuer.issue(
-                name, subject.key, subject.host, begin, begin + SKEW + LIFE
-            )
-            write_private(files_of(self._folder, name).certificate, certificate_pem(certificate))
->>>>>>> 9102c5c (helm/baton: routers and pools of workers in Deployments and StatefulSets, secrets and certificates by a hook, policies, alerts, a test that KV moved; images, compose and systemd units)
         return begin, begin + SKEW + LIFE / 2

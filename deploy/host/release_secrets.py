@@ -17,14 +17,20 @@ from typing import Protocol
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
-from baton.deploy.host.certificate_issuer import (
+from baton.deploy.host.certificate_forms import (
     Issuer,
-    certificate_pem,
-    host_name,
-    key_pem,
-    new_key,
+    Subject,
+    authority_certificate,
+    general_name,
+    pem_of,
+    process_certificate,
 )
 from baton.deploy.host.secrets_api import Secret
 from baton.runtime.errors import BatonError, ConfigError
@@ -67,8 +73,8 @@ def create_certificates(
     """Create the certificates that are missing, or near their end, and return their Secrets'
     names. Workers' certificates name `server_name`. Raises ConfigError for a name that no
     certificate can have, BatonError if the authority's Secret is not what this function wrote."""
-    host = host_name(server_name)
-    issuer = _issuer(store, f"{release}-authority-key")
+    host = general_name(server_name, "--certificates")
+    issuer = _issuer(store, f"{release}-authority-key", now())
     made = []
     for pod in PODS:
         name = f"{release}-{pod}-tls"
@@ -77,14 +83,13 @@ def create_certificates(
             found, issuer, server_name if pod in SERVERS else None, now
         ):
             continue
-        key = new_key()
-        certificate = issuer.issue(
-            pod, key.public_key(), host if pod in SERVERS else None, now() - SKEW, now() + LIFE
-        )
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = Subject(pod, key.public_key(), (host,) if pod in SERVERS else ())
+        certificate = process_certificate(subject, issuer, now() - SKEW, now() + LIFE)
         data = {
-            "tls.crt": certificate_pem(certificate).encode(),
-            "tls.key": key_pem(key).encode(),
-            "ca.crt": certificate_pem(issuer.certificate).encode(),
+            "tls.crt": pem_of(certificate).encode(),
+            "tls.key": _key_pem(key),
+            "ca.crt": pem_of(issuer.certificate).encode(),
         }
         if found is None:
             stored = store.create(Secret(name, data, TLS))
@@ -96,28 +101,30 @@ def create_certificates(
     return made
 
 
-def _issuer(store: SecretStore, name: str) -> Issuer:
+def _issuer(store: SecretStore, name: str, now: datetime) -> Issuer:
     found = store.read(name)
     if found is None:
-        issuer = Issuer.create("Baton release")
-        data = {
-            "tls.crt": certificate_pem(issuer.certificate).encode(),
-            "tls.key": key_pem(issuer.key).encode(),
-        }
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = authority_certificate("Baton release", key, now - SKEW, now + 3 * LIFE)
+        data = {"tls.crt": pem_of(certificate).encode(), "tls.key": _key_pem(key)}
         if not store.create(Secret(name, data, TLS)):
             raise BatonError(f"another process created the Secret {name}: run the hook again")
-        return issuer
+        return Issuer(certificate, key)
     try:
-        key = load_pem_private_key(found.data["tls.key"], password=None)
+        stored_key = load_pem_private_key(found.data["tls.key"], password=None)
         certificate = x509.load_pem_x509_certificate(found.data["tls.crt"])
     except (KeyError, ValueError, TypeError) as error:
         raise BatonError(
             f"the Secret {name} holds no authority ({error}): delete it and all -tls Secrets of "
             "the release, then upgrade it; all its pods must restart"
         ) from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
+    if not isinstance(stored_key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"the key in the Secret {name} is not of an elliptic curve: delete it")
-    return Issuer(key, certificate)
+    return Issuer(certificate, stored_key)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def _lasts(
