@@ -20,7 +20,7 @@ from tests.support.rendered_pods import Host, MemorySecrets, PodProcess, start_c
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.skipif(server_binary() is None, reason="no redis-server and no valkey-server"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 ADDRESSES = {"redis": "127.0.0.1", "decode": "127.0.7.3", "prefill": "127.0.7.2",
              "router": "127.0.7.1"}  # fmt: skip

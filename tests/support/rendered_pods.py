@@ -21,7 +21,7 @@ from baton.deploy.host.secrets_api import Secret
 from tests.support.chart import Document
 
 PROBE_S = 0.2
-START_S = 90.0
+READY_S = 60.0  # from the end of the startup probe
 
 
 @dataclass(slots=True)
@@ -64,8 +64,10 @@ class PodProcess:
 
     def wait_ready(self) -> None:
         """Wait for the startup probe, then for readiness. Raises AssertionError with the log."""
-        for probe in ("startupProbe", "readinessProbe"):
-            deadline_s = time.monotonic() + START_S
+        startup = self.container["startupProbe"]
+        limit_s = startup["periodSeconds"] * startup["failureThreshold"]
+        for probe, within_s in (("startupProbe", limit_s), ("readinessProbe", READY_S)):
+            deadline_s = time.monotonic() + within_s
             while not self._answers(self.container[probe]):
                 if self.process.poll() is not None or time.monotonic() > deadline_s:
                     raise AssertionError(f"{self.name}: {probe}\n{self.log.read_text()[-4000:]}")
