@@ -57,6 +57,7 @@ def pods(release: Release, tmp_path: Path) -> Iterator[dict[str, PodProcess]]:
         "chat-baton-redis.llm:6379": f"127.0.0.1:{port}",
         "port 6379": f"bind 127.0.0.1\\nport {port}",
         "/opt/baton/baton-tiny": str(embedded_model()),
+        "/data/": f"{tmp_path}/",
     }
     host = Host(tmp_path, secrets, names, programs)
     running: dict[str, PodProcess] = {}
