@@ -101,7 +101,7 @@ class RegisteredPeers:
         wait_s = self._first_contact_s
         if boot_id in self._timed_out:
             wait_s = min(REPEATED_WAIT_S, wait_s)
-        if not await waits.over(peer.contact, wait_s):
+        if not await waits.done_within(peer.contact, wait_s):
             self._record_timeout(boot_id)
             raise Unavailable(
                 f"first contact with worker {candidate.worker_id} takes over {wait_s:g} s"
@@ -167,7 +167,7 @@ class RegisteredPeers:
         """Raise Unavailable unless the registry has the candidate under this address and boot id.
         While the registry does not answer, its last answer holds."""
         reading = self._registry.workers()
-        answered = await waits.over(reading, ANSWER_S)
+        answered = await waits.done_within(reading, ANSWER_S)
         try:
             if answered:
                 self._records = reading.result()

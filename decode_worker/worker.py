@@ -121,7 +121,7 @@ class DecodeWorker:
 
     def load(self) -> worker_pb2.Load:
         counts = self._pool.counts()
-        metrics.show_pool(counts.by_state())
+        metrics.set_pool_gauges(counts.by_state())
         metrics.OLDEST_CHECKSUM_SECONDS.set(self._handoffs.oldest_unverified_s())
         return worker_pb2.Load(
             running=self._scheduler.running,

@@ -100,7 +100,7 @@ async def grant(
     cancelled = False
     while not handoff.done():
         try:
-            await waits.over(handoff)  # bounded by the lease
+            await waits.done_within(handoff)  # bounded by the lease
         except asyncio.CancelledError:
             cancelled = True
     report = handoff.result()
@@ -205,9 +205,9 @@ class _Handoff:
             asyncio.create_task(self._send_checksums()),
         ]
         while not self._lease.expired(_now()):  # renewed in between
-            if await waits.over(self._closed, self._lease.remaining(_now())):
+            if await waits.done_within(self._closed, self._lease.remaining(_now())):
                 break
-        await waits.ended(tasks[1:])
+        await waits.cancel_all(tasks[1:])
         await self._hang_up(tasks[0])
         end: Literal["closed", "expired"] = "closed" if self._closed.done() else "expired"
         seconds, name = _now() - started, self._opening.request_id
@@ -217,7 +217,7 @@ class _Handoff:
         if not self._closed.done() and not listener.done():
             await _send_failure(self._send, LeaseLost("the lease has run out"))
         await self._link.close()
-        await waits.ended([listener])
+        await waits.cancel_all([listener])
 
     async def _listen(self) -> None:
         try:
@@ -338,8 +338,8 @@ def _failed(error: Exception) -> handoff_pb2.GranterMessage:
 async def _send_failure(send: Send, error: Exception) -> None:
     """Send the reason for the handoff's end, if the stream accepts it in time."""
     sending = asyncio.create_task(send(_failed(error)))
-    await waits.over(sending, FAILURE_SEND_S)
-    await waits.ended([sending])
+    await waits.done_within(sending, FAILURE_SEND_S)
+    await waits.cancel_all([sending])
 
 
 def _now() -> float:

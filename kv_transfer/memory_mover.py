@@ -333,7 +333,7 @@ class MemoryMover:
         call, now_s = object(), asyncio.get_running_loop().time
         self._monitor.begin(call, now_s())
         stuck.add_done_callback(lambda _: self._monitor.end(call, now_s()))
-        await waits.over(stuck)
+        await waits.done_within(stuck)
 
     def stick_checksums(self) -> None:
         """Block the checksum thread until `release_checksums`."""

@@ -119,7 +119,7 @@ async def measure(
     for _ in range(ROUNDS + 1):
         before, begun = tcp_bytes.received() if over_sockets else None, loop.time()
         read = mover.read(boot_id, remote, own)
-        if not await waits.over(read.landed, READ_TIMEOUT_S):
+        if not await waits.done_within(read.landed, READ_TIMEOUT_S):
             read.abandon()
             late = f"a preflight READ did not end in {READ_TIMEOUT_S:g} s"
             raise PreflightFailed(late, read.settled)

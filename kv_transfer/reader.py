@@ -217,7 +217,7 @@ class HandoffReader:
             self._reads.pop(read)
             self._start_reads()
             if read.checksums is not None:
-                if not await waits.over(read.checksums, self._config.read_timeout_s):
+                if not await waits.done_within(read.checksums, self._config.read_timeout_s):
                     raise ReadFailed("the checksums of a READ were not computed in time")
                 self._unverified.append(_Landed(indices, read.checksums.result(), _now()))
                 self._verify_landed()
@@ -236,7 +236,7 @@ class HandoffReader:
             left_s = read.moved_at + timeout_s - _now()
             if left_s <= 0:
                 raise ReadFailed(f"a READ made no progress for {timeout_s:g} s")
-            await waits.over(read.landed, left_s)
+            await waits.done_within(read.landed, left_s)
         read.landed.result()
 
     def _verify_landed(self) -> None:

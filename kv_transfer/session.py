@@ -72,7 +72,7 @@ class ReaderSession:
     async def finished(self) -> None:
         """Wait for the stream's end, bounded by the lease and CLOSE_TIMEOUT_S."""
         if self._closing is not None:
-            await waits.over(self._closing)
+            await waits.done_within(self._closing)
 
     async def _speak(self, opening: handoff_pb2.OpenHandoff) -> None:
         try:
@@ -83,7 +83,7 @@ class ReaderSession:
                     renew = handoff_pb2.Renew(n=self._lease.renewal(now))
                     await self._link.send(handoff_pb2.ReaderMessage(renew=renew))
                 else:
-                    await waits.over(self._leaving, self._lease.due_at - now)
+                    await waits.done_within(self._leaving, self._lease.due_at - now)
         except LinkClosed as error:
             self._on_failure(error)
 
@@ -150,12 +150,12 @@ class ReaderSession:
                 waited: list[asyncio.Future[None]] = [self._speaker, *unsettled]
                 until = until if until > _now() else _now() + CLOSE_TIMEOUT_S
                 for future in waited:
-                    await waits.over(future, until - _now())
+                    await waits.done_within(future, until - _now())
                 if all(future.done() for future in waited) and not self._listener.done():
                     await self._send_closed()
-                    await waits.over(self._listener, CLOSE_TIMEOUT_S)
+                    await waits.done_within(self._listener, CLOSE_TIMEOUT_S)
         finally:
-            await waits.ended(tasks)
+            await waits.cancel_all(tasks)
             await self._link.close()
             del self._on_message, self._on_failure  # bound methods of the session's owner
 

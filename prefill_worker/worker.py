@@ -169,7 +169,7 @@ class PrefillWorker:
 
     def load(self) -> worker_pb2.Load:
         counts = self._pool.counts()
-        metrics.show_pool(counts.by_state())
+        metrics.set_pool_gauges(counts.by_state())
         metrics.OLDEST_CHECKSUM_SECONDS.set(self._mover.oldest_checksum_s())
         return worker_pb2.Load(
             running=self._scheduler.computing,

@@ -1,7 +1,7 @@
-"""The certificate of this process, its key, and the authority that it believes: read and checked.
+"""Reads and checks the certificate of this process, its key, and the authority that it trusts.
 
-Three PEM files, named by `security.certificate`, `security.key` and `security.authority`. What is
-wrong with one of them is said here, with its setting and what to do, before any peer refuses it.
+Three PEM files, named by `security.certificate`, `security.key` and `security.authority`. A fault
+in one of them is reported with its setting and a remedy, before a peer refuses the connection.
 Knows no gRPC and keeps no state.
 """
 
@@ -29,7 +29,7 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """What gRPC takes, as PEM. `ends`: when the process's own certificate does, in UTC."""
+    """PEM texts for gRPC. `ends` is the end of the process's own certificate, in UTC."""
 
     authority: bytes
     chain: bytes
@@ -38,7 +38,7 @@ class Certificates:
 
 
 def stamp(security: SecurityConfig) -> Stamp:
-    """Changes when one of the three files does."""
+    """Return a value that changes when one of the three files changes."""
     return tuple(_stamp(file) for file in (security.authority, security.certificate, security.key))
 
 
@@ -51,14 +51,14 @@ def _stamp(file: str) -> tuple[int, int, int]:
 
 
 def read(security: SecurityConfig, now: datetime) -> Certificates:
-    """The files' content. Raises ConfigError naming the file, its setting and the remedy: one that
-    is missing or no PEM, a key that others may read or that is another certificate's, a certificate
-    that is not valid at `now` (UTC) or that the authority has not issued."""
+    """Return the files' content. Raises ConfigError, naming the file, its setting and the remedy,
+    if a file is missing or no PEM, if others may read the key or it is another certificate's, and
+    if the certificate is not valid at `now` (UTC) or was not issued by the authority."""
     if not security.certificate:
         raise ConfigError(
             "security.certificate is not set: `baton serve` makes certificates by itself, and a "
             "process that is started alone needs security.authority, security.certificate and "
-            "security.key (or security.tls=off, on a network that is yours alone)"
+            "security.key (or security.tls=off, on a network that only you can reach)"
         )
     authority, _ = _content("security.authority", security.authority)
     chain, _ = _content("security.certificate", security.certificate)
@@ -81,7 +81,7 @@ def read(security: SecurityConfig, now: datetime) -> Certificates:
 
 
 def _content(setting: str, file: str) -> tuple[bytes, os.stat_result]:
-    """And what the very file is that was read: it may be replaced at any moment."""
+    """Return the content and the status of one open file, since its path may be replaced."""
     try:
         with open(file, "rb") as opened:
             return opened.read(), os.fstat(opened.fileno())
@@ -93,7 +93,7 @@ def _content(setting: str, file: str) -> tuple[bytes, os.stat_result]:
 
 
 def _check_private(file: str, found: os.stat_result) -> None:
-    """A key of this user's own is for nobody else; one of root's may be for a group too, as
+    """A key of this user must be readable by this user only; one of root's also by a group, as
     mounted secrets are for containers of another user."""
     shared = 0o027 if found.st_uid == 0 else 0o077
     if found.st_uid not in (0, os.getuid()) or stat.S_IMODE(found.st_mode) & shared:
@@ -157,7 +157,7 @@ def _check_time(setting: str, file: str, found: x509.Certificate, now: datetime)
     if found.not_valid_before_utc > now:
         raise ConfigError(
             f"{setting}: the certificate in {file} begins at {found.not_valid_before_utc:%F %T} "
-            f"UTC, and it is {now:%F %T}: set this machine's clock, or issue it anew"
+            f"UTC, and it is {now:%F %T}: set this machine's clock, or issue a new certificate"
         )
 
 

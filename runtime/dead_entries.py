@@ -27,29 +27,30 @@ log = logs.get(__name__)
 
 
 class DeadEntries:
-    """Those in the registry's `folder`."""
+    """The dead entries in the registry's `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: dict[str, tuple[Mark, float]] = {}  # by worker id, and since when
-        self._why = ""  # what the log was told last
+        self._logged = ""  # the reason that was logged last
 
     def sweep(self) -> int:
-        """Delete what is dead; how many workers' files that were."""
+        """Delete the dead entries, and return how many workers' files that were."""
         deleted, why = 0, ""
         try:
             deleted, why = self._sweep(time.monotonic())
         except OSError as error:
             why = str(error)
-        if why and why != self._why:
-            log.warning("dead registry entries not deleted", why=why)
-        self._why = why
+        if why and why != self._logged:
+            log.warning("dead registry entries not deleted", reason=why)
+        self._logged = why
         if deleted:
             log.info("dead registry entries deleted", workers=deleted)
         return deleted
 
     def _sweep(self, now_s: float) -> tuple[int, str]:
-        """As `sweep`, and why some could not be deleted, which keeps no other."""
+        """Same as `sweep`; also return why some files could not be deleted. One such file does not
+        prevent the deletion of the others."""
         deleted, why = 0, ""
         seen = {}
         for worker_id, mark in self._marks().items():
@@ -65,7 +66,7 @@ class DeadEntries:
         return deleted, why
 
     def _marks(self) -> dict[str, Mark]:
-        """Of each worker id that has an entry or a lock. What is no regular file is left alone."""
+        """Return the mark of each worker id with an entry or a lock; only regular files count."""
         marks: dict[str, Mark] = {}
         try:
             with os.scandir(self._folder) as entries:
@@ -85,7 +86,7 @@ class DeadEntries:
 
     def _delete(self, worker_id: str, mark: Mark) -> bool:
         path = self._folder / f"{worker_id}{SUFFIX}"
-        with worker_lock.if_free(self._folder, worker_id) as lock:
+        with worker_lock.hold_if_free(self._folder, worker_id) as lock:
             if lock is None or _mark_of(path) != mark:
                 return False
             path.unlink(missing_ok=True)

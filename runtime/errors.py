@@ -11,7 +11,7 @@
     ├── DeadlineExceeded      504  the request's time is over
     ├── Cancelled             499  the client left
     ├── Unavailable           503  no worker can serve this now
-    │   ├── Draining          503  the worker stops in good order; no failure, another goes on
+    │   ├── Draining          503  the worker stops in good order; not a failure
     │   │   └── StalePlacement 503 the prefill workers of a placement are not there any more
     │   └── WorkerLost        503  the worker died or fell silent; another may succeed
     ├── ConfigError           500  a setting, a folder or a port; names the remedy
@@ -116,13 +116,13 @@ class Unavailable(BatonError):
 
 
 class Draining(Unavailable):
-    """The worker takes nothing new, or hands back what it has no time to finish. Nobody has
-    failed: whoever hears this goes on with another worker, at once."""
+    """The worker takes nothing new, or hands back what it has no time to finish. It does
+    not count as a failure: the caller continues with another worker at once."""
 
 
 class StalePlacement(Draining):
-    """Every prefill worker that a request was placed with has left, or was started anew, while
-    the request waited. The worker that says so stays: it, too, may take the next placement."""
+    """Every prefill worker that a request was placed with has left or restarted while the
+    request waited. The worker that reports it stays: it may take the next placement."""
 
 
 class WorkerLost(Unavailable):
@@ -191,7 +191,8 @@ class OutOfMemory(EngineError):
 
 class DeviceLost(BatonError):
     """A step is not done in time and may write into its blocks at any later time: no block of
-    this pool can be trusted again. Nobody handles it; the worker ends, to be started anew."""
+    this pool can be trusted again. No caller handles it: the worker ends, and its keeper
+    restarts it."""
 
     retryable = True
 

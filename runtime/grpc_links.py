@@ -27,8 +27,8 @@ TOKEN_KEY = "x-baton-token"
 ERROR_KEY = "x-baton-error"
 MAX_MESSAGE_BYTES = 64 << 20  # a snapshot part or a long prompt; KV never travels here
 MAX_CONNECTIONS = 4096  # of routers and other workers
-HANDSHAKE_S = 10  # for TLS and gRPC's own greeting; who says nothing is sent away then
-PING_S = 30  # and then who does not answer, though its connection stands
+HANDSHAKE_S = 10  # for TLS and gRPC's handshake
+PING_S = 30  # between pings on an idle connection
 PONG_S = 10
 CLOSE_GRACE_S = 0.5  # for the peer to take the last messages and end its side
 
@@ -42,7 +42,7 @@ CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-# how grpc.aio says that a call is over, by either side or by the network
+# exceptions of grpc.aio for a call that either side or the network has ended
 _ENDED = (
     grpc.aio.AioRpcError,
     grpc.aio.BaseError,
@@ -52,7 +52,7 @@ _ENDED = (
 
 
 def open_channel(address: str, tls: Tls | None = None) -> grpc.aio.Channel:
-    """Without `tls` in plain text: it is switched off, or this is a test."""
+    """Open a channel; in plain text without `tls` (switched off, or a test)."""
     if tls is None:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     options = [*CHANNEL_OPTIONS, *tls.channel_options()]
@@ -102,8 +102,8 @@ def _refusal(handler: grpc.RpcMethodHandler[A, B]) -> grpc.RpcMethodHandler[A, B
 def open_server(
     token: str, max_connections: int = MAX_CONNECTIONS, *, also: tuple[str, ...] = ()
 ) -> grpc.aio.Server:
-    """`max_connections`: of routers, and of all workers of the other role. Calls with a token of
-    `also` are accepted too: while the token is replaced, two are valid."""
+    """Return a server for at most `max_connections` routers and workers of the other role. Calls
+    with a token of `also` are accepted too: while the token is replaced, two are valid."""
     options = _server_options(max_connections)
     return grpc.aio.server(interceptors=[TokenCheck(token, *also)], options=options)
 
@@ -133,7 +133,7 @@ def open_port(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:
 
 
 def translate(error: grpc.aio.AioRpcError) -> BatonError:
-    """A gRPC status as one of our errors."""
+    """Return one of our errors for a gRPC status."""
     detail = error.details() or error.code().name
     named = dict(error.trailing_metadata() or ()).get(ERROR_KEY)
     if named:
@@ -184,7 +184,7 @@ class ClientLink(Generic[A, B]):
             self._stream.abandon()
 
     async def _explained(self, closed: LinkClosed) -> LinkClosed:
-        """A failed write tells nothing; the status of the call tells why it has ended."""
+        """Return the reason that the status of the call gives: a failed write has none."""
         if self._call.done() and not self._stream.closed:
             code, details = await self._call.code(), await self._call.details()
             return LinkClosed(f"{code.name}: {advice(details or '')}")

@@ -15,27 +15,27 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 IDENTITY_BYTES = 16
-NOBODY = bytes(IDENTITY_BYTES)  # the tenant of requests without an API key
+NO_TENANT = bytes(IDENTITY_BYTES)  # the tenant of requests without an API key
 
 
 def cluster_key(secret: str) -> bytes:
-    """The hash key of a cluster: without `secret` no one can foresee an identity."""
+    """Return the hash key of a cluster: without `secret`, identities cannot be predicted."""
     return blake2b(secret.encode(), digest_size=32, person=b"baton-identity").digest()
 
 
 def tenant_salt(key: bytes, tenant: bytes, salt: bytes) -> bytes:
-    """The salt of a tenant's identities: keyed, so that no tenant can name another's, with what
-    the tenant itself gave. Empty for nobody's request without a salt of its own; else it begins
-    with what names the tenant alone."""
+    """Return the salt of a tenant's identities: keyed, so that no tenant can name another's, and
+    followed by the tenant's own salt. Empty for a request without a tenant and without a salt;
+    else it begins with the part that names the tenant alone."""
     if not tenant and not salt:
         return b""
-    name = _keyed(key, tenant, b"baton-tenant-id") if tenant else NOBODY
+    name = _keyed(key, tenant, b"baton-tenant-id") if tenant else NO_TENANT
     return name + _keyed(key, len(tenant).to_bytes(4, "little") + tenant + salt, b"baton-tenant")
 
 
 def tenant_of(salt: bytes) -> bytes:
-    """What names the tenant in a salt, whatever the tenant added to it."""
-    return salt[:IDENTITY_BYTES] or NOBODY
+    """Return the part of a salt that names the tenant, without what the tenant added to it."""
+    return salt[:IDENTITY_BYTES] or NO_TENANT
 
 
 def _keyed(key: bytes, content: bytes, person: bytes) -> bytes:
@@ -45,7 +45,7 @@ def _keyed(key: bytes, content: bytes, person: bytes) -> bytes:
 def root(
     key: bytes, model_fingerprint: str, kv_dtype: str, adapter: str = "", salt: bytes = b""
 ) -> bytes:
-    """The identity before the first block. Each part is length-prefixed, so that no two
+    """Return the identity before the first block. Each part is length-prefixed, so that no two
     different tuples hash alike."""
     parts = (model_fingerprint.encode(), kv_dtype.encode(), adapter.encode(), salt)
     content = b"".join([len(part).to_bytes(4, "little") + part for part in parts])
@@ -53,13 +53,13 @@ def root(
 
 
 def child(key: bytes, parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The identity of the full block that holds `tokens` after the prefix `parent`."""
+    """Return the identity of the full block that holds `tokens` after the prefix `parent`."""
     packed = array("I", tokens).tobytes()
     return blake2b(parent + packed, key=key, digest_size=IDENTITY_BYTES).digest()
 
 
 def chain(key: bytes, parent: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
-    """Identities of all full blocks of `tokens`, the first of which follows `parent`."""
+    """Return the identities of all full blocks of `tokens`; the first block follows `parent`."""
     packed = array("I", tokens).tobytes()
     width = block_size * 4
     identities = []

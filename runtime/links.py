@@ -2,7 +2,7 @@
 
 Router-worker links and handoff streams are both links. What is above this seam never sees
 gRPC; `runtime/grpc_links.py` is the real implementation and `memory_link` the one for tests
-and simulation. Time and loss are the concern of whoever holds the link: a link reports only
+and simulation. Time and loss are the concern of the owner of the link: a link reports only
 that it is closed.
 """
 

@@ -3,7 +3,7 @@
 Events are named in words and carry fields: `log.info("handoff opened", handoff_id=...)`.
 `bind_request` adds the request to every event of the task that serves it. Prompt and output
 text never reach a log: fields of the names in TEXT_FIELDS are withheld. A line that cannot be
-written (a full disk) is counted and harms nobody. The process owns the configuration: `setup` is
+written (a full disk) is counted and fails no caller. The process owns the configuration: `setup` is
 called once by its entry point, never by a library module.
 """
 
@@ -91,7 +91,7 @@ def _add_component(_: object, __: str, event: _Event) -> _Event:
 
 class _StderrLogger:
     """Writes a line with a single call, so that threads do not interleave. Never raises for a
-    line that finds no room: whoever logs would fail for it."""
+    line that finds no room: the caller would fail."""
 
     def __init__(self, *_: object) -> None:
         pass
@@ -100,7 +100,7 @@ class _StderrLogger:
         try:
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
-        except OSError:  # a full disk, or nobody reads the pipe any more
+        except OSError:  # a full disk, or a closed pipe
             metrics.LOG_LINES_LOST.inc()
 
     debug = info = warning = error = critical = exception = log = fatal = msg

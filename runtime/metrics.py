@@ -40,7 +40,7 @@ def render() -> bytes:
     return generate_latest(REGISTRY)
 
 
-def show_pool(counts: Mapping[str, int]) -> None:
+def set_pool_gauges(counts: Mapping[str, int]) -> None:
     """Set the pool's gauges from its counts by state; other entries, as the total, are left."""
     for state in POOL_STATES:
         POOL_BLOCKS.labels(state).set(counts[state])
@@ -54,7 +54,7 @@ def show_step(role: str, device_s: float, slices: int, shortages: int) -> None:
 
 
 def watch_process(loop: asyncio.AbstractEventLoop) -> None:
-    """Let each reading tell what the process holds then: tasks of its loop, and memory."""
+    """Make the process gauges read the tasks of its loop and its memory when they are scraped."""
     TASKS.set_function(lambda: len(asyncio.all_tasks(loop)))
     HEAP_BYTES.set_function(process_memory.allocated_bytes)
     PYTHON_BLOCKS.set_function(sys.getallocatedblocks)
@@ -96,10 +96,12 @@ LOG_LINES_LOST = _counter(
 TASKS = _gauge("baton_tasks", "Tasks of the process's event loop.")
 HEAP_BYTES = _gauge(
     "baton_heap_bytes",
-    "Allocated from the C library and not freed; a leak makes it grow, holes of the heap do not. "
-    "0 where the C library does not tell.",
+    "Bytes allocated from the C library and not freed; a leak makes it grow, fragmentation does "
+    "not. 0 where the C library does not report it.",
 )
-PYTHON_BLOCKS = _gauge("baton_python_blocks", "Blocks of memory that Python's objects are in.")
+PYTHON_BLOCKS = _gauge(
+    "baton_python_blocks", "Memory blocks that Python has allocated for its objects."
+)
 
 # -- router --------------------------------------------------------------------------------
 
@@ -126,19 +128,19 @@ E2E = _histogram("baton_request_seconds", "From a request's arrival to its end."
 PROMPT_TOKENS = _histogram("baton_prompt_tokens", "Tokens of a prompt.", buckets=_TOKENS)
 MIGRATIONS = _counter(
     "baton_migrations_total",
-    "Times that a request, or one of its choices, was placed again: its decode worker was lost, "
-    "drained, failed it or was full.",
+    "Migrations of a request, or of one of its choices, to another worker: its decode worker was "
+    "lost, drained, failed it or was full.",
 )
 RETRIES_REFUSED = _counter(
     "baton_retries_refused_total",
-    "Requests that lost their worker and were not placed again: their own attempts, or the "
-    "router's budget of moves, were used up.",
+    "Requests that lost their worker and were not migrated: their own attempts, or the router's "
+    "retry budget, were used up.",
     "reason",
     ("attempts", "budget"),
 )
 DEADLINES_PASSED = _counter(
     "baton_deadlines_passed_total",
-    "Requests ended by their deadline, by what they were at: received and tokenized, waiting "
+    "Requests ended by their deadline, by phase: received and tokenized, waiting "
     "to be placed, or answered.",
     "phase",
     ("receiving", "placing", "answering"),
@@ -161,13 +163,13 @@ LINKS = _gauge(
 LINK_BREAKS = _counter("baton_link_breaks_total", "Links lost by an error or by silence.")
 HANGS = _counter(
     "baton_hangs_total",
-    "Workers that answered their link and ended no step in time, by role.",
+    "Workers that answered on their link but finished no step in time, by role.",
     "role",
     ("prefill", "decode"),
 )
 QUARANTINED_REQUESTS = _counter(
     "baton_requests_quarantined_total",
-    "Requests that failed because workers hung at them, the last one with nothing else to compute.",
+    "Requests that failed because workers hung on them, the last worker with no other request.",
 )
 CIRCUITS = _gauge(
     "baton_circuits",
@@ -182,7 +184,7 @@ DEGRADED_PAIRS = _gauge(
 )
 CIRCUITS_OPENED = _counter(
     "baton_circuits_opened_total",
-    "Circuits opened, by why: the worker failed requests, was much slower than its fellows, or "
+    "Circuits opened, by why: the worker failed requests, was much slower than the others, or "
     "hung.",
     "reason",
     ("failing", "slow", "hung"),
@@ -198,9 +200,7 @@ PLACEMENT_SECONDS = _histogram(
     "Time of one placement decision.",
     buckets=(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 1e-2),
 )
-INDEX_BLOCKS = _gauge(
-    "baton_index_blocks", "Blocks of the workers' caches that the router remembers."
-)
+INDEX_BLOCKS = _gauge("baton_index_blocks", "Blocks of the workers' caches in the router's index.")
 INDEX_EVICTIONS = _counter(
     "baton_index_evictions_total",
     "Blocks forgotten, those of the oldest use, because the index was full (4,194,304 blocks).",

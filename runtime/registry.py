@@ -1,6 +1,6 @@
 """The `Registry` seam: which workers exist, and where.
 
-A worker announces itself and renews the announcement; a router asks who is there. An
+A worker announces itself and renews the announcement; a router lists the workers. An
 announcement that is not renewed fades after `ttl_s`. The registry is a hint: whether a worker
 lives is decided by the router's link to it.
 
@@ -33,7 +33,7 @@ Role = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """What a worker says of itself. `boot_id` is 32 hex digits, new at each start."""
+    """A worker's announcement. `boot_id` is 32 hex digits, new at each start."""
 
     worker_id: str
     boot_id: str
@@ -42,7 +42,7 @@ class WorkerRecord:
     admin_address: str  # host:port, HTTP: metrics and audit
     model: str
     pid: int
-    memory: str = ""  # where it goes, for whoever starts the worker
+    memory: str = ""  # the plan of its memory, for `baton serve`
 
 
 class Registry(Protocol):
@@ -67,17 +67,17 @@ class _Announcement:
 
     mark: tuple[int, int]  # inode and time of writing: another one each time
     written_s: float  # on the reader's own monotonic clock
-    found: WorkerRecord | str  # or why it is of no use
+    found: WorkerRecord | str  # or why it cannot be used
 
 
 class DirectoryRegistry:
     """Announcements as files, replaced atomically; the newest of a worker id wins. Raises
     ConfigError if its folder cannot be made, or is open to others.
 
-    Who looks often judges an announcement's age by when it saw the file change, on its own
-    monotonic clock: a clock that is set hides nobody. With `tokens` each announcement proves that
-    its writer had one of them (the first one signs), and others are passed over: a process that
-    connects to what the registry names sends one. Without, all are listed."""
+    A frequent reader judges the age of an announcement by when it saw the file change, on its own
+    monotonic clock, so a clock that is set hides no worker. With `tokens` each announcement proves
+    that its writer had one of them (the first one signs), and others are skipped, because readers
+    connect to what the registry names. Without tokens all are listed."""
 
     def __init__(self, folder: Path, ttl_s: float = 15.0, tokens: tuple[str, ...] = ()) -> None:
         self._folder = folder
@@ -138,15 +138,15 @@ class DirectoryRegistry:
                     found = self._read(entry.path) if usable else "it is no file"
                     last = _Announcement(mark, written_s, found)
             except FileNotFoundError:
-                continue  # withdrawn meanwhile
+                continue  # withdrawn since the listing
             known[name] = last
         return known
 
     def _age_s(self, mtime_s: float, now_s: float) -> float:
-        """Of a file that changed after the last look: it is no older than that. Within that, and
-        for who never looked before, its own date tells, though it is of a clock that may be set:
-        by which a first look may hide a live worker until it announces itself again, or show a
-        dead one for another `ttl_s`."""
+        """Return the age of a file that changed since the last read: at most the time since then.
+        Within that, and on a first read, the file's own date decides. If the clock was set, a
+        first read may hide a live worker until it announces itself again, or show a dead one for
+        another `ttl_s`."""
         return min(max(0.0, time.time() - mtime_s), now_s - self._looked_s)
 
     def _path(self, worker_id: str) -> str:
@@ -155,7 +155,7 @@ class DirectoryRegistry:
         return os.path.join(self._folder, f"{worker_id}{SUFFIX}")
 
     def _read(self, path: str) -> WorkerRecord | str:
-        """What a file announces, or why that is of no use. Raises OSError."""
+        """Return the record in a file, or why it cannot be used. Raises OSError."""
         try:
             with open(path, "rb") as file:
                 text = file.read(MAX_BYTES + 1)
@@ -229,8 +229,8 @@ def record_fault(record: WorkerRecord) -> str | None:
 
 
 class MemoryRegistry:
-    """Announcements in this process, for tests and simulation; they do not fade. Nobody is kept
-    from an id: who makes workers here ends the last one of an id before the next."""
+    """Announcements in this process, for tests and simulation; they do not expire. It protects no
+    id: its user ends the last worker of an id before it starts the next."""
 
     def __init__(self) -> None:
         self._records: dict[str, WorkerRecord] = {}

@@ -32,8 +32,8 @@ class RegistryUnavailable(OSError):
 
 
 class RegistryClient(Protocol):
-    """Same as `Registry`. A future ends with what the registry's method returns or raises, and not
-    before the file system or the server answers: its caller bounds the wait."""
+    """Same methods as `Registry`, as futures. A future ends with what the method returns or raises,
+    and not before the file system or the server answers: its caller bounds the wait."""
 
     def announce(self, record: WorkerRecord) -> asyncio.Future[None]: ...
 
@@ -194,5 +194,5 @@ def answer_within(work: Callable[[], T], within_s: float = ANSWER_S) -> T:
 
 
 def hung(waited_s: float) -> str:
-    """Why a registry is not read, where its file system does not answer."""
+    """Return the error text for a registry that does not answer."""
     return f"no answer for {waited_s:g} s: see whether the registry's file system or server hangs"

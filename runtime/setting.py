@@ -16,8 +16,8 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What an operator may give for one field of a section. `low` and `high` are inclusive; text
-    and flags have no bounds."""
+    """The declaration of one field of a section that an operator may set. `low` and `high` are
+    inclusive; text and flags have no bounds."""
 
     name: str
     default: Any

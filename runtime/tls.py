@@ -1,8 +1,8 @@
-"""TLS between Baton's processes: gRPC credentials by which both sides prove who they are.
+"""TLS between Baton's processes: gRPC credentials by which both sides prove their identity.
 
-A certificate may be replaced while the process runs. Its files are looked at for each new channel
-and each connection that comes; connections that stand are left alone. What cannot be read then
-is said in the log, and what was read last stays in use. The process owns one `Tls`.
+A certificate may be replaced while the process runs. Its files are checked for each new channel
+and each new connection; open connections keep theirs. If a file cannot be read, the log reports
+it, and the last valid certificate stays in use. The process owns one `Tls`.
 TLS 1.2 is refused (tls_version.py).
 """
 
@@ -21,19 +21,20 @@ from baton.runtime.errors import ConfigError
 log = logs.get(__name__)
 
 Clock = Callable[[], datetime]
-# how gRPC says that the two sides did not come to believe each other
+# how gRPC reports that the two sides do not trust each other
 _FAILED_HANDSHAKE = ("handshake failed", "Hostname Verification", "CERTIFICATE")
 _NO_COMMON_VERSION = "ALERT_HANDSHAKE_FAILURE"
 _SHUT_EARLY = "failed to connect to all addresses"
 
 
 def tls_of(security: SecurityConfig) -> Tls | None:
-    """None where it is switched off by name, which the log says. Raises ConfigError."""
+    """Return the TLS of this process; None if the settings switch it off, which is logged. Raises
+    ConfigError."""
     if security.tls == "off":
         log.warning(
-            "TLS between processes is off: whoever can read this network reads the cluster's "
-            "token, prompts and answers",
+            "TLS disabled",
             setting="security.tls",
+            risk="this network can read the cluster's token, prompts and answers",
         )
         return None
     return Tls(security)
@@ -47,22 +48,23 @@ class Tls:
         tls_version.check_enforced()
         self._security = security
         self._now = now
-        self._stamp = stamp(security)  # first: what changes meanwhile is read again
+        self._stamp = stamp(security)  # first: a later change is read again
         self._held = read(security, now())
         self._logged: str | None = None  # the last fault
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For one channel: it keeps them for as long as it is open."""
+        """Return credentials for one channel, which keeps them while it is open."""
         held = self.current()
         return grpc.ssl_channel_credentials(held.authority, held.key, held.chain)
 
     def channel_options(self) -> list[tuple[str, str]]:
-        """Against which name a server's certificate is held, if not against its address."""
+        """Return the channel option with the name that a server's certificate must have, if it is
+        not the server's address."""
         name = self._security.server_name
         return [("grpc.ssl_target_name_override", name)] if name else []
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Asks every caller for a certificate of the authority."""
+        """Return credentials that ask every caller for a certificate of the authority."""
         given = self.current()
 
         def changed() -> grpc.ServerCertificateConfiguration | None:  # in a thread of gRPC's
@@ -80,11 +82,11 @@ class Tls:
         )
 
     def current(self) -> Certificates:
-        """What the files hold now, or held when they were last whole."""
+        """Return the certificates in the files, or those of the last read that succeeded."""
         faults = [fault for fault in (self._read_changes(), self._expiry()) if fault is not None]
         fault = "; ".join(faults) if faults else None
         if fault is not None and fault != self._logged:  # not for every connection
-            log.error(fault)
+            log.error("certificate unusable", reason=fault)
         self._logged = fault
         return self._held
 
@@ -116,7 +118,8 @@ def _configuration(held: Certificates) -> grpc.ServerCertificateConfiguration:
 
 
 def advice(detail: str) -> str:
-    """What gRPC tells of a failed connection, with what to do where certificates may be why."""
+    """Return gRPC's reason for a failed connection, with a remedy if certificates may be the
+    cause."""
     if _NO_COMMON_VERSION in detail:
         return (
             f"{detail}; Baton's processes speak TLS 1.3 alone: see that no proxy between the two "
@@ -124,7 +127,7 @@ def advice(detail: str) -> str:
         )
     if any(words in detail for words in _FAILED_HANDSHAKE):
         return (
-            f"{detail}; the two processes do not believe each other's certificates: check "
+            f"{detail}; the two processes do not trust each other's certificates: check "
             "security.authority, security.certificate and security.server_name of both, that none "
             "has ended, and that security.tls is the same"
         )

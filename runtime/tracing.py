@@ -35,7 +35,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class _State:
-    """What `setup` made; one per process."""
+    """The exporter that `setup` made; one per process."""
 
     provider: TracerProvider | None = None
     exporter: OTLPSpanExporter | None = None

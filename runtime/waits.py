@@ -1,4 +1,4 @@
-"""Waiting for futures and tasks: for one of another's, which stays as it is, or for own ones' end.
+"""Waits for a future of another owner without cancelling it, and ends the caller's own tasks.
 
 `asyncio.wait` and `gather` do that for many, with sets and callbacks that count. The loops of the
 workers and their handoffs wait for one, or end two or three, hundreds of times a second. Holds
@@ -12,9 +12,9 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 
-async def over(future: asyncio.Future[Any], within_s: float | None = None) -> bool:
-    """Wait until a future is done, at most `within_s`; whether it is. What it raises is for who
-    asks for its result."""
+async def done_within(future: asyncio.Future[Any], within_s: float | None = None) -> bool:
+    """Wait until a future is done, at most `within_s`, and return whether it is. Its exception
+    stays in it."""
     if future.done():
         return True
     if within_s is not None and within_s <= 0:
@@ -37,41 +37,41 @@ async def over(future: asyncio.Future[Any], within_s: float | None = None) -> bo
     return future.done()
 
 
-async def ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel tasks, and return once all have ended, whatever they raise. So does who is cancelled
-    meanwhile, with CancelledError."""
+async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel tasks, and return once all have ended, whatever they raise. If the caller is cancelled
+    while waiting, all tasks still end, then CancelledError is raised."""
     for task in tasks:
         task.cancel()
     cancelled = False
     for task in tasks:
         while not task.done():
             try:
-                await over(task)
+                await done_within(task)
             except asyncio.CancelledError:
                 cancelled = True
         if not task.cancelled():
-            task.exception()  # nobody else may ask for it
+            task.exception()  # marks the exception as retrieved
     if cancelled:
         raise asyncio.CancelledError
 
 
-async def first_end(*parts: Coroutine[Any, Any, None]) -> None:
+async def run_until_first_ends(*parts: Coroutine[Any, Any, None]) -> None:
     """Run parts of one thing, each a task, until one ends; end the others. Raises what the first
     one raised; if it just ended, what another did in its end."""
     loop = asyncio.get_running_loop()
     first: asyncio.Future[asyncio.Task[None]] = loop.create_future()
 
-    def tell(task: asyncio.Task[None]) -> None:
+    def record_first(task: asyncio.Task[None]) -> None:
         if not first.done():
             first.set_result(task)
 
     tasks = [asyncio.create_task(part) for part in parts]
     for task in tasks:
-        task.add_done_callback(tell)
+        task.add_done_callback(record_first)
     try:
         await first
     finally:
-        await ended(tasks)
+        await cancel_all(tasks)
     for task in (first.result(), *tasks):
         if not task.cancelled():
             task.result()

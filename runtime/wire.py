@@ -25,7 +25,7 @@ MAX_DEGRADED_PEERS = 64  # of a load report
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What this worker's model and pool allow, and how its blocks are named."""
+    """The bounds of this worker's model and pool, and the key of its blocks' identities."""
 
     vocab_size: int
     max_context: int  # tokens of prompt and output
@@ -39,7 +39,7 @@ class ModelLimits:
     def hello(
         self, worker_id: str, boot_id: bytes, role: str, block_size: int, total_blocks: int
     ) -> worker_pb2.WorkerHello:
-        """What a worker tells a router of itself; the requests that it lost are the caller's."""
+        """Return the facts of a worker for its hello; the caller adds the requests that it lost."""
         return worker_pb2.WorkerHello(
             protocol_version=LINK_PROTOCOL_VERSION,
             worker_id=worker_id,

@@ -1,4 +1,4 @@
-"""One process per worker id and registry: who has the id holds a lock on a file beside it.
+"""One process per worker id and registry: the process that has the id holds a lock on a file.
 
 Two processes under one id would take each other's place with each announcement, and every
 reader would follow, to and fro. The kernel drops a flock when its holder dies, however it dies:
@@ -20,20 +20,20 @@ from baton.runtime.errors import ConfigError
 from baton.runtime.registry import check_worker_id
 
 SUFFIX = ".lock"  # of its file
-PATIENCE_S = 5.0  # for a process that was killed to be gone
-LOOK_S = 0.05
+LOCK_TIMEOUT_S = 5.0  # for a killed process to end
+LOCK_POLL_S = 0.05
 _PID_BYTES = 16
 
 
 @contextlib.contextmanager
-def held(folder: Path, worker_id: str) -> Iterator[None]:
-    """Have the id in the registry `folder` until the context ends. Blocks, for PATIENCE_S
+def hold(folder: Path, worker_id: str) -> Iterator[None]:
+    """Have the id in the registry `folder` until the context ends. Blocks, for LOCK_TIMEOUT_S
     at most. Raises ConfigError if another process has it still, or if nothing can be locked."""
     check_worker_id(worker_id)
     path = folder / f"{worker_id}{SUFFIX}"
     with contextlib.ExitStack() as ends:
         try:
-            lock = _locked(path, time.monotonic() + PATIENCE_S, folder, worker_id)
+            lock = _locked(path, time.monotonic() + LOCK_TIMEOUT_S, folder, worker_id)
             ends.callback(os.close, lock)
             _name_holder(lock)
             for draft in folder.glob(f"{worker_id}.*.draft"):
@@ -47,7 +47,7 @@ def held(folder: Path, worker_id: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def if_free(folder: Path, worker_id: str) -> Iterator[Path | None]:
+def hold_if_free(folder: Path, worker_id: str) -> Iterator[Path | None]:
     """Hold the id's lock, if no process has it, until the context ends: then its file, which may
     be deleted, else None. Waits for nothing."""
     path = folder / f"{worker_id}{SUFFIX}"
@@ -88,7 +88,7 @@ def _taken(lock: int, until_s: float) -> bool:
         except BlockingIOError:
             if time.monotonic() >= until_s:
                 return False
-        time.sleep(LOOK_S)
+        time.sleep(LOCK_POLL_S)
 
 
 def _name_holder(lock: int) -> None:
@@ -101,6 +101,6 @@ def _name_holder(lock: int) -> None:
 def _refusal(lock: int, folder: Path, worker_id: str) -> ConfigError:
     holder = os.pread(lock, _PID_BYTES, 0).decode(errors="replace")
     return ConfigError(
-        f"--worker-id {worker_id}: process {holder or '(of unknown id)'} has it in the registry "
-        f"{folder}, running or stopped: end that process, or give another id"
+        f"--worker-id {worker_id}: process {holder or '(of unknown id)'} has this id in the "
+        f"registry {folder}, running or stopped: end that process, or give another id"
     )

@@ -250,7 +250,7 @@ class Run:
         until_s = self._loop.world_s + within_s
         while not all(history.ends for history in histories) and self._loop.world_s < until_s:
             self._next_end = self._loop.create_future()
-            await waits.over(self._next_end, until_s - self._loop.world_s)
+            await waits.done_within(self._next_end, until_s - self._loop.world_s)
 
     def _end(self, history: History, how: str) -> None:
         history.end(how, self._loop.world_s)
@@ -300,8 +300,8 @@ def _uncounted() -> Iterator[None]:
     counting takes a tenth of the time, and listing a twentieth."""
     _LISTED.add = bool  # the quickest that takes one argument and keeps nothing
     before = [(kind, dict(vars(kind))) for kind in _COUNTING]
-    show_pool = metrics.show_pool
-    metrics.show_pool = lambda counts: None
+    show_pool = metrics.set_pool_gauges
+    metrics.set_pool_gauges = lambda counts: None
     for kind, names in _COUNTING.items():
         for name in (*names, "labels"):
             setattr(kind, name, bool if name in names else _unlabelled)
@@ -309,7 +309,7 @@ def _uncounted() -> Iterator[None]:
         yield
     finally:
         del _LISTED.add
-        metrics.show_pool = show_pool
+        metrics.set_pool_gauges = show_pool
         for kind, own in before:
             for name in (*_COUNTING[kind], "labels"):
                 if name in own:

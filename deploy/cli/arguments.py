@@ -1,4 +1,4 @@
-"""What several commands of `baton` share: settings on the command line, and the registry."""
+"""Settings on the command line and the registry, for several commands of `baton`."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def printable(text: str) -> str:
 
 
 def _message(body: str) -> str:
-    """What an OpenAI error body says, or the body itself: `printable`, as it is shown."""
+    """Return the message of an OpenAI error body, or else the body itself, `printable`."""
     try:
         return printable(str(json.loads(body)["error"]["message"]))
     except (ValueError, KeyError, TypeError):
@@ -171,7 +171,7 @@ def _message(body: str) -> str:
 
 
 def _code(body: str) -> str:
-    """The code in an OpenAI error body; empty if it has none."""
+    """Return the code of an OpenAI error body; empty if it has none."""
     try:
         return str(json.loads(body)["error"]["code"] or "")
     except (ValueError, KeyError, TypeError):

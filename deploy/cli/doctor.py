@@ -1,8 +1,7 @@
-"""`baton doctor`: can this machine run Baton, and if not, what to do about it.
+"""`baton doctor`: checks whether this machine can run Baton, and names the remedies.
 
-Each check looks at one thing and answers a Finding; it never raises for what it is there to
-find. `warn` means that Baton runs, slower or smaller; `fail` means that it does not.
-"""
+Each check returns a Finding about one thing, and never raises for what it looks for. `warn` means
+that Baton runs, slower or smaller; `fail` means that it does not."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ def system() -> Finding:
     found = f"{platform.system()} {platform.release()}, {os.cpu_count()} cores"
     if hasattr(os, "pidfd_open"):
         return Finding("system", "ok", found)
-    return Finding("system", "fail", found, "use Linux 5.3 or newer: keepers need pidfd")
+    return Finding("system", "fail", found, "use Linux 5.3 or newer: `baton serve` needs pidfd")
 
 
 def packages() -> list[Finding]:
@@ -86,7 +85,7 @@ def _version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:  # copied here without its metadata
-        return "of unknown version"
+        return "unknown version"
 
 
 def gpu() -> Finding:
@@ -157,7 +156,7 @@ def files() -> Finding:
 
 
 def ports(config: Config) -> list[Finding]:
-    """Of the router, and of a worker where they are set: 0 is whatever the system gives."""
+    """Check the router's ports, and a worker's where they are set: 0 lets the system choose."""
     router, worker = config.router, config.worker
     found = [_router_port("port", router, router.port, check_port)]
     if router.grpc_port > 0:
@@ -198,12 +197,12 @@ def state_folder() -> Finding:
 
 
 def certificates(config: Config) -> Finding:
-    """Of this process's settings; `baton serve` makes some where none are given."""
+    """Check the certificate that the settings name; without one `baton serve` issues its own."""
     security = config.security
     if security.tls == "off":
         return Finding(
-            "tls", "warn", "security.tls is off: processes talk in plain text",
-            "take it out, unless the network between them is yours alone",
+            "tls", "warn", "security.tls is off: processes communicate in plain text",
+            "remove this setting, unless only you can reach the network between them",
         )  # fmt: skip
     if not security.certificate:
         return Finding("tls", "ok", "on; `baton serve` makes the certificates")

@@ -55,7 +55,7 @@ class Cluster:
         client = open_registry(self.registry, self.security, self.secrets.accepted)
         try:
             reading = client.workers()
-            if not await waits.over(reading, ANSWER_S):
+            if not await waits.done_within(reading, ANSWER_S):
                 raise TimeoutError(hung(ANSWER_S))
             return reading.result()
         finally:

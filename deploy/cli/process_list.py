@@ -46,7 +46,7 @@ def running() -> list[ProcessRow]:
 
 def _rows(folder: Path) -> Iterator[ProcessRow]:
     registry = folder / "registry"  # made by `baton serve`: looking must not make it
-    records = {record.worker_id: record for record in _announced(registry)}
+    records = {record.worker_id: record for record in _announced_workers(registry)}
     for path in sorted(folder.glob("*.status")):
         name = path.stem
         status = read_status(folder, name)
@@ -81,14 +81,14 @@ def _audit_of(record: WorkerRecord, records: dict[str, WorkerRecord]) -> dict[st
     return audit
 
 
-def _announced(registry: Path) -> list[WorkerRecord]:
-    """None, with a line on stderr, where the registry cannot be read."""
+def _announced_workers(registry: Path) -> list[WorkerRecord]:
+    """Return the registry's workers. If it cannot be read, print that on stderr and return none."""
     try:
         return answer_within(
             lambda: DirectoryRegistry(registry).workers() if registry.is_dir() else []
         )
     except OSError as error:
-        print(f"{registry} cannot be read, so no worker is shown: {error}", file=sys.stderr)
+        print(f"{registry} cannot be read, so no workers are shown: {error}", file=sys.stderr)
         return []
 
 
@@ -134,7 +134,7 @@ def show(*, as_json: bool) -> int:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return 0 if rows else 1
     if not rows:
-        print("nothing runs: start `baton serve`")
+        print("nothing runs: start it with `baton serve`")
         return 1
     from rich.console import Console
     from rich.markup import escape
@@ -152,11 +152,11 @@ def show(*, as_json: bool) -> int:
 
 
 def _load(audit: dict[str, Any]) -> str:
-    """In words, few enough for a terminal: `--json` has all. The role is shown: it need not be
-    the name's. Cached blocks are free ones to whoever needs room."""
+    """Return a short text for a terminal: `--json` has all. The role is shown: it need not be
+    the name's. Cached blocks count as free."""
     words = [str(audit.get("role", ""))]
     if audit.get("draining"):
-        words.append("drains")
+        words.append("draining")
     words += [f"{audit[name]} {name}" for name in ("running", "waiting") if audit.get(name)]
     blocks = audit.get("blocks")
     if isinstance(blocks, dict):

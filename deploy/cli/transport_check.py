@@ -20,14 +20,17 @@ from baton.runtime.errors import BatonError, ConfigError
 
 TRANSPORTS_KEY = "UCX_TLS"
 SLOW = (
-    "KV moves slowly here: in containers share the pid namespace or allow ptrace for shared "
-    "memory, give RDMA devices for the network; see UCX_TLS"
+    "KV transfers are slow here: in containers share the pid namespace or allow ptrace for shared "
+    "memory, pass RDMA devices through for the network; see UCX_TLS"
 )
-BROKEN = "check that nixl is installed (pip install --no-deps nixl nixl-cu13) and UCX_TLS is sane"
+BROKEN = (
+    "check that nixl is installed (pip install --no-deps nixl nixl-cu13) and that UCX_TLS names "
+    "transports of this host"
+)
 
 
 SLOW_GPU = (
-    "KV moves slowly between the processes of this GPU: in containers share the ipc and pid "
+    "KV transfers between processes on this GPU are slow: in containers share the ipc and pid "
     "namespaces; UCX_TLS, where it is set, must name cuda_ipc and cuda_copy"
 )
 BROKEN_GPU = (
@@ -48,7 +51,12 @@ def _of_hosts(config: HandoffConfig, device: str) -> list[Finding]:
     if not installed(ON_CPUS):  # workers on GPUs alone do without
         level: Level = "fail" if ON_CPUS in missing_packages(device) else "warn"
         return [
-            Finding("nixl transport", level, "host memory is not summed without numba", INSTALL)
+            Finding(
+                "nixl transport",
+                level,
+                "without numba there are no checksums in host memory",
+                INSTALL,
+            )
         ]
     own = os.environ.get(TRANSPORTS_KEY)
     findings = [_measure("nixl transport", own, config.preflight_floor_gb_per_s)]
@@ -61,7 +69,7 @@ def _gpus(device: str) -> list[str]:
     try:
         count = visible_gpus(device)
     except ConfigError:
-        return []  # the finding on the device itself says so
+        return []  # the finding on the device reports it
     return [device] if ":" in device else [f"cuda:{number}" for number in range(count)]
 
 

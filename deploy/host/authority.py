@@ -1,13 +1,13 @@
 """The authority of one instance, and the certificates that it issues to the instance's processes.
 
     <instance's folder>/tls/     mode 0700
-      authority.pem              whom every process believes
+      authority.pem              the authority that every process trusts
       <name>.pem, <name>.key     of one process; the key for this user alone
 
-The authority's own key is in no file: it ends with `baton serve`, and nobody can issue another
-certificate. So its certificate need not end, and those of processes are short-lived and renewed.
-A renewed certificate is for the same key, so that one file is replaced and the pair always fits.
-"""
+The authority's own key is in no file: it ends with `baton serve`, and then no process can issue
+another certificate. So its certificate need not end, and those of processes are short-lived and
+renewed. A renewed certificate is for the same key, so that one file is replaced and the pair always
+fits."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ NEVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)  # RFC 5280, 4.1.2.5: it 
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """Where a process finds what it needs."""
+class CertificateFiles:
+    """The certificate files of one process."""
 
     authority: Path
     certificate: Path
@@ -52,9 +52,11 @@ class Files:
         }
 
 
-def files_of(folder: Path, name: str) -> Files:
-    """Of the process `name`, in the folder `folder` of certificates."""
-    return Files(folder / "authority.pem", folder / f"{name}.pem", folder / f"{name}.key")
+def files_of(folder: Path, name: str) -> CertificateFiles:
+    """Return the files of the process `name` in the folder `folder`."""
+    return CertificateFiles(
+        folder / "authority.pem", folder / f"{name}.pem", folder / f"{name}.key"
+    )
 
 
 class Authority:
@@ -72,10 +74,10 @@ class Authority:
         folder.mkdir(mode=0o700)
         write_private(folder / "authority.pem", pem_of(self._certificate))
 
-    def issue(self, name: str, host: str | None) -> Files:
-        """A key and a certificate for the process `name`: to call others and, where it has a
-        `host`, to be called at this name or address. Raises ConfigError for one that no
-        certificate can bear."""
+    def issue(self, name: str, host: str | None) -> CertificateFiles:
+        """Issue a key and a certificate to the process `name`: for its calls and, if it has a
+        `host`, for calls to it at this name or address. Raises ConfigError if no certificate
+        can name the host."""
         hosts = () if host is None else (general_name(host, "worker.host"),)
         key = ec.generate_private_key(ec.SECP256R1())
         files = files_of(self._folder, name)
@@ -97,7 +99,8 @@ class Authority:
             self._good = self._certify(list(self._issued))
 
     def _certify(self, names: list[str]) -> tuple[datetime, datetime]:
-        """New certificates of these processes; from when until when they need no others."""
+        """Issue certificates to these processes, and return from when until when they need no new
+        ones."""
         begin = self._now() - SKEW
         for name in names:
             issuer, end = Issuer(self._certificate, self._key), begin + SKEW + LIFE

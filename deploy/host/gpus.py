@@ -1,7 +1,7 @@
-"""How many GPUs the workers of this host can use: as many as torch sees.
+"""Counts the GPUs that the workers of this host can use: those that torch sees.
 
-`baton serve` itself loads no torch, so a child is asked, and only where torch was built for
-CUDA and there is a driver: a host without pays nothing. Keeps no state.
+`baton serve` itself loads no torch, so a child process counts them, and only if torch was built
+for CUDA and there is a driver. Keeps no state.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _QUESTION = (
 
 
 def visible_gpus(device: str, stopped: Callable[[], bool] = lambda: False) -> int:
-    """For workers whose `worker.device` is `device`; 0: they run on the CPU, or `stopped` came
-    true. CUDA_VISIBLE_DEVICES counts. Raises ConfigError where torch cannot say, or sees none that
-    was asked for by name."""
+    """Return how many GPUs workers with `worker.device` = `device` can use; 0: they run on the CPU,
+    or `stopped` returned true. CUDA_VISIBLE_DEVICES applies. Raises ConfigError if torch cannot
+    count them, or does not see the one that was named."""
     if device == "cpu":
         return 0
-    count = _ask_torch(stopped) if built_for_cuda() and driver_there() else 0
+    count = _ask_torch(stopped) if built_for_cuda() and has_driver() else 0
     if count is None:
         return 0
     number = int(device.partition(":")[2] or 0)
@@ -52,19 +52,19 @@ def built_for_cuda(torch_folder: Path | None = None) -> bool:
     return (torch_folder / "lib" / "libtorch_cuda.so").exists()
 
 
-def driver_there() -> bool:
+def has_driver() -> bool:
     """Whether a driver for CUDA has its device file here: containers get it with their GPUs."""
     return any(file.exists() for file in DRIVER_FILES)
 
 
 def _ask_torch(stopped: Callable[[], bool]) -> int | None:
-    """None: `stopped` came true, which is looked at each tick; the child is gone then."""
+    """Return the count; None if `stopped` returned true, after which the child has ended."""
     child = subprocess.Popen(
         [sys.executable, "-P", "-c", _QUESTION],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # a terminal's Ctrl-C is for whoever asks
+        start_new_session=True,  # the terminal's Ctrl-C is for the parent
     )
     deadline = time.monotonic() + ASK_TIMEOUT_S
     with child:
@@ -75,7 +75,7 @@ def _ask_torch(stopped: Callable[[], bool]) -> int | None:
                 except subprocess.TimeoutExpired:
                     if time.monotonic() > deadline:
                         raise ConfigError(
-                            f"torch did not say within {ASK_TIMEOUT_S:g} s which GPUs there are: "
+                            f"torch did not list the GPUs within {ASK_TIMEOUT_S:g} s: "
                             "check nvidia-smi, or give --device cpu"
                         ) from None
             return None
@@ -87,7 +87,7 @@ def _counted(child: subprocess.Popen[str], out: str, err: str) -> int:
     words = out.split()
     if child.returncode or not words or not words[-1].isdigit():
         raise ConfigError(
-            f"torch cannot say which GPUs there are ({err.strip()[-300:]}): check nvidia-smi, or "
+            f"torch cannot list the GPUs ({err.strip()[-300:]}): check nvidia-smi, or "
             "give --device cpu"
         )
     return int(words[-1])

@@ -5,7 +5,7 @@
       environment.json   what every child adds to its environment, the cluster token included
       client.json        with which settings this user's commands call the workers
       registry/          the workers' announcements
-      <job>.json         what to run          <job>.status   how it fares
+      <job>.json         what to run          <job>.status   its state
       <job>.progress     what it does before it is ready
       <job>.lock         flocked by its keeper, whose pid it holds
       <job>.log          what it wrote (job_log.py)
@@ -36,12 +36,12 @@ from baton.runtime.errors import ConfigError
 
 INSTANCE_KEY = "BATON_INSTANCE"  # in the environment of every process of the instance
 TOKEN_KEY = "BATON_TOKEN"  # the cluster token
-ERROR_KEY = "BATON_ERROR_FILE"  # where a child leaves its one clear message
-PROGRESS_KEY = "BATON_PROGRESS_FILE"  # where it says what it does before it is ready
+ERROR_KEY = "BATON_ERROR_FILE"  # for a child's error message
+PROGRESS_KEY = "BATON_PROGRESS_FILE"  # for a child's progress before readiness
 CLIENT_SETTINGS = "client.json"
 STOP_DEADLINE_S = 30.0
 LOG_BYTES = 64 << 20  # a longer log becomes its .1
-NAMED_S = 1.0  # for a keeper that has just begun to write its pid
+PID_TIMEOUT_S = 1.0  # for a keeper to write its pid
 KILL_S = 5.0  # for a keeper to kill a child after its grace, and to end
 
 JobState = Literal["running", "waiting", "failed", "stopped"]
@@ -59,7 +59,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """How a job fares; written by its keeper alone."""
+    """The state of a job; only its keeper writes it."""
 
     name: str
     state: JobState
@@ -67,7 +67,7 @@ class JobStatus:
     starts: int
     ended: str = ""  # how the child before this one ended
     message: str = ""  # its own clear message, where it left one; why there is no child
-    well: bool = False  # it has run long once, and is never given up
+    proven: bool = False  # it has run long once, so it is always restarted
 
 
 def runtime_folder() -> Path:
@@ -95,7 +95,8 @@ def runtime_folder() -> Path:
 
 
 class Instance:
-    """Owned by `baton serve`. `claim` takes the lifeline, `end` lets go of it and cleans up."""
+    """A running instance, owned by `baton serve`. `claim` takes the lifeline, `end` releases it and
+    removes the folder."""
 
     def __init__(self, folder: Path, lifeline: int, instance_id: str) -> None:
         self.folder = folder
@@ -105,8 +106,8 @@ class Instance:
 
     @classmethod
     def claim(cls, name: str, stopped: Callable[[], bool] = lambda: False) -> Instance | None:
-        """Take the folder `name` for this process. None: `stopped` came true while the children
-        of an earlier instance were still ending.
+        """Take the folder `name` for this process. None: `stopped` returned true while the
+        children of an earlier instance were still ending.
 
         Raises ConfigError when a live instance holds it, or the children of a dead one do not
         end within STOP_DEADLINE_S.
@@ -122,8 +123,8 @@ class Instance:
             if stopped():
                 return None
             raise ConfigError(
-                f"processes of an earlier instance in {folder} do not end, or still serve what is "
-                "open: wait, or kill them"
+                f"processes of an earlier instance in {folder} still run or serve open requests: "
+                "wait, or kill them"
             )
         for path in folder.iterdir():
             if path.name != "lifeline":
@@ -150,16 +151,16 @@ class Instance:
         self._stop_s = max(self._stop_s, job.grace_s + KILL_S)
 
     def release(self) -> None:
-        """Let go of the lifeline: every keeper now ends its child, then itself."""
+        """Release the lifeline: every keeper then ends its child and itself."""
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
 
     def end_job(self, name: str, hurried: Callable[[], bool] = lambda: False) -> None:
         """End one job while the others go on, and wait until its keeper has ended. Once
-        `hurried` comes true, what is still open there is cut off. A keeper that cannot be told
-        ends with the others."""
-        if tell_keeper(self.folder, name, signal.SIGTERM):
+        `hurried` returns true, its open requests are cut off. A keeper that no signal reaches ends
+        with the others."""
+        if signal_keeper(self.folder, name, signal.SIGTERM):
             self._wait_ended(f"{name}.lock", hurried)
 
     def end(
@@ -173,7 +174,7 @@ class Instance:
         if not ended and not wait_unkept(self.folder, time.monotonic() + KILL_S):
             return False
         lifeline = _lock_lifeline(self.folder)
-        if lifeline is not None:  # else a new instance has claimed the folder meanwhile
+        if lifeline is not None:  # else a new instance has claimed the folder
             shutil.rmtree(self.folder)
             os.close(lifeline)
         return True
@@ -184,16 +185,16 @@ class Instance:
             return True
         if hurried():
             for path in self.folder.glob(locks):
-                tell_keeper(self.folder, path.stem, signal.SIGINT)
+                signal_keeper(self.folder, path.stem, signal.SIGINT)
         return wait_unkept(self.folder, deadline, locks=locks)
 
 
-def tell_keeper(folder: Path, name: str, number: signal.Signals) -> bool:
+def signal_keeper(folder: Path, name: str, number: signal.Signals) -> bool:
     """Send a signal to the keeper of a job: SIGTERM to end, SIGINT to make haste with it. False
     if it has none, or one whose pid had no room on the disk. A keeper's lock names it, and its pid
     is its own while it holds that."""
     path = folder / f"{name}.lock"
-    deadline = time.monotonic() + NAMED_S
+    deadline = time.monotonic() + PID_TIMEOUT_S
     while is_locked(path):
         if keeper := path.read_text():
             with contextlib.suppress(ProcessLookupError):
@@ -228,7 +229,7 @@ def wait_unkept(
     locks: str = "*.lock",
 ) -> bool:
     """Whether no keeper holds a job of `folder`, or those whose `locks` match, waiting until
-    `deadline` (time.monotonic), or until `stopped` comes true."""
+    `deadline` (time.monotonic), or until `stopped` returns true."""
     while any(is_locked(path) for path in folder.glob(locks)):
         if time.monotonic() > deadline or stopped():
             return False
@@ -299,7 +300,7 @@ def read_status(folder: Path, name: str) -> JobStatus | None:
 
 
 def read_progress(folder: Path, name: str) -> str:
-    """What the job does before it is ready, in words; empty where it has said nothing."""
+    """Return the job's report of what it does before it is ready; empty without a report."""
     try:
         return (folder / f"{name}.progress").read_text()
     except FileNotFoundError:
@@ -307,7 +308,7 @@ def read_progress(folder: Path, name: str) -> str:
 
 
 def grpc_address_file(address_file: Path) -> Path:
-    """Where a router whose address is in `address_file` says where it serves gRPC."""
+    """Return the file of the gRPC address of the router whose HTTP address is in `address_file`."""
     return address_file.with_suffix(".grpc_address")
 
 

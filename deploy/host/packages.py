@@ -1,14 +1,13 @@
-"""Which packages a worker cannot start without, and whether they are here.
+"""Checks that the packages a worker needs are installed, before anything starts.
 
-Asked before anything starts, so that what is missing is named at once. Looks packages up and
-imports none: torch alone takes seconds. Keeps no state.
+It looks packages up and imports none, because torch alone takes seconds. Keeps no state.
 """
 
 from __future__ import annotations
 
 import importlib.util
 
-from baton.deploy.host.gpus import built_for_cuda, driver_there
+from baton.deploy.host.gpus import built_for_cuda, has_driver
 from baton.runtime.errors import ConfigError
 
 INSTALL = "pip install 'baton-serve[worker]'"
@@ -23,8 +22,8 @@ ON_CPUS = "numba"  # its kernels are Triton's on GPUs
 
 
 def missing_packages(device: str = "auto") -> list[str]:
-    """Those that a worker on `device` cannot start without and that are not installed."""
-    gpu = device.startswith("cuda") or (device == "auto" and built_for_cuda() and driver_there())
+    """Return the packages that a worker on `device` needs and that are not installed."""
+    gpu = device.startswith("cuda") or (device == "auto" and built_for_cuda() and has_driver())
     return [
         name
         for name, modules in NEEDED.items()
@@ -38,7 +37,7 @@ def installed(module: str) -> bool:
 
 
 def check_worker_packages(device: str = "auto") -> None:
-    """Raise ConfigError where this installation can route but not compute on `device`."""
+    """Raise ConfigError if a package that a worker on `device` needs is not installed."""
     missing = missing_packages(device)
     if missing:
         raise ConfigError(f"workers need {' and '.join(missing)}: {INSTALL}")

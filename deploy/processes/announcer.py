@@ -11,18 +11,18 @@ from baton.runtime import logs, waits
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import ANSWER_S, RegistryClient, RegistryUnavailable, hung
 
-ANNOUNCE_S = 3.0
+ANNOUNCE_INTERVAL_S = 3.0
 
 log = logs.get(__name__)
 
 
 async def announce(registry: RegistryClient, record: WorkerRecord) -> None:
-    """Announce the worker every ANNOUNCE_S until cancelled. Raises ConfigError for a record that
+    """Announce the worker every ANNOUNCE_INTERVAL_S until cancelled. Raises ConfigError for a record that
     no registry would take."""
     logged = ""
     while True:
         announcing = registry.announce(record)
-        while not await waits.over(announcing, ANSWER_S):
+        while not await waits.done_within(announcing, ANSWER_S):
             logged = _log_failure(hung(ANSWER_S), logged)
         why = ""
         try:
@@ -32,13 +32,13 @@ async def announce(registry: RegistryClient, record: WorkerRecord) -> None:
         except OSError as error:  # a full disk ends no request; the entry fades
             why = str(error)
         logged = _log_failure(why, logged)
-        await asyncio.sleep(ANNOUNCE_S)
+        await asyncio.sleep(ANNOUNCE_INTERVAL_S)
 
 
 def _log_failure(why: str, logged: str) -> str:
     """Log why the worker is not announced, once for each reason; return the reason."""
     if why and why != logged:
-        log.error("the worker could not announce itself", why=why)
+        log.error("worker not announced", reason=why)
     return why
 
 
@@ -46,10 +46,10 @@ async def withdraw(registry: RegistryClient, record: WorkerRecord) -> None:
     """Withdraw the worker's entry, or leave it to fade after ANSWER_S."""
     withdrawing = registry.withdraw(record.worker_id, record.boot_id)
     try:
-        if not await waits.over(withdrawing, ANSWER_S):
+        if not await waits.done_within(withdrawing, ANSWER_S):
             raise TimeoutError(hung(ANSWER_S))
         withdrawing.result()
     except RegistryUnavailable:
         pass  # its client has logged it
     except OSError as error:
-        log.error("the worker could not withdraw its announcement", why=str(error))
+        log.error("worker not withdrawn", reason=str(error))

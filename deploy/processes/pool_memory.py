@@ -1,4 +1,4 @@
-"""From the engine's KV pool to what a mover takes: plain memory, its kind, and who sums it.
+"""Turns the engine's KV pool into what a mover takes: plain memory, its kind, its checksums.
 
 The one place that knows both sides of that seam. Keeps no state.
 """
@@ -18,8 +18,8 @@ from baton.runtime.errors import ConfigError
 
 
 def local_pool(pool: KvPool) -> LocalPool:
-    """Ready to be summed: its kernel is compiled, or loaded. Raises ConfigError where a GPU's
-    kernels compute other sums than the handoff's."""
+    """Return the pool as a mover takes it, with its checksum kernel compiled. Raises ConfigError
+    if a GPU's kernels compute other checksums than the handoff."""
     if pool.tensor.device.type == "cpu":
         try:
             from baton.kv_transfer import checksum_numba
@@ -35,7 +35,8 @@ def local_pool(pool: KvPool) -> LocalPool:
 
 
 def device_pool(stored: Tensor, slabs: int) -> DevicePool:
-    """Of `stored`, uint8 [blocks, block_bytes] on a GPU, contiguous. Raises as `local_pool`."""
+    """Return the pool of `stored`, uint8 [blocks, block_bytes] on a GPU, contiguous. Raises as
+    `local_pool`."""
     from baton.engine.triton.checksum import ALGORITHM
     from baton.engine.triton.device_checksums import DeviceChecksums, enter_device
 

@@ -27,8 +27,8 @@ def run_router(
     secrets: ClusterSecrets,
     address_file: Path | None,
 ) -> None:
-    """Serve until SIGTERM. `address_file` gets host:port once the router listens; where it
-    serves gRPC, the file beside it (`grpc_address_file`) has got that address before.
+    """Serve until SIGTERM. Once the router listens, `address_file` holds host:port; if it serves
+    gRPC, the file beside it (`grpc_address_file`) held that address before.
 
     Raises ConfigError for a port, a certificate or a model folder that cannot be used.
     """

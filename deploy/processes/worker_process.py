@@ -1,4 +1,4 @@
-"""The main of a worker process: an engine, and a role on it until it is told to change or end.
+"""The main of a worker process: an engine, and one role after another until it ends.
 
     engine ─▶ pool + mover ─▶ worker_roles.py ─▶ gRPC server, registry ─▶ drained ─┬▶ end
                  ▲                                                                 │
@@ -58,16 +58,16 @@ from baton.runtime.grpc_links import open_port
 from baton.runtime.registry import Role, WorkerRecord
 from baton.runtime.shared_registry.registry_location import folder_of, open_registry
 from baton.runtime.tls import tls_of
-from baton.runtime.worker.drain import SERVER_GRACE_S, Course, Ends, serve_until
+from baton.runtime.worker.drain import SERVER_GRACE_S, RoleControl, ShutdownSteps, serve_until
 
 log = logs.get(__name__)
 
 SWITCH_INTERVAL_S = 0.0005  # Python's own 5 ms lets any busy thread hold up a handoff
-QUARANTINE_LOOK_S = 1.0
+QUARANTINE_POLL_S = 1.0
 QUARANTINE_SHARE = 0.25  # of the pool; above it the worker restarts
-STEPS_LOOK_S = 0.25
-PORT_S = 5.0  # for a port that the role before has had
-PORT_LOOK_S = 0.05
+STEPS_POLL_S = 0.25
+PORT_TIMEOUT_S = 5.0  # for the port of the role before
+PORT_POLL_S = 0.05
 
 
 def run_worker(
@@ -88,10 +88,10 @@ def run_worker(
     advertised = advertised_host(config.worker, many_hosts=registry_folder is None)
     tls = tls_of(config.security)
     if not config.handoff.verify:
-        log.warning("blocks are used unverified: wrong ones too", setting="handoff.verify")
+        log.warning("checksums disabled", setting="handoff.verify", risk="wrong KV is used")
     with contextlib.ExitStack() as stack:
         if registry_folder is not None:
-            stack.enter_context(worker_lock.held(registry_folder, worker_id))
+            stack.enter_context(worker_lock.hold(registry_folder, worker_id))
         engine = _load(config, role, model_folder)
         boot = Boot(
             config=config,
@@ -156,7 +156,7 @@ def _load(config: Config, role: Role, model_folder: Path) -> TorchEngine:
         kv_bytes=engine.pool.blocks * engine.pool.block_bytes,
     )
     if engine.memory is not None:
-        log.info("memory", plan=engine.memory.line(), **asdict(engine.memory))
+        log.info("memory planned", plan=engine.memory.line(), **asdict(engine.memory))
     return engine
 
 
@@ -183,7 +183,7 @@ class WorkerProcess:
         self._boot = boot
         self._engine = engine
         self._worker: DecodeWorker | PrefillWorker | None = None  # None: between two roles
-        self._course = Course(boot.role)
+        self._role_control = RoleControl(boot.role)
         self._admin = AdminServer(
             settings.host,
             settings.admin_port,
@@ -192,27 +192,28 @@ class WorkerProcess:
         )
 
     async def run(self) -> None:
-        """Serve until it is told to end, or until a role fails; then leave nothing owed."""
+        """Serve until an order or a signal ends the process, or until a role fails; then settle
+        what it owes its peers."""
         raise_open_file_limit()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._course.end)
+            loop.add_signal_handler(number, self._role_control.end)
         metrics.watch_process(loop)
-        patience_s = 0.0
+        port_timeout_s = 0.0
         try:
             admin_address = await self._admin.start()
-            while (role := self._course.begin()) is not None:
+            while (role := self._role_control.begin()) is not None:
                 self._boot = replace(self._boot, role=role)
-                await self._serve(self._boot, admin_address, patience_s)
+                await self._serve(self._boot, admin_address, port_timeout_s)
                 self._boot = replace(self._boot, boot_id=os.urandom(handshake.BOOT_ID_BYTES))
-                patience_s = PORT_S
+                port_timeout_s = PORT_TIMEOUT_S
         finally:
             await self._admin.stop()
             await self._engine.close()
             await self._boot.registry.close()
         log.info("worker stopped")
 
-    async def _serve(self, boot: Boot, admin_address: str, patience_s: float) -> None:
+    async def _serve(self, boot: Boot, admin_address: str, port_timeout_s: float) -> None:
         """One role, from its first step to its last lease. Raises EngineError if READs of this
         role may still land when another role is to follow."""
         config, engine = boot.config, self._engine
@@ -226,12 +227,12 @@ class WorkerProcess:
         orders = WorkerControl(
             boot.worker_id,
             boot.boot_id,
-            drain=self._course.drain,
-            change_role=self._course.change,
+            drain=self._role_control.drain,
+            change_role=self._role_control.change,
         )
         control_pb2_grpc.add_WorkerControlServicer_to_server(orders, served.server)  # type: ignore[no-untyped-call]
         process_memory.freeze_startup_objects()
-        record = await _listen(boot, served.server, admin_address, patience_s)
+        record = await _listen(boot, served.server, admin_address, port_timeout_s)
         record = replace(record, memory=_memory_line(engine))
         self._worker = served.worker
         watches = [
@@ -240,7 +241,9 @@ class WorkerProcess:
             asyncio.create_task(served.worker.health.watch()),
             asyncio.create_task(process_memory.collect_periodically()),
             asyncio.create_task(
-                _watch_steps(served.worker.health, config.worker.failing_s, self._course.hurry)
+                _watch_steps(
+                    served.worker.health, config.worker.failing_s, self._role_control.hurry
+                )
             ),
         ]
         log.info("worker ready", role=boot.role, address=record.address, boot_id=record.boot_id)
@@ -255,7 +258,7 @@ class WorkerProcess:
             finally:
                 await mover.close()
 
-        ends = Ends(
+        ends = ShutdownSteps(
             withdraw=partial(withdraw, boot.registry, record),
             finish=served.finish,
             stop=partial(served.server.stop, SERVER_GRACE_S),
@@ -263,11 +266,11 @@ class WorkerProcess:
         )
         running = asyncio.create_task(served.worker.run())
         drain_s = config.worker.drain_s
-        await serve_until(self._course, served.worker, running, watches, drain_s, ends)
-        if unsettled and self._course.role is not None:
+        await serve_until(self._role_control, served.worker, running, watches, drain_s, ends)
+        if unsettled and self._role_control.role is not None:
             raise EngineError(
                 f"READs of {unsettled} blocks have not ended: the role cannot change, and the "
-                "worker restarts; look for peers that stall"
+                "worker restarts; look for peers that are slow or stopped"
             )
 
     def _audit(self, check: bool) -> dict[str, Any]:
@@ -285,8 +288,8 @@ class WorkerProcess:
 
 
 async def first_step(engine: Engine, pool: BlockPool) -> None:
-    """Compute one token, on a pool that nobody else uses yet. Steps end in order: nothing that
-    was under way before writes into the pool any more. Raises EngineError if it fails."""
+    """Compute one token, on a pool that nothing else uses yet. Steps end in order: after it no
+    earlier step writes into the pool. Raises EngineError if it fails."""
     (block,) = pool.allocate(1, Hold.USED)
     result = await engine.submit(probe_batch(block)).result()
     pool.release([block], Hold.USED)
@@ -304,11 +307,11 @@ def _memory_line(engine: TorchEngine) -> str:
 
 
 async def _listen(
-    boot: Boot, server: grpc.aio.Server, admin_address: str, patience_s: float = 0.0
+    boot: Boot, server: grpc.aio.Server, admin_address: str, port_timeout_s: float = 0.0
 ) -> WorkerRecord:
     settings = boot.config.worker
     clock = asyncio.get_running_loop().time
-    until_s = clock() + patience_s  # the role before may still let go of the port
+    until_s = clock() + port_timeout_s  # the role before may still let go of the port
     while True:
         try:
             port = open_port(server, address_of(settings.host, settings.port), boot.tls)
@@ -319,7 +322,7 @@ async def _listen(
                     f"worker.port {settings.port} on {settings.host} cannot be used: give "
                     "another port, or 0, and for worker.host an address of this machine"
                 ) from error
-        await asyncio.sleep(PORT_LOOK_S)
+        await asyncio.sleep(PORT_POLL_S)
     await server.start()
     host = boot.advertised or settings.host
     return WorkerRecord(
@@ -334,25 +337,28 @@ async def _listen(
 
 
 async def _watch_steps(health: StepHealth, within_s: float, hurry: Callable[[], None]) -> None:
-    """End the process, to be started anew, when for so long all steps and probes have failed. It
-    could finish nothing: what it has is handed back at once."""
+    """End the process, so that its keeper restarts it, when all steps and probes have failed for
+    `within_s`. It can finish no request, so it hands all of them back at once."""
     clock = asyncio.get_running_loop().time
     well_s, failure = clock(), None
     while clock() - well_s <= within_s:
-        await asyncio.sleep(STEPS_LOOK_S)
+        await asyncio.sleep(STEPS_POLL_S)
         if (failure := health.persistent_failure()) is None:
             well_s = clock()
     hurry()
-    raise EngineError(f"{failure}; nothing has gone well for {within_s:g} s: the worker restarts")
+    raise EngineError(
+        f"{failure}; no step or probe has succeeded for {within_s:g} s: the worker restarts"
+    )
 
 
 async def _watch_quarantine(pool: BlockPool, limit: float) -> None:
-    """End the process, to be started anew, when too much of the pool is in quarantine."""
+    """End the process, so that its keeper restarts it, when too much of the pool is in
+    quarantine."""
     quarantined = 0
     while quarantined <= limit * pool.total:
-        await asyncio.sleep(QUARANTINE_LOOK_S)
+        await asyncio.sleep(QUARANTINE_POLL_S)
         quarantined = pool.counts().quarantined
     raise EngineError(
         f"{quarantined} of {pool.total} blocks are in quarantine: the worker "
-        "restarts; look for peers that stall"
+        "restarts; look for peers that are slow or stopped"
     )

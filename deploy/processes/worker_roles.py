@@ -64,7 +64,7 @@ class Boot:
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """What lies below a worker's seams."""
+    """The parts below a worker's seams, the same for both roles."""
 
     boot: Boot
     engine: TorchEngine

@@ -26,14 +26,14 @@ TICK_S = 0.1
 
 
 def fetch(hub_id: str, stopped: Callable[[], bool], revision: str = "") -> Path | None:
-    """The folder of the model in the hub's cache; None: `stopped`, which is looked at each tick,
-    came true, and the child is gone. Raises ModelError naming the remedy."""
+    """Return the folder of the model in the hub's cache; None if `stopped`, which is polled,
+    returned true, after which the child has ended. Raises ModelError with the remedy."""
     child = subprocess.Popen(
         [sys.executable, "-P", "-m", "baton.deploy.serve.hub", hub_id, revision],
         stdin=subprocess.PIPE,  # its end, however this process ends, ends the child
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # a terminal's Ctrl-C is for whoever asks
+        start_new_session=True,  # the terminal's Ctrl-C is for the parent
     )
     with child:
         try:

@@ -1,4 +1,4 @@
-"""From what the user typed as MODEL to a folder on this host.
+"""Finds the folder of the MODEL that the user named.
 
 A local folder, a hub id (`owner/name` or `owner/name@revision`, fetched or taken from the hub's
 own cache), or nothing: the embedded model. Looks at a folder as far as that goes without torch;
@@ -38,8 +38,8 @@ def find_model(
     say: Callable[[str], None] = lambda _: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> ModelSource | None:
-    """The model's folder; may download, which `say` tells before, and `stopped` ends: then it is
-    None. Raises ModelError naming the remedy."""
+    """Return the model's folder. It may download, which `say` reports first; None if `stopped`
+    ended the download. Raises ModelError with the remedy."""
     if given is None:
         return ModelSource(embedded_model(), EMBEDDED, demonstration=True)
     folder = Path(given).expanduser()

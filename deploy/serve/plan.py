@@ -1,4 +1,4 @@
-"""What `baton serve` will run: the jobs, their commands and their environment. Pure.
+"""The plan of `baton serve`: its jobs, their commands and their environment. Pure.
 
 Secrets and settings travel by environment, never on a command line that others can read.
 """
@@ -80,7 +80,7 @@ def workers_per_gpu(options: ServeOptions, gpus: int) -> int:
 
 
 def devices(options: ServeOptions, gpus: int) -> dict[str, str]:
-    """`worker.device` of each worker: round the GPUs in turn, unless the user named one for all.
+    """Return `worker.device` of each worker: the GPUs in turn, unless the user named one for all.
     Under Ray an actor sees none but those that Ray gave it. Empty: the CPU."""
     names = worker_names(options)
     if not workers_per_gpu(options, gpus):
@@ -123,7 +123,7 @@ def jobs(options: ServeOptions, model: ModelSource, folder: Path, gpus: int = 0)
         workers.append(Job(name, command, grace_s(options.config)))
     router += _certificate(options, folder, ROUTER_JOB)
     leaving = options.config.router
-    router_grace_s = leaving.leave_s + leaving.drain_s + 2 * END_S  # streams are told, too
+    router_grace_s = leaving.leave_s + leaving.drain_s + 2 * END_S  # and the streams' last events
     return [Job(ROUTER_JOB, _baton(*router), router_grace_s), *workers]
 
 
@@ -155,7 +155,7 @@ SHORT_SPIN = "10000"  # iterations: 20 to 40 microseconds on the machines measur
 def environment(
     options: ServeOptions, token: str, cores: int, inherited: Mapping[str, str], gpus: int = 0
 ) -> dict[str, str]:
-    """What the jobs add to the environment that they inherit.
+    """Return what the jobs add to the environment that they inherit.
 
     OpenMP must not spin for long: two torch processes that spin on shared cores slow each other
     thirty times. Where the workers' threads have a core each they spin for some ten microseconds:
@@ -181,7 +181,7 @@ def environment(
 
 
 def _memory_fraction(options: ServeOptions, inherited: Mapping[str, str], gpus: bool) -> float:
-    """Of the host, or of each GPU, where the workers are to run there."""
+    """Return the share of the host's memory that pools take; on GPUs, of each GPU's memory."""
     fraction = options.config.pool.memory_fraction
     if not gpus or fraction != PoolConfig().memory_fraction:
         return fraction

@@ -1,9 +1,8 @@
 """Starts keepers from this very process: the launcher for one machine without Ray.
 
-`Launcher` is what both launchers are to `baton serve`. Starting twice does no harm: a job has
-one keeper, whoever asks. Jobs, environment and status are files of the instance; a launcher
-owns only the times at which it started keepers.
-"""
+`Launcher` is what both launchers are to `baton serve`. Starting twice does no harm: a job has one
+keeper, however many are started. Jobs, environment and status are files of the instance; a launcher
+owns only the times at which it started keepers."""
 
 from __future__ import annotations
 

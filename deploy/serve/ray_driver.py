@@ -28,7 +28,7 @@ READY_TIMEOUT_S = 60.0
 CPU_SHARE = 0.001  # of a core: a bundle must hold something, and actors do no work
 NODE_SHARE = 0.001
 GPU_UNITS = 10_000
-HEAD_LOST_S = 10  # Ray waits a minute for its head; nobody starts that of a local Ray again
+HEAD_LOST_S = 10  # Ray waits a minute for its head, and no process restarts a local one
 PATH_BYTES = 107  # of a socket, at most
 SOCKET_BYTES = len("/session_2026-01-31_12-30-59_123456_1234567/sockets/plasma_store")
 
@@ -56,8 +56,8 @@ class WorkerActor:
             pause.wait(TEND_S)
 
     def _turn(self, launcher: Launcher) -> bool:
-        """Whether the instance lives. No error ends the thread: nobody else would start a
-        keeper. It is told once, and raised by `check` until a turn goes well."""
+        """Whether the instance lives. No error ends the thread, because no other thread
+        starts keepers. `check` raises it until a turn succeeds."""
         try:
             if not is_locked(self._folder / "lifeline"):
                 return False
@@ -110,8 +110,9 @@ def connect(folder: Path, address: str) -> Any:
 
 def _own_files(folder: Path) -> str | None:
     """Where a local Ray keeps its sockets and logs: with the instance, for this user alone, and
-    gone with it. None, Ray's own place, which all may read and nobody clears, if the names of
-    its sockets would be too long, or RAY_TMPDIR names one. The logs of the Ray before stay."""
+    gone with it. None, Ray's own place, which all users can read and no process clears, if the
+    names of its sockets would be too long, or RAY_TMPDIR names one. The logs of the Ray before
+    stay."""
     own = folder / "ray"
     if "RAY_TMPDIR" in os.environ or len(os.fsencode(own)) + SOCKET_BYTES > PATH_BYTES:
         return None
@@ -122,7 +123,7 @@ def _own_files(folder: Path) -> str | None:
 
 def place(ray: Any, folder: Path, names: Sequence[str], sharing: int = 0) -> list[Any]:
     """The actors of the jobs, in one placement group on this host; `sharing` of them to a GPU,
-    0: without GPUs. Ray tells an actor its GPU by CUDA_VISIBLE_DEVICES, which its worker inherits.
+    0: without GPUs. Ray names an actor's GPU in CUDA_VISIBLE_DEVICES, which its worker inherits.
 
     Raises ConfigError when the cluster has no room for them here, Unavailable when an actor
     does not start in time or cannot do its work.
@@ -156,7 +157,7 @@ def place(ray: Any, folder: Path, names: Sequence[str], sharing: int = 0) -> lis
 
 
 def gpu_share(sharing: int) -> float:
-    """Of a GPU, for one of so many that share it, in Ray's own unit of a ten-thousandth."""
+    """Return one worker's share of a GPU that `sharing` workers use, in Ray's unit of 1/10,000."""
     return GPU_UNITS // sharing / GPU_UNITS if sharing else 0.0
 
 

@@ -1,4 +1,4 @@
-"""`baton serve`: starts an instance, says what it does, watches it, and leaves nothing behind.
+"""`baton serve`: starts an instance, reports its progress, watches it, and ends every process.
 
 One thread, one loop, no wait longer than a tick: Ctrl-C works at any moment, also while it
 starts. It holds the instance's lifeline; everything else is done by keepers (supervisor.py).
@@ -45,8 +45,8 @@ TICK_S = 0.1
 EARLY_DEATHS = 3  # of one job before it was ready
 LOG_TAIL_LINES = 20
 SWEEP_S = 5.0
-KILLED_S = 1.0  # until those who were killed are gone
-PATIENCE_S = 1.0  # before it is said what it waits for
+KILL_TIMEOUT_S = 1.0  # for killed processes to end
+REPORT_AFTER_S = 1.0  # before it reports what it waits for
 OPEN_REQUESTS = "open requests may finish; Ctrl-C again cuts them off"
 OTHERS = "all requests have ended; waiting for the other processes"
 NEXT_STEP = "baton serve Qwen/Qwen3-0.6B"
@@ -67,14 +67,14 @@ class Serving:
         if options.launcher == "ray":
             self._names.append(RAY_JOB)
         self._starts: dict[str, int] = {}
-        self._told: dict[str, str] = {}  # what was said last of each worker, and of other things
+        self._reported: dict[str, str] = {}  # the last line on each worker and other subject
         self._gpus = 0  # that torch sees on this host, for workers that may use them
         self._after_error: BaseException | None = None
         self._authority: Authority | None = None  # None: it makes no certificates
 
     def stop(self) -> None:
-        """End `run` soon: what is open may finish, unless told twice. Safe in signal handlers and
-        other threads."""
+        """End `run` soon: open requests may finish, unless it is called twice. Safe in signal
+        handlers and other threads."""
         self._hurried = self._stopping
         self._stopping = True
 
@@ -134,8 +134,8 @@ class Serving:
             self._progress(f"WARNING: {warning}")
         if gpus:
             placed = plan.devices(options, gpus).items()
-            told = ", ".join(f"{name} on {device}" for name, device in placed)
-            self._progress(f"torch sees {gpus} GPUs: {told}")
+            assignments = ", ".join(f"{name} on {device}" for name, device in placed)
+            self._progress(f"torch sees {gpus} GPUs: {assignments}")
         workers = plan.worker_names(options)
         if options.launcher == "process":
             return ProcessLauncher(folder, [ROUTER_JOB, *workers])
@@ -170,8 +170,8 @@ class Serving:
                 placing = False
                 self._progress("Ray has placed the workers")
             for name in sorted(missing):
-                self._tell_progress(instance, name)
-            for record in _announced(registry):
+                self._report_progress(instance, name)
+            for record in _announced_workers(registry):
                 if record.worker_id in missing:
                     missing.remove(record.worker_id)
                     self._progress(f"{record.worker_id} ready at {record.address}")
@@ -186,15 +186,15 @@ class Serving:
             time.sleep(TICK_S)
         return None
 
-    def _tell_progress(self, instance: Instance, name: str) -> None:
-        """What a worker does before it is ready, where that has changed."""
+    def _report_progress(self, instance: Instance, name: str) -> None:
+        """Report what a worker does before it is ready, if that has changed."""
         if progress := read_progress(instance.folder, name):
-            self._tell(name, f"{name} {progress}")
+            self._report(name, f"{name} {progress}")
 
-    def _tell(self, about: str, text: str) -> None:
-        """Say it, unless it is what was said last about this."""
-        if text != self._told.get(about):
-            self._told[about] = text
+    def _report(self, subject: str, text: str) -> None:
+        """Print a line, unless it is the last one on this subject."""
+        if text != self._reported.get(subject):
+            self._reported[subject] = text
             self._progress(text)
 
     def _all_linked(self, address: str) -> bool:
@@ -208,7 +208,7 @@ class Serving:
         )
 
     def _watch(self, instance: Instance, launcher: Launcher) -> None:
-        """Nothing ends it but `stop` and a job that was given up: what runs goes on."""
+        """Watch the instance until `stop`, or until a job is given up."""
         while not self._stopping:
             time.sleep(TICK_S)
             self._renew_certificates()
@@ -216,13 +216,16 @@ class Serving:
             try:
                 self._check_jobs(instance, starting=False)
             except OSError as error:
-                self._tell("jobs", f"the jobs cannot be looked at: {error}; it is tried again")
+                self._report(
+                    "jobs",
+                    f"the status of the jobs cannot be read: {error}; the next attempt follows",
+                )
 
     def _tend(self, launcher: Launcher) -> None:
         try:
             launcher.tend()
         except BatonError as error:
-            self._tell("keepers", f"{error}; it is tried again")
+            self._report("keepers", f"{error}; the next attempt follows")
 
     def _renew_certificates(self) -> None:
         try:
@@ -232,7 +235,7 @@ class Serving:
             self._progress(f"certificates cannot be renewed, so new connections will fail: {error}")
 
     def _check_jobs(self, instance: Instance, *, starting: bool) -> None:
-        """Say which jobs were started again. Raises ConfigError for one that was given up."""
+        """Report which jobs were restarted. Raises ConfigError for one that was given up."""
         for name in self._names:
             status = read_status(instance.folder, name)
             if status is None:
@@ -241,13 +244,13 @@ class Serving:
             if status.state == "failed" or (starting and status.starts > EARLY_DEATHS):
                 raise ConfigError(status.message or self._crash(instance, name, status.ended))
             if status.state == "waiting" and status.message:
-                self._tell(name, f"{status.message}; it is tried again")
+                self._report(name, f"{status.message}; the next attempt follows")
             if status.starts > before and status.state == "running":
                 how = "ended" if status.ended == "exit code 0" else "died"  # it was drained
-                self._progress(f"{name} {how} ({status.ended}); started again")
+                self._progress(f"{name} {how} ({status.ended}); restarted")
                 self._starts[name] = status.starts
-                for about in (name, "keepers"):  # told anew if it comes anew
-                    self._told.pop(about, None)
+                for subject in (name, "keepers"):  # a new failure is reported again
+                    self._reported.pop(subject, None)
 
     def _crash(self, instance: Instance, name: str, ended: str) -> str:
         crash = f"{name} cannot be kept running ({ended})."
@@ -268,9 +271,11 @@ class Serving:
             f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d {data}"
         )
         if model.demonstration:
-            self._say(f"{model.name} is a demonstration model: it knows a small world of its own.")
-            self._say(f"A real one: {NEXT_STEP}")
-        self._say("Ctrl-C ends it.")
+            self._say(
+                f"{model.name} is a demonstration model: it knows only a small invented world."
+            )
+            self._say(f"To serve a real model: {NEXT_STEP}")
+        self._say("Press Ctrl-C to stop.")
 
     def _afterwards(self, after_ready: AfterReady, url: str, model: ModelSource) -> None:
         def work() -> None:
@@ -279,27 +284,28 @@ class Serving:
                     return
             except BaseException as error:
                 self._after_error = error
-            self._stopping = True  # and no haste, if it was told before
+            self._stopping = True  # without cutting requests off
 
         threading.Thread(target=work, daemon=True).start()
 
     def _end(self, instance: Instance) -> None:
-        """The router first, while there are workers to finish what it has open."""
+        """End the router first, while workers can finish its open requests."""
         self._progress("stopping")
         try:
-            instance.end_job(ROUTER_JOB, self._patience(OPEN_REQUESTS))
+            instance.end_job(ROUTER_JOB, self._hurried_after(OPEN_REQUESTS))
         except OSError as error:  # as without descriptors: then it ends with the others
-            self._progress(f"the router cannot be ended first: {error}")
-        instance.end(self._patience(OTHERS), lambda: self._sweep(instance.instance_id))
-        self._progress("stopped, no process is left")
+            self._progress(f"the router could not be stopped before the workers: {error}")
+        instance.end(self._hurried_after(OTHERS), lambda: self._sweep(instance.instance_id))
+        self._progress("stopped; no process is left")
 
-    def _patience(self, waits_for: str) -> Callable[[], bool]:
-        """Whether to make haste; asked for longer than PATIENCE_S, it says what is waited for."""
-        patient_s = time.monotonic() + PATIENCE_S
+    def _hurried_after(self, waits_for: str) -> Callable[[], bool]:
+        """Return a callable that returns whether to hurry, and after REPORT_AFTER_S reports what is
+        waited for."""
+        report_at_s = time.monotonic() + REPORT_AFTER_S
 
         def hurried() -> bool:
-            if time.monotonic() > patient_s:
-                self._tell("end", waits_for)
+            if time.monotonic() > report_at_s:
+                self._report("end", waits_for)
             return self._hurried
 
         return hurried
@@ -310,11 +316,11 @@ class Serving:
         while (left := processes_of(instance_id)) and time.monotonic() < began_s + SWEEP_S:
             time.sleep(TICK_S)
         for pid in left:
-            self._progress(f"process {pid} had to be killed")
+            self._progress(f"process {pid} did not end and was killed")
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        while processes_of(instance_id) and time.monotonic() < began_s + SWEEP_S + KILLED_S:
-            time.sleep(TICK_S)  # who still dies may still write into the folder, which goes next
+        while processes_of(instance_id) and time.monotonic() < began_s + SWEEP_S + KILL_TIMEOUT_S:
+            time.sleep(TICK_S)  # a dying process may write into the folder
 
     def _progress(self, text: str) -> None:
         self._say(f"[{time.monotonic() - self._began:6.1f} s] {text}")
@@ -332,8 +338,8 @@ def serve(
     serving.run(after_ready)
 
 
-def _announced(registry: DirectoryRegistry) -> list[WorkerRecord]:
-    """None while its file system hangs: they may still come before the start times out."""
+def _announced_workers(registry: DirectoryRegistry) -> list[WorkerRecord]:
+    """Return the announced workers, none while the file system hangs."""
     try:
         return answer_within(registry.workers)
     except TimeoutError:
@@ -372,16 +378,16 @@ def linked_workers(address: str) -> dict[str, int]:
 
 
 def _switched_off(options: ServeOptions) -> Iterator[str]:
-    """What protects the user and others, and is off by his own word."""
+    """Yield a warning for each protection that the user has switched off."""
     if options.config.security.tls == "off":
-        yield "security.tls is off: processes talk in plain text"
+        yield "security.tls is off: processes communicate in plain text"
     if not options.config.handoff.verify:
-        yield "handoff.verify is off: a wrong block is used unseen"
+        yield "handoff.verify is off: wrong KV blocks are not detected"
     asked = os.environ.get("RAY_AUTH_MODE", "token").lower()  # as Ray reads it
     if options.launcher == "ray" and not options.ray_address and asked != "token":
-        yield f"RAY_AUTH_MODE is {asked}: whoever reaches this host's Ray runs code here"
+        yield f"RAY_AUTH_MODE is {asked}: any client that reaches this host's Ray can run code here"
 
 
 def _print(line: str) -> None:
-    with suppress(OSError):  # a full disk, a pipe that nobody reads: no reason to end
+    with suppress(OSError):  # a full disk, a closed pipe: no reason to end
         print(line, flush=True)

@@ -4,13 +4,12 @@
          │                                    │
          └── holds the lifeline's flock ◀─────┘ waits for it
 
-A keeper is no child of whoever started it (it forks twice), so it outlives a Ray actor, a
-raylet and Ray's head; it ends with the lifeline alone, or by SIGTERM; SIGINT then tells its child
-a second time, which ends at once. Its child dies with it by PR_SET_PDEATHSIG, so nothing survives
-kill -9 of any of them. A second keeper of a job finds the
-lock held and ends at once: that is how a re-made Ray actor adopts what still runs. Standard
-library alone, Linux alone (pidfd, prctl).
-"""
+A keeper is no child of the process that started it (it forks twice), so it outlives a Ray actor, a
+raylet and Ray's head; it ends with the lifeline alone, or by SIGTERM; SIGINT then signals its child
+a second time, and the child ends at once. Its child dies with it by PR_SET_PDEATHSIG, so nothing
+survives kill -9 of any of them. A second keeper of a job finds the lock held and ends at once: that
+is how a re-made Ray actor adopts what still runs. Standard library alone, Linux alone (pidfd,
+prctl)."""
 
 from __future__ import annotations
 
@@ -47,9 +46,9 @@ from baton.deploy.host.restarts import CONFIG_EXIT, OTHER_EXIT, RestartRule
 ALREADY_KEPT = 3  # exit code: another keeper has the job
 NO_LIFELINE = 4  # exit code: the instance has ended
 WAKE_S = 60.0  # no wait is endless; waking up early does no harm
-LOOK_S = 10.0
-HURRY_S = 15.0  # from the second SIGTERM to a child to its SIGKILL
-APART_S = 0.2  # between the two: sooner they may be heard as one
+POLL_S = 10.0
+HURRY_TIMEOUT_S = 15.0  # from the second SIGTERM to a child to its SIGKILL
+SIGNAL_GAP_S = 0.2  # closer signals may arrive as one
 PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -68,7 +67,7 @@ class Supervisor:
         before = self._written = read_status(folder, job.name)  # of a keeper that has ended
         first = JobStatus(job.name, "waiting", 0, 0)
         self._status = replace(before, ended="with its keeper", message="") if before else first
-        self._rule = RestartRule(proven=self._status.well)
+        self._rule = RestartRule(proven=self._status.proven)
         self._stop_read, self._stop_write = os.pipe()
         self._hurry_read, self._hurry_write = os.pipe()
 
@@ -85,7 +84,7 @@ class Supervisor:
         pause: float | None = 0.0
         while pause is not None:
             if self._stopped_within(pause):
-                self._tell("stopped", pid=0)
+                self._set_state("stopped", pid=0)
                 return
             began = time.monotonic()
             try:
@@ -93,24 +92,24 @@ class Supervisor:
             except OSError as error:
                 pause = self._not_started(error)
                 continue
-            self._tell("running", pid=child.pid)
+            self._set_state("running", pid=child.pid)
             stopped = self._watch(child, ended, began)
             code = child.returncode
-            told = {"ended": _describe(code), "message": self._left_message()}
+            outcome = {"ended": _describe(code), "message": self._error_message()}
             if stopped:
-                self._tell("stopped", **told)
+                self._set_state("stopped", **outcome)
                 return
-            pause = self._rule.died(time.monotonic() - began, code)
-            self._tell("failed" if pause is None else "waiting", **told)
-        while self._status != self._written and not self._stopped_within(LOOK_S):
+            pause = self._rule.record_end(time.monotonic() - began, code)
+            self._set_state("failed" if pause is None else "waiting", **outcome)
+        while self._status != self._written and not self._stopped_within(POLL_S):
             self._write()  # else another keeper would start what was given up
 
     def _not_started(self, error: OSError) -> float | None:
         """The pause before the next attempt. A command or a log that is not there is a wrong
         setting, unless it has been there; of everything else there may be enough next time."""
         wrong = isinstance(error, FileNotFoundError | PermissionError)
-        pause = self._rule.died(0.0, CONFIG_EXIT if wrong else OTHER_EXIT)
-        self._tell(
+        pause = self._rule.record_end(0.0, CONFIG_EXIT if wrong else OTHER_EXIT)
+        self._set_state(
             "failed" if pause is None else "waiting",
             pid=0,
             ended=self._status.ended or "not started",
@@ -152,10 +151,10 @@ class Supervisor:
         """Wait for the child's end or for `stop`; True after `stop`. The child is reaped."""
         try:
             while True:
-                ready, _, _ = select.select([ended, self._stop_read], [], [], LOOK_S)
+                ready, _, _ = select.select([ended, self._stop_read], [], [], POLL_S)
                 self._bound_log()
-                self._rule.runs(time.monotonic() - began)
-                self._write()  # what could not be written before, or that it is well
+                self._rule.record_run(time.monotonic() - began)
+                self._write()  # retry of a failed write, or it has proven itself
                 if self._stop_read in ready:
                     self._end(child, ended)
                 if ready:
@@ -167,39 +166,38 @@ class Supervisor:
             os.close(ended)
 
     def _end(self, child: subprocess.Popen[bytes], ended: int) -> None:
-        """Let it end within its grace, or within HURRY_S once it is hurried."""
+        """Let it end within its grace, or within HURRY_TIMEOUT_S once it is hurried."""
         os.killpg(child.pid, signal.SIGTERM)
-        told = [ended, self._hurry_read]
-        ready, _, _ = select.select(told, [], [], self._job.grace_s)
-        if ready == [self._hurry_read] and not select.select([ended], [], [], APART_S)[0]:
+        ready, _, _ = select.select([ended, self._hurry_read], [], [], self._job.grace_s)
+        if ready == [self._hurry_read] and not select.select([ended], [], [], SIGNAL_GAP_S)[0]:
             os.killpg(child.pid, signal.SIGTERM)
-            select.select([ended], [], [], HURRY_S)
+            select.select([ended], [], [], HURRY_TIMEOUT_S)
 
     def _bound_log(self) -> None:
         try:
             rotate(self._folder, self._job.name, self._job.log_bytes)
         except OSError as error:  # no reason to end a job; the next look may do better
-            _say(f"the log of {self._job.name} was not cut: {error}")
+            _print(f"the log of {self._job.name} was not cut: {error}")
 
     def _stopped_within(self, seconds: float) -> bool:
         return bool(select.select([self._stop_read], [], [], seconds)[0])
 
-    def _left_message(self) -> str:
+    def _error_message(self) -> str:
         try:
             return self._error_file.read_text().strip()
         except FileNotFoundError:
             return ""
         except OSError as error:
-            return f"its message cannot be read: {error}"
+            return f"the error file cannot be read: {error}"
 
-    def _tell(self, state: JobState, **changes: Any) -> None:
+    def _set_state(self, state: JobState, **changes: Any) -> None:
         self._status = replace(self._status, state=state, **changes)
         self._write()
 
     def _write(self) -> None:
         """Write the status if it is not what was written last. What cannot be written, as on a
         full disk, is no reason to end a job: each look tries again."""
-        self._status = replace(self._status, well=self._rule.proven)
+        self._status = replace(self._status, proven=self._rule.proven)
         if self._status == self._written:
             return
         path = self._folder / f"{self._job.name}.status"
@@ -207,10 +205,10 @@ class Supervisor:
             write_private(path, json.dumps(asdict(self._status)))
             self._written = self._status
         except OSError as error:
-            _say(f"the status of {self._job.name} was not written: {error}")
+            _print(f"the status of {self._job.name} was not written: {error}")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     """In the job's log. A disk that is full has no room for that either."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
@@ -260,7 +258,7 @@ def keep(folder: Path, name: str) -> int:
     signal.signal(signal.SIGTERM, lambda *_: supervisor.stop())
     signal.signal(signal.SIGINT, lambda *_: supervisor.hurry())
     with contextlib.suppress(OSError):  # a full disk: then it ends with the lifeline alone
-        os.pwrite(lock, str(os.getpid()).encode(), 0)  # for `tell_keeper`
+        os.pwrite(lock, str(os.getpid()).encode(), 0)  # for `signal_keeper`
     threading.Thread(target=_follow_lifeline, args=(lifeline, supervisor), daemon=True).start()
     supervisor.run()
     os._exit(0)

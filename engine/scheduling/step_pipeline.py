@@ -159,7 +159,7 @@ class StepPipeline(Generic[Plan]):
         if not self._asked:
             self._asked = True
             left_s = self._plan_at() - asyncio.get_running_loop().time()
-            if not await waits.over(self._result, left_s):
+            if not await waits.done_within(self._result, left_s):
                 return None
         outcome: StepResult | EngineError
         try:

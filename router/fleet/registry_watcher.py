@@ -38,7 +38,7 @@ class RegistryWatcher:
         now_s = asyncio.get_running_loop().time()
         if self._reading is None:
             self._reading, self._read_begun_s = self._registry.workers(), now_s
-        if not await waits.over(self._reading, ANSWER_WAIT_S):
+        if not await waits.done_within(self._reading, ANSWER_WAIT_S):
             if now_s - self._read_begun_s >= ANSWER_S:
                 self._report_unreadable(hung(ANSWER_S))
             return self._records

@@ -239,7 +239,7 @@ class WorkerLink:
                 raise LinkClosed(f"the first message of {self.worker_id} was no hello")
             self._accept_hello(first.hello)
             silence = Silence(config.link_silence_s)
-            await waits.first_end(
+            await waits.run_until_first_ends(
                 self._receive(link, silence),
                 self._write(link),
                 self._send_heartbeats(silence),
@@ -329,7 +329,7 @@ class WorkerLink:
     async def _receive(self, link: RouterLink, silence: Silence) -> None:
         while True:
             message = await link.receive()  # bounded by _send_heartbeats
-            silence.heard()
+            silence.record_message()
             self.quiet = False
             kind = message.WhichOneof("kind")
             if kind == "outputs":

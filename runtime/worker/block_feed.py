@@ -31,7 +31,7 @@ class BlockFeed:
         self._behind: set[asyncio.Queue[worker_pb2.BlockEvents]] = set()
 
     def publish(self, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
-        """Tell every watcher. No identity may be in both lists."""
+        """Send an event to every watcher. No identity may be in both lists."""
         if not stored and not removed:
             return
         self._sequence += 1

@@ -1,7 +1,7 @@
 """How a worker process stops: it takes nothing new, finishes what it has, and hands back the rest.
 
-    told ─▶ no intake ─▶ all has ended, or `drain_s` is over ─▶ the loop ends ─▶ ends: it leaves the
-                                 └─ or told to end twice         registry, its readers' leases end,
+    stop ─▶ no intake ─▶ all has ended, or `drain_s` is over ─▶ the loop ends ─▶ ends: it leaves the
+                                 └─ or a second signal           registry, its readers' leases end,
                                                                  its server stops, its mover closes
 
 What the loop leaves goes back to its routers and readers as Draining: they go on elsewhere at
@@ -22,8 +22,8 @@ from baton.runtime.registry import Role
 
 log = logs.get(__name__)
 
-END_S = 5.0  # for a cancelled loop to close its handoffs
-SERVER_GRACE_S = 0.5  # of a server that stops: what was said still goes out
+LOOP_END_TIMEOUT_S = 5.0  # for a cancelled loop to close its handoffs
+SERVER_GRACE_S = 0.5  # for the server's last messages
 
 
 class Drainable(Protocol):
@@ -35,9 +35,9 @@ class Drainable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """What follows when a loop has ended: it leaves the registry (`withdraw`), what it owes to its
-    peers ends (`finish`), then what serves them (`stop`), and what moves blocks (`close`)."""
+class ShutdownSteps:
+    """The steps after the loop's end, in order: `withdraw` from the registry, `finish` what the
+    worker owes its peers, `stop` the server, `close` the mover."""
 
     withdraw: Callable[[], Awaitable[None] | None]
     finish: Callable[[], Awaitable[None]]
@@ -45,61 +45,62 @@ class Ends:
     close: Callable[[], Awaitable[None]]
 
 
-class Course:
-    """What the process is told: the role to have, to drain and end, or by a signal to end. After
-    a second signal, or where it could finish nothing, it drains no longer. Signals, the admin
-    port and a watch call this."""
+class RoleControl:
+    """The role that the process should have, or that it should end. After a second signal, or
+    when it can finish no request, it does not wait for its drain. Signals, orders and watches
+    call this."""
 
     def __init__(self, role: Role) -> None:
         self.role: Role | None = role  # None: end
-        self.told = asyncio.Event()
+        self.changed = asyncio.Event()
         self.hurried = asyncio.Event()
         self._signalled = False
 
     def begin(self) -> Role | None:
-        """The role to serve from now on; None: to end."""
-        self.told.clear()
+        """Return the role to serve from now on; None to end."""
+        self.changed.clear()
         return self.role
 
     def drain(self) -> None:
-        """An order: as often as it comes, the worker drains and ends."""
+        """Drain and end: an order, which may be repeated."""
         self.role = None
-        self.told.set()
+        self.changed.set()
 
     def end(self) -> None:
-        """A signal."""
+        """Drain and end: a signal. The second one skips the drain."""
         if self._signalled:
             self.hurry()
         self._signalled = True
         self.drain()
 
     def hurry(self) -> None:
-        """Hand back at once what is left."""
+        """Hand all open requests back at once."""
         self.hurried.set()
 
     def change(self, role: Role) -> None:
         if self.role not in (None, role):
             self.role = role
-            self.told.set()
+            self.changed.set()
 
 
 async def serve_until(
-    course: Course,
+    control: RoleControl,
     worker: Drainable,
     running: asyncio.Task[None],
     watches: Collection[asyncio.Task[None]],
     drain_s: float,
-    ends: Ends,
+    ends: ShutdownSteps,
 ) -> None:
-    """Until it is told another course, or until a watch or the loop, which is `running`, fails.
-    Then drain the worker, end its loop and what follows, each of `ends` whatever becomes of the
-    others, and raise what failed first, if something did: all are logged."""
+    """Serve until the control asks for another role or for the end, or until a watch or the loop,
+    which is `running`, fails. Then drain the worker, end its loop and what follows, each of `ends`
+    whatever becomes of the others, and raise what failed first, if something did: all are
+    logged."""
     failures: list[BaseException] = []
     async with contextlib.AsyncExitStack() as stack:  # the last one first
         for end in (ends.close, ends.stop, ends.finish):
             stack.push_async_callback(_ended, failures, end)
         stack.push_async_callback(_ended, failures, ends.withdraw)
-        failures += await _serve_until(course, worker, running, watches, drain_s)
+        failures += await _serve_until(control, worker, running, watches, drain_s)
     if failures:  # a loop that ends by itself ends the worker, loudly
         raise failures[0]
 
@@ -109,43 +110,43 @@ async def _ended(failures: list[BaseException], end: Callable[[], Awaitable[None
         if (ending := end()) is not None:
             await ending
     except Exception as error:  # raised once the others have ended too
-        log.error("the worker does not end well", why=str(error), exc_info=error)
+        log.error("shutdown step failed", reason=str(error), exc_info=error)
         failures.append(error)
 
 
 async def _serve_until(
-    course: Course,
+    control: RoleControl,
     worker: Drainable,
     running: asyncio.Task[None],
     watches: Collection[asyncio.Task[None]],
     drain_s: float,
 ) -> list[BaseException]:
-    """What has failed, what failed first before."""
-    told = asyncio.create_task(course.told.wait())
-    tasks: list[asyncio.Task[Any]] = [running, told, *watches]
+    """Return the failures, the first one first."""
+    changed = asyncio.create_task(control.changed.wait())
+    tasks: list[asyncio.Task[Any]] = [running, changed, *watches]
     try:
         # bounded by the process's owner: this is the worker's whole life
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
-            await _drain(worker, running, course, drain_s)
+            await _drain(worker, running, control, drain_s)
     finally:
         failures = await _end(worker, tasks)
     return failures
 
 
 async def _end(worker: Drainable, tasks: Collection[asyncio.Task[Any]]) -> list[BaseException]:
-    """End the loop and all that watches it. Returns what has failed, what failed before first:
-    a loop may also fail in its own end."""
+    """End the loop and its watches. Return the failures, earlier ones first: a loop may also fail
+    while it ends."""
     before = _failures(tasks)
     worker.draining.set()
     for task in tasks:
         task.cancel()
-    _, left = await asyncio.wait(tasks, timeout=END_S)
+    _, left = await asyncio.wait(tasks, timeout=LOOP_END_TIMEOUT_S)
     if left:
-        log.error("a part of the worker does not end", parts=len(left), within_s=END_S)
+        log.error("worker tasks not ended", tasks=len(left), within_s=LOOP_END_TIMEOUT_S)
     failures = before + [error for error in _failures(tasks) if error not in before]
     for error in failures:
-        log.error("the worker ends by a failure", why=str(error), exc_info=error)
+        log.error("worker failed", reason=str(error), exc_info=error)
     return failures
 
 
@@ -155,12 +156,12 @@ def _failures(tasks: Collection[asyncio.Task[Any]]) -> list[BaseException]:
 
 
 async def _drain(
-    worker: Drainable, running: asyncio.Task[None], course: Course, drain_s: float
+    worker: Drainable, running: asyncio.Task[None], control: RoleControl, drain_s: float
 ) -> None:
-    within_s = 0.0 if course.hurried.is_set() else drain_s
-    log.info("the worker drains", within_s=within_s)
+    within_s = 0.0 if control.hurried.is_set() else drain_s
+    log.info("drain started", within_s=within_s)
     draining = asyncio.create_task(worker.drain(drain_s))
-    hurried = asyncio.create_task(course.hurried.wait())
+    hurried = asyncio.create_task(control.hurried.wait())
     # bounded by drain_s
     await asyncio.wait({draining, hurried, running}, return_when=asyncio.FIRST_COMPLETED)
     for task in (draining, hurried):

@@ -1,4 +1,4 @@
-"""The worker's end of a router link: hello, heartbeats, silence, and who sends what.
+"""The worker's end of a router link: hello, heartbeats, silence, and the messages of each side.
 
     router ── hello ──▶ attach ──▶ hello
            ── submit, cancel, settled ──▶ Session.receive
@@ -52,8 +52,8 @@ class LinkHandler(Protocol):
     def load(self) -> worker_pb2.Load: ...
 
     def red_in_s(self) -> float:
-        """Until the step that runs makes the worker red, if it does not end; at most 0 if it has,
-        infinite where none runs."""
+        """Return the time until the running step makes the worker red; at most 0 if it has,
+        infinite if no step runs."""
         ...
 
 
@@ -80,7 +80,7 @@ async def serve_link(
     except (LinkClosed, TimeoutError):
         return
     if first.WhichOneof("kind") != "hello":
-        log.warning("a router's first message is not a hello; the link is closed")
+        log.warning("router refused", reason="its first message is not a hello")
         await link.close()
         return
     if first.hello.protocol_version != LINK_PROTOCOL_VERSION:
@@ -102,7 +102,7 @@ async def _refuse_version(link: WorkerLink, hello: worker_pb2.RouterHello) -> No
     log.error(
         "router refused",
         router=hello.router_id,
-        why=f"protocol_version is {hello.protocol_version}, this worker's is "
+        reason=f"protocol_version is {hello.protocol_version}, this worker's is "
         f"{LINK_PROTOCOL_VERSION}",
         remedy="start routers and workers with the same version of Baton",
     )
@@ -117,7 +117,7 @@ async def _converse(
 ) -> None:
     sending = asyncio.Lock()  # a stream takes one message at a time
     silence = Silence(silence_s)
-    await waits.first_end(
+    await waits.run_until_first_ends(
         _receive(link, session, silence),
         _watch(silence, beat.heartbeat_s),
         _send_outputs(link, session, sending),
@@ -128,7 +128,7 @@ async def _converse(
 async def _receive(link: WorkerLink, session: Session, silence: Silence) -> None:
     while True:
         message = await link.receive()  # bounded by _watch
-        silence.heard()
+        silence.record_message()
         if message.WhichOneof("kind") != "heartbeat":
             session.receive(message)
 
@@ -140,7 +140,7 @@ async def _watch(silence: Silence, pause_s: float) -> None:
 
 
 async def _send_outputs(link: WorkerLink, session: Session, sending: asyncio.Lock) -> None:
-    """As soon as there are any."""
+    """Send outputs as soon as there are any."""
     while True:
         message = worker_pb2.WorkerMessage(outputs=await session.outputs())
         async with sending:
@@ -150,19 +150,19 @@ async def _send_outputs(link: WorkerLink, session: Session, sending: asyncio.Loc
 async def _send_load(
     link: WorkerLink, handler: LinkHandler, beat: _Beat, sending: asyncio.Lock
 ) -> None:
-    """At each heartbeat, whatever else is sent, and at once when the worker begins to drain
-    (before it refuses what is still placed on it) or to hang."""
-    told = False
+    """Send the load at each heartbeat, whatever else is sent, and at once when the worker begins
+    to hang or to drain, before it refuses requests that are still placed on it."""
+    drain_sent = False
     while True:
         async with sending:
-            told = told or handler.draining.is_set()
-            # as of the load: what turns red while it is sent is told right after it
+            drain_sent = drain_sent or handler.draining.is_set()
+            # as of the load: a worker that turns red during the send reports it next
             load, now_s = handler.load(), asyncio.get_running_loop().time()
             next_s = now_s + beat.pause_s(load, handler.red_in_s())
             await link.send(worker_pb2.WorkerMessage(load=load))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(next_s):
-                await (_for_ever() if told else handler.draining.wait())
+                await (_for_ever() if drain_sent else handler.draining.wait())
 
 
 async def _for_ever() -> None:

@@ -24,7 +24,7 @@ KEEPER_S = 0.1  # before a worker that ended by itself is started again
 async def roll(world: World, name: str) -> None:
     """Order the worker of that name to drain, and start another process in its place."""
     process = world.workers[name]
-    course = drain.Course(process.role)
+    course = drain.RoleControl(process.role)
     course.drain()
     world.restart_stage("begins", process)
     await _serve_out(world, process, course, partial(world.restart_stage, "stops", process))
@@ -41,18 +41,18 @@ async def end_lost(world: World, process: WorkerProcess) -> None:
     """End a worker whose loop has ended because its device is lost, and start another process in
     its place, as its keeper does."""
     with contextlib.suppress(DeviceLost):  # the process's last words
-        await _serve_out(world, process, drain.Course(process.role), lambda: None)
+        await _serve_out(world, process, drain.RoleControl(process.role), lambda: None)
     world.loop.call_world(world.loop.world_s + KEEPER_S, _replace, world, process)
 
 
 async def _serve_out(
-    world: World, process: WorkerProcess, course: drain.Course, stops: Callable[[], None]
+    world: World, process: WorkerProcess, course: drain.RoleControl, stops: Callable[[], None]
 ) -> None:
     async def stop() -> None:
         stops()
         await asyncio.sleep(drain.SERVER_GRACE_S)
 
-    ends = drain.Ends(
+    ends = drain.ShutdownSteps(
         withdraw=partial(world.registry.withdraw, process.machine.name, process.boot_id.hex()),
         finish=process.finish,
         stop=stop,

@@ -100,7 +100,7 @@ def worker() -> None:
 def main() -> None:
     model, port, launcher = sys.argv[2:5]
     if os.environ.get("STAND_IN") == "slow-gpus":
-        gpus.built_for_cuda = gpus.driver_there = lambda: True
+        gpus.built_for_cuda = gpus.has_driver = lambda: True
         gpus._QUESTION = "import time; time.sleep(100)"
     plan._baton = lambda *arguments: (sys.executable, "-P", __file__, *arguments)
     options = ServeOptions(

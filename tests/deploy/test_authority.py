@@ -106,7 +106,7 @@ def test_a_host_that_no_certificate_can_bear_is_refused_by_its_setting(tmp_path:
 def test_each_instance_has_an_authority_of_its_own(tmp_path: Path) -> None:
     one = Authority(tmp_path / "one", Clock()).issue("decode-0", "127.0.0.1")
     two = Authority(tmp_path / "two", Clock()).issue("decode-0", "127.0.0.1")
-    mixed = module.Files(one.authority, two.certificate, two.key)
+    mixed = module.CertificateFiles(one.authority, two.certificate, two.key)
     with pytest.raises(ConfigError, match=r"not issued by the authority"):
         read(security(mixed), NOON)
 

@@ -61,7 +61,7 @@ def test_missing_packages_say_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -
 def test_a_package_without_metadata_is_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = importlib.metadata.PackageNotFoundError("x")
     monkeypatch.setattr(importlib.metadata, "version", raising(absent))
-    assert {finding.found for finding in doctor.packages()} == {"of unknown version"}
+    assert {finding.found for finding in doctor.packages()} == {"unknown version"}
 
 
 def examined(tmp_path: Path, *absent: str) -> tuple[int, dict[str, dict[str, str]]]:

@@ -73,8 +73,8 @@ def test_who_is_in_haste_from_the_beginning_waits_for_no_child(
 def test_a_child_that_is_deaf_to_haste_too_is_killed(
     instance: Instance, start: Start, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "HURRY_S", 0.2)
-    monkeypatch.setattr(supervisor, "APART_S", 0.05)
+    monkeypatch.setattr(supervisor, "HURRY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(supervisor, "SIGNAL_GAP_S", 0.05)
     job = python_job("a", DEAF, grace_s=600.0)
     instance.write_job(job)
     keeper = Supervisor(instance.folder, job, dict(os.environ))

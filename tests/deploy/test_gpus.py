@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from baton.deploy.host import gpus
-from baton.deploy.host.gpus import built_for_cuda, driver_there, visible_gpus
+from baton.deploy.host.gpus import built_for_cuda, has_driver, visible_gpus
 from baton.runtime.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return 2
 
     monkeypatch.setattr(gpus, "built_for_cuda", lambda: True)
-    monkeypatch.setattr(gpus, "driver_there", lambda: True)
+    monkeypatch.setattr(gpus, "has_driver", lambda: True)
     monkeypatch.setattr(gpus, "_ask_torch", ask)
     return questions
 
@@ -57,7 +57,7 @@ def test_a_torch_for_cpus_is_not_asked(asked: list[int], monkeypatch: pytest.Mon
 def test_a_host_without_a_driver_is_not_asked(
     asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpus, "driver_there", lambda: False)
+    monkeypatch.setattr(gpus, "has_driver", lambda: False)
     assert visible_gpus("auto") == 0
     with pytest.raises(ConfigError, match="worker.device is cuda: torch sees 0 GPUs"):
         visible_gpus("cuda")
@@ -69,9 +69,9 @@ def test_either_driver_is_known_by_its_file(
 ) -> None:
     files = tmp_path / "nvidiactl", tmp_path / "dxg"
     monkeypatch.setattr(gpus, "DRIVER_FILES", files)
-    assert not driver_there()
+    assert not has_driver()
     files[1].touch()
-    assert driver_there()
+    assert has_driver()
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda:3"])
@@ -79,7 +79,7 @@ def test_a_stop_ends_the_question_and_is_no_error(
     monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     monkeypatch.setattr(gpus, "built_for_cuda", lambda: True)
-    monkeypatch.setattr(gpus, "driver_there", lambda: True)
+    monkeypatch.setattr(gpus, "has_driver", lambda: True)
     monkeypatch.setattr(gpus, "_QUESTION", "import time; time.sleep(60)")
     children: list[subprocess.Popen[str]] = []
     start = subprocess.Popen
@@ -128,12 +128,12 @@ def test_noise_before_the_answer_is_passed_over(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("question", ["raise SystemExit('no driver')", "print('none')", ""])
 def test_a_child_that_cannot_answer_is_told(monkeypatch: pytest.MonkeyPatch, question: str) -> None:
     monkeypatch.setattr(gpus, "_QUESTION", question)
-    with pytest.raises(ConfigError, match="torch cannot say which GPUs.*give --device cpu"):
+    with pytest.raises(ConfigError, match="torch cannot list the GPUs.*give --device cpu"):
         gpus._ask_torch(never)
 
 
 def test_a_child_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "_QUESTION", "import time; time.sleep(60)")
     monkeypatch.setattr(gpus, "ASK_TIMEOUT_S", 0.2)
-    with pytest.raises(ConfigError, match="did not say within 0.2 s"):
+    with pytest.raises(ConfigError, match="did not list the GPUs within 0.2 s"):
         gpus._ask_torch(never)

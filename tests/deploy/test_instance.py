@@ -92,7 +92,7 @@ def test_a_dead_instances_keepers_are_waited_for(monkeypatch: pytest.MonkeyPatch
     assert Instance.claim("port-1", lambda: True) is None  # stopped meanwhile
     assert time.monotonic() - began < 10
     monkeypatch.setattr(instances, "STOP_DEADLINE_S", 0.1)
-    with pytest.raises(ConfigError, match="do not end"):
+    with pytest.raises(ConfigError, match="still run or serve open requests"):
         Instance.claim("port-1")
     holder.communicate(timeout=60)
     Instance.claim("port-1").end()

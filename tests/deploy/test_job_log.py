@@ -69,7 +69,7 @@ def test_on_a_full_disk_a_log_is_cut_all_the_same_and_says_so(
 def test_a_keeper_bounds_what_its_job_writes(
     instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "LOOK_S", 0.02)
+    monkeypatch.setattr(supervisor, "POLL_S", 0.02)
     code = (
         "import time\n"
         "for n in range(10**9):\n    print(f'line {n}', 'x' * 200, flush=True); time.sleep(0.001)"

@@ -37,10 +37,10 @@ def test_loading_is_told_at_its_ends_and_every_few_seconds(said: Said) -> None:
         progress(second * 10, 200)
     progress(200, 200)
     assert [(line["event"], line["percent"]) for line in said] == [
-        ("loading weights", 0.0),
-        ("loading weights", 15.0),
-        ("loading weights", 30.0),
-        ("loading weights", 100.0),
+        ("weights loading", 0.0),
+        ("weights loading", 15.0),
+        ("weights loading", 30.0),
+        ("weights loading", 100.0),
     ]
     assert (said[-1]["done_bytes"], said[-1]["total_bytes"], said[-1]["seconds"]) == (200, 200, 7.0)
 
@@ -55,7 +55,9 @@ def test_whoever_waits_reads_it_in_words(
     assert read_progress(tmp_path, "decode-0") == "loading weights: 25 % of 1.60 GB"
     progress(1_600_000_000, 1_600_000_000)
     last = read_progress(tmp_path, "decode-0")
-    assert last.startswith("loading weights: 100 % of 1.60 GB; now its kernels (compiled the first")
+    assert last.startswith(
+        "loading weights: 100 % of 1.60 GB; now its kernels (the first compilation"
+    )
 
 
 def test_a_file_that_cannot_be_written_ends_no_loading(
@@ -63,4 +65,4 @@ def test_a_file_that_cannot_be_written_ends_no_loading(
 ) -> None:
     monkeypatch.setenv(PROGRESS_KEY, str(tmp_path / "removed" / "decode-0.progress"))
     LoadProgress()(1, 2)
-    assert "not left for the keeper" in str(said[-1]["event"])
+    assert "load progress not written" in str(said[-1]["event"])

@@ -85,7 +85,7 @@ def test_numba_is_needed_on_cpus_alone(
 ) -> None:
     lacking(monkeypatch, "numba")
     monkeypatch.setattr(packages, "built_for_cuda", lambda: gpu)
-    monkeypatch.setattr(packages, "driver_there", lambda: gpu)
+    monkeypatch.setattr(packages, "has_driver", lambda: gpu)
     assert missing_packages(device) == ([] if enough else ["numba"])
 
 

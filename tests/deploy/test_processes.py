@@ -239,7 +239,7 @@ def test_json_carries_every_field_of_a_row(
         (
             b'{"role": "prefill", "running": 3, "waiting": 1, "draining": true,'
             b' "blocks": {"total": 8, "free": 2, "cached": 2, "used": 3, "leased": 1}}',
-            "prefill, drains, 3 running, 1 waiting, KV 50 %",
+            "prefill, draining, 3 running, 1 waiting, KV 50 %",
         ),
         (b'{"worker_id": "decode-0", "role": "changing"}', "changing"),
         (b"not json", "[fd00::1]:4000"),  # no load: the address is the last

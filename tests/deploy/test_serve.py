@@ -217,7 +217,7 @@ def test_a_killed_worker_is_started_again_and_said(serving: Callable[..., Served
     status = read_status(served.folder(), "decode-0")
     assert status is not None
     os.kill(status.pid, signal.SIGKILL)
-    served.until(r"decode-0 died \(signal 9\); started again")
+    served.until(r"decode-0 died \(signal 9\); restarted")
     assert served.interrupt()[0] == 0
 
 
@@ -363,11 +363,11 @@ def test_under_ray_workers_outlive_its_head_and_are_adopted(
     (folder / "ray.placed").unlink()
     for pid in (*daemons, driver.pid):
         os.kill(pid, signal.SIGKILL)
-    served.until(r"ray died \(signal 9\); started again")
+    served.until(r"ray died \(signal 9\); restarted")
     assert wait_for((folder / "ray.placed").exists)
     after = {r.worker_id: r.pid for r in DirectoryRegistry(folder / "registry").workers()}
     assert after == before
     os.kill(before["decode-0"], signal.SIGKILL)
-    served.until(r"decode-0 died \(signal 9\); started again")
+    served.until(r"decode-0 died \(signal 9\); restarted")
     assert served.interrupt()[0] == 0
     assert processes_of(instance_id) == []

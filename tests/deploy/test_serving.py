@@ -128,8 +128,8 @@ def test_a_keeper_that_cannot_be_started_ends_nothing_and_is_said_once(
     again = put(instance, "decode-0", "running", 2, ended="with its keeper")
     turns = LoopBudget(monkeypatch, fail, fail, fail, again, fail)
     turns.serving._watch(instance, turns)
-    told = "the keeper of decode-0 was not started: no process; it is tried again"
-    assert turns.said == [told, "decode-0 died (with its keeper); started again", told]
+    told = "the keeper of decode-0 was not started: no process; the next attempt follows"
+    assert turns.said == [told, "decode-0 died (with its keeper); restarted", told]
 
 
 def test_a_job_that_cannot_be_started_for_now_is_said_and_ends_nothing(
@@ -143,8 +143,8 @@ def test_a_job_that_cannot_be_started_for_now_is_said_and_ends_nothing(
     turns = LoopBudget(monkeypatch, *waits, again)
     turns.serving._watch(instance, turns)
     assert turns.said == [
-        "no process; it is tried again",
-        "decode-0 died (signal 9); started again",
+        "no process; the next attempt follows",
+        "decode-0 died (signal 9); restarted",
     ]
 
 
@@ -223,7 +223,7 @@ def test_the_router_ends_first_and_a_second_ctrl_c_hurries_all(
 def test_a_long_end_says_what_it_waits_for_and_how_to_cut_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(serve, "REPORT_AFTER_S", -1.0)
     said: list[str] = []
     serving = Serving(ServeOptions(Config()), said.append)
     serving.stop()
@@ -242,7 +242,7 @@ def test_nothing_is_said_of_requests_once_the_router_has_ended(
     class Idle(Ending):
         def end_job(self, name: str, hurried: Any) -> None: ...
 
-    monkeypatch.setattr(serve, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(serve, "REPORT_AFTER_S", -1.0)
     said: list[str] = []
     ending: Any = Idle(tmp_path)
     Serving(ServeOptions(Config()), said.append)._end(ending)

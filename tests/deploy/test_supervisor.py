@@ -304,12 +304,12 @@ def test_a_folder_of_logs_that_is_gone_ends_only_what_never_was_well(
 def test_a_long_run_is_written_down_for_the_next_keeper(
     instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "LOOK_S", 0.02)
+    monkeypatch.setattr(supervisor, "POLL_S", 0.02)
     with keeping(instance, python_job("a", SLEEP)) as keeper:
         assert wait_for(lambda: state_of(instance, "a") == "running")
-        assert not status(instance, "a").well
+        assert not status(instance, "a").proven
         keeper._rule.stable_s = 0.05
-        assert wait_for(lambda: status(instance, "a").well)
+        assert wait_for(lambda: status(instance, "a").proven)
     assert Supervisor(instance.folder, keeper._job, {})._rule.proven
 
 
@@ -321,7 +321,7 @@ def test_a_status_that_cannot_be_written_ends_no_job_and_is_written_later(
 ) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
     fail, calls = failing(5, full, write_private)
-    monkeypatch.setattr(supervisor, "LOOK_S", 0.02)
+    monkeypatch.setattr(supervisor, "POLL_S", 0.02)
     monkeypatch.setattr(supervisor, "write_private", fail)
     with keeping(instance, python_job("a", SLEEP)) as keeper:
         assert wait_for(lambda: read_status(instance.folder, "a") is not None)
@@ -335,7 +335,7 @@ def test_a_job_that_was_given_up_has_its_keeper_until_that_is_written(
 ) -> None:
     """Else another one would start it again, without end."""
     fail, calls = failing(10, OSError(errno.ENOSPC, "full"), write_private)
-    monkeypatch.setattr(supervisor, "LOOK_S", 0.02)
+    monkeypatch.setattr(supervisor, "POLL_S", 0.02)
     monkeypatch.setattr(supervisor, "write_private", fail)
     with keeping(instance, python_job("a", "import sys; sys.exit(78)")):
         assert wait_for(lambda: read_status(instance.folder, "a") is not None)
@@ -345,7 +345,7 @@ def test_a_job_that_was_given_up_has_its_keeper_until_that_is_written(
 def test_a_keeper_whose_disk_is_full_to_the_last_byte_keeps_its_job(
     instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.deploy.host.instance.NAMED_S", 0.05)
+    monkeypatch.setattr("baton.deploy.host.instance.PID_TIMEOUT_S", 0.05)
     instance.write_job(python_job("a", SLEEP))
     command = [
         sys.executable,

@@ -72,7 +72,7 @@ async def test_a_registry_that_cannot_be_left_skips_nothing_of_a_workers_end(
     process, serving, registry = started("decode", registry=LostFolder())
     async with asyncio.timeout(60):
         record = await announced(registry, serving)
-        process._course.drain()
+        process._role_control.drain()
         await serving
     assert ended == ["mover"] and process._worker is None
     with pytest.raises(ConnectionError):
@@ -82,7 +82,7 @@ async def test_a_registry_that_cannot_be_left_skips_nothing_of_a_workers_end(
 def test_a_start_under_the_id_of_a_live_process_is_refused_before_its_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_lock, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(worker_lock, "LOCK_TIMEOUT_S", 0.0)
     monkeypatch.setattr(logs, "setup", lambda *_, **__: None)  # this and the next: the process's
     monkeypatch.setattr(worker_process, "SWITCH_INTERVAL_S", sys.getswitchinterval())
     plain = Config(
@@ -92,7 +92,7 @@ def test_a_start_under_the_id_of_a_live_process_is_refused_before_its_model_is_l
     start = partial(
         run_worker, plain, role="decode", model_folder=tmp_path / "no-model", secrets=secrets
     )
-    with worker_lock.held(tmp_path, "decode-0"):
+    with worker_lock.hold(tmp_path, "decode-0"):
         with pytest.raises(ConfigError, match=f"decode-0: process {os.getpid()} has it"):
             start(worker_id="decode-0")
         with pytest.raises(ModelError):  # it is about to load it
@@ -113,7 +113,7 @@ async def test_a_failure_in_a_workers_end_is_raised_and_the_rest_of_it_goes_on(
     async with asyncio.timeout(60):
         record = await announced(registry, serving)
         monkeypatch.setattr(HandoffService, "finished", broken)
-        process._course.drain()
+        process._role_control.drain()
         with pytest.raises(ValueError, match="no end"):
             await serving
     assert registry.workers() == [] and process._worker is None
@@ -141,7 +141,9 @@ async def test_a_worker_all_of_whose_steps_fail_ends_by_itself(
             await asyncio.sleep(0.01)
         assert "illegal memory access" in answer.text and not serving.done()
         assert (await client.get(f"{url}/healthz")).status_code == 200
-        with pytest.raises(EngineError, match="illegal memory access; nothing has gone well"):
+        with pytest.raises(
+            EngineError, match="illegal memory access; no step or probe has succeeded"
+        ):
             await serving
     assert registry.workers() == []
 
@@ -164,7 +166,9 @@ async def test_what_an_ill_worker_has_is_handed_back_for_another_to_go_on(
         while not (process._worker and process._worker.audit().get("running")):
             await asyncio.sleep(0.005)
         monkeypatch.setattr(NixlAgent, "alive", False)
-        with pytest.raises(EngineError, match="a NIXL thread has died; nothing has gone well"):
+        with pytest.raises(
+            EngineError, match="a NIXL thread has died; no step or probe has succeeded"
+        ):
             await serving
         with pytest.raises(Draining):
             await going_on
@@ -406,7 +410,7 @@ async def test_a_role_does_not_change_over_reads_that_may_still_land(
     async with asyncio.timeout(60):
         await announced(registry, serving)
         pools[0].allocate(1, Hold.QUARANTINED)
-        process._course.change("prefill")
+        process._role_control.change("prefill")
         with pytest.raises(EngineError, match="1 blocks have not ended: the role cannot change"):
             await serving
     assert registry.workers() == [] and len(pools) == 1

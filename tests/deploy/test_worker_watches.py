@@ -36,7 +36,7 @@ class FullDisk(MemoryRegistry):
 async def test_a_registry_that_cannot_be_written_does_not_end_the_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(announcer, "ANNOUNCE_S", 0.001)
+    monkeypatch.setattr(announcer, "ANNOUNCE_INTERVAL_S", 0.001)
     registry = FullDisk(failures=5)
     announcing = asyncio.create_task(announcer.announce(InlineRegistry(registry), RECORD))
     with capture_logs() as logs:
@@ -47,7 +47,7 @@ async def test_a_registry_that_cannot_be_written_does_not_end_the_worker(
     announcing.cancel()
     await asyncio.wait({announcing})
     (said,) = logs  # once
-    assert "No space left" in said["why"]
+    assert "No space left" in said["reason"]
 
 
 class Hung(InlineRegistry):
@@ -74,10 +74,10 @@ async def test_a_hung_registry_delays_a_workers_end_by_a_moment() -> None:
         await announcer.withdraw(registry, RECORD)
     assert clock() - began_s <= 1.01 * ANSWER_S
     assert [line["event"] for line in logs] == [
-        "the worker could not announce itself",
-        "the worker could not withdraw its announcement",
+        "worker not announced",
+        "worker not withdrawn",
     ]
-    assert all("file system" in line["why"] for line in logs)
+    assert all("file system" in line["reason"] for line in logs)
 
 
 class Health:
@@ -94,7 +94,7 @@ class Health:
 async def test_steps_that_fail_for_long_end_the_worker_and_hurry_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_process, "STEPS_LOOK_S", 0.005)
+    monkeypatch.setattr(worker_process, "STEPS_POLL_S", 0.005)
     health, hurried = Health(), asyncio.Event()
     watching = asyncio.create_task(_watch_steps(health, 1.0, hurried.set))  # type: ignore[arg-type]
     for _ in range(15):  # for less than that each time, and for longer in all
@@ -104,7 +104,9 @@ async def test_steps_that_fail_for_long_end_the_worker_and_hurry_its_end(
         await asyncio.sleep(0.02)
     assert not watching.done()
     health.fails = "no device"
-    with pytest.raises(EngineError, match="no device; nothing has gone well for 1 s: the worker r"):
+    with pytest.raises(
+        EngineError, match="no device; no step or probe has succeeded for 1 s: the w"
+    ):
         await asyncio.wait_for(watching, 30)
     assert hurried.is_set()
 
@@ -119,7 +121,7 @@ async def watched(pool: BlockPool, limit: float) -> asyncio.Task[None]:
 async def test_a_worker_ends_when_too_much_of_its_pool_is_in_quarantine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_process, "QUARANTINE_LOOK_S", 0.001)
+    monkeypatch.setattr(worker_process, "QUARANTINE_POLL_S", 0.001)
     pool = BlockPool(8, 4)
     blocks = pool.allocate(4, Hold.LEASED)
     task = await watched(pool, limit=0.25)
@@ -133,7 +135,7 @@ async def test_a_worker_ends_when_too_much_of_its_pool_is_in_quarantine(
 
 @on_virtual_time
 async def test_blocks_that_are_merely_in_use_end_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_process, "QUARANTINE_LOOK_S", 0.001)
+    monkeypatch.setattr(worker_process, "QUARANTINE_POLL_S", 0.001)
     pool = BlockPool(8, 4)
     pool.allocate(8, Hold.USED)
     task = await watched(pool, limit=0.0)

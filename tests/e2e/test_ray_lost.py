@@ -82,7 +82,7 @@ def test_requests_go_on_and_new_ones_are_answered_without_rays_head(
                 if '"usage":{' in line:
                     used = json.loads(line.removeprefix("data: "))["usage"]["completion_tokens"]
         assert (ended, used) == ("data: [DONE]", TOKENS)
-        said(served, r"ray died .*; started again")
+        said(served, r"ray died .*; restarted")
         assert client.post("/v1/completions", json={**body, "max_tokens": 8}).status_code == 200
     served.send_signal(signal.SIGINT)
     assert served.wait(60) == 0

@@ -21,8 +21,8 @@ ONE = WorkerRecord("decode-0", "a" * 32, "decode", "127.0.0.1:1", "127.0.0.1:2",
 HOLDER = """
 import sys, time
 from pathlib import Path
-from baton.runtime.worker_lock import held
-with held(Path(sys.argv[1]), "decode-0"):
+from baton.runtime.worker_lock import hold
+with hold(Path(sys.argv[1]), "decode-0"):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -57,9 +57,9 @@ def names(folder: Path) -> list[str]:
 def test_dead_entries_are_deleted_with_their_locks(tmp_path: Path, clock: Clock) -> None:
     registry, dead = DirectoryRegistry(tmp_path), DeadEntries(tmp_path)
     for number in range(3):
-        with worker_lock.held(tmp_path, f"decode-{number}"):
+        with worker_lock.hold(tmp_path, f"decode-{number}"):
             registry.announce(replace(ONE, worker_id=f"decode-{number}"))
-    with worker_lock.held(tmp_path, "left"):
+    with worker_lock.hold(tmp_path, "left"):
         pass  # it has withdrawn, and its lock is all that it left
     assert swept(dead, clock, DEAD_S - 1) == 0
     clock.since_start_s += 1
@@ -120,13 +120,13 @@ def test_a_newer_starts_entry_is_kept(
     """It announces itself between the sweep's look and its lock."""
     registry, dead = DirectoryRegistry(tmp_path), DeadEntries(tmp_path)
     registry.announce(ONE)
-    newer, if_free = replace(ONE, boot_id="b" * 32), worker_lock.if_free
+    newer, hold_if_free = replace(ONE, boot_id="b" * 32), worker_lock.hold_if_free
 
     def late(folder: Path, worker_id: str) -> object:
         registry.announce(newer)
-        return if_free(folder, worker_id)
+        return hold_if_free(folder, worker_id)
 
-    monkeypatch.setattr(worker_lock, "if_free", late)
+    monkeypatch.setattr(worker_lock, "hold_if_free", late)
     assert swept(dead, clock) == 0
     assert registry.workers() == [newer]
 
@@ -139,15 +139,15 @@ def test_a_start_that_waited_for_a_deleted_lock_takes_the_new_one(
 
     def late(lock: int, until_s: float) -> bool:
         monkeypatch.setattr(worker_lock, "_taken", taken)
-        with worker_lock.if_free(tmp_path, "decode-0") as file:
+        with worker_lock.hold_if_free(tmp_path, "decode-0") as file:
             assert file is not None
             file.unlink()  # after it was opened, and before it is locked
         return taken(lock, until_s)
 
     monkeypatch.setattr(worker_lock, "_taken", late)
     with (
-        worker_lock.held(tmp_path, "decode-0"),
-        worker_lock.if_free(tmp_path, "decode-0") as file,
+        worker_lock.hold(tmp_path, "decode-0"),
+        worker_lock.hold_if_free(tmp_path, "decode-0") as file,
     ):
         assert file is None
 

@@ -15,7 +15,7 @@ async def test_it_ends_after_its_limit_and_begins_anew_with_each_word() -> None:
     silence = Silence(0.2)
     await silence.sleep(0.1)
     assert silence.left_s() > 0
-    silence.heard()
+    silence.record_message()
     while silence.left_s() > 0:
         await silence.sleep(0.05)
     assert 0.299 < loop.time() - began_s < 0.301
@@ -48,7 +48,7 @@ async def test_a_word_is_not_put_into_the_future_by_a_late_sleep() -> None:
     sleeping = asyncio.create_task(silence.sleep(0.05))
     await asyncio.sleep(0)
     stand_still(0.3)
-    silence.heard()
+    silence.record_message()
     await sleeping
     assert silence.left_s() <= 0.5
 
@@ -64,5 +64,5 @@ async def test_how_long_it_lasts_is_told_without_late_sleeps_too() -> None:
     stand_still(0.7)
     await sleeping
     assert 0.14 < silence.so_far_s() < 0.16
-    silence.heard()
+    silence.record_message()
     assert silence.so_far_s() < 0.1

@@ -274,8 +274,8 @@ async def test_what_cannot_be_read_anew_is_said_once_and_the_old_one_serves_on(
                 for _ in range(3):
                     assert await asked(address, router) == "word"
         assert [line["log_level"] for line in logged] == ["error", "error"]
-        assert "holds no certificate in PEM" in logged[0]["event"]
-        assert "security.key" in logged[1]["event"]
+        assert "holds no certificate in PEM" in logged[0]["reason"]
+        assert "security.key" in logged[1]["reason"]
         with capture_logs() as logged:
             replaced(good, whole)
             assert await asked(address, router) == "word"
@@ -291,8 +291,8 @@ def test_that_ones_own_certificate_has_ended_is_said_once(party: Party) -> None:
         for _ in range(3):
             tls.channel_credentials()
     (line,) = logged
-    assert line["log_level"] == "error" and "(security.certificate) ended at" in line["event"]
-    assert "put a new one there" in line["event"]
+    assert line["log_level"] == "error" and "(security.certificate) ended at" in line["reason"]
+    assert "put a new one there" in line["reason"]
 
 
 def test_off_is_off_by_name_alone_and_the_log_warns(party: Party) -> None:
@@ -331,7 +331,7 @@ def test_a_failed_handshake_names_the_settings(detail: str) -> None:
     "detail",
     [
         "",
-        "the worker drains",
+        "drain started",
         "failed to connect to all addresses; last error: ipv4:127.0.0.1:1: Connection refused",
         "Socket closed",
     ],

@@ -21,8 +21,8 @@ async def test_it_ends_with_the_future_whatever_that_brings() -> None:
             "cancel": future.cancel,
         }[end]
         loop.call_later(0.01, does)
-        assert await waits.over(future, 10.0)
-        assert await waits.over(future)  # at once, now that it is done
+        assert await waits.done_within(future, 10.0)
+        assert await waits.done_within(future)  # at once, now that it is done
         if end == "error":
             with pytest.raises(ValueError, match="its own"):
                 future.result()
@@ -33,18 +33,18 @@ async def test_when_the_time_is_up_the_future_goes_on() -> None:
     loop = asyncio.get_running_loop()
     future = loop.create_future()
     began_s = loop.time()
-    assert not await waits.over(future, 0.02)
+    assert not await waits.done_within(future, 0.02)
     assert 0.01 < loop.time() - began_s < 5
-    assert not await waits.over(future, 0.0)
-    assert not await waits.over(future, -1.0)
+    assert not await waits.done_within(future, 0.0)
+    assert not await waits.done_within(future, -1.0)
     future.set_result(None)
-    assert await waits.over(future, -1.0)
+    assert await waits.done_within(future, -1.0)
 
 
 @on_virtual_time
 async def test_who_is_cancelled_while_it_waits_leaves_the_future_alone() -> None:
     future = asyncio.get_running_loop().create_future()
-    waiting = asyncio.create_task(waits.over(future, 60.0))
+    waiting = asyncio.create_task(waits.done_within(future, 60.0))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -61,15 +61,15 @@ async def test_the_end_of_the_time_and_the_future_may_come_together() -> None:
     for _ in range(20):
         future = loop.create_future()
         loop.call_later(0.001, future.set_result, None)
-        assert await waits.over(future, 0.001) == future.done()
+        assert await waits.done_within(future, 0.001) == future.done()
         await asyncio.sleep(0.002)
 
 
 @on_virtual_time
 async def test_many_may_wait_for_the_same_future() -> None:
     future = asyncio.get_running_loop().create_future()
-    patient = [asyncio.create_task(waits.over(future)) for _ in range(3)]
-    hasty = asyncio.create_task(waits.over(future, 0.01))
+    patient = [asyncio.create_task(waits.done_within(future)) for _ in range(3)]
+    hasty = asyncio.create_task(waits.done_within(future, 0.01))
     assert not await hasty
     future.set_result(None)
     assert await asyncio.gather(*patient) == [True] * 3
@@ -98,12 +98,12 @@ async def test_ended_tasks_have_ended_whatever_they_raise_and_however_late() -> 
 
     tasks = [asyncio.create_task(each) for each in (slow(), failing(), nothing())]
     await asyncio.sleep(0)
-    await waits.ended(tasks)
+    await waits.cancel_all(tasks)
     assert ends == ["failing", "slow"]
     assert [task.done() for task in tasks] == [True] * 3
     assert tasks[0].cancelled()
     assert not tasks[2].cancelled()  # it had ended before
-    await waits.ended([])
+    await waits.cancel_all([])
 
 
 @on_virtual_time
@@ -119,7 +119,7 @@ async def test_who_is_cancelled_while_he_ends_tasks_sees_them_ended_all_the_same
 
     task = asyncio.create_task(slow())
     await asyncio.sleep(0)
-    ending = asyncio.create_task(waits.ended([task]))
+    ending = asyncio.create_task(waits.cancel_all([task]))
     await asyncio.sleep(0.001)
     ending.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -147,11 +147,13 @@ async def test_the_first_end_of_the_parts_is_the_end_of_all() -> None:
         await asyncio.sleep(0.001)
 
     with pytest.raises(ValueError, match="it broke"):
-        await waits.first_end(lasting("one"), fails(), lasting("two", KeyError("unheard")))
+        await waits.run_until_first_ends(
+            lasting("one"), fails(), lasting("two", KeyError("unheard"))
+        )
     assert ended == ["one", "two"]
-    await waits.first_end(lasting("three"), ends())
+    await waits.run_until_first_ends(lasting("three"), ends())
     with pytest.raises(KeyError, match="heard"):  # nothing else has failed
-        await waits.first_end(ends(), lasting("four", KeyError("heard")))
+        await waits.run_until_first_ends(ends(), lasting("four", KeyError("heard")))
     assert ended == ["one", "two", "three", "four"]
 
 
@@ -165,7 +167,7 @@ async def test_the_parts_end_with_who_runs_them() -> None:
         finally:
             ended.set()
 
-    running = asyncio.create_task(waits.first_end(lasting(), lasting()))
+    running = asyncio.create_task(waits.run_until_first_ends(lasting(), lasting()))
     await asyncio.sleep(0.001)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -13,7 +13,7 @@ import pytest
 from baton.runtime import logs
 from baton.runtime.errors import DeviceLost, EngineError
 from baton.runtime.worker import drain
-from baton.runtime.worker.drain import Course, Ends, serve_until
+from baton.runtime.worker.drain import RoleControl, ShutdownSteps, serve_until
 from baton.simulation.virtual.virtual_time import on_virtual_time
 
 
@@ -44,7 +44,7 @@ class Worker:
         await self.work.wait()
         self.story.append("drained")
 
-    def ends(self, failing: str = "") -> Ends:
+    def ends(self, failing: str = "") -> ShutdownSteps:
         def at(name: str) -> None:
             self.story.append(name)
             if name == failing:
@@ -53,7 +53,7 @@ class Worker:
         async def later(name: str) -> None:
             at(name)
 
-        return Ends(
+        return ShutdownSteps(
             withdraw=partial(at, "withdrawn"),
             finish=partial(later, "finished"),
             stop=partial(later, "stopped"),
@@ -66,8 +66,8 @@ ENDS = ["withdrawn", "finished", "stopped", "closed"]
 
 def start(
     worker: Worker, watches: Collection[asyncio.Task[None]] = (), failing: str = ""
-) -> tuple[Course, asyncio.Task[None]]:
-    course, running = Course("decode"), asyncio.create_task(worker.run())
+) -> tuple[RoleControl, asyncio.Task[None]]:
+    course, running = RoleControl("decode"), asyncio.create_task(worker.run())
     serving = serve_until(course, worker, running, watches, 7.0, worker.ends(failing))
     return course, asyncio.create_task(serving)
 
@@ -158,12 +158,12 @@ async def test_a_watch_that_fails_drains_first_and_is_raised_then() -> None:
 
 
 def test_a_course_is_the_last_role_that_was_told_until_it_is_told_to_end() -> None:
-    course = Course("prefill")
+    course = RoleControl("prefill")
     assert course.begin() == "prefill"
     course.change("prefill")
-    assert not course.told.is_set()  # that is what it does
+    assert not course.changed.is_set()  # that is what it does
     course.change("decode")
-    assert course.told.is_set() and course.begin() == "decode" and not course.told.is_set()
+    assert course.changed.is_set() and course.begin() == "decode" and not course.changed.is_set()
     course.change("prefill")
     course.end()
     course.change("decode")
@@ -215,7 +215,7 @@ async def test_what_failed_first_is_raised_and_what_followed_is_logged(
     with pytest.raises(EngineError, match="quarantine"):
         await asyncio.wait_for(serving, 5)
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [line["why"] for line in lines if line["event"] == "the worker ends by a failure"] == [
+    assert [line["reason"] for line in lines if line["event"] == "worker failed"] == [
         "too much quarantine",
         "a handoff does not close",
     ]
@@ -225,7 +225,7 @@ async def test_what_failed_first_is_raised_and_what_followed_is_logged(
 async def test_a_loop_that_does_not_end_is_told_and_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(drain, "END_S", 0.05)
+    monkeypatch.setattr(drain, "LOOP_END_TIMEOUT_S", 0.05)
     logs.setup("w")
     free = asyncio.Event()
 
@@ -241,7 +241,7 @@ async def test_a_loop_that_does_not_end_is_told_and_not_waited_for(
     await asyncio.sleep(0.01)
     course.end()
     await asyncio.wait_for(serving, 5)
-    assert "does not end" in capsys.readouterr().err
+    assert "worker tasks not ended" in capsys.readouterr().err
     free.set()
     await asyncio.sleep(0.01)
 
@@ -250,7 +250,7 @@ async def test_a_loop_that_does_not_end_is_told_and_not_waited_for(
 async def test_what_can_finish_nothing_hands_back_at_once() -> None:
     """A watch that hurries before it fails: nobody waits for steps that all fail."""
     worker = Worker()
-    course = Course("decode")
+    course = RoleControl("decode")
 
     async def watch() -> None:
         course.hurry()

@@ -117,7 +117,7 @@ async def test_router_of_another_protocol_version_is_refused_by_name() -> None:
     assert answer == worker_pb2.WorkerHello(protocol_version=LINK_PROTOCOL_VERSION)
     assert handler.hellos == [] and handler.detached == 0
     refused = [entry for entry in logs if entry["event"] == "router refused"]
-    assert "protocol_version is 99, this worker's is 1" in refused[0]["why"]
+    assert "protocol_version is 99, this worker's is 1" in refused[0]["reason"]
 
 
 @on_virtual_time

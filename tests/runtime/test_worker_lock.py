@@ -16,13 +16,13 @@ import pytest
 
 from baton.runtime import worker_lock
 from baton.runtime.errors import ConfigError
-from baton.runtime.worker_lock import held
+from baton.runtime.worker_lock import hold
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from baton.runtime.worker_lock import held
-with held(Path(sys.argv[1]), "decode-0"):
+from baton.runtime.worker_lock import hold
+with hold(Path(sys.argv[1]), "decode-0"):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -30,7 +30,7 @@ with held(Path(sys.argv[1]), "decode-0"):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_lock, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(worker_lock, "LOCK_TIMEOUT_S", 0.0)
 
 
 @pytest.fixture
@@ -51,10 +51,10 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_second_process_of_an_id_is_refused_by_name(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
-    told = rf"--worker-id decode-0: process {holder.pid} has it in .*{tmp_path}.*give another id"
-    with pytest.raises(ConfigError, match=told), held(tmp_path, "decode-0"):
+    told = rf"--worker-id decode-0: process {holder.pid} has this id in the registry {tmp_path}.*give another id"
+    with pytest.raises(ConfigError, match=told), hold(tmp_path, "decode-0"):
         raise AssertionError("both have it")
-    with held(tmp_path, "decode-1"):
+    with hold(tmp_path, "decode-1"):
         pass  # another id
 
 
@@ -62,38 +62,38 @@ def test_a_stopped_process_keeps_its_id_and_a_killed_one_leaves_it_at_once(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
     holder.send_signal(signal.SIGSTOP)
-    with pytest.raises(ConfigError, match="running or stopped"), held(tmp_path, "decode-0"):
+    with pytest.raises(ConfigError, match="running or stopped"), hold(tmp_path, "decode-0"):
         raise AssertionError("it would come back")
     holder.kill()
     holder.wait(60)
-    with held(tmp_path, "decode-0"):  # no lifetime of an announcement is waited for
+    with hold(tmp_path, "decode-0"):  # no lifetime of an announcement is waited for
         assert (tmp_path / "decode-0.lock").read_text().strip() == str(os.getpid())
 
 
 def test_a_process_that_is_about_to_end_is_waited_for(
     tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_lock, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(worker_lock, "LOCK_TIMEOUT_S", 60.0)
     ending = threading.Timer(0.2, holder.kill)
     ending.start()
-    with held(tmp_path, "decode-0"):
+    with hold(tmp_path, "decode-0"):
         assert holder.wait(60) == -signal.SIGKILL
     ending.join(60)
 
 
 def test_it_is_had_as_long_as_the_context_lasts_and_again_after_a_failure(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="its end"), held(tmp_path, "w"):
-        with pytest.raises(ConfigError, match=str(os.getpid())), held(tmp_path, "w"):
+    with pytest.raises(ValueError, match="its end"), hold(tmp_path, "w"):
+        with pytest.raises(ConfigError, match=str(os.getpid())), hold(tmp_path, "w"):
             raise AssertionError("both have it")
         raise ValueError("its end")
-    with held(tmp_path, "w"):
+    with hold(tmp_path, "w"):
         pass
 
 
 def test_a_child_of_a_worker_does_not_keep_the_workers_id(tmp_path: Path) -> None:
-    with held(tmp_path, "w"):
+    with hold(tmp_path, "w"):
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    with held(tmp_path, "w"):
+    with hold(tmp_path, "w"):
         assert child.poll() is None
     child.communicate(b"\n", 60)
 
@@ -101,7 +101,7 @@ def test_a_child_of_a_worker_does_not_keep_the_workers_id(tmp_path: Path) -> Non
 def test_drafts_of_starts_that_were_killed_are_removed(tmp_path: Path) -> None:
     for name in ("w.aa.draft", "w.bb.draft", "w-1.aa.draft", "w.worker"):
         (tmp_path / name).write_text("{")
-    with held(tmp_path, "w"):
+    with hold(tmp_path, "w"):
         left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["w-1.aa.draft", "w.lock", "w.worker"]
 
@@ -110,7 +110,7 @@ def test_a_holder_that_could_not_say_who_it_is_is_refused_like_any(tmp_path: Pat
     (tmp_path / "w.lock").write_bytes(b"")
     with open(tmp_path / "w.lock") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="unknown id"), held(tmp_path, "w"):
+        with pytest.raises(ConfigError, match="unknown id"), hold(tmp_path, "w"):
             raise AssertionError("both have it")
 
 
@@ -122,9 +122,9 @@ def test_a_full_disk_keeps_no_worker_from_its_id(
 
     monkeypatch.setattr(os, "pwrite", full)
     with (
-        held(tmp_path, "decode-0"),
-        pytest.raises(ConfigError, match="process .of unknown id. has it"),
-        held(tmp_path, "decode-0"),
+        hold(tmp_path, "decode-0"),
+        pytest.raises(ConfigError, match="process .of unknown id. has this id"),
+        hold(tmp_path, "decode-0"),
     ):
         raise AssertionError("both have it")
 
@@ -137,23 +137,23 @@ def test_a_folder_that_knows_no_locks_is_refused(
 
     monkeypatch.setattr(fcntl, "flock", none)
     told = r"w\.lock cannot be locked \(No locks available\): give .* disk of this host"
-    with pytest.raises(ConfigError, match=told), held(tmp_path, "w"):
+    with pytest.raises(ConfigError, match=told), hold(tmp_path, "w"):
         raise AssertionError("nobody knows whether it has it")
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
-    with pytest.raises(ConfigError, match="cannot be locked"), held(nowhere, "w"):
+    with pytest.raises(ConfigError, match="cannot be locked"), hold(nowhere, "w"):
         raise AssertionError("there is no folder")
 
 
 @pytest.mark.parametrize("worker_id", ["../x", "", "a/b", "a" * 101])
 def test_an_id_that_cannot_name_a_file_is_refused(tmp_path: Path, worker_id: str) -> None:
-    with pytest.raises(ConfigError, match="--worker-id"), held(tmp_path, worker_id):
+    with pytest.raises(ConfigError, match="--worker-id"), hold(tmp_path, worker_id):
         raise AssertionError("it left the folder")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_ends_in_the_context_is_not_taken_for_a_failed_lock(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="the worker's own"), held(tmp_path, "w"):
+    with pytest.raises(OSError, match="the worker's own"), hold(tmp_path, "w"):
         raise OSError("the worker's own")
