@@ -18,13 +18,6 @@ PACKAGES = (*MAY_IMPORT, "chaos", "benchmarks", "tests/support")
 # Folders whose texts still have a banned word, a fragment or a banned name; shrinks to nothing.
 STILL_TO_REWORD: set[str] = {
     "chaos",
-    "router/answers",
-    "router/dispatch",
-    "router/fleet",
-    "router/http_frontend",
-    "router/requests",
-    "router/templates",
-    "router/text",
     "simulation/invariants",
     "simulation/mutations",
 }

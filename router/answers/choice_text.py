@@ -1,8 +1,7 @@
-"""One choice as it grows: detokenized, cut at stop strings, calls of tools taken out of its text,
-with logprobs beside.
+"""The text of one choice as it grows: detokenized, cut at stop strings, without its tool calls.
 
-LoopBudget accepted tokens into pieces that may be shown. Knows no transport and no JSON. One per
-choice, owned by the task that writes the answer.
+Turns accepted tokens into deltas that may be shown, with their logprobs. Knows no transport and no
+JSON. One per choice, owned by the task that writes the answer.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class ChoiceDelta:
-    """What one or several tokens added. `finish` is set in the last piece of a choice. `tokens`
-    are all that were drawn up to there, a stop token included."""
+    """The addition of one or several tokens to a choice. `finish` is set in its last delta.
+    `tokens` are all that were drawn up to there, a stop token included."""
 
     choice: int
     text: str = ""
@@ -41,8 +40,8 @@ class ChoiceDelta:
     finish: str | None = None
     calls: list[ParsedCall] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    prompt: Sequence[int] | None = None  # its tokens, where their ids are wanted
-    prompt_entries: list[TokenLogprob] | None = None  # where the answer is to hold them
+    prompt: Sequence[int] | None = None  # if the request asked for ids
+    prompt_entries: list[TokenLogprob] | None = None  # if the request asked for them
     reasoning: str = ""  # before the text
 
     def __bool__(self) -> bool:
@@ -51,10 +50,10 @@ class ChoiceDelta:
 
 
 class ChoiceText:
-    """`stop_tokens` end an output and are not part of its text; `calling` is what may be called.
-    In the text of the first `min_tokens` tokens no stop string is looked for.
-    `tokens` counts what was drawn up to the end, the stop token included; `accepted_proposals`
-    counts those among them that were proposed, `rejected_proposals` those proposed in vain."""
+    """`stop_tokens` end an output and are not part of its text; `calling` are the tools that it may
+    call. The text of the first `min_tokens` tokens is not searched for stop strings. `tokens`
+    counts the tokens drawn up to the end, the stop token included; `accepted_proposals` counts
+    those of them that were proposed, `rejected_proposals` the other proposals."""
 
     def __init__(
         self,
@@ -82,7 +81,7 @@ class ChoiceText:
         self.finished = False
 
     def push(self, outputs: Sequence[OutputToken]) -> ChoiceDelta:
-        """The piece of these outputs of this choice; outputs after the end are ignored."""
+        """Return the delta of these outputs; outputs after the end are ignored."""
         piece = ChoiceDelta(self._choice)
         for output in outputs:
             if self.finished:
@@ -99,7 +98,7 @@ class ChoiceText:
         return piece
 
     def silenced(self) -> ChoiceDelta:
-        """The only piece of a choice that generates nothing for its client."""
+        """Return the only delta of a choice whose client asked for no output."""
         self.finished = True
         return ChoiceDelta(self._choice, finish="length")
 
@@ -133,7 +132,7 @@ class ChoiceText:
         self._add(piece, (text, []) if self._calls is None else self._calls.push(text))
 
     def _end(self, finish: str, piece: ChoiceDelta) -> None:
-        """A stop after calls is an end for their sake; that of the tokens is not."""
+        """End the choice. The reason "stop" becomes "tool_calls" if it called tools."""
         piece.finish = finish
         if self._reasoning is not None:
             reasoning, text = self._reasoning.flush()

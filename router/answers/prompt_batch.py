@@ -1,10 +1,10 @@
-"""One answer to several prompts: each is a request of its own, and their choices are numbered on.
+"""One answer to several prompts: each is a request of its own; choices are numbered over all.
 
     prompts  0  1        n = 2
     choices  0 1  2 3
 
-Each prompt has its ticket, its place and its end; the first that fails fails the answer, and the
-others end with it. Knows no transport. Owned by the task that answers.
+Each prompt has its own ticket, placement and end; the first that fails fails the answer, and ends
+the others. Knows no transport. Owned by the task that answers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _QUEUED = 64  # messages that wait for the client; a prompt's own buffer bounds 
 
 
 class PromptBatch:
-    """Used as one `RequestHandler` is. `members` have as many choices each."""
+    """Same methods as `RequestHandler`. All `members` have the same number of choices."""
 
     def __init__(self, members: Sequence[RequestHandler]) -> None:
         self._members = members
@@ -36,7 +36,7 @@ class PromptBatch:
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """As `RequestHandler.admitted`, for all of them or none."""
+        """Same as `RequestHandler.admitted`, for all prompts or none."""
         with ExitStack() as stack:
             for member in self._members:
                 stack.enter_context(member.admitted())
@@ -49,7 +49,7 @@ class PromptBatch:
         ]
 
     async def next(self) -> list[ChoiceDelta] | None:
-        """As `RequestHandler.next`: what has come of one of them."""
+        """Same as `RequestHandler.next`; each call returns deltas of one prompt."""
         while self._ended < len(self._members):
             found = await self._found.get()  # bounded by the requests' deadline
             if isinstance(found, Exception):
@@ -83,7 +83,7 @@ class PromptBatch:
         ]
 
     def with_prompt(self, piece: ChoiceDelta) -> ChoiceDelta:
-        """As `RequestHandler.with_prompt`."""
+        """Same as `RequestHandler.with_prompt`."""
         place, choice = divmod(piece.choice, self._each)
         own = self._members[place].with_prompt(replace(piece, choice=choice))
         return replace(own, choice=piece.choice)

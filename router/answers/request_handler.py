@@ -1,11 +1,11 @@
-"""The way of a validated request to its end, whatever front end its client speaks to.
+"""Runs a validated request from its admission to its end, for every front end.
 
-    with answering.admitted():  ticket, span, the note of its end
-        await answering.begin()
-        while (pieces := await answering.next()) is not None: ...
-        in any case: answering.leave()
+    with handler.admitted():  ticket, span, log line of its end
+        await handler.begin()
+        while (deltas := await handler.next()) is not None: ...
+        in any case: handler.leave()
 
-LoopBudget outputs into pieces that may be shown, and counts. Knows no transport. One per request,
+Turns outputs into deltas that may be shown, and counts them. Knows no transport. One per request,
 owned by the task that answers it.
 """
 
@@ -30,14 +30,14 @@ from baton.router.text.tokenizer import Tokenizer
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.errors import BatonError, Cancelled, InvalidRequest, Overloaded, Unavailable
 
-SEND_S = 60.0  # a client that takes nothing for so long is gone
+SEND_S = 60.0  # then a client that reads nothing is disconnected
 
 log = logs.get(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestServices:
-    """What answers need of the router."""
+    """The parts of the router that request handlers share."""
 
     dispatcher: Dispatcher
     admission: Admission
@@ -46,8 +46,8 @@ class RequestServices:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens; `cached` are prompt tokens taken from a prefix cache. `accepted` are those of the
-    completion that a worker proposed, `rejected` its other proposals, which are in no output."""
+    """The token counts of an answer. `cached` are prompt tokens taken from a prefix cache.
+    `accepted` are the output tokens that a worker proposed, `rejected` its other proposals."""
 
     prompt: int
     completion: int
@@ -57,11 +57,11 @@ class Usage:
 
 
 class ClientGone(Exception):
-    """The client has closed its connection, or takes nothing any more."""
+    """The client has closed its connection, or has stopped reading."""
 
 
 class RequestHandler:
-    """`arrival_s` and the request's clock are `time.perf_counter()`'s, `deadline_s` the loop's."""
+    """`arrival_s` is a time of `time.perf_counter()`, `deadline_s` one of the loop's clock."""
 
     def __init__(
         self,
@@ -99,10 +99,10 @@ class RequestHandler:
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """Around all that is done for the request: it holds a ticket, and how it ends is counted
-        and logged. Raises Overloaded without a ticket; what is raised inside passes. A client
-        that leaves is a ClientGone, or the cancelling of the task."""
-        outcome = "failed"  # unless it is known better: what is not our error is a bug
+        """Hold a ticket within the block, and count and log how the request ends. Raises Overloaded
+        without a ticket; exceptions of the block pass. ClientGone, or the task's cancellation,
+        means that the client left."""
+        outcome = "failed"  # also for an exception that is a bug
         started_s = time.time()
         try:
             with (
@@ -121,7 +121,7 @@ class RequestHandler:
             self._note_end(outcome, started_s)
 
     async def begin(self) -> None:
-        """Place the request. Raises what `Dispatcher.start` does."""
+        """Place the request. Raises the same errors as `Dispatcher.start`."""
         admitted_s = time.time()
         if (validated := self._request.grammar_wall_s) is not None:
             tracing.record(tracing.VALIDATE, *validated, self._context)
@@ -131,14 +131,14 @@ class RequestHandler:
         tracing.record("place", admitted_s, time.time(), self._context)
 
     async def next(self) -> list[ChoiceDelta] | None:
-        """What has come, by choice; a piece may be empty. None once the request is finished.
-        Raises the error it ended with."""
+        """Wait for outputs and return them as one delta a choice, which may be empty; None once the
+        request is finished. Raises the error that the request ended with."""
         assert self._generation is not None
         outputs = await self._generation.next()
         return self._pieces(self._generation, outputs) if outputs else None
 
     def leave(self) -> None:
-        """End the request if it is not over: its workers are told in the same tick."""
+        """End the request if it is not over; cancels to its workers leave in the same tick."""
         if self._generation is not None and not self._generation.over:
             self._serving.dispatcher.cancel(self._generation)
 
@@ -156,8 +156,8 @@ class RequestHandler:
         return self._request.choices
 
     def with_prompt(self, piece: ChoiceDelta) -> ChoiceDelta:
-        """`piece`, the first of its choice or all of it, behind what it is to hold of the
-        prompt. Scores are there once the request is finished."""
+        """Return `piece`, the first of its choice or the whole choice, with the parts of the prompt
+        that the request asked for before it. Scores exist once the request is finished."""
         request = self._request
         scores = self._generation.scores if self._generation is not None else None
         if request.echo is not None:
@@ -173,8 +173,8 @@ class RequestHandler:
         )
 
     def prompt_entries(self) -> list[TokenLogprob]:
-        """The prompt's tokens with their alternatives, as they were asked for; the first has no
-        log-probability."""
+        """Return the prompt's tokens with the alternatives that the request asked for; the first
+        token has no log-probability."""
         scores = self._generation.scores if self._generation is not None else None
         top = self._request.prompt_top
         return [] if scores is None or top is None else self._prompt_entries(scores, top)
@@ -194,7 +194,7 @@ class RequestHandler:
         return entries
 
     def unfinished(self) -> list[int]:
-        """The choices whose last piece has not been given out."""
+        """Return the choices whose last delta has not been returned."""
         return [choice for choice, text in enumerate(self._texts) if not text.finished]
 
     def _pieces(

@@ -1,9 +1,9 @@
-"""A request under way, seen from the side that answers the client.
+"""An active request, from the side that answers the client.
 
     dispatcher ── put ──▶ [ bounded buffer ] ── next ──▶ the task that writes the answer
 
-Holds the accepted tokens of every choice: what a retry carries on, and what I4 is checked
-against. Knows no links and no HTTP. State is owned by the event loop: both sides run on it.
+Holds the accepted tokens of every choice: a retry continues them, and outputs are checked against
+them (I4). Knows no links and no HTTP. Both sides run on the event loop, which owns all state.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from baton.router.dispatch.prompt_logprobs import PromptScores
-from baton.router.fleet.worker_view import Numbers
+from baton.router.fleet.worker_view import NumericsId
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.errors import BatonError
 
 Finish = Literal["stop", "length"]
-PATIENCE_S = 1.0  # with a client that takes nothing out of a full buffer
-MOST_BUFFERS = 8  # filled before that
+FULL_BUFFER_S = 1.0  # then a client that reads nothing is too slow
+MAX_BUFFERS = 8  # unread outputs, in buffers, before that
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +32,17 @@ class OutputToken:
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
     finish: Finish | None = None
-    accepted_proposal: bool = False  # its worker proposed it before the model drew it
-    rejected_proposals: int = 0  # that its worker made for the same step in vain
+    accepted_proposal: bool = False  # proposed before it was drawn
+    rejected_proposals: int = 0  # of the same step
 
     @property
     def weight(self) -> int:
-        """What it takes of memory, in tokens: each alternative with its logprob is as much."""
+        """The memory that it takes, in tokens; each alternative with its logprob counts as one."""
         return 1 + len(self.top)
 
     @property
     def largest(self) -> int:
-        """Of the token ids; -1 where there is none."""
+        """The largest token id, also of the alternatives; -1 without any."""
         return max((-1 if self.token is None else self.token, *(token for token, _ in self.top)))
 
 
@@ -68,7 +68,7 @@ class ActiveRequest:
         self.choices = [Choice() for _ in range(request.choices)]
         self.cached_tokens = 0
         self.scores: PromptScores | None = None  # of the prompt, with the first choice's first
-        self.numbers: Numbers | None = None  # of the worker that has it, or had it last
+        self.numerics: NumericsId | None = None  # of the worker that has it, or had it last
         self.migrations = 0
         self.timer: asyncio.TimerHandle | None = None
         self.over = False
@@ -92,11 +92,11 @@ class ActiveRequest:
 
     @property
     def full(self) -> bool:
-        """Whether as much waits for the client as the buffer is for."""
+        """Whether the buffer has reached its limit."""
         return self._weight >= self._limit
 
     def put(self, output: OutputToken) -> None:
-        """Accept an output, whatever waits already: see `too_slow`."""
+        """Accept an output, also into a full buffer (see `too_slow`)."""
         choice = self.choices[output.choice]
         if output.token is not None:
             choice.accepted.append(output.token)
@@ -109,17 +109,17 @@ class ActiveRequest:
         self._wake.set()
 
     def too_slow(self) -> bool:
-        """Whether the client has left a full buffer for too long, or far too much. To be asked
-        before the outputs of a message, not between them: a worker that comes back, or was not
-        heard for a while, sends all that it kept at once, and the client had no turn to take it."""
+        """Return whether the client has left a full buffer unread for too long, or has left far too
+        much unread. Call it before the outputs of a message, not between them: a worker that
+        reconnects sends all that it kept at once, and the client had no chance to read it."""
         return self._full_s is not None and self._too_slow(self._full_s)
 
     def _too_slow(self, full_s: float) -> bool:
         waited_s = asyncio.get_running_loop().time() - full_s
-        return waited_s >= PATIENCE_S or self._weight >= MOST_BUFFERS * self._limit
+        return waited_s >= FULL_BUFFER_S or self._weight >= MAX_BUFFERS * self._limit
 
     def end(self, error: BatonError | None = None) -> None:
-        """No output will follow. Only the first end counts."""
+        """End the request: no output follows. Only the first end counts."""
         if not self.over:
             self.over = True
             self.error = error
@@ -128,8 +128,8 @@ class ActiveRequest:
                 self.timer.cancel()
 
     async def next(self) -> list[OutputToken]:
-        """All outputs that wait, at least one; an empty list once the request is finished.
-        Raises the error it ended with."""
+        """Wait for outputs and return all of them; an empty list once the request is finished.
+        Raises the error that the request ended with."""
         if not self._buffer and not self.over:
             self._wake.clear()
             await self._wake.wait()  # bounded by the timer

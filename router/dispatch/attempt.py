@@ -1,4 +1,4 @@
-"""A submission: what one worker holds, or is to hold, of a request; and its message.
+"""An attempt: the part of a request that is, or will be, on one worker; and its message.
 
 Knows the request, its accepted tokens and its link. Owned by the dispatcher.
 """
@@ -15,31 +15,33 @@ from baton.router.dispatch.active_request import ActiveRequest, Finish, OutputTo
 from baton.router.dispatch.retry_budget import RetryPermit
 from baton.router.fleet.placement import Placement
 from baton.router.fleet.worker_link import WorkerLink
-from baton.router.fleet.worker_view import Shape
+from baton.router.fleet.worker_view import KvFormat
 from baton.runtime import logs, metrics
 from baton.runtime.errors import EngineError, Overloaded
 from baton.runtime.links import LinkClosed
 from baton.runtime.sampling import MAX_DRAFT_TOKENS
 
-SUSPECT = 2  # steps with a request hung: one of them may have been another's fault
+SUSPECT = 2  # hung steps; another request may have caused one
 
 log = logs.get(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """`choices` are those not yet ended. `link` is None while it is on no worker; `avoid` are
-    boot ids that failed it; `drains` of its attempts ended because a worker drained. `prefill`
-    is the boot id of the prefill worker that is asked now, or was asked last: the first candidate
-    until another is told; `answered`: an output has come since. `move` is its hold on the budget
-    until its first output. `short` are the boot ids of workers that had no memory for it: their
-    fault only once another one has some. `identities` are those of its blocks, computed once
-    while it waits for a worker. `busy` is what the last full worker said of it: if no attempt
-    serves, that is what its client can act on. `candidates` are the boot ids of the prefill
-    workers of this attempt, `left` those that a decode worker did not find any more: they are
-    asked no second time, whatever is known here. `unconfirmed` is the weight of what was accepted
-    since its worker was told so. `hangs` are the steps with it that hung: from SUSPECT on
-    it is computed alone, and after one more it fails."""
+    """One attempt to serve the choices of a request that have not ended.
+
+    - `link` is None while it is on no worker. `avoid` are the boot ids of workers that failed it,
+      `short` of those that had no memory for it: a failure only once another worker has some.
+    - `drains` is the number of its attempts that ended because a worker drained.
+    - `candidates` are the boot ids of its prefill workers, `prefill` that of the one that is asked
+      now or was asked last. `left` are those that a decode worker could not find: they are not
+      candidates again. `answered`: an output has come since `prefill` was asked.
+    - `permit` is its share of the retry budget until its first output.
+    - `identities` are those of its blocks, computed once while it waits for a worker.
+    - `busy` is the error of the last worker that was full: the client gets it if no attempt serves.
+    - `unconfirmed` is the weight of accepted outputs that its worker still keeps.
+    - `hangs` counts the hung steps with it: from SUSPECT on it is computed alone, and one more
+      ends it."""
 
     wire_id: str
     generation: ActiveRequest
@@ -52,9 +54,9 @@ class Attempt:
     placing: asyncio.Task[None] | None = None
     prefill: bytes = b""
     answered: bool = False
-    move: RetryPermit | None = None
+    permit: RetryPermit | None = None
     short: frozenset[bytes] = frozenset()
-    identities: dict[Shape, list[bytes]] = field(default_factory=dict)
+    identities: dict[KvFormat, list[bytes]] = field(default_factory=dict)
     busy: Overloaded | None = None
     candidates: frozenset[bytes] = frozenset()
     left: frozenset[bytes] = frozenset()
@@ -66,24 +68,24 @@ class Attempt:
         return self.hangs >= SUSPECT
 
     def resume(self) -> worker_pb2.Resume:
-        """What the router still waits for of it: its open choices, each from the next index."""
+        """Return the message that asks for the rest: the open choices, each from its next index."""
         resume = worker_pb2.Resume(request_id=self.wire_id, attempt=self.attempt)
         for choice in sorted(self.choices):
             accepted = len(self.generation.choices[choice].accepted)
             resume.next.add(choice=choice, index=accepted)
         return resume
 
-    def asks(self, asked: worker_pb2.PrefillSwitch) -> None:
-        """Its decode worker has turned to another prefill worker, or to none."""
+    def record_switch(self, asked: worker_pb2.PrefillSwitch) -> None:
+        """Record that the decode worker asks another prefill worker now, or none."""
         self.prefill = asked.prefill_boot_id if asked.prefill_boot_id in self.candidates else b""
 
     def waits_for(self, link: WorkerLink) -> bool:
-        """Whether a prefill worker is to compute its prompt still."""
+        """Return whether the prefill worker of this link has still to compute the prompt."""
         return self.prefill == link.boot_id and not self.answered
 
-    def tell_cancel(self, *choices: int) -> None:
-        """Its worker is to end these choices, which a stop string has ended, or all that are left
-        where none is named."""
+    def send_cancel(self, *choices: int) -> None:
+        """Cancel these choices on the worker, because a stop string has ended them; without any,
+        cancel all that are left."""
         link = self.link
         if link is None or not link.up:
             return  # a parked worker drops what the next hello does not name
@@ -92,18 +94,19 @@ class Attempt:
             link.send(worker_pb2.RouterMessage(cancel=cancel))
         except (LinkClosed, Overloaded) as error:  # the link is about to break; see above
             name = self.generation.request_id
-            log.info("cancel not sent", request_id=name, worker_id=link.worker_id, why=str(error))
+            reason = str(error)
+            log.info("cancel not sent", request_id=name, worker_id=link.worker_id, reason=reason)
         if not (choices and self.choices):
             link.settle(self.wire_id)
 
     @property
     def scored(self) -> bool:
-        """Whether its worker is to score the prompt: then no cached block helps."""
+        """Whether its worker scores the prompt: then cached blocks do not help."""
         return self.generation.unscored and 0 in self.choices
 
     @property
     def length(self) -> int:
-        """Of its tokens."""
+        """The number of its tokens."""
         accepted = 0
         if len(self.choices) == 1:
             (choice,) = self.choices
@@ -111,7 +114,7 @@ class Attempt:
         return len(self.generation.request.prompt) + accepted
 
     def tokens(self) -> tuple[int, ...]:
-        """Prompt and accepted tokens; several choices go on from the prompt alone."""
+        """Return prompt and accepted tokens; several choices continue from the prompt alone."""
         if len(self.choices) > 1:
             return self.generation.request.prompt
         (choice,) = self.choices
@@ -119,12 +122,11 @@ class Attempt:
 
     @property
     def failures(self) -> int:
-        """Attempts that have failed, if this one has too."""
+        """The number of failed attempts, this one included."""
         return self.attempt - self.drains
 
     def continued(self, failed_boot_id: bytes, drained: bool = False) -> list[Attempt]:
-        """The next attempt: one submission, or one for each choice if several go on from
-        accepted tokens."""
+        """Return the next attempt; one for each choice if several continue from accepted tokens."""
         avoid, drains = self.avoid | {failed_boot_id}, self.drains + drained
         choices = self.generation.choices
         if len(self.choices) == 1 or not any(choices[choice].accepted for choice in self.choices):
@@ -149,23 +151,24 @@ class Attempt:
         ]
 
 
-def hangs_workers(submission: Attempt, worker_id: str) -> EngineError:
-    """Why a request that hung a worker alone is computed nowhere else."""
+def quarantine_error(attempt: Attempt, worker_id: str) -> EngineError:
+    """Count and log a request that hung a worker alone, and return the error that ends it."""
     log.error(
         "request quarantined",
-        request_id=submission.generation.request_id,
+        request_id=attempt.generation.request_id,
         worker_id=worker_id,
-        hangs=submission.hangs,
+        hangs=attempt.hangs,
     )
     metrics.QUARANTINED_REQUESTS.inc()
     return EngineError(
-        f"{submission.hangs} workers stopped computing at this request, the last of them with "
-        "nothing else in its step: send it with other parameters, or report it"
+        f"{attempt.hangs} workers hung on this request, the last of them with no other request in "
+        "its step: send it with other parameters, or report it"
     )
 
 
 def ended_before_loss(generation: ActiveRequest, choice: int) -> Finish | None:
-    """How a choice ended whose last token was accepted before its end was told, if it did."""
+    """Return the finish reason of a choice whose last token was accepted while the message of its
+    end was lost; None if it has not ended."""
     accepted = generation.choices[choice].accepted
     if accepted and accepted[-1] in generation.request.stop_token_ids:
         return "stop"
@@ -175,7 +178,7 @@ def ended_before_loss(generation: ActiveRequest, choice: int) -> Finish | None:
 
 
 def output_token(output: worker_pb2.Output) -> OutputToken:
-    """What a worker says of one token; no finish: the choice goes on."""
+    """Return a worker's output; without `finish` the choice continues."""
     return OutputToken(
         choice=output.choice,
         token=output.token if output.HasField("token") else None,
@@ -187,24 +190,22 @@ def output_token(output: worker_pb2.Output) -> OutputToken:
     )
 
 
-def build_submit(
-    submission: Attempt, placement: Placement, remaining_s: float
-) -> worker_pb2.Submit:
-    """The message, without trace context. `remaining_s` is what is left of the request's life."""
-    generation = submission.generation
+def build_submit(attempt: Attempt, placement: Placement, remaining_s: float) -> worker_pb2.Submit:
+    """Return the message, without trace context. `remaining_s` is the time to the deadline."""
+    generation = attempt.generation
     request = generation.request
     sampling = request.sampling
-    if request.scored and not submission.scored:
+    if request.scored and not attempt.scored:
         sampling = worker_pb2.Sampling()
         sampling.CopyFrom(request.sampling)
         sampling.ClearField("prompt_logprobs")
     return worker_pb2.Submit(
-        request_id=submission.wire_id,
-        attempt=submission.attempt,
+        request_id=attempt.wire_id,
+        attempt=attempt.attempt,
         prompt=request.prompt,
         choices=[
             worker_pb2.Choice(choice=choice, accepted=generation.choices[choice].accepted)
-            for choice in sorted(submission.choices)
+            for choice in sorted(attempt.choices)
         ],
         sampling=sampling,
         max_tokens=request.max_tokens,
@@ -220,7 +221,7 @@ def build_submit(
         ),
         cache_salt=request.cache_salt,
         deadline_ms=max(1, int(remaining_s * 1000)),
-        alone=submission.alone,
+        alone=attempt.alone,
     )
 
 

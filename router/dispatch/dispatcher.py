@@ -20,7 +20,7 @@ from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
 from baton.router.dispatch.active_request import ActiveRequest, OutputToken
-from baton.router.dispatch.attempt import SUSPECT, Attempt, ended_before_loss, hangs_workers
+from baton.router.dispatch.attempt import SUSPECT, Attempt, ended_before_loss, quarantine_error
 from baton.router.dispatch.attempts import Attempts
 from baton.router.dispatch.output_check import CheckedOutput, check_output
 from baton.router.dispatch.placement_queue import STOPPING, PlacementQueue
@@ -112,7 +112,7 @@ class Dispatcher:
         """End a request now; the cancels to its workers are sent in the same tick."""
         for attempt in self._attempts.of(generation):
             self._drop(attempt)
-            attempt.tell_cancel()
+            attempt.send_cancel()
         generation.end(error or Cancelled("the client left"))
 
     def _deadline_passed(self, generation: ActiveRequest) -> None:
@@ -128,7 +128,7 @@ class Dispatcher:
             attempt.choices.discard(choice)
             if not attempt.choices:
                 self._drop(attempt)
-            attempt.tell_cancel(choice)
+            attempt.send_cancel(choice)
         self._end_if_done(generation)
 
     def end_all(self) -> None:
@@ -200,7 +200,7 @@ class Dispatcher:
 
     def _leave_hung(self, attempt: Attempt, hung: WorkerLink) -> None:
         if attempt.hangs > SUSPECT:
-            self._fail(attempt, hangs_workers(attempt, hung.worker_id), False)
+            self._fail(attempt, quarantine_error(attempt, hung.worker_id), False)
             return
         error = WorkerLost(f"{hung.worker_id} computes nothing any more")
         self._fail(attempt, error, True, hung.boot_id)
@@ -221,7 +221,7 @@ class Dispatcher:
         for boot_id in failed - attempt.avoid:
             self._circuits.record_failure(boot_id, _now())
         attempt.avoid |= failed
-        attempt.asks(asked)
+        attempt.record_switch(asked)
         self._circuits.record_placement(attempt.prefill, _now())
 
     def _check_switch(self, attempt: Attempt, asked: worker_pb2.PrefillSwitch) -> None:
@@ -289,7 +289,7 @@ class Dispatcher:
             attempt.short |= {boot_id}
         elif retryable and not failed and not isinstance(error, Overloaded | Draining):
             self._circuits.record_failure(boot_id, _now())
-        attempt.tell_cancel()
+        attempt.send_cancel()
         if isinstance(error, StalePlacement):
             attempt.left, boot_id = attempt.left | attempt.candidates, b""
         elif attempt.link is not None and isinstance(error, Draining):

@@ -1,4 +1,4 @@
-"""The queue of requests that wait for a worker: each is tried in its turn until one takes it.
+"""The queue of requests that wait for a worker: each is tried in order until a worker takes it.
 
     place ─▶ try ─▶ submitted
               │ no worker, or a full one
@@ -63,12 +63,12 @@ class PlacementQueue:
             await self._turn(attempt.length, min(until_s, deadline_s))
 
     def wake(self) -> None:
-        """Let all that wait check at once whether they may wait on."""
+        """Make all waiting requests check at once whether they may wait longer."""
         for turn in list(self._waiting):
             self._call(turn)
 
     async def _turn(self, tokens: int, until_s: float) -> None:
-        """Wait for a try when there is room; until then at most."""
+        """Wait until there is room for a try, or until that time."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._waiting[turn] = loop.time() + RETRY_S, tokens
@@ -82,7 +82,7 @@ class PlacementQueue:
             self._waiting.pop(turn, None)
 
     def _look(self) -> None:
-        """Call those in front, as many as there is room for, and a turn of the loop has time."""
+        """Wake the requests in front: as many as there is room for and one turn has time for."""
         self._timer = None
         soon_s, tokens = _now() + SPACING_S, 0
         called: list[asyncio.Future[None]] = []

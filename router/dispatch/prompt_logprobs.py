@@ -13,8 +13,8 @@ from baton.proto import worker_pb2
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Of the tokens from the second on, in their order; `top_tokens` and `top_logprobs` hold
-    `width` of the best tokens for each, best first, joined."""
+    """The scores of the tokens from the second on, in order; `top_tokens` and `top_logprobs` hold
+    the `width` best tokens for each, best first, joined."""
 
     logprobs: Sequence[float]
     ranks: Sequence[int]
@@ -23,7 +23,7 @@ class PromptScores:
     width: int
 
     def top(self, place: int, most: int) -> tuple[tuple[int, float], ...]:
-        """The `most` best tokens at this place of the prompt, from 1 on."""
+        """Return the `most` best tokens at this index of the prompt, which is at least 1."""
         first = (place - 1) * self.width
         end = first + min(most, self.width)
         return tuple(zip(self.top_tokens[first:end], self.top_logprobs[first:end], strict=True))
@@ -32,7 +32,7 @@ class PromptScores:
 def scores_of(
     message: worker_pb2.PromptLogprobs, prompt_tokens: int, vocab_size: int
 ) -> PromptScores | None:
-    """None unless they can be those of such a prompt."""
+    """Return the scores, or None if they cannot be those of such a prompt."""
     count, best = prompt_tokens - 1, len(message.top_tokens)
     whole = count and best % count == 0
     counts = len(message.logprobs), len(message.ranks), len(message.top_logprobs)

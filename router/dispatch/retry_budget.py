@@ -54,7 +54,7 @@ class RetryBudget:
         if len(failed) >= limit:
             why = "the worker had no memory for it" if short else "the worker failed"
             raise Overloaded(
-                f"{why}, and {len(failed)} requests that were moved to others "
+                f"{why}, and {len(failed)} requests that migrated to others "
                 f"have just failed there too: try again later",
                 failed[len(failed) - limit] - now_s,
             )

@@ -54,9 +54,9 @@ class RetryPolicy:
             attempt.busy = error
         if returned or overloaded:  # neither counts as a failure
             self.release(attempt)
-        elif attempt.move is not None:
-            self._queue.failed(attempt.move, short=isinstance(error, OutOfMemory))
-            attempt.move = None
+        elif attempt.permit is not None:
+            self._queue.failed(attempt.permit, short=isinstance(error, OutOfMemory))
+            attempt.permit = None
         if not returned and attempt.failures >= self._max_attempts:
             metrics.RETRIES_REFUSED.labels("attempts").inc()
             return attempt.busy or error
@@ -73,7 +73,7 @@ class RetryPolicy:
         if retry.returned:
             return
         try:
-            attempt.move = await self._queue.take(short=retry.no_memory)
+            attempt.permit = await self._queue.take(short=retry.no_memory)
         except Overloaded:
             metrics.RETRIES_REFUSED.labels("budget").inc()
             raise
@@ -81,6 +81,6 @@ class RetryPolicy:
     def release(self, attempt: Attempt) -> None:
         """Return the attempt's permit, if it has one: its worker has answered, or is no longer
         asked to."""
-        if attempt.move is not None:
-            permit, attempt.move = attempt.move, None
+        if attempt.permit is not None:
+            permit, attempt.permit = attempt.permit, None
             self._queue.release(permit)

@@ -55,7 +55,7 @@ class Submitter:
         started_s = time.perf_counter()
         need = self._need(attempt)
         fleet = FleetView(self._fleet.roster(), self._fleet.passed_over())
-        kinds = open_groups(need, fleet, self._fleet.disconnected_sizes)
+        kinds = open_groups(need, fleet, self._fleet.disconnected_capacities)
         if isinstance(kinds, BatonError):
             return kinds
         salt, known = attempt.generation.request.cache_salt, attempt.identities
@@ -77,7 +77,7 @@ class Submitter:
             sequences=len(attempt.choices),
             avoid=attempt.avoid,
             left=attempt.left,
-            numbers=generation.numbers if generation.begun else None,
+            numerics=generation.numerics if generation.begun else None,
         )
 
     def _submit(
@@ -98,7 +98,7 @@ class Submitter:
         self._fleet.circuits.record_placement(link.boot_id, now_s)
         attempt.candidates = frozenset(worker.boot_id for worker in placement.candidates)
         attempt.prefill = placement.candidates[0].boot_id if placement.candidates else b""
-        attempt.generation.numbers = placement.decode.numbers
+        attempt.generation.numerics = placement.decode.numerics
         _note_placed(link, tokens)
         if placement.candidates:
             self._fleet.circuits.record_placement(attempt.prefill, now_s)

@@ -3,7 +3,7 @@
 The registry is a hint of which workers exist; a worker is alive while its link is up. A worker
 that the registry no longer names is dropped once its link is down; its capacity is remembered for
 a while. Owns the links, the index and the circuits. Knows no requests: those belong to the
-dispatcher, which is the links' Bearer.
+dispatcher, which is the links' LinkListener.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from baton.router.fleet.kv_compatibility import incompatible_prefill_workers
 from baton.router.fleet.radix_index import CAPACITY_BLOCKS, Holders, RadixIndex
 from baton.router.fleet.registry_watcher import RegistryWatcher
 from baton.router.fleet.roster import Roster
-from baton.router.fleet.worker_link import Bearer, WorkerLink
-from baton.router.fleet.worker_view import Numbers, Shape, Size, WorkerView
+from baton.router.fleet.worker_link import LinkListener, WorkerLink
+from baton.router.fleet.worker_view import KvFormat, NumericsId, WorkerCapacity, WorkerView
 from baton.router.requests.context_limits import ContextLimits
 from baton.runtime import logs, metrics
 from baton.runtime.config import RouterConfig
@@ -62,23 +62,23 @@ class Fleet:
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._disconnected = DisconnectedWorkers(config.returned_wait_s)
-        self._mixed_numerics: dict[Numbers, list[str]] = {}  # as last logged
+        self._mixed_numerics: dict[NumericsId, list[str]] = {}  # as last logged
         self._incompatible: dict[str, str] = {}  # as last logged
         self._rebuilt = False
         self._roster = Roster(config.max_waiting)
         self._changed: dict[str, None] = {}  # workers, since `roster` was last called
-        self._presence: dict[str, tuple[bool, bool, bytes, Size | None]] = {}
+        self._presence: dict[str, tuple[bool, bool, bytes, WorkerCapacity | None]] = {}
         # Derived from presence, with the time until which they hold; None: to be computed again.
         self._passed_over: tuple[frozenset[bytes], int, float] | None = None
-        self._disconnected_sizes: tuple[list[Size], float] | None = None
+        self._disconnected_capacities: tuple[list[WorkerCapacity], float] | None = None
         self.index = RadixIndex(CAPACITY_BLOCKS, self._note_change)
         self.circuits = Circuits(random.Random(self._boot_id))
 
-    async def run(self, bearer: Bearer) -> None:
+    async def run(self, listener: LinkListener) -> None:
         """Follow the registry until cancelled, then close every link."""
         try:
             while True:
-                self._update_links(await self._registry_watcher.workers(), bearer)
+                self._update_links(await self._registry_watcher.workers(), listener)
                 self.rebuilt()  # without a request too: workers that come later do not count
                 self._report_mixed_numerics()
                 self._compare_workers()
@@ -92,7 +92,7 @@ class Fleet:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _update_links(self, records: Sequence[WorkerRecord], bearer: Bearer) -> None:
+    def _update_links(self, records: Sequence[WorkerRecord], listener: LinkListener) -> None:
         named = {record.worker_id: record for record in records}
         for worker_id, link in list(self._links.items()):
             record = named.get(worker_id)
@@ -107,12 +107,12 @@ class Fleet:
         for worker_id, record in named.items():
             if worker_id not in self._links:
                 self._disconnected.add_registered(worker_id, record.role, _now())
-                self._disconnected_sizes = None
+                self._disconnected_capacities = None
                 link = WorkerLink(
                     record,
                     self._dialer,
                     self.index,
-                    bearer,
+                    listener,
                     self._config,
                     self._boot_id,
                     self._limits.vocab_size,
@@ -123,15 +123,15 @@ class Fleet:
 
     def _report_mixed_numerics(self) -> None:
         """Log once each set of decode workers that compute different numbers."""
-        found: dict[Numbers, list[str]] = {}
+        found: dict[NumericsId, list[str]] = {}
         for link in self._links.values():
             if link.up and link.worker_hello is not None and link.record.role == "decode":
-                numbers = (link.worker_hello.model_fingerprint, link.worker_hello.kv_dtype)
-                found.setdefault(numbers, []).append(link.worker_id)
+                numerics = (link.worker_hello.model_fingerprint, link.worker_hello.kv_dtype)
+                found.setdefault(numerics, []).append(link.worker_id)
         if len(found) > 1 and found != self._mixed_numerics:
             log.warning(
                 "decode workers differ",
-                workers={" ".join(numbers): names for numbers, names in found.items()},
+                workers={" ".join(numerics): names for numerics, names in found.items()},
                 effect="answers depend on the worker; a request migrates only to workers with the "
                 "same fingerprint and KV dtype",
                 remedy="run all decode workers with the same model, settings and processor type",
@@ -158,7 +158,9 @@ class Fleet:
 
     def _report_incompatible(self) -> None:
         """Log once each set of prefill workers that cannot be used."""
-        found = incompatible_prefill_workers(self._shapes("prefill"), self._shapes("decode"))
+        found = incompatible_prefill_workers(
+            self._kv_formats("prefill"), self._kv_formats("decode")
+        )
         if found and found != self._incompatible:
             log.error(
                 "prefill workers not used",
@@ -169,10 +171,10 @@ class Fleet:
             )
         self._incompatible = found
 
-    def _shapes(self, role: str) -> dict[str, Shape]:
-        """Return the shapes of the linked workers of a role that take work."""
+    def _kv_formats(self, role: str) -> dict[str, KvFormat]:
+        """Return the KV formats of the linked workers of a role that take work."""
         return {
-            link.worker_id: _shape(link.worker_hello)
+            link.worker_id: _kv_format(link.worker_hello)
             for link in self._links.values()
             if link.takes_work and link.worker_hello is not None and link.record.role == role
         }
@@ -180,8 +182,8 @@ class Fleet:
     def _drop(self, worker_id: str) -> None:
         hello = self._links.pop(worker_id).worker_hello
         if hello is not None and hello.role == "decode":
-            self._disconnected.add_lost(worker_id, _size(hello), _now())
-        self._disconnected_sizes = None
+            self._disconnected.add_lost(worker_id, _capacity(hello), _now())
+        self._disconnected_capacities = None
         self._note_change(worker_id)
         self._tasks.pop(worker_id).cancel()
 
@@ -223,10 +225,10 @@ class Fleet:
                 link.up,
                 link.refused_reason is not None,
                 link.boot_id,
-                None if link.worker_hello is None else _size(link.worker_hello),
+                None if link.worker_hello is None else _capacity(link.worker_hello),
             )
         if now != before:
-            self._disconnected_sizes = self._passed_over = None
+            self._disconnected_capacities = self._passed_over = None
 
     def views(self) -> list[WorkerView]:
         """Return a view of every linked worker."""
@@ -244,38 +246,38 @@ class Fleet:
             kept = self._passed_over = (found, version, self.circuits.next_change_s(now_s))
         return kept[0]
 
-    def disconnected_sizes(self) -> list[Size]:
+    def disconnected_capacities(self) -> list[WorkerCapacity]:
         """Return the capacities of the decode workers that are not linked now and may come back:
         those that the registry names, and those that have left within `router.returned_wait_s`. A
         worker whose handshake was refused does not count."""
         self.roster()
-        now_s, kept = _now(), self._disconnected_sizes
+        now_s, kept = _now(), self._disconnected_capacities
         if kept is None or now_s >= kept[1]:
-            sizes = self._disconnected.sizes(now_s)
+            capacities = self._disconnected.capacities(now_s)
             for worker_id, link in self._links.items():
                 hello, refused = link.worker_hello, link.refused_reason is not None
                 if hello is not None or refused:
-                    sizes.pop(worker_id, None)
+                    capacities.pop(worker_id, None)
                 gone = not (link.up or refused)
                 if gone and hello is not None and hello.role == "decode":
-                    sizes[worker_id] = _size(hello)
+                    capacities[worker_id] = _capacity(hello)
             expiry_s = self._disconnected.next_expiry_s()
-            kept = self._disconnected_sizes = ([*sizes.values()], expiry_s)
+            kept = self._disconnected_capacities = ([*capacities.values()], expiry_s)
         return kept[0]
 
     def holders(
-        self, tokens: Sequence[int], salt: bytes, known: dict[Shape, list[bytes]]
-    ) -> Callable[[Shape], Holders]:
-        """Return a function from a shape to the workers of that shape that hold leading blocks of
-        `tokens`. `known` keeps the blocks' identities for the next call with the same tokens and
+        self, tokens: Sequence[int], salt: bytes, known: dict[KvFormat, list[bytes]]
+    ) -> Callable[[KvFormat], Holders]:
+        """Return a function from a KV format to the workers of that format that hold leading blocks
+        of `tokens`. `known` keeps the blocks' identities for the next call with the same tokens and
         salt."""
 
         @cache
-        def of(shape: Shape) -> Holders:
-            if shape not in known:
-                parent = root(self._key, shape[0], shape[1], salt=salt)
-                known[shape] = chain(self._key, parent, tokens, shape[2])
-            return self.index.holders(known[shape])
+        def of(kv_format: KvFormat) -> Holders:
+            if kv_format not in known:
+                parent = root(self._key, kv_format[0], kv_format[1], salt=salt)
+                known[kv_format] = chain(self._key, parent, tokens, kv_format[2])
+            return self.index.holders(known[kv_format])
 
         return of
 
@@ -308,8 +310,11 @@ class Fleet:
         model's own limits while none is linked."""
         own = self._limits.max_context
         groups = self.roster().groups("decode")
-        contexts = [min(own, group.size.max_context) for group in groups] or [own]
-        largest = max(contexts + [min(own, size.max_context) for size in self.disconnected_sizes()])
+        contexts = [min(own, group.capacity.max_context) for group in groups] or [own]
+        largest = max(
+            contexts
+            + [min(own, capacity.max_context) for capacity in self.disconnected_capacities()]
+        )
         return replace(self._limits, max_context=largest, common_context=min(contexts))
 
     @property
@@ -320,12 +325,12 @@ class Fleet:
         """Return how many workers of each role are linked and take work. Requests can be served
         once there is a decode worker; prefill workers take over the prompts once there is one. A
         prefill worker whose KV no decode worker can take does not count."""
-        prefill, decode = self._shapes("prefill"), self._shapes("decode")
+        prefill, decode = self._kv_formats("prefill"), self._kv_formats("decode")
         unused = incompatible_prefill_workers(prefill, decode)
         return {"prefill": len(prefill) - len(unused), "decode": len(decode)}
 
 
-def _shape(hello: worker_pb2.WorkerHello) -> Shape:
+def _kv_format(hello: worker_pb2.WorkerHello) -> KvFormat:
     return (hello.model_fingerprint, hello.kv_dtype, hello.block_size)
 
 
@@ -338,7 +343,7 @@ def view_of(link: WorkerLink, bit: int) -> WorkerView:
         boot_id=link.boot_id,
         role=hello.role,
         address=link.record.address,
-        shape=_shape(hello),
+        kv_format=_kv_format(hello),
         max_context=hello.max_context,
         running=load.running,
         waiting=load.waiting,
@@ -355,8 +360,8 @@ def view_of(link: WorkerLink, bit: int) -> WorkerView:
     )
 
 
-def _size(hello: worker_pb2.WorkerHello) -> Size:
-    return Size(hello.block_size, hello.total_blocks, hello.max_context)
+def _capacity(hello: worker_pb2.WorkerHello) -> WorkerCapacity:
+    return WorkerCapacity(hello.block_size, hello.total_blocks, hello.max_context)
 
 
 def _now() -> float:

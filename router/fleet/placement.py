@@ -22,7 +22,13 @@ from itertools import product
 
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.roster import Ranking, Roster, WorkerGroup
-from baton.router.fleet.worker_view import ROOM_COST, Numbers, Shape, Size, WorkerView
+from baton.router.fleet.worker_view import (
+    ROOM_COST,
+    KvFormat,
+    NumericsId,
+    WorkerCapacity,
+    WorkerView,
+)
 from baton.runtime.config import PlacementMode
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
 
@@ -45,9 +51,9 @@ class FleetView:
 class Need:
     """The sizes of a request: prompt and accepted tokens, the output that is expected beyond them
     (`StepConfig.expected_growth_tokens` at most), and `most_tokens`, the prompt with all output
-    that a sequence may have. A decode worker counts the same numbers. `numbers` are those that the
-    accepted tokens were computed with, None without accepted tokens: other workers would continue
-    another answer."""
+    that a sequence may have. A decode worker counts the same numbers. `numerics` is that of the
+    worker that drew the accepted tokens, None without accepted tokens: a worker with another one
+    would continue another answer."""
 
     tokens: int
     output_tokens: int
@@ -55,7 +61,7 @@ class Need:
     sequences: int = 1
     avoid: frozenset[bytes] = frozenset()  # boot ids that failed this request: the last choice
     left: frozenset[bytes] = frozenset()  # boot ids of prefill workers that no longer existed
-    numbers: Numbers | None = None
+    numerics: NumericsId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class Placement:
 
 
 def open_groups(
-    need: Need, fleet: FleetView, disconnected: Callable[[], Sequence[Size]] = tuple
+    need: Need, fleet: FleetView, disconnected: Callable[[], Sequence[WorkerCapacity]] = tuple
 ) -> list[WorkerGroup] | BatonError:
     """Return the groups of decode workers of which some could take the request, or the reason why
     there is none: Unavailable (no worker is there, or only a `disconnected` one could),
@@ -78,17 +84,17 @@ def open_groups(
     groups = [group for group in known if group.accepting]
     if not groups:
         return Unavailable("no decode worker is there: start one, or wait for its start")
-    if need.numbers is not None:
-        groups = [group for group in groups if group.numbers == need.numbers]
+    if need.numerics is not None:
+        groups = [group for group in groups if group.numerics == need.numerics]
         if not groups:
             return Unavailable(
                 "no decode worker is left that computes the same numbers as the one that began "
-                f"this answer (fingerprint {need.numbers[0]}, KV in {need.numbers[1]}): "
+                f"this answer (fingerprint {need.numerics[0]}, KV in {need.numerics[1]}): "
                 "send the request again, or start such a worker"
             )
-    fitting = [group for group in groups if _holds(need, group.size)]
+    fitting = [group for group in groups if _holds(need, group.capacity)]
     if not fitting:
-        return _too_large(need, [*(group.size for group in known), *disconnected()])
+        return _too_large(need, [*(group.capacity for group in known), *disconnected()])
     over = fleet.passed_over
     if any(_trusts(group.accepting.values(), over) for group in fitting):
         open_ = [group for group in fitting if _trusts(group.open.values(), over)]
@@ -103,7 +109,7 @@ def place(
     need: Need,
     fleet: FleetView,
     groups: Sequence[WorkerGroup],
-    held: Callable[[Shape], Holders],
+    held: Callable[[KvFormat], Holders],
     mode: PlacementMode,
     local_prefill_tokens: int,
 ) -> Placement:
@@ -124,7 +130,7 @@ def place(
     compatible = [
         group
         for group in fleet.roster.groups("prefill")
-        if group.shape == decode.shape and _computes(need, group.size)
+        if group.kv_format == decode.kv_format and _computes(need, group.capacity)
     ]
     candidates = _ranked(
         _WorkerSearch(need, fleet.passed_over, held, MAX_CANDIDATES, need.left, decode.degraded),
@@ -132,7 +138,7 @@ def place(
         lambda worker, uncached: uncached + worker.queue_tokens,
         lambda uncached: (uncached,),
     )
-    holders = held(decode.shape)
+    holders = held(decode.kv_format)
     if _stays_local(need, holders, decode, candidates, mode, local_prefill_tokens):
         return Placement(decode, (), local=True)
     return Placement(decode, tuple(candidates), local=False)
@@ -145,7 +151,7 @@ class _WorkerSearch:
 
     need: Need
     passed_over: frozenset[bytes]
-    held: Callable[[Shape], Holders]
+    held: Callable[[KvFormat], Holders]
     count: int
     barred: frozenset[bytes] = frozenset()
     degraded: frozenset[bytes] = frozenset()
@@ -165,8 +171,8 @@ def _ranked(
     def best(rank: tuple[bool, bool], barred: frozenset[bytes]) -> list[WorkerView]:
         ranking = Ranking(search.count)
         for group in groups:
-            for workers, others, blocks in search.held(group.shape).sets():
-                uncached = _uncached(need, blocks, group.size)
+            for workers, others, blocks in search.held(group.kv_format).sets():
+                uncached = _uncached(need, blocks, group.capacity)
 
                 def priced(worker: WorkerView, uncached: int = uncached) -> int | None:
                     boot_id = worker.boot_id
@@ -209,8 +215,8 @@ def _stays_local(
         return True
     if mode == "disaggregated":
         return False
-    here = _uncached(need, holders.blocks(decode), decode.size)
-    there = _uncached(need, holders.blocks(ranked[0]), ranked[0].size)
+    here = _uncached(need, holders.blocks(decode), decode.capacity)
+    there = _uncached(need, holders.blocks(ranked[0]), ranked[0].capacity)
     return here < local_prefill_tokens or local_cost(here) < remote_cost(here, there)
 
 
@@ -226,12 +232,12 @@ def remote_cost(moved: int, uncached: int) -> int:
     return uncached * TOKEN_COST + moved * MOVE_COST
 
 
-def _uncached(need: Need, held_blocks: int, worker: Size) -> int:
+def _uncached(need: Need, held_blocks: int, worker: WorkerCapacity) -> int:
     """Return the tokens that the worker has to compute; the last prompt token is always one."""
     return need.tokens - min(held_blocks * worker.block_size, need.tokens - 1)
 
 
-def _holds(need: Need, worker: Size) -> bool:
+def _holds(need: Need, worker: WorkerCapacity) -> bool:
     """Return whether a decode worker could ever take the request. Counts like the worker's own
     queue: the longest that one sequence may become, and the credit of all sequences."""
     size = worker.block_size
@@ -241,7 +247,7 @@ def _holds(need: Need, worker: Size) -> bool:
     return wanted <= worker.total_blocks and need.most_tokens <= worker.max_context
 
 
-def _computes(need: Need, worker: Size) -> bool:
+def _computes(need: Need, worker: WorkerCapacity) -> bool:
     """Return whether a prefill worker has room for all of the tokens."""
     blocks = _blocks(need.tokens, worker.block_size)
     return blocks <= worker.total_blocks and need.tokens <= worker.max_context
@@ -251,7 +257,7 @@ def _blocks(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
-def _too_large(need: Need, decoders: Sequence[Size]) -> BatonError:
+def _too_large(need: Need, decoders: Sequence[WorkerCapacity]) -> BatonError:
     if any(_holds(need, worker) for worker in decoders):
         return Unavailable(
             "no decode worker whose KV pool is large enough takes work now: send the request again"

@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 
 from baton.router.fleet.worker_order import WorkerOrder
-from baton.router.fleet.worker_view import Numbers, Shape, Size, WorkerView
+from baton.router.fleet.worker_view import KvFormat, NumericsId, WorkerCapacity, WorkerView
 
 _Times = list[tuple[float, str]]
 
@@ -22,18 +22,18 @@ class WorkerGroup:
     that take work, `open` those of them whose queue has room. The open ones are in the `orders`:
     decode workers by `batch_cost` and `full_cost`, prefill workers by `queue_tokens`."""
 
-    def __init__(self, role: str, shape: Shape, size: Size) -> None:
+    def __init__(self, role: str, kv_format: KvFormat, capacity: WorkerCapacity) -> None:
         self.role = role
-        self.shape = shape
-        self.size = size
+        self.kv_format = kv_format
+        self.capacity = capacity
         self.members: dict[str, WorkerView] = {}
         self.accepting: dict[str, WorkerView] = {}
         self.open: dict[str, WorkerView] = {}
         self.orders = [WorkerOrder() for _ in range(2 if role == "decode" else 1)]
 
     @property
-    def numbers(self) -> Numbers:
-        return self.shape[:2]
+    def numerics(self) -> NumericsId:
+        return self.kv_format[:2]
 
     def put(self, view: WorkerView, max_waiting: int) -> None:
         name = view.worker_id
@@ -61,7 +61,7 @@ def _costs(view: WorkerView) -> tuple[int, ...]:
     return (view.queue_tokens,)
 
 
-_GroupKey = tuple[str, Shape, Size]
+_GroupKey = tuple[str, KvFormat, WorkerCapacity]
 
 
 class Roster:
@@ -86,7 +86,7 @@ class Roster:
         """Add a worker, or replace what was known of it."""
         self.remove(view.worker_id)
         self._views[view.worker_id] = view
-        key = (view.role, view.shape, view.size)
+        key = (view.role, view.kv_format, view.capacity)
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = WorkerGroup(*key)
@@ -102,7 +102,7 @@ class Roster:
         view = self._views.pop(worker_id, None)
         if view is None:
             return
-        key = (view.role, view.shape, view.size)
+        key = (view.role, view.kv_format, view.capacity)
         group = self._groups[key]
         group.remove(view)
         if not group.members:

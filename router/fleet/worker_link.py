@@ -6,7 +6,7 @@
                    ├─▶ hung ─▶ up              its event loop runs, but no step ends: no new work
                    └─▶ quiet ─▶ up             no message for QUIET_SHARE of a silence: no new work
 
-Knows messages and time, no requests: those belong to the Bearer, which receives outputs and
+Knows messages and time, no requests: those belong to the LinkListener, which receives outputs and
 losses, and names the requests that it still waits for. Both ends send heartbeats; silence ends a
 link. All state is owned by the task that runs `run`.
 """
@@ -41,7 +41,7 @@ STABLE_LINK_S = 1.0  # a link that was up for so long resets the delay
 log = logs.get(__name__)
 
 
-class Bearer(Protocol):
+class LinkListener(Protocol):
     """The owner of the requests that travel on links: the dispatcher."""
 
     def take(self, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> bool:
@@ -84,7 +84,7 @@ class WorkerLink:
         record: WorkerRecord,
         dialer: Dialer,
         index: RadixIndex,
-        bearer: Bearer,
+        listener: LinkListener,
         config: RouterConfig,
         router_boot_id: bytes,
         vocab_size: int,
@@ -106,7 +106,7 @@ class WorkerLink:
         self._dialer = dialer
         self._index = index
         self._block_watcher = BlockWatcher(record.worker_id, index)
-        self._bearer = bearer
+        self._listener = listener
         self._config = config
         self._router_boot_id = router_boot_id
         # Of this link alone: by an old record's address another one may reach the same process.
@@ -221,7 +221,7 @@ class WorkerLink:
             metrics.LINKS.labels(self.record.role).dec()
             self._was_up = False
         self._index.remove(self.worker_id)
-        self._bearer.lost(self, None, reason)
+        self._listener.lost(self, None, reason)
 
     async def _serve(self, connection: Connection, parked_until: float) -> None:
         """Run one link from the handshake to its end. Raises LinkClosed or TimeoutError."""
@@ -248,13 +248,13 @@ class WorkerLink:
         finally:
             self.up = False
             if self._silent:  # migrate its requests at once: closing waits for the worker
-                self._bearer.lost(self, None, f"{self.worker_id} has been silent too long")
+                self._listener.lost(self, None, f"{self.worker_id} has been silent too long")
             await link.close()
 
     def _router_hello(self) -> worker_pb2.RouterHello:
         while not self._outbox.empty():
             self._outbox.get_nowait()  # of the lost link; `pending` names what still counts
-        self._resumed = self._bearer.pending(self)
+        self._resumed = self._listener.pending(self)
         return worker_pb2.RouterHello(
             router_id=self._router_boot_id.hex(),
             boot_id=self._session_id,
@@ -274,7 +274,7 @@ class WorkerLink:
             raise LinkClosed(f"{self.worker_id} is a {hello.role} worker now")
         if hello.boot_id != self.boot_id:
             self._index.remove(self.worker_id)
-            self._bearer.lost(self, None, "the worker was restarted")
+            self._listener.lost(self, None, "the worker was restarted")
             self.boot_id = hello.boot_id
         self.worker_hello = hello
         self._wait_estimator = WaitEstimator()
@@ -286,7 +286,7 @@ class WorkerLink:
         log.info("link up", worker_id=self.worker_id, role=self.record.role)
         if hello.unknown_requests:
             unknown = list(hello.unknown_requests)
-            self._bearer.lost(self, unknown, "the worker no longer has the request")
+            self._listener.lost(self, unknown, "the worker no longer has the request")
         self._cancel_unwanted()
 
     def _check(self, hello: worker_pb2.WorkerHello) -> None:
@@ -306,7 +306,7 @@ class WorkerLink:
     def _cancel_unwanted(self) -> None:
         """Cancel what the hello resumed and has ended since: while the link was down, the worker
         could not receive that. Raises LinkClosed if the queue is full."""
-        wanted = {(each.request_id, each.attempt): each for each in self._bearer.pending(self)}
+        wanted = {(each.request_id, each.attempt): each for each in self._listener.pending(self)}
         for resume in self._resumed:
             cancel = worker_pb2.Cancel(request_id=resume.request_id, attempt=resume.attempt)
             still = wanted.get((resume.request_id, resume.attempt))
@@ -333,7 +333,7 @@ class WorkerLink:
             self.quiet = False
             kind = message.WhichOneof("kind")
             if kind == "outputs":
-                if self._bearer.take(self, message.outputs):
+                if self._listener.take(self, message.outputs):
                     await asyncio.sleep(0)
             elif kind == "load":
                 self._take_load(message.load)
@@ -349,7 +349,7 @@ class WorkerLink:
         if self.hung and not before:
             log.warning("worker hung", worker_id=self.worker_id, overdue_ms=load.overdue_ms)
             metrics.HANGS.labels(self.record.role).inc()
-            self._bearer.hung(self)
+            self._listener.hung(self)
         elif before and not self.hung:
             log.info("worker recovered", worker_id=self.worker_id)
 

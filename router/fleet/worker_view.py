@@ -13,15 +13,15 @@ SEQUENCE_COST = 80  # one more sequence in the batch slows every step
 ROOM_COST = 40  # a token without room waits for another request's end
 _T = TypeVar("_T")
 
-# Model fingerprint and KV dtype: workers with the same ones compute the same tokens.
-Numbers = tuple[str, str]
-Shape = tuple[str, str, int]  # those, and the tokens in a block
+# Model fingerprint and KV dtype: workers in which these are equal compute the same tokens.
+NumericsId = tuple[str, str]
+KvFormat = tuple[str, str, int]  # the same, and tokens a block
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """The most that a decode worker can take: tokens of a block, blocks, and tokens of a sequence.
-    The defaults are for a worker whose capacity is not known: no limit."""
+class WorkerCapacity:
+    """The largest request that a decode worker can take: tokens of a block, blocks, and tokens of a
+    sequence. The defaults are for a worker whose capacity is not known: no limit."""
 
     block_size: int = 1
     total_blocks: int = 1 << 31
@@ -30,8 +30,8 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker as the router knows it now. `shape` is what two pools must share for a handoff:
-    fingerprint, dtype, block size. `placed_tokens` and `placed_requests` were sent there since its
+    """One worker as the router knows it now. Two workers can hand KV over if their `kv_format` is
+    the same. `placed_tokens` and `placed_requests` were sent there since its
     last load report. `expected_end` is that of one more request (see WaitEstimator). `bit` is the
     worker's in the radix index, 0 where that has no blocks of it."""
 
@@ -39,7 +39,7 @@ class WorkerView:
     boot_id: bytes
     role: str
     address: str
-    shape: Shape
+    kv_format: KvFormat
     max_context: int = 1 << 24  # tokens of prompt and output
     running: int = 0
     waiting: int = 0
@@ -58,15 +58,15 @@ class WorkerView:
 
     @property
     def block_size(self) -> int:
-        return self.shape[2]
+        return self.kv_format[2]
 
     @property
-    def numbers(self) -> Numbers:
-        return self.shape[:2]
+    def numerics(self) -> NumericsId:
+        return self.kv_format[:2]
 
     @property
-    def size(self) -> Size:
-        return Size(self.block_size, self.total_blocks, self.max_context)
+    def capacity(self) -> WorkerCapacity:
+        return WorkerCapacity(self.block_size, self.total_blocks, self.max_context)
 
     @property
     def queued_requests(self) -> int:

@@ -54,7 +54,7 @@ class InferenceService:
             raise
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - call.arrival_s)
         metrics.PROMPT_TOKENS.observe(len(request.prompt))
-        answering = RequestHandler(
+        handler = RequestHandler(
             router.serving,
             router.of_tenant(request, call.tenant),
             call.request_id,
@@ -62,30 +62,30 @@ class InferenceService:
             tracing.extract({"traceparent": call.header("traceparent")}),
             call.deadline_s,
         )
-        with answering.admitted():
+        with handler.admitted():
             try:
-                await self._answer(answering, call, request.scored)
+                await self._answer(handler, call, request.scored)
             finally:
-                answering.leave()
+                handler.leave()
 
     async def _read(
         self, call: ClientCall, body: HeldBody, message_type: type[_Message]
     ) -> _Message:
         return await call.read(message_type, body, admission=self._router.serving.admission)
 
-    async def _answer(self, answering: RequestHandler, call: ClientCall, scored: bool) -> None:
-        await answering.begin()
+    async def _answer(self, handler: RequestHandler, call: ClientCall, scored: bool) -> None:
+        await handler.begin()
         token_bytes = self._router.tokenizer.token_bytes
-        while (pieces := await answering.next()) is not None:
+        while (pieces := await handler.next()) is not None:
             shown = [piece for piece in pieces if piece]
             if shown:
                 await call.write(pieces_reply(shown, token_bytes))
         if scored:
             reply = await asyncio.to_thread(
-                lambda: prompt_reply(answering.prompt_entries(), token_bytes)
+                lambda: prompt_reply(handler.prompt_entries(), token_bytes)
             )
             await call.write(reply)
-        await call.write(usage_reply(answering.usage()))
+        await call.write(usage_reply(handler.usage()))
 
     async def _tokenize(self, call: ClientCall) -> None:
         router = self._router

@@ -44,7 +44,7 @@ from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.errors import BatonError, InvalidRequest
 
-_Shape = TypeVar("_Shape", bound=Body)
+BodyT = TypeVar("BodyT", bound=Body)
 _Route = TypeVar("_Route", bound=Callable[..., Any])
 
 log = logs.get(__name__)
@@ -187,7 +187,7 @@ def _add_errors(app: FastAPI) -> None:
         return error_response(BatonError("unexpected"))
 
 
-async def _read(router: Router, request: Request, held: HeldBody, shape: type[_Shape]) -> _Shape:
+async def _read(router: Router, request: Request, held: HeldBody, shape: type[BodyT]) -> BodyT:
     admission = router.serving.admission
     body = await read_body(request, router.config.max_body_bytes, held, admission)
     return await router.validator.parsed(body, shape)
@@ -209,8 +209,8 @@ def _answer(
         name = request_id if len(validated) == 1 else f"{request_id}-{place}"
         own = router.of_tenant(each, tenant)
         members.append(RequestHandler(router.serving, own, name, arrival_s, context, deadline_s))
-    answering = members[0] if len(members) == 1 else PromptBatch(members)
-    return HttpResponder(answering, validated[0], renderer, request_id)
+    handler = members[0] if len(members) == 1 else PromptBatch(members)
+    return HttpResponder(handler, validated[0], renderer, request_id)
 
 
 def _deadline(router: Router, request: Request) -> float:

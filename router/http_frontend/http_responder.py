@@ -30,17 +30,17 @@ log = logs.get(__name__)
 
 
 class HttpResponder(Response):
-    """`answering` is that of `request`; `request_id` is for logs."""
+    """The response of one request; `handler` runs it, `request_id` is for logs."""
 
     def __init__(
         self,
-        answering: RequestHandler | PromptBatch,
+        handler: RequestHandler | PromptBatch,
         request: ValidatedRequest,
         renderer: Renderer,
         request_id: str,
     ) -> None:
         super().__init__()
-        self._answering = answering
+        self._handler = handler
         self._request = request
         self._renderer = renderer
         self._request_id = request_id
@@ -48,7 +48,7 @@ class HttpResponder(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = _Client(receive, send)
         try:
-            with self._answering.admitted():
+            with self._handler.admitted():
                 await client.run(self._answer(client))
         except ClientGone:
             pass
@@ -57,19 +57,19 @@ class HttpResponder(Response):
 
     async def _answer(self, client: _Client) -> None:
         try:
-            await self._answering.begin()
+            await self._handler.begin()
             if self._request.stream:
                 await self._stream(client)
             else:
                 await self._collect(client)
         finally:
-            self._answering.leave()
+            self._handler.leave()
 
     # -- one body ----------------------------------------------------------------------------
 
     async def _collect(self, client: _Client) -> None:
-        whole = [ChoiceDelta(choice) for choice in range(self._answering.choices)]
-        while (pieces := await self._answering.next()) is not None:
+        whole = [ChoiceDelta(choice) for choice in range(self._handler.choices)]
+        while (pieces := await self._handler.next()) is not None:
             for piece in pieces:
                 into = whole[piece.choice]
                 into.text += piece.text
@@ -86,21 +86,21 @@ class HttpResponder(Response):
         await client.write(body, last=True)
 
     def _render(self, pieces: Sequence[ChoiceDelta]) -> bytes:
-        whole = [self._answering.with_prompt(piece) for piece in pieces]
-        return self._renderer.whole(whole, self._answering.usage())
+        whole = [self._handler.with_prompt(piece) for piece in pieces]
+        return self._renderer.whole(whole, self._handler.usage())
 
     # -- server-sent events ------------------------------------------------------------------
 
     async def _stream(self, client: _Client) -> None:
         opened: set[int] = set()
         try:
-            while (pieces := await self._answering.next()) is not None:
+            while (pieces := await self._handler.next()) is not None:
                 events = []
-                usage = self._answering.usage() if self._request.continuous_usage else None
+                usage = self._handler.usage() if self._request.continuous_usage else None
                 for piece in pieces:
                     if piece.choice not in opened:
                         opened.add(piece.choice)
-                        piece = self._answering.with_prompt(piece)
+                        piece = self._handler.with_prompt(piece)
                         opening = self._renderer.opening(piece, usage)
                         if opening is not None:
                             events.append(_event(opening))
@@ -119,7 +119,7 @@ class HttpResponder(Response):
             raise
         tail = b""
         if self._request.include_usage:
-            tail = _event(self._renderer.usage_chunk(self._answering.usage()))
+            tail = _event(self._renderer.usage_chunk(self._handler.usage()))
         await client.write(tail + b"data: [DONE]\n\n", last=True)
 
     async def _end_with(self, error: Exception, client: _Client) -> None:
@@ -128,7 +128,7 @@ class HttpResponder(Response):
         sent = error if isinstance(error, BatonError) else BatonError()
         events = [
             _event(body)
-            for choice in self._answering.unfinished()
+            for choice in self._handler.unfinished()
             for body in self._renderer.chunks(ChoiceDelta(choice, finish="error"))
         ]
         events.append(b"event: error\n" + _event(orjson.dumps(error_body(sent))))

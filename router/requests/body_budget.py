@@ -27,8 +27,9 @@ PROGRESS_BYTES = 16 << 10
 
 @dataclass(slots=True)
 class _Share:
-    """What one tenant holds, or all of them. `uploads` are the bodies that are still arriving,
-    the one that has been silent longest first; `bodies` counts these and those that have come."""
+    """The bytes that one tenant holds, or all tenants together. `uploads` are the bodies that are
+    still arriving, the one without progress for the longest time first; `bodies` counts them and
+    those that have arrived."""
 
     limit_bytes: int
     message: str
@@ -41,7 +42,7 @@ class _Share:
         """End silent uploads until so many bytes more fit. Raises RateLimited if they never do."""
         while self.held_bytes + wanted_bytes > self.limit_bytes:
             oldest = next(iter(self.uploads), asking)
-            if oldest is asking or now_s - oldest.heard_s < SILENT_S:
+            if oldest is asking or now_s - oldest.progress_s < SILENT_S:
                 raise self.refusal()
             oldest.make_room(self.refusal())
 
@@ -91,27 +92,27 @@ class BodyBudget:
 
 
 def body_budget(config: RouterConfig, clock: Callable[[], float]) -> BodyBudget:
-    """The budget that the settings name; without API keys all bodies are one tenant's."""
+    """Return the budget of these settings; without API keys all bodies are one tenant's."""
     key_bytes = config.key_bodies_bytes if config.api_keys else sys.maxsize
     return BodyBudget(config.bodies_bytes, key_bytes, clock)
 
 
 class HeldBody:
-    """One body. `heard_s` is when it last brought something, or began to."""
+    """One body. `progress_s` is the time of its last progress, or of its first byte."""
 
     def __init__(self, shares: tuple[_Share, _Share], clock: Callable[[], float]) -> None:
         self._shares = shares
         self._clock = clock
         self._held_bytes = 0
-        self._heard_bytes = 0
+        self._progress_bytes = 0
         self._give_up: Callable[[RateLimited], None] | None = None
         self._refusal: RateLimited | None = None
-        self.heard_s = 0.0
+        self.progress_s = 0.0
 
     @contextmanager
     def upload(self, give_up: Callable[[RateLimited], None]) -> Iterator[None]:
-        """Within the block the body is awaited and may have to make room: then `give_up` is called,
-        once, and has to end the block soon."""
+        """Receive the body within the block. If it has to make room, `give_up` is called, once, and
+        must end the block soon."""
         self._give_up = give_up
         try:
             yield
@@ -120,8 +121,8 @@ class HeldBody:
             self._leave_uploads()
 
     def hold(self, size_bytes: int) -> None:
-        """Count so many bytes for this body in all. Raises RateLimited where they are too many, or
-        after the body has had to make room."""
+        """Set the bytes of this body. Raises RateLimited if they are too many, or if the body had
+        to make room."""
         if self._refusal is not None:
             raise self._refusal
         grown = size_bytes - self._held_bytes
@@ -150,10 +151,12 @@ class HeldBody:
         metrics.BODY_BYTES.set(self._shares[-1].held_bytes)
 
     def _note_progress(self, size_bytes: int, now_s: float) -> None:
-        first = not self._heard_bytes
-        if self._give_up is None or not (first or size_bytes - self._heard_bytes >= PROGRESS_BYTES):
+        first = not self._progress_bytes
+        if self._give_up is None or not (
+            first or size_bytes - self._progress_bytes >= PROGRESS_BYTES
+        ):
             return
-        self._heard_bytes, self.heard_s = size_bytes, now_s
+        self._progress_bytes, self.progress_s = size_bytes, now_s
         self._leave_uploads()
         for share in self._shares:
             share.uploads[self] = None

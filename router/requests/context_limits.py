@@ -1,4 +1,4 @@
-"""What the workers can take, in tokens: the fleet says it, requests are checked against it."""
+"""The limits of the workers, in tokens: the fleet knows them, requests are checked against them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request's deadline: what the client may ask for, and ending what runs into it.
+"""A request's deadline: read from the client's header, and enforced.
 
     X-Request-Deadline: 2.5        seconds from the arrival of the request's head, a decimal
 
@@ -20,8 +20,8 @@ _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 
 
 def deadline_of(given: Sequence[str], arrival_s: float, longest_s: float) -> float:
-    """When a request has to be over. `given` are the header's values as they came; with none
-    of them it is `longest_s` after the arrival.
+    """Return when a request must be over. `given` are the header's values as they came; without
+    any it is `longest_s` after the arrival.
 
     Raises InvalidRequest for two headers, for what is not a plain decimal, and for a number
     that is not above 0 and at most `longest_s`."""
@@ -40,8 +40,8 @@ def deadline_of(given: Sequence[str], arrival_s: float, longest_s: float) -> flo
 
 @asynccontextmanager
 async def until(deadline_s: float) -> AsyncIterator[None]:
-    """Cancel what runs inside at the deadline. Raises DeadlineExceeded then; a TimeoutError of
-    the inside passes as it is."""
+    """Cancel the block at the deadline, and raise DeadlineExceeded then; a TimeoutError of the
+    block passes unchanged."""
     scope = asyncio.timeout_at(deadline_s)
     try:
         async with scope:
@@ -53,7 +53,7 @@ async def until(deadline_s: float) -> AsyncIterator[None]:
 
 
 def passed(phase: str, waited_for: str = "") -> DeadlineExceeded:
-    """The error, counted. `phase` is one of the metric's."""
+    """Count the deadline and return the error. `phase` is one of the metric's labels."""
     metrics.DEADLINES_PASSED.labels(phase).inc()
     reason = f" while it waited: {waited_for}" if waited_for else ""
     return DeadlineExceeded(f"the request's deadline has passed{reason}")

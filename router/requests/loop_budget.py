@@ -1,9 +1,9 @@
-"""The turns of the event loop, shared among pieces of work that nothing can interrupt.
+"""The budget of the event loop's turns for work that cannot be interrupted.
 
-To parse, check and print what clients send is such work: the loop hears no worker meanwhile. In
-one turn there is little of it, or one large piece; whoever else wants some waits for a later
-turn, the smallest first. So however much arrives at once, links are kept alive. Knows nothing of
-what is done. Owned by the validator; the event loop calls everything here.
+Parsing, checking and rendering what clients send is such work: no message of a worker is read while
+it runs. One turn does a few small pieces or one large piece; other pieces wait for a later turn,
+the smallest first. So links stay alive however much arrives at once. Knows nothing of the work.
+Owned by the validator; the event loop calls everything here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-SHARE_S = 0.002  # of one turn: a piece more begins only in the next
+SHARE_S = 0.002  # of one turn, after which no piece begins
 _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
 
@@ -31,12 +31,12 @@ class LoopBudget:
     async def run(
         self, size: int, work: Callable[_Given, _Made], *given: _Given.args, **named: _Given.kwargs
     ) -> _Made:
-        """What `work` gives, or raises. Of those who wait the smallest `size` is next; 0 is for
-        what goes on with something begun."""
+        """Run `work` when the budget allows, and return or raise what it does. Of the waiting
+        pieces the smallest `size` is next; 0 is for work that continues an earlier piece."""
         if self._spent_s >= SHARE_S:
-            mine = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._waiting, (size, next(self._numbers), mine))
-            await mine  # bounded by the caller's deadline
+            turn = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._waiting, (size, next(self._numbers), turn))
+            await turn  # bounded by the caller's deadline
         begun_s = self._clock()
         try:
             return work(*given, **named)
@@ -53,8 +53,8 @@ class LoopBudget:
         self._expected = False
         self._spent_s = 0.0
         while self._waiting:
-            _, _, mine = heapq.heappop(self._waiting)
-            if not mine.done():  # else its request has ended
-                self._expect_turn()  # before it runs: what it takes is the next turn's
-                mine.set_result(None)
+            _, _, turn = heapq.heappop(self._waiting)
+            if not turn.done():  # else its request has ended
+                self._expect_turn()  # before it runs: its time counts for the next turn
+                turn.set_result(None)
                 return

@@ -1,11 +1,11 @@
-"""The shape of the OpenAI-compatible requests that are served: names, types and bounds.
+"""The schema of the OpenAI-compatible requests that are served: names, types and bounds.
 
-Shapes only: what depends on the model (context, vocabulary, template) is `validation.py`'s.
-A field that is neither here nor neutral (`neutral_fields.py`) is refused by name, unless it is
-null: nothing that a client requests is dropped in silence. What servers send, clients send back:
-unknown fields of an assistant's message are ignored. Each list ends at its first fault and each
-object is small: the event loop waits for this check, and millions of faults in one body would
-hold it for minutes.
+What depends on the model (context, vocabulary, template) is checked in `validator.py`. A field that
+is neither here nor neutral (`neutral_fields.py`) is refused by name, unless it is null: no field
+that a client sends is dropped silently. Clients send back what servers sent, so unknown fields of
+an assistant's message are ignored. The check of a list ends at its first fault and each object is
+small: the event loop waits for this check, and millions of faults in one body would block it for
+minutes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _few_prompts(value: Any) -> Any:
 
 
 def _object_text(value: Any) -> Any:
-    """Refuses arguments that are no JSON object; an empty text stands for no arguments."""
+    """Refuse arguments that are no JSON object; an empty text stands for no arguments."""
     if isinstance(value, str) and value.strip():
         try:
             found = orjson.loads(value)
@@ -79,7 +79,7 @@ def _object_text(value: Any) -> Any:
 
 
 def _schema(value: Any) -> Any:
-    """Refuses what can be no JSON schema of a function's arguments: they are an object."""
+    """Refuse a schema that does not describe an object: a function's arguments are one."""
     if not isinstance(value, dict):
         return value
     if value.get("type", "object") != "object":
@@ -94,7 +94,7 @@ def _schema(value: Any) -> Any:
 
 
 def _variables(value: Any) -> Any:
-    """Refuses names that a chat template gets from elsewhere, and very many values."""
+    """Refuse names that a chat template gets from elsewhere, and very many values."""
     if not isinstance(value, dict):
         return value
     for name in value:
@@ -112,7 +112,7 @@ def _variables(value: Any) -> Any:
 
 
 def _seed(value: Any) -> Any:
-    """Refuses numbers over 64 bits, which JSON's parser rounds, in words of their own."""
+    """Refuse numbers over 64 bits, which JSON's parser rounds, with a message of their own."""
     if not isinstance(value, int | float) or (type(value) is int and -_SEEDS <= value < _SEEDS):
         return value
     raise PydanticCustomError("seed", "give a whole number from -2**63 to 2**63 - 1")
@@ -162,7 +162,7 @@ class Message(Body):
     @model_validator(mode="before")
     @classmethod
     def _drop_echoes(cls, value: Any) -> Any:
-        """An assistant's message less what a server may have put beside its text and calls."""
+        """Drop what a server may have put beside the text and calls of an assistant's message."""
         if not isinstance(value, dict) or value.get("role") != "assistant":
             return value
         few_fields(value)
@@ -225,7 +225,7 @@ class StreamOptions(Body):
 
 
 class GenerationBody(Body):
-    """What chat and completion requests share."""
+    """The fields that chat and completion requests share."""
 
     model: str
     stream: bool | None = None

@@ -1,4 +1,4 @@
-"""What one answer may hold of its prompts: bounds on what a client can have rendered.
+"""Bounds on how much of its prompts one answer may hold.
 
 Knows validated requests alone. Stateless.
 """

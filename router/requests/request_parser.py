@@ -1,9 +1,8 @@
-"""From what a client sent to the shape that its route takes, or to an error that names the first
-bad field.
+"""Parses a body into the request model of its route, or names the first bad field.
 
-Counts come before anything is made of them: the event loop waits for each of these steps, and
-what would hold it up for long is refused while it is still bytes. The bounds are such that a step
-takes up to about 100 ms (docs/reliability/lab.md). Knows no model. Stateless.
+Values are counted before they are parsed: the event loop waits for each of these steps, so a body
+that would block it for long is refused while it is still bytes. The bounds keep a step under about
+100 ms (docs/reliability/lab.md). Knows no model. Stateless.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from pydantic_core import ErrorDetails
 from baton.router.requests.schema_body import UNSUPPORTED, Body
 from baton.runtime.errors import InvalidRequest
 
-LONGEST_NAME = 200  # characters of a field's path in an answer
+MAX_PATH_CHARS = 200  # of a field, in an error
 MOST_STRINGS = 1 << 16  # of a body, the names of fields too
 MOST_CONTAINERS = 1 << 15  # lists and objects: each costs more than a number does
 MOST_ARGUMENT_VALUES = 1 << 15  # commas and brackets in all arguments of calls
-SLICE_BYTES = 1 << 20  # of a body, that are counted at once
+SLICE_BYTES = 1 << 20  # of a body, counted at once
 MOST_PIECES = 4096  # parts of contents, and calls, of all messages together
-_Shape = TypeVar("_Shape", bound=Body)
+BodyT = TypeVar("BodyT", bound=Body)
 
 
 def check_counts(most_values: int, *texts: bytes) -> None:
-    """Refuse JSON of so many values in all (commas, and strings, and containers) that to parse it
-    would hold up the other requests. What stands in its strings does not count."""
+    """Refuse JSON with so many values (commas, strings, containers) that parsing it would delay
+    other requests. The content of its strings does not count."""
     for _ in counting(most_values, *texts):
         pass
 
 
 def counting(most_values: int, *texts: bytes) -> Iterator[None]:
-    """`check_counts` in pieces, each of a few milliseconds."""
+    """Same as `check_counts`, in steps of a few milliseconds each."""
     values = sum(text.count(b",") for text in texts)
     strings = sum(text.count(b'"') for text in texts) // 2
     containers = sum(text.count(b"[") + text.count(b"{") for text in texts)
@@ -63,7 +62,7 @@ def counting(most_values: int, *texts: bytes) -> Iterator[None]:
 
 
 def _without_escapes(text: bytes) -> Iterator[bytes]:
-    """Slices of the text without escaped quotes: those that are left begin or end a string."""
+    """Yield slices of the text without escaped quotes: each quote left begins or ends a string."""
     left = b""  # a backslash that may escape what the next slice begins with
     for start in range(0, len(text), SLICE_BYTES):
         part = left + text[start : start + SLICE_BYTES]
@@ -73,8 +72,8 @@ def _without_escapes(text: bytes) -> Iterator[bytes]:
 
 
 def decoded(body: bytes) -> dict[str, Any]:
-    """The body's fields, for `shaped`, once they are counted. Raises InvalidRequest for what is
-    no JSON object."""
+    """Return the body's fields, for `shaped`, once they are counted. Raises InvalidRequest if the
+    body is no JSON object."""
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -84,8 +83,9 @@ def decoded(body: bytes) -> dict[str, Any]:
     return found
 
 
-def shaped(found: dict[str, Any], shape: type[_Shape]) -> _Shape:
-    """What was sent, by names, as `shape`. Raises InvalidRequest naming the first bad field."""
+def shaped(found: dict[str, Any], shape: type[BodyT]) -> BodyT:
+    """Return the fields as a request of type `shape`. Raises InvalidRequest naming the first bad
+    field."""
     _check_calls(found.get("messages"))
     try:
         return shape.model_validate(found)
@@ -94,8 +94,8 @@ def shaped(found: dict[str, Any], shape: type[_Shape]) -> _Shape:
 
 
 def _check_calls(messages: Any) -> None:
-    """Refuse very many parts and calls, which lie in messages and cost as much as these. Arguments
-    of calls are JSON in a string, which is parsed too: what stands there counts, for all calls
+    """Refuse very many parts and calls in messages: each costs as much as a message. Arguments of
+    calls are JSON in a string, which is parsed too, so their values count, for all calls
     together."""
     pieces = values = 0
     for message in messages if isinstance(messages, list) else ():
@@ -117,9 +117,9 @@ def _check_calls(messages: Any) -> None:
 
 
 def _explain(error: ValidationError, body: dict[str, Any]) -> InvalidRequest:
-    """pydantic's first complaint in our words; its union tags are not part of the path. Of a
-    union's complaints the one that got deepest into the body tells most, and a wrong value
-    more than a wrong type."""
+    """Return pydantic's first error in our words; its union tags are not part of the path. Of the
+    errors of a union, the one deepest in the body is the most specific, and a wrong value is more
+    specific than a wrong type."""
     complaints = [(_path(found, body), found) for found in error.errors(include_url=False)]
     first_root = complaints[0][0][:1]
     path, found = max(
@@ -128,8 +128,8 @@ def _explain(error: ValidationError, body: dict[str, Any]) -> InvalidRequest:
     )
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     field = field.removeprefix(".")
-    if len(field) > LONGEST_NAME:
-        field = f"{field[:LONGEST_NAME]}..."
+    if len(field) > MAX_PATH_CHARS:
+        field = f"{field[:MAX_PATH_CHARS]}..."
     if path and not field:
         return InvalidRequest("the body has a field without a name: leave it out")
     if not field:

@@ -1,7 +1,7 @@
-"""How a model wants its tokens drawn where a request does not say: its generation_config.json.
+"""The sampling parameters of requests that leave them out, from a model's generation_config.json.
 
-Hugging Face's meaning: `do_sample` false is greedy; other fields count as they are. Read once at
-start. With `router.model_sampling` false the defaults are OpenAI's.
+The fields mean what they mean to Hugging Face: `do_sample` false is greedy. Read once at start.
+With `router.model_sampling` false the defaults are OpenAI's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from baton.runtime.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """As the fields of a request of these names; these values are OpenAI's."""
+    """Defaults of the request fields with these names; the values here are OpenAI's."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -35,7 +35,7 @@ _RANGES = {  # as requests have them
 
 
 def sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
-    """From the content of a generation_config.json. Raises ModelError naming the field."""
+    """Read the content of a generation_config.json. Raises ModelError naming the field."""
     found: dict[str, Any] = {}
     for name, (least, most) in _RANGES.items():
         value = generation.get(name)

@@ -1,4 +1,4 @@
-"""What all shapes of requests share: fields that are refused, dropped or bounded.
+"""The base of all request models: fields that are refused, dropped or bounded.
 
 Knows no request. Stateless.
 """
@@ -22,7 +22,7 @@ MOST_VALUES = 1 << 16  # commas in a body
 
 
 def at_most(entries: int, what: str) -> Callable[[Any], Any]:
-    """Refuses a larger object before its entries are looked at."""
+    """Return a validator that refuses a larger object before its entries are read."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > entries:
@@ -33,7 +33,7 @@ def at_most(entries: int, what: str) -> Callable[[Any], Any]:
 
 
 def count_values(value: Any) -> int:
-    """How many there are, one in the other. Refuses what is nested too deep for a template."""
+    """Return the number of values, nested ones included. Refuse nesting too deep for a template."""
     count, layer = 0, [value]
     for _ in range(MAX_DEPTH + 1):
         count += len(layer)
@@ -54,7 +54,7 @@ few_fields = at_most(MAX_FIELDS, "fields")
 
 
 class Body(BaseModel):
-    """`neutral` are the fields that are not served, and the values at which they are dropped."""
+    """A request model. `neutral` maps fields that are not served to the values that are dropped."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     most_values: ClassVar[int] = MOST_VALUES
@@ -63,7 +63,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_neutral(cls, value: Any) -> Any:
-        """The object less its unknown fields that request nothing."""
+        """Return the object without unknown fields that request nothing."""
         few_fields(value)
         known = _names_of(cls)
         if not isinstance(value, dict) or known.issuperset(value):
@@ -79,5 +79,5 @@ class Body(BaseModel):
 
 @cache
 def _names_of(shape: type[Body]) -> frozenset[str]:
-    """The fields of `shape` by the names that clients write."""
+    """Return the fields of `shape` by the names that clients write."""
     return frozenset(field.alias or name for name, field in shape.model_fields.items())

@@ -1,6 +1,6 @@
-"""A request as the router carries it on: validated, tokenized, with every default filled in.
+"""A validated request: tokenized, with every default filled in.
 
-Made by `validation.py` alone; whoever holds one may trust it. Knows no HTTP and no workers.
+Only `validator.py` makes one, so its fields need no further check. Knows no HTTP and no workers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The one validator: from a request's bytes to a ValidatedRequest, or to an error that names
+"""The one validator: turns a request's bytes into a ValidatedRequest, or raises an error that names
 the field as the client wrote it and the remedy.
 
-Everything a client sends passes here before any worker hears of it. Knows the model's limits,
-its tokenizer and its template; knows no placement. Owns the turns in which this is done.
+Every request passes it before any worker gets it. Knows the model's limits, its tokenizer and its
+template; knows no placement. Owns the loop budget that this work is done in.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from baton.runtime.errors import ContextExceeded, InvalidRequest, NotFound
 _COUNTED = object()
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _Number = TypeVar("_Number", int, float)
-_Shape = TypeVar("_Shape", bound=Body)
+BodyT = TypeVar("BodyT", bound=Body)
 
 
 def _prompts(
@@ -58,8 +58,8 @@ def _said(given: _Number | None, unsaid: _Number) -> _Number:
 
 
 class Validator:
-    """For one model. `template` is None where the model has none: then chats are refused.
-    `tool_calls` says how it writes calls of tools."""
+    """The validator for one model. Without a `template` chats are refused. `tool_calls` is the form
+    in which the model writes calls."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class Validator:
                 f"the model {name[:200]!r} does not exist here: use {self._model!r}", "model"
             )
 
-    async def parsed(self, body: bytes, shape: type[_Shape]) -> _Shape:
-        """The body as `shape`. Raises InvalidRequest naming the first bad field."""
+    async def parsed(self, body: bytes, shape: type[BodyT]) -> BodyT:
+        """Parse the body as `shape`. Raises InvalidRequest naming the first bad field."""
         await self._count(body, shape.most_values)
         found = await self.turns.run(0, decoded, body)
         return await self.turns.run(0, shaped, found, shape)
@@ -159,7 +159,7 @@ class Validator:
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The prompt's tokens for a chat; nothing is added to what the template printed."""
+        """Return the prompt's tokens for a chat: exactly what the template printed."""
         plain = await self.turns.run(0, self._chat_prompt.plain, messages, tools)
         text = await self._chat_prompt.text(plain, tools, variables, self.turns)
         return await self.text_tokens(text, False, "messages", limits)
@@ -167,14 +167,14 @@ class Validator:
     async def completion(
         self, request: CompletionRequest, limits: ContextLimits, source: str = "prompt"
     ) -> ValidatedRequest:
-        """A completion of one prompt; `source` is its name where the client wrote it."""
+        """Validate a completion of one prompt; `source` is the field that the client wrote."""
         (made,) = await self.completions(request, limits, source)
         return made
 
     async def completions(
         self, request: CompletionRequest, limits: ContextLimits, source: str = "prompt"
     ) -> list[ValidatedRequest]:
-        """One request for each prompt."""
+        """Validate a completion, and return one request for each prompt."""
         self.check_model(request.model)
         prompts = _prompts(request.prompt)
         made = []
@@ -238,9 +238,9 @@ class Validator:
         source: str,
         limits: ContextLimits,
     ) -> int:
-        """Output tokens for who asks for no number: as many as fit beside the prompt on each
-        worker, so that any of them can take the request; else on the largest. Raises
-        InvalidRequest if `asked` do not fit there."""
+        """Return the output tokens of a request without a number: as many as fit beside the prompt
+        on every worker, so that any of them can take it, else on the largest one. Raises
+        ContextExceeded if `asked` do not fit there."""
         if not prompt:
             raise InvalidRequest(f"{source} is empty: give at least one token", source)
         room = limits.max_context - len(prompt)
@@ -331,7 +331,7 @@ class Validator:
         stop_tokens: Iterable[int],
         limits: ContextLimits,
     ) -> None:
-        """No token that would end the output is drawn before `min_tokens`."""
+        """Bar the tokens that end the output until `min_tokens`."""
         if min_tokens > max_tokens:
             raise InvalidRequest(
                 f"min_tokens is {min_tokens}, and the output has at most {max_tokens} tokens: "
@@ -358,8 +358,8 @@ class Validator:
         return bias
 
     def check_tokens(self, tokens: Sequence[int], field: str, limits: ContextLimits) -> None:
-        """Raises InvalidRequest if they cannot fit the context, or naming the first that is out
-        of range."""
+        """Raise ContextExceeded if the tokens do not fit the context, or InvalidRequest naming the
+        first that is out of range."""
         if len(tokens) > limits.max_context:
             raise ContextExceeded(
                 f"{field} has {len(tokens)} tokens, and the context is {limits.max_context} "
@@ -367,7 +367,7 @@ class Validator:
                 field,
             )
         size = self._vocabulary(limits)
-        # only what is wrong gets a name: one for each token of a long prompt takes its time
+        # building a field name for each token of a long prompt would be slow
         wrong = next((at for at, token in enumerate(tokens) if not 0 <= token < size), None)
         if wrong is not None:
             self._check_token(tokens[wrong], f"{field}[{wrong}]", limits)

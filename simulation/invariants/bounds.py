@@ -73,7 +73,7 @@ class Bounds:
         def placed(attempt: Attempt) -> Any:
             outcome = try_place(attempt)
             moved = attempt.attempt > 1 and not attempt.drains
-            if not isinstance(outcome, BatonError) and moved and attempt.move is None:
+            if not isinstance(outcome, BatonError) and moved and attempt.permit is None:
                 name = attempt.generation.request_id
                 self._breaches.append(f"{process.machine.name}: {name} is moved beside the budget")
             return outcome

@@ -174,11 +174,11 @@ def _without_parents(before: Any) -> Any:
 
 
 def _whole_requests_alone(before: Any) -> Any:
-    def tell_cancel(self: Attempt, *choices: int) -> None:
+    def send_cancel(self: Attempt, *choices: int) -> None:
         if not choices:
             before(self)
 
-    return tell_cancel
+    return send_cancel
 
 
 def _freed_under_a_step(_: Any) -> Any:
@@ -375,9 +375,9 @@ MUTATIONS: dict[str, Break] = {
     "no-cap-of-ejection": Break(
         "all workers that fail are passed over", Circuits, "_longest", _all_of_them
     ),
-    "forget-a-cancel": Break("workers hear of no cancel", Attempt, "tell_cancel", always(None)),
+    "forget-a-cancel": Break("workers hear of no cancel", Attempt, "send_cancel", always(None)),
     "forget-a-stop-string": Break(
-        "workers hear of no choice's end", Attempt, "tell_cancel", _whole_requests_alone
+        "workers hear of no choice's end", Attempt, "send_cancel", _whole_requests_alone
     ),
     "ignore-a-cancel": Break("a worker goes on", Requests, "cancel", always(None)),
     "forget-deadlines": Break(

@@ -30,7 +30,7 @@ async def test_a_full_buffer_ends_the_request_after_what_was_accepted() -> None:
 @on_virtual_time
 async def test_what_a_worker_kept_may_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than the buffer holds, before the client had a turn; then it must be taken in time."""
-    monkeypatch.setattr(generation_module, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(generation_module, "FULL_BUFFER_S", 0.05)
     scene = DispatchScene()
     generation = await scene.start(max_tokens=200)
     scene.give(*(output(index, index) for index in range(100)))

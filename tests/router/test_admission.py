@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baton.router.requests.admission import (
-    LONGEST_S,
-    UNKNOWN_S,
+    DEFAULT_RETRY_AFTER_S,
+    MAX_RETRY_AFTER_S,
     WINDOW_S,
     Admission,
     RetryAfterEstimator,
@@ -35,7 +35,7 @@ def refused(admission: Admission) -> float:
 def test_tickets_are_bounded_and_come_back(clock: Clock) -> None:
     admission = Admission(2, clock)
     with admission.ticket(), admission.ticket():
-        assert refused(admission) == UNKNOWN_S and admission.taken == 2
+        assert refused(admission) == DEFAULT_RETRY_AFTER_S and admission.taken == 2
     for error in (Cancelled("left"), ValueError("a bug")):
         with pytest.raises(type(error)), admission.ticket():
             raise error
@@ -125,16 +125,16 @@ def test_an_error_of_the_inside_gets_the_time_too_and_makes_no_pace(clock: Clock
 def test_a_line_empties_as_time_passes_and_has_a_longest() -> None:
     line = RetryAfterEstimator()
     for second in range(10):
-        line.ended(float(second))
-    assert [line.join(10.0) for _ in range(3)] == [1.0, 2.0, 3.0]
-    assert line.join(12.0) == pytest.approx(1.0 + 1.2)  # the pace has slowed
-    assert line.join(25.0) == pytest.approx(2.5)  # those who were in it had their turn
+        line.record_end(float(second))
+    assert [line.next_s(10.0) for _ in range(3)] == [1.0, 2.0, 3.0]
+    assert line.next_s(12.0) == pytest.approx(1.0 + 1.2)  # the pace has slowed
+    assert line.next_s(25.0) == pytest.approx(2.5)  # those who were in it had their turn
     for _ in range(100):
-        assert line.join(25.0) <= LONGEST_S
-    assert line.join(25.0) == LONGEST_S
+        assert line.next_s(25.0) <= MAX_RETRY_AFTER_S
+    assert line.next_s(25.0) == MAX_RETRY_AFTER_S
 
 
 def test_ends_of_long_ago_are_no_pace() -> None:
     line = RetryAfterEstimator()
-    line.ended(0.0)
-    assert line.join(WINDOW_S) == UNKNOWN_S
+    line.record_end(0.0)
+    assert line.next_s(WINDOW_S) == DEFAULT_RETRY_AFTER_S

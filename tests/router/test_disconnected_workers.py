@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from baton.router.fleet.disconnected_workers import DisconnectedWorkers
-from baton.router.fleet.worker_view import Size
+from baton.router.fleet.worker_view import WorkerCapacity
 from tests.support.router_process import StartRouter, eventually
 from tests.support.scripted_worker import ScriptedWorker
 
-SMALL, LARGE = Size(16, 8, 4096), Size(16, 20, 4096)
+SMALL, LARGE = WorkerCapacity(16, 8, 4096), WorkerCapacity(16, 20, 4096)
 
 
 def test_who_has_left_is_remembered_for_a_while() -> None:
     workers = DisconnectedWorkers(keep_s=10)
     workers.add_lost("decode-0", SMALL, 100.0)
     workers.add_lost("decode-1", LARGE, 105.0)
-    assert workers.sizes(109.9) == {"decode-0": SMALL, "decode-1": LARGE}
-    assert workers.sizes(110.0) == {"decode-1": LARGE}
-    assert workers.sizes(115.0) == {}
+    assert workers.capacities(109.9) == {"decode-0": SMALL, "decode-1": LARGE}
+    assert workers.capacities(110.0) == {"decode-1": LARGE}
+    assert workers.capacities(115.0) == {}
 
 
 def test_who_comes_back_is_taken_for_what_it_was_and_who_is_new_for_anything() -> None:
@@ -26,8 +26,8 @@ def test_who_comes_back_is_taken_for_what_it_was_and_who_is_new_for_anything() -
     workers.add_lost("decode-0", SMALL, 100.0)
     workers.add_registered("decode-0", "decode", 108.0)
     workers.add_registered("decode-1", "decode", 108.0)
-    assert workers.sizes(117.0) == {"decode-0": SMALL, "decode-1": Size()}
-    assert workers.sizes(118.0) == {}  # it was announced and never came
+    assert workers.capacities(117.0) == {"decode-0": SMALL, "decode-1": WorkerCapacity()}
+    assert workers.capacities(118.0) == {}  # it was announced and never came
 
 
 def test_a_decode_worker_that_comes_back_as_another_is_none() -> None:
@@ -35,7 +35,7 @@ def test_a_decode_worker_that_comes_back_as_another_is_none() -> None:
     workers.add_lost("decode-0", LARGE, 100.0)
     workers.add_registered("decode-0", "prefill", 101.0)
     workers.add_registered("prefill-0", "prefill", 101.0)
-    assert workers.sizes(101.0) == {}
+    assert workers.capacities(101.0) == {}
 
 
 async def test_what_only_a_dead_worker_could_hold_may_be_asked_again(

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from baton.proto import worker_pb2
 from baton.router.fleet.fleet import REGISTRY_POLL_S
-from baton.router.fleet.worker_view import Size
+from baton.router.fleet.worker_view import WorkerCapacity
 from baton.router.requests.context_limits import ContextLimits
 from baton.runtime import metrics
 from baton.runtime.identity import chain, root
@@ -36,7 +36,7 @@ async def test_workers_come_and_go(fleet_scene: Any) -> None:
     decode.reachable = False
     await decode.ends[-1].close()
     await eventually(lambda: scene.fleet.link("decode-0") is None)
-    assert "decode-0" in scene.bearer.lost_workers
+    assert "decode-0" in scene.listener.lost_workers
 
 
 @on_virtual_time
@@ -68,7 +68,7 @@ async def test_another_boot_replaces_the_worker(fleet_scene: Any) -> None:
         return link is not None and link.up and link.boot_id == other.boot_id
 
     await eventually(replaced)
-    assert "decode-0" in scene.bearer.lost_workers
+    assert "decode-0" in scene.listener.lost_workers
 
 
 @on_virtual_time
@@ -86,7 +86,7 @@ async def test_a_worker_that_changes_its_role_at_its_address_counts_as_what_it_i
         WorkerRecord("decode-0", new.boot_id.hex(), "prefill", "decode-0", "", "m", 1)
     )
     await eventually(lambda: scene.fleet.linked_counts() == {"prefill": 1, "decode": 0})
-    assert "decode-0" in scene.bearer.lost_workers
+    assert "decode-0" in scene.listener.lost_workers
 
 
 @on_virtual_time
@@ -165,7 +165,7 @@ async def test_views_tell_what_each_worker_holds(fleet_scene: Any) -> None:
 
     def held_blocks(salt: bytes) -> dict[str, int]:
         held = scene.fleet.holders(tokens, salt, {})
-        return {e.worker_id: held(e.shape).blocks(e) for e in scene.fleet.views()}
+        return {e.worker_id: held(e.kv_format).blocks(e) for e in scene.fleet.views()}
 
     assert held_blocks(b"s") == {"decode-0": 2, "decode-1": 1, "decode-2": 0}  # another model's KV
     assert set(held_blocks(b"t").values()) == {0}  # another tenant
@@ -262,22 +262,22 @@ async def test_who_is_not_linked_counts_as_what_it_was_until_it_is_gone_for_good
     scene.add("decode-0", max_context=500)
     large = scene.add("decode-1", 2, max_context=800)
     await eventually(lambda: len(scene.names()) == 2)
-    assert fleet.disconnected_sizes() == []
+    assert fleet.disconnected_capacities() == []
     large.reachable = False
     await large.ends[-1].close()
     await eventually(lambda: scene.names() == ["decode-0"])
-    assert fleet.disconnected_sizes() == [Size(4, 9, 800)]
+    assert fleet.disconnected_capacities() == [WorkerCapacity(4, 9, 800)]
     assert fleet.limits() == ContextLimits(800, 300, 500)
     scene.registry.withdraw("decode-1", large.boot_id.hex())
     await eventually(lambda: fleet.link("decode-1") is None)
-    assert fleet.disconnected_sizes() == [Size(4, 9, 800)]
+    assert fleet.disconnected_capacities() == [WorkerCapacity(4, 9, 800)]
     anew = scene.add("decode-1", 3, max_context=700)
     anew.reachable = False
     await eventually(lambda: fleet.link("decode-1") is not None)
-    assert fleet.disconnected_sizes() == [Size(4, 9, 800)]
+    assert fleet.disconnected_capacities() == [WorkerCapacity(4, 9, 800)]
     anew.reachable = True
     await eventually(lambda: len(scene.names()) == 2)
-    assert fleet.disconnected_sizes() == [] and fleet.limits() == ContextLimits(700, 300, 500)
+    assert fleet.disconnected_capacities() == [] and fleet.limits() == ContextLimits(700, 300, 500)
 
 
 @on_virtual_time
@@ -287,7 +287,7 @@ async def test_who_is_new_and_not_linked_yet_may_hold_anything(fleet_scene: Any)
     for number, name in ((2, "decode-1"), (3, "prefill-0")):
         scene.add(name, number).reachable = False
     await eventually(lambda: len(scene.fleet._links) == 3 and scene.names())
-    assert scene.fleet.disconnected_sizes() == [Size()]
+    assert scene.fleet.disconnected_capacities() == [WorkerCapacity()]
     assert scene.fleet.limits() == ContextLimits(1000, 300, 500)
 
 
@@ -302,7 +302,7 @@ async def test_who_has_become_a_prefill_worker_holds_no_answer(fleet_scene: Any)
     )
     await old.ends[-1].close()
     await eventually(lambda: scene.fleet.linked_counts() == {"prefill": 1, "decode": 0})
-    assert scene.fleet.disconnected_sizes() == []
+    assert scene.fleet.disconnected_capacities() == []
 
 
 @on_virtual_time
@@ -320,7 +320,7 @@ async def test_a_worker_whose_hello_cannot_be_true_fails_no_ones_placement(
     ]  # once, however often it tries
     assert said["worker_id"] == "decode-1" and said["log_level"] == "error"
     assert said["reason"] == "block_size is 0, not from 1 to 256"
-    assert scene.fleet.disconnected_sizes() == []  # nobody waits for it
+    assert scene.fleet.disconnected_capacities() == []  # nobody waits for it
     bad.hello_fields = {}
     await eventually(lambda: scene.names() == ["decode-0", "decode-1"])
 

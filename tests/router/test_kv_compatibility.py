@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from baton.router.fleet.kv_compatibility import incompatible_prefill_workers
-from baton.router.fleet.worker_view import Shape
+from baton.router.fleet.worker_view import KvFormat
 
-DECODE: Shape = ("f", "bfloat16", 16)
+DECODE: KvFormat = ("f", "bfloat16", 16)
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,10 @@ DECODE: Shape = ("f", "bfloat16", 16)
         ),
     ],
 )
-def test_what_differs_is_named(shape: Shape, said: str) -> None:
-    assert incompatible_prefill_workers({"p": shape, "fits": DECODE}, {"d": DECODE}) == {"p": said}
+def test_what_differs_is_named(kv_format: KvFormat, said: str) -> None:
+    assert incompatible_prefill_workers({"p": kv_format, "fits": DECODE}, {"d": DECODE}) == {
+        "p": said
+    }
 
 
 def test_the_nearest_decode_worker_is_the_one_compared_with() -> None:

@@ -24,12 +24,12 @@ from baton.router.requests.request_parser import (
 from baton.router.requests.schema_body import MOST_VALUES, Body
 from baton.runtime.errors import InvalidRequest
 
-_Shape = TypeVar("_Shape", bound=Body)
+BodyT = TypeVar("BodyT", bound=Body)
 TEXT = {"type": "text", "text": "a"}
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}
 
 
-def parsed(body: bytes, shape: type[_Shape]) -> _Shape:
+def parsed(body: bytes, shape: type[BodyT]) -> BodyT:
     check_counts(shape.most_values, body)
     return shaped(decoded(body), shape)
 

@@ -72,8 +72,8 @@ def plainly_placed(
 ) -> Placement | None:
     """The same by the rules, one worker after the other; None where there is none."""
     decoders = [e for e in workers if e.role == "decode" and not e.draining]
-    if need.numbers is not None:
-        decoders = [worker for worker in decoders if worker.numbers == need.numbers]
+    if need.numerics is not None:
+        decoders = [worker for worker in decoders if worker.numerics == need.numerics]
     decoders = [worker for worker in decoders if _holds(need, worker)]
     decoders = [e for e in _trusted(decoders) if e.waiting + e.placed_requests < 512]
     if not decoders:
@@ -82,7 +82,9 @@ def plainly_placed(
         decoders, key=lambda e: (e.boot_id in need.avoid, _decode_cost(need, e), e.worker_id)
     )
     prefills = [e for e in workers if e.role == "prefill" and not e.draining]
-    prefills = [e for e in prefills if e.shape == decode.shape and e.boot_id not in need.left]
+    prefills = [
+        e for e in prefills if e.kv_format == decode.kv_format and e.boot_id not in need.left
+    ]
     ranked = sorted(
         _trusted([worker for worker in prefills if _computes(need, worker)]),
         key=lambda e: (
@@ -171,13 +173,13 @@ def test_the_holder_of_the_prefix_is_preferred() -> None:
 
 
 def test_an_answer_goes_on_only_where_its_numbers_are_computed() -> None:
-    begun = replace(NEED, numbers=("g", "float32"))
-    near, own = replace(D0, held_blocks=50), replace(D1, shape=("g", "float32", 32))
+    begun = replace(NEED, numerics=("g", "float32"))
+    near, own = replace(D0, held_blocks=50), replace(D1, kv_format=("g", "float32", 32))
     assert placed(place(NEED, [near, own], "auto", 64)).decode is near
     assert placed(place(begun, [near, own], "auto", 64)).decode is own  # whatever its blocks' size
     found = place(begun, [near, replace(own, draining=True)], "auto", 64)
     assert isinstance(found, Unavailable) and "fingerprint g, KV in float32" in str(found)
-    other_kind = replace(own, shape=("g", "bfloat16", 16))
+    other_kind = replace(own, kv_format=("g", "bfloat16", 16))
     assert isinstance(place(begun, [near, other_kind], "auto", 64), Unavailable)
 
 
@@ -258,7 +260,7 @@ def test_queue_of_prefill_workers_keeps_no_prompt_local() -> None:
 
 
 def test_a_prefill_worker_of_another_shape_is_no_candidate() -> None:
-    other = replace(P0, shape=("g", "float32", 16))
+    other = replace(P0, kv_format=("g", "float32", 16))
     assert placed(place(NEED, [D0, other], "disaggregated", 64)).local
 
 
@@ -335,7 +337,7 @@ def views(blocks: int, most: int) -> Any:
             lambda role, number, **fields: view(f"{role}-{number:02}", **fields),
             st.sampled_from(["prefill", "decode"]),
             st.integers(0, 99),
-            shape=shapes,
+            kv_format=shapes,
             held_blocks=st.sampled_from([0, 0, 0, 3, 20, 40, 60]),
             running=st.integers(0, 4),
             waiting=st.sampled_from([0, 0, 1, 511, 512]),
@@ -367,7 +369,7 @@ BOOTS = st.frozensets(
     mode=st.sampled_from(["auto", "disaggregated", "local"]),
     avoid=BOOTS,
     left=BOOTS,
-    numbers=st.sampled_from([None, None, ("f", "float32"), ("g", "float32")]),
+    numerics=st.sampled_from([None, None, ("f", "float32"), ("g", "float32")]),
     sequences=st.integers(1, 3),
 )
 def test_placement_is_that_of_its_plain_form(
@@ -375,10 +377,10 @@ def test_placement_is_that_of_its_plain_form(
     mode: Any,
     avoid: frozenset[bytes],
     left: frozenset[bytes],
-    numbers: Any,
+    numerics: Any,
     sequences: int,
 ) -> None:
-    need = replace(NEED, avoid=avoid, left=left, numbers=numbers, sequences=sequences)
+    need = replace(NEED, avoid=avoid, left=left, numerics=numerics, sequences=sequences)
     found = place(need, workers, mode, 64)
     plain = plainly_placed(need, workers, mode, 64)
     assert (None if isinstance(found, BatonError) else found) == plain

@@ -21,7 +21,7 @@ from baton.router.fleet.placement import FleetView, Need, Placement, open_groups
 from baton.router.fleet.placement import place as place_on
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.roster import Roster
-from baton.router.fleet.worker_view import Size, WorkerView
+from baton.router.fleet.worker_view import WorkerCapacity, WorkerView
 from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
 from baton.router.requests.validator import Validator
@@ -50,7 +50,9 @@ def fleet_of(workers: list[WorkerView]) -> FleetView:
 
 
 def open_decoders(
-    wanted: Need, workers: list[WorkerView], away: tuple[Size, ...] | list[Size] = ()
+    wanted: Need,
+    workers: list[WorkerView],
+    away: tuple[WorkerCapacity, ...] | list[WorkerCapacity] = (),
 ) -> list[WorkerView] | BatonError:
     found = open_groups(wanted, fleet_of(workers), lambda: away)
     if isinstance(found, BatonError):
@@ -171,12 +173,12 @@ def test_a_full_or_absent_larger_pool_is_no_reason_to_say_never() -> None:
 
 
 def test_who_fits_one_that_is_away_alone_is_not_too_large() -> None:
-    wanted, away = need(8, 100), [Size(SIZE, 27, 4096)]
-    for none in ([], [Size(SIZE, 26, 4096)], [Size(SIZE, 27, 107)]):
+    wanted, away = need(8, 100), [WorkerCapacity(SIZE, 27, 4096)]
+    for none in ([], [WorkerCapacity(SIZE, 26, 4096)], [WorkerCapacity(SIZE, 27, 107)]):
         assert isinstance(open_decoders(wanted, [SMALL], away=none), InvalidRequest)
     found = open_decoders(wanted, [SMALL], away=away)
     assert isinstance(found, Unavailable) and "large enough takes work now" in str(found)
-    assert isinstance(open_decoders(wanted, [SMALL], away=[Size()]), Unavailable)
+    assert isinstance(open_decoders(wanted, [SMALL], away=[WorkerCapacity()]), Unavailable)
     assert open_decoders(wanted, [SMALL, LARGE], away=away) == [LARGE]
     larger = open_decoders(need(8, 101), [SMALL], away=away)
     assert isinstance(larger, InvalidRequest) and "(108 tokens)" in str(larger)
@@ -222,7 +224,7 @@ async def test_a_new_request_waits_for_the_only_worker_that_could_hold_it() -> N
     large.up = False
     with pytest.raises(InvalidRequest):  # nobody knows of it
         await scene.start("long", max_tokens=30)
-    scene.fleet.disconnected = [Size(16, 100, 4096)]
+    scene.fleet.disconnected = [WorkerCapacity(16, 100, 4096)]
     with pytest.raises(Unavailable, match="large enough"):
         await scene.start("long", max_tokens=30)
     with pytest.raises(InvalidRequest):

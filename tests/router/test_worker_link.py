@@ -162,7 +162,7 @@ async def test_a_worker_that_does_not_read_is_noticed() -> None:
 
 
 @on_virtual_time
-async def test_the_end_tells_the_bearer() -> None:
+async def test_the_end_is_reported_to_the_listener() -> None:
     made = LinkScene()
     await made.accept()
     made.task.cancel()

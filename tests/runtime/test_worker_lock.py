@@ -51,8 +51,8 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_second_process_of_an_id_is_refused_by_name(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
-    told = rf"--worker-id decode-0: process {holder.pid} has this id in the registry {tmp_path}.*give another id"
-    with pytest.raises(ConfigError, match=told), hold(tmp_path, "decode-0"):
+    reason = rf"decode-0: process {holder.pid} has this id in the registry {tmp_path}.*another id"
+    with pytest.raises(ConfigError, match=reason), hold(tmp_path, "decode-0"):
         raise AssertionError("both have it")
     with hold(tmp_path, "decode-1"):
         pass  # another id

@@ -16,7 +16,7 @@ from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.circuits import Circuits
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.roster import Roster
-from baton.router.fleet.worker_view import Shape, Size, WorkerView
+from baton.router.fleet.worker_view import KvFormat, WorkerCapacity, WorkerView
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.config import RouterConfig, StepConfig
 from baton.runtime.links import LinkClosed
@@ -74,12 +74,12 @@ class FakeFleet:
         self.vocab_size = 1000
         self.matched = 0
         self.known = True  # the index is rebuilt
-        self.disconnected: list[Size] = []
+        self.disconnected: list[WorkerCapacity] = []
 
     def rebuilt(self) -> bool:
         return self.known
 
-    def disconnected_sizes(self) -> list[Size]:
+    def disconnected_capacities(self) -> list[WorkerCapacity]:
         return self.disconnected
 
     def expected_s(self) -> float:
@@ -97,7 +97,7 @@ class FakeFleet:
 
     def holders(
         self, tokens: Sequence[int], salt: bytes, known: object
-    ) -> Callable[[Shape], Holders]:
+    ) -> Callable[[KvFormat], Holders]:
         self.matched += 1
         return lambda shape: Holders()  # nobody holds anything
 

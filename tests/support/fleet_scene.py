@@ -68,8 +68,8 @@ class Dialer:
         return self.stubs[address]
 
 
-class NoBearer:
-    """A Bearer whose workers come and go, and do nothing else."""
+class NoRequests:
+    """A LinkListener whose workers come and go, and do nothing else."""
 
     def __init__(self) -> None:
         self.lost_workers: list[str] = []
@@ -93,7 +93,7 @@ class FleetScene:
     key, config = KEY, CONFIG
 
     def __init__(self) -> None:
-        self.registry, self.dialer, self.bearer = MemoryRegistry(), Dialer(), NoBearer()
+        self.registry, self.dialer, self.listener = MemoryRegistry(), Dialer(), NoRequests()
         self.begin()
 
     def begin(self) -> None:
@@ -101,7 +101,7 @@ class FleetScene:
         self.fleet = Fleet(
             InlineRegistry(self.registry), self.dialer, CONFIG, KEY, ContextLimits(1000, 300)
         )
-        self.task = asyncio.create_task(self.fleet.run(self.bearer))
+        self.task = asyncio.create_task(self.fleet.run(self.listener))
 
     async def end(self) -> None:
         self.task.cancel()

@@ -54,7 +54,7 @@ class MemoryConnection:
 
 
 class Notes:
-    """A Bearer that writes down what it receives."""
+    """A LinkListener that writes down what it receives."""
 
     def __init__(self) -> None:
         self.outputs: list[worker_pb2.StepOutputs] = []
