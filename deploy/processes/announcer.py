@@ -17,8 +17,8 @@ log = logs.get(__name__)
 
 
 async def announce(registry: RegistryClient, record: WorkerRecord) -> None:
-    """Announce the worker every ANNOUNCE_INTERVAL_S until cancelled. Raises ConfigError for a record that
-    no registry would take."""
+    """Announce the worker every ANNOUNCE_INTERVAL_S until cancelled. Raises ConfigError for a
+    record that no registry would take."""
     logged = ""
     while True:
         announcing = registry.announce(record)

@@ -14,6 +14,7 @@ link. All state is owned by the task that runs `run`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
@@ -37,6 +38,7 @@ CONNECT_DELAY_S = (0.05, 1.0)  # first and longest wait between attempts to conn
 QUIET_SHARE = 0.6  # of the silence that ends a link: a worker that may be frozen gets no new work
 QUIET_HEARTBEATS = 2  # at least: a single heartbeat may be late
 STABLE_LINK_S = 1.0  # a link that was up for so long resets the delay
+FLUSH_TIMEOUT_S = 0.5  # for a worker to read what is queued when its link ends
 
 log = logs.get(__name__)
 
@@ -249,7 +251,17 @@ class WorkerLink:
             self.up = False
             if self._silent:  # migrate its requests at once: closing waits for the worker
                 self._listener.lost(self, None, f"{self.worker_id} has been silent too long")
+            else:
+                await self._flush(link)
             await link.close()
+
+    async def _flush(self, link: RouterLink) -> None:
+        """Send what is queued. A router that stops cancels its requests and then its links, and a
+        worker that gets no cancel computes for `link_grace_s` what no client receives."""
+        with contextlib.suppress(LinkClosed, TimeoutError):
+            async with asyncio.timeout(FLUSH_TIMEOUT_S):
+                while not self._outbox.empty():
+                    await link.send(self._outbox.get_nowait())
 
     def _router_hello(self) -> worker_pb2.RouterHello:
         while not self._outbox.empty():

@@ -112,7 +112,7 @@ def test_a_hung_registry_keeps_no_job_from_the_table(
     monkeypatch.setattr(DirectoryRegistry, "workers", lambda _: os.read(reader, 1))
     monkeypatch.setattr(registry_client.answer_within, "__defaults__", (0.05,))
     assert [row.name for row in running()] == ["decode-0", "router"]
-    assert "registry cannot be read, so no worker is shown: no answer" in capsys.readouterr().err
+    assert "registry cannot be read, so no workers are shown: no answer" in capsys.readouterr().err
     os.close(writer)
 
 

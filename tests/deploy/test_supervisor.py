@@ -214,10 +214,10 @@ def state_of(instance: Instance, name: str) -> str:
 
 
 @contextmanager
-def keeping(instance: Instance, job: Job, *, well: bool = False) -> Iterator[Supervisor]:
-    """A keeper in a thread of this process; `well`: of a job that has run long once."""
-    if well:
-        before = JobStatus(job.name, "running", 7, 1, well=True)
+def keeping(instance: Instance, job: Job, *, proven: bool = False) -> Iterator[Supervisor]:
+    """A keeper in a thread of this process; `proven`: of a job that has run long once."""
+    if proven:
+        before = JobStatus(job.name, "running", 7, 1, proven=True)
         write_private(instance.folder / f"{job.name}.status", json.dumps(asdict(before)))
     keeper = Supervisor(instance.folder, job, dict(os.environ))
     keeper._rule.longest_pause_s = 0.02
@@ -256,7 +256,7 @@ def test_a_job_that_was_well_is_started_once_it_can_be(
     real = subprocess.Popen if of == "subprocess.Popen" else supervisor.open_log
     fail, calls = failing(9, error, real)
     monkeypatch.setattr(f"baton.deploy.serve.supervisor.{of}", fail)
-    with keeping(instance, python_job("a", SLEEP), well=True):
+    with keeping(instance, python_job("a", SLEEP), proven=True):
         assert wait_for(lambda: state_of(instance, "a") == "waiting")
         assert error.strerror in status(instance, "a").message
         assert wait_for(lambda: status(instance, "a").starts == 11)
@@ -269,7 +269,7 @@ def test_a_child_that_could_not_be_watched_is_ended_before_the_next(
 ) -> None:
     fail, calls = failing(3, OSError(errno.EMFILE, "no descriptor"), os.pidfd_open)
     monkeypatch.setattr(os, "pidfd_open", fail)
-    with keeping(instance, python_job("a", SLEEP), well=True):
+    with keeping(instance, python_job("a", SLEEP), proven=True):
         assert wait_for(lambda: len(calls) == 4)
         assert wait_for(lambda: state_of(instance, "a") == "running")
         assert [alive(pid) for (pid,) in calls] == [False, False, False, True]
@@ -287,18 +287,18 @@ def test_what_never_was_well_and_cannot_be_started_is_given_up_with_the_reason(
     assert found.message == "a was not started: [Errno 11] no process"
 
 
-@pytest.mark.parametrize("well", [False, True])
+@pytest.mark.parametrize("proven", [False, True])
 def test_a_folder_of_logs_that_is_gone_ends_only_what_never_was_well(
-    instance: Instance, tmp_path: Path, wait_for: Wait, well: bool
+    instance: Instance, tmp_path: Path, wait_for: Wait, proven: bool
 ) -> None:
     (instance.folder / "a.log").symlink_to(tmp_path / "gone" / "a.log")
-    with keeping(instance, python_job("a", SLEEP), well=well):
-        assert wait_for(lambda: state_of(instance, "a") == ("waiting" if well else "failed"))
+    with keeping(instance, python_job("a", SLEEP), proven=proven):
+        assert wait_for(lambda: state_of(instance, "a") == ("waiting" if proven else "failed"))
         assert "a.log" in status(instance, "a").message
         (tmp_path / "gone").mkdir()
-        if well:
+        if proven:
             assert wait_for(lambda: state_of(instance, "a") == "running")
-    assert status(instance, "a").starts == 1 or well
+    assert status(instance, "a").starts == 1 or proven
 
 
 def test_a_long_run_is_written_down_for_the_next_keeper(

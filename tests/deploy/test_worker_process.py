@@ -93,7 +93,7 @@ def test_a_start_under_the_id_of_a_live_process_is_refused_before_its_model_is_l
         run_worker, plain, role="decode", model_folder=tmp_path / "no-model", secrets=secrets
     )
     with worker_lock.hold(tmp_path, "decode-0"):
-        with pytest.raises(ConfigError, match=f"decode-0: process {os.getpid()} has it"):
+        with pytest.raises(ConfigError, match=f"decode-0: process {os.getpid()} has this id"):
             start(worker_id="decode-0")
         with pytest.raises(ModelError):  # it is about to load it
             start(worker_id="decode-1")

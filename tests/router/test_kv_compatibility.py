@@ -11,7 +11,7 @@ DECODE: KvFormat = ("f", "bfloat16", 16)
 
 
 @pytest.mark.parametrize(
-    ("shape", "said"),
+    ("kv_format", "said"),
     [
         (("g", "bfloat16", 16), "model fingerprint 'g', decode workers have 'f'"),
         (("f", "float32", 16), "KV dtype 'float32', decode workers have 'bfloat16'"),

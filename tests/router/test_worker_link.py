@@ -8,7 +8,7 @@ import pytest
 
 from baton.proto import worker_pb2
 from baton.runtime.errors import Overloaded
-from baton.runtime.links import LinkClosed
+from baton.runtime.links import MEMORY_LINK_MESSAGES, LinkClosed
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.link_scene import LinkScene
 from tests.support.router_process import eventually
@@ -159,6 +159,32 @@ async def test_a_worker_that_does_not_read_is_noticed() -> None:
     with pytest.raises(Overloaded):
         for _ in range(5):  # within one tick: nothing is written meanwhile
             made.link.send(made.submit("r"))
+
+
+@on_virtual_time
+async def test_queued_cancels_are_sent_when_the_router_stops() -> None:
+    made = LinkScene()
+    made.dialer.write_s = 0.01
+    far = await made.accept()
+    names = [f"req-{number}" for number in range(5)]
+    for name in names:
+        cancel = worker_pb2.Cancel(request_id=name)
+        made.link.send(worker_pb2.RouterMessage(cancel=cancel))
+    made.task.cancel()  # in the tick of the cancels
+    await asyncio.gather(made.task, return_exceptions=True)
+    assert [(await made.next(far, "cancel")).request_id for _ in names] == names
+
+
+@on_virtual_time
+async def test_a_worker_that_does_not_read_delays_no_stop() -> None:
+    made = LinkScene(link_queue=100_000)
+    await made.accept()
+    for _ in range(MEMORY_LINK_MESSAGES + 1):
+        made.link.send(made.submit("r"))
+    started_s = asyncio.get_running_loop().time()
+    made.task.cancel()
+    await asyncio.gather(made.task, return_exceptions=True)
+    assert asyncio.get_running_loop().time() - started_s < 1.0  # on the simulated clock
 
 
 @on_virtual_time

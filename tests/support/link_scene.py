@@ -28,6 +28,7 @@ class MemoryDialer:
         self.dialled: asyncio.Queue[Any] = asyncio.Queue(100)
         self.blocks: asyncio.Queue[worker_pb2.BlockEvents] = asyncio.Queue(100)
         self.reachable = True
+        self.write_s = 0.0  # after a message was sent, until the link takes the next one
 
     def connect(self, address: str) -> MemoryConnection:
         return MemoryConnection(self)
@@ -43,7 +44,7 @@ class MemoryConnection:
         ends: tuple[Any, Any] = memory_link()
         near, far = ends
         self._dialer.dialled.put_nowait(far)
-        return near
+        return near if not self._dialer.write_s else SlowLink(near, self._dialer.write_s)
 
     async def watch_blocks(self) -> AsyncIterator[worker_pb2.BlockEvents]:
         while True:
@@ -51,6 +52,18 @@ class MemoryConnection:
 
     async def close(self) -> None:
         pass
+
+
+class SlowLink:
+    """The link `near`, on which each write takes `write_s`, as over a network."""
+
+    def __init__(self, near: Any, write_s: float) -> None:
+        self._write_s = write_s
+        self._near, self.receive, self.close = near, near.receive, near.close
+
+    async def send(self, message: worker_pb2.RouterMessage) -> None:
+        await self._near.send(message)
+        await asyncio.sleep(self._write_s)
 
 
 class Notes:
