@@ -43,7 +43,7 @@ def test_failed_moves_refuse_at_once_and_say_how_long() -> None:
     budget = RetryBudget(0.2, 3)
     for now_s in (0.0, 1.0, 2.0):
         budget.failed(taken(budget, 1, now_s), now_s)
-    with pytest.raises(Overloaded, match="3 requests that were moved") as refused:
+    with pytest.raises(Overloaded, match="3 requests that migrated") as refused:
         budget.take(1, 4.0)
     assert refused.value.retry_after_s == HOLD_S - 4.0
     assert budget.take(1, HOLD_S) is not None  # the first is forgotten
