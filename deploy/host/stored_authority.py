@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from baton.deploy.host.authority import SKEW, Files, files_of
+from baton.deploy.host.authority import SKEW, CertificateFiles, files_of
 from baton.deploy.host.certificate_forms import (
     Issuer,
     Subject,
@@ -42,8 +42,8 @@ _AUTHORITY = "authority"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to issue: the process's name, the hosts at which it is called (none: it only calls
-    others), and how long the certificate is valid."""
+    """A request for a certificate: the process's name, the hosts at which it is called (none: it
+    only calls others), and how long the certificate is valid."""
 
     name: str
     hosts: tuple[str, ...]
@@ -65,7 +65,9 @@ def create_authority(folder: Path, days: int, now: datetime | None = None) -> Pa
     return files.certificate
 
 
-def issue(folder: Path, out: Path, request: Request, now: datetime | None = None) -> Files:
+def issue(
+    folder: Path, out: Path, request: Request, now: datetime | None = None
+) -> CertificateFiles:
     """Write a certificate of the authority in `folder`, its key, and the authority's certificate
     into `out`. Raises ConfigError."""
     if not _NAME.fullmatch(request.name) or request.name == _AUTHORITY:

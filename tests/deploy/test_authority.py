@@ -29,7 +29,7 @@ class Clock:
         return self.now
 
 
-def security(files: module.Files) -> SecurityConfig:
+def security(files: module.CertificateFiles) -> SecurityConfig:
     given = {name.split(".")[1]: value for name, value in files.settings().items()}
     return SecurityConfig(**given)  # type: ignore[arg-type]
 

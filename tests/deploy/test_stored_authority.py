@@ -11,7 +11,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from baton.deploy.cli.main import main
-from baton.deploy.host.authority import Files
+from baton.deploy.host.authority import CertificateFiles
 from baton.deploy.host.stored_authority import Request, create_authority, issue
 from baton.runtime.certificates import read
 from baton.runtime.cluster_config import SecurityConfig
@@ -27,7 +27,7 @@ def authority(tmp_path: Path) -> Path:
     return tmp_path / "authority"
 
 
-def security(files: Files) -> SecurityConfig:
+def security(files: CertificateFiles) -> SecurityConfig:
     given = {name.split(".")[1]: value for name, value in files.settings().items()}
     return SecurityConfig(**given)  # type: ignore[arg-type]
 
