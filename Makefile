@@ -41,8 +41,8 @@ PACKAGES := decode_worker deploy engine kv_transfer models prefill_worker proto 
 FLEETS := tests/chaos tests/clients tests/e2e
 STARTERS := tests/benchmarks tests/deploy
 TIMED = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.timed' tests)
-# In these folders a conftest marks all tests but a smoke test.
-NIGHTLY_FOLDERS := tests/benchmarks tests/chaos
+# In these folders a conftest marks tests: all but a smoke test, or those on most of the models.
+NIGHTLY_FOLDERS := tests/benchmarks tests/chaos tests/engine
 NIGHTLY = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.nightly' tests)
 PYTEST = $(BIN)/python -P -m pytest --durations=20
 # in the order of their names: those of the fewest tests, which take the longest, come last else
@@ -118,12 +118,12 @@ nightly: $(STAMP) clients $(LARGE_CLIENTS:%=%/.installed) ## slow, repeated and 
 	$(PYTEST) -rs -m nightly $(FLEETS) || result=$$?; \
 	exit $$result
 
-check: $(STAMP) $(LINKS) ## format, lint, types, architecture, words, generated code
+check: $(STAMP) $(LINKS) ## format, lint, types, architecture, words, generated code, targets of mutations
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(PACKAGES:%=-p baton.%) -p chaos -p benchmarks -p tests.support
 	$(BIN)/python -P -m pytest -q tests/test_architecture.py tests/test_glossary.py \
-		tests/test_dangerous_calls.py
+		tests/test_dangerous_calls.py tests/test_mutation_targets.py
 
 format: $(STAMP) ## put the code into its format
 	$(BIN)/ruff check --fix .

@@ -24,8 +24,14 @@ def body(**more: Any) -> dict[str, Any]:
     }
 
 
+MORE_DELAYS_S = [
+    pytest.param(delay_s, marks=pytest.mark.nightly)
+    for delay_s in (0.01, 0.03, 0.1, 0.15, 0.5, 1.0)
+]
+
+
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize("delay_s", [0.0, 0.06, 0.25, *MORE_DELAYS_S])
 async def test_a_client_that_leaves_after_a_while(pair: Any, delay_s: float, stream: bool) -> None:
     """The delays reach from tokenizing over queue, prefill and fetch into decoding."""
     prompt = f"{delay_s} {stream} {LONG}"  # no help from a prefix cache

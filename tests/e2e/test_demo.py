@@ -36,7 +36,7 @@ def marked(marker: str) -> list[int]:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("launcher", ["process", "ray"])
+@pytest.mark.parametrize("launcher", [pytest.param("process", marks=pytest.mark.nightly), "ray"])
 def test_the_demo_streams_an_answer_and_leaves_nothing(tmp_path: Path, launcher: str) -> None:
     marker = f"BATON_TEST_MARKER={tmp_path.name}-{launcher}"
     name, value = marker.split("=")

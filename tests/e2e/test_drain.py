@@ -108,6 +108,7 @@ class Balancer:
             number += 1
 
 
+@pytest.mark.nightly
 async def test_routers_are_started_anew_one_by_one_and_nothing_is_lost(
     until: Any,
     make_busy: Callable[..., Any],

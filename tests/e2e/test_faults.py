@@ -73,6 +73,7 @@ def mid_stream(cluster: Any, name: str) -> Callable[[], bool]:
     return lambda: cluster.audit(name)["running"] >= 2
 
 
+@pytest.mark.nightly
 async def test_a_prefill_worker_killed_in_a_handoff(
     make_busy: Callable[..., Any], under_load: Any
 ) -> None:
@@ -97,7 +98,7 @@ async def test_a_decode_worker_killed_mid_stream(fleet: Any, under_load: Any) ->
     fleet.quiet(within_s=LEASE_S + 1.0)
 
 
-@pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
+@pytest.mark.parametrize("name", [pytest.param("prefill-0", marks=pytest.mark.nightly), "decode-0"])
 async def test_a_worker_stopped_for_ten_seconds(
     fleet: Any,
     under_load: Any,
@@ -116,6 +117,7 @@ async def test_a_worker_stopped_for_ten_seconds(
     assert not compare(await load.run(fleet.url, concurrency=8), expected)  # it serves again
 
 
+@pytest.mark.nightly
 async def test_a_killed_worker_that_comes_back_is_used_again(
     fleet: Any, load: Any, expected: Any, compare: Callable[..., list[str]]
 ) -> None:

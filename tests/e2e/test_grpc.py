@@ -86,7 +86,12 @@ def test_the_client_that_the_documentation_shows(pair: Any, page: str) -> None:
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.strip()
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0])
+MORE_DELAYS_S = [
+    pytest.param(delay_s, marks=pytest.mark.nightly) for delay_s in (0.02, 0.05, 0.2, 0.5, 1.0)
+]
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.1, *MORE_DELAYS_S])
 @pytest.mark.parametrize("way", ["cancel", "deadline"])
 async def test_what_a_client_gives_up_is_freed(
     pair: Any, stub: Any, way: str, delay_s: float

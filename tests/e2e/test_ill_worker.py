@@ -16,6 +16,7 @@ SETTINGS = ("router.placement=disaggregated", "worker.failing_s=1.0", "step.chun
 UNHEALTHY_EXIT = 70  # as deploy/host/restarts.py has it
 
 
+@pytest.mark.nightly
 async def test_a_worker_all_of_whose_steps_fail_is_replaced_and_nobody_loses_a_request(
     make_cluster: Callable[..., Any],
     make_load: Callable[..., Any],

@@ -58,6 +58,7 @@ def said(process: subprocess.Popen[str], pattern: str) -> str:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.nightly
 def test_requests_go_on_and_new_ones_are_answered_without_rays_head(
     served: subprocess.Popen[str], tmp_path: Path
 ) -> None:

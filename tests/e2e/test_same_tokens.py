@@ -49,7 +49,7 @@ async def test_200_mixed_requests_give_the_tokens_of_one_process(
     cluster.quiet(within_s=1.0)
 
 
-@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("verify", [True, pytest.param(False, marks=pytest.mark.nightly)])
 async def test_corrupted_blocks_change_tokens_unless_they_are_verified(
     make_cluster: Callable[..., Any],
     load: Any,

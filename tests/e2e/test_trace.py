@@ -124,6 +124,7 @@ def test_no_prompt_text_is_in_spans_or_logs(told: Told) -> None:
     assert not [name for name, log in told.logs.items() if SECRET in log]
 
 
+@pytest.mark.nightly
 async def test_a_prompt_computed_on_the_decode_worker_has_the_same_phases(
     make_cluster: Callable[..., Any], collector: tuple[Any, str]
 ) -> None:

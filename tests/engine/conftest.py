@@ -68,7 +68,17 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Refe
     return get
 
 
-@pytest.fixture(scope="session", params=list(small_models.MODELS))
+def models_by_cost() -> list[Any]:
+    """Every small model; those that are no representatives run in `make nightly`."""
+    return [
+        name
+        if name in small_models.REPRESENTATIVES
+        else pytest.param(name, marks=pytest.mark.nightly)
+        for name in small_models.MODELS
+    ]
+
+
+@pytest.fixture(scope="session", params=models_by_cost())
 def reference(request: pytest.FixtureRequest, references: Callable[[str], Reference]) -> Reference:
     return references(request.param)
 

@@ -27,12 +27,19 @@ FAMILIES = [
     "deepseek-v3",
 ]
 WIDE = ["qwen3-wide", "gemma2-wide", "mixtral-wide"]  # in bfloat16, by the kernels for it
+REPRESENTATIVES = {"gemma2", "deepseek-v3", "qwen3", "mixtral-wide"}  # of `make test`
 LENGTH = 90
 
 
+def by_cost(name, *more):
+    """A parameter that runs in `make nightly` unless its model is a representative."""
+    marks = () if name in REPRESENTATIVES else pytest.mark.nightly
+    return pytest.param((name, *more) if more else name, marks=marks)
+
+
 @pytest.fixture(
-    params=[(name, "float32") for name in FAMILIES]
-    + [(name, "bfloat16") for name in ("qwen3", "deepseek-v2", *WIDE)],
+    params=[by_cost(name, "float32") for name in FAMILIES]
+    + [by_cost(name, "bfloat16") for name in ("qwen3", "deepseek-v2", *WIDE)],
     ids=str,
 )
 def model(request, references):
@@ -77,7 +84,9 @@ def crowd(told, chooser):
     return slices
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))]
+)
 def test_chunks_and_crowds_change_no_bit(told, seed):
     tokens, chooser = random_prompt(LENGTH, seed=3), random.Random(seed)
     expected, _ = whole(told, tokens)
@@ -105,7 +114,7 @@ def test_a_cached_prefix_changes_no_bit(told):
 
 
 @pytest.mark.parametrize("cuts", [range(1, 34), (511, 513), (512, 512), (1, 255, 257, 47, 463)])
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("name", [by_cost(name) for name in WIDE])
 def test_the_bfloat16_kernels_keep_to_it_at_every_size(references, name, cuts):
     told = ModelStory(references(name).folder, dtype="bfloat16", deterministic=True, block_size=16)
     if supported():
@@ -119,7 +128,7 @@ def test_the_bfloat16_kernels_keep_to_it_at_every_size(references, name, cuts):
         start += count
 
 
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("name", [by_cost(name) for name in WIDE])
 def test_every_length_decodes_to_the_bits_of_a_chunk(references, name):
     told = ModelStory(references(name).folder, dtype="bfloat16", deterministic=True, block_size=16)
     tokens = random_prompt(300, seed=5)
@@ -128,7 +137,7 @@ def test_every_length_decodes_to_the_bits_of_a_chunk(references, name):
     assert torch.equal(torch.cat(rows), expected)
 
 
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("name", [by_cost(name) for name in WIDE])
 def test_the_bfloat16_numbers_are_those_of_transformers(references, name):
     """Up to the rounding of bfloat16, by which a mixture now and then chooses another expert."""
     reference, tokens = references(name), random_prompt(130, seed=7)
@@ -177,7 +186,7 @@ def test_threads_change_no_bit(told):
         torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [by_cost(name) for name in FAMILIES])
 def test_the_numbers_are_those_of_transformers(references, name):
     reference, tokens = references(name), random_prompt(70, seed=7)
     told = ModelStory(reference.folder, deterministic=True)

@@ -151,6 +151,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+# Those of `make test`: each has a mechanism that no other has. The rest vary one of these.
+REPRESENTATIVES = {
+    "llama-llama3-rope",
+    "qwen3-window",  # norms of queries and keys, a window in some layers
+    "gemma2",  # soft caps, norms after
+    "mixtral",
+    "deepseek-v3",
+}
 _WIDE = {"head_dim": 64, "max_position_embeddings": 1100}
 # Held by tests of their own.
 SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
