@@ -18,7 +18,11 @@ from tests.support.model_story import random_prompt
 from tests.support.small_models import MODELS, Reference
 
 TOLERANCE = 1e-4
-FAMILIES = ["qwen2", "mixtral", "deepseek-v3"]  # one KV head for two ranks; experts; latents
+FAMILIES = [  # one KV head for two ranks; experts; latents
+    pytest.param("qwen2", marks=pytest.mark.nightly),
+    pytest.param("mixtral", marks=pytest.mark.nightly),
+    "deepseek-v3",
+]
 GREEDY = SamplingParams(temperature=0.0)
 
 Make = Callable[..., RankRunner]

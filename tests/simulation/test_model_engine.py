@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import structlog
@@ -13,6 +14,7 @@ from opentelemetry.context import Context
 
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.models.embedded import embedded_model
+from baton.models.random_model import make_shaped_model
 from baton.proto import worker_pb2
 from baton.router.dispatch.active_request import OutputToken
 from baton.router.requests.validated_request import ValidatedRequest
@@ -46,6 +48,38 @@ def kind() -> ModelKind:
     return ModelKind(embedded_model(), BLOCK)
 
 
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights, a fifth as costly as the embedded one."""
+    return make_shaped_model(
+        tmp_path_factory.mktemp("small"),
+        layers=2,
+        hidden=64,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        ffn=96,
+        vocab=3712,
+        dtype="bfloat16",
+        seed=1,
+        context=512,
+    )
+
+
+@pytest.fixture(scope="module")
+def small_kind(small_model: Path) -> ModelKind:
+    return ModelKind(small_model, BLOCK)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS // 2))
+def test_a_seed_breaks_no_promise(small_kind: ModelKind, seed: int) -> None:
+    report = fault_report.run(seed, 1, past=False, kind=small_kind)
+    assert report.violations == [] and report.failing_seeds == []
+    assert report.seeds == 1 and report.ends["finished"] > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
 def test_no_seed_breaks_a_promise(kind: ModelKind) -> None:
     report = fault_report.run(0, SEEDS, past=False, kind=kind)
     assert report.violations == [] and report.failing_seeds == []
@@ -77,8 +111,8 @@ def test_reads_are_of_as_many_blocks_whatever_their_size(kind: ModelKind) -> Non
 
 def test_what_a_run_without_faults_draws_is_what_an_engine_draws(kind: ModelKind) -> None:
     prompt = tuple(range(5, 16))
-    (want, *_) = kind.drawn(prompt, 3, GREEDY, 0)
-    assert len(kind.drawn(prompt, 3, GREEDY, 0)) == 3
+    (want, *_) = kind.drawn(prompt, 3, GREEDY, 0, "")
+    assert len(kind.drawn(prompt, 3, GREEDY, 0, "")) == 3
 
     async def main() -> int:
         engine, pool = kind.make(24, BLOCK, lambda batch: 0.01)
@@ -94,14 +128,15 @@ def test_what_a_run_without_faults_draws_is_what_an_engine_draws(kind: ModelKind
     kind.begin()
 
 
-def test_the_line_that_repeats_a_seed_names_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
-    folder = embedded_model()
+def test_the_line_that_repeats_a_seed_names_the_engine(
+    small_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = "lose-tickets"
-    assert fault_report.faults(0, 1, mutation=name, keep=[0, 1, 2, 3], model=folder) == 0
+    assert fault_report.faults(0, 1, mutation=name, keep=[0, 1, 2, 3], model=small_model) == 0
     assert f"--engine model --mutation {name}" in capsys.readouterr().out
 
 
-def test_three_deaths_in_a_row_change_no_token_and_no_logprob(kind: ModelKind) -> None:
+def test_three_deaths_in_a_row_change_no_token_and_no_logprob(small_kind: ModelKind) -> None:
     """Two choices, each under all penalties: those look at prompt and output apart, so they tell
     a boundary that moved with the request."""
     prompt, count = tuple(range(5, 30)), 40
@@ -113,7 +148,7 @@ def test_three_deaths_in_a_row_change_no_token_and_no_logprob(kind: ModelKind) -
         seed=7,
         top_logprobs=2,
     )
-    outputs: list[OutputToken] = []
+    kind, outputs = small_kind, list[OutputToken]()
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -146,14 +181,15 @@ def test_three_deaths_in_a_row_change_no_token_and_no_logprob(kind: ModelKind) -
 
     virtual_loop.run(main())
     for choice in (0, 1):
-        want = kind.drawn(prompt, count, params, choice)
+        want = kind.drawn(prompt, count, params, choice, "")
         got = [each for each in outputs if each.choice == choice and each.token is not None]
         assert [(each.token, each.logprob, each.top) for each in got] == [
             (one.token, one.logprob, one.top) for one in want
         ]
     mild = replace(params, frequency_penalty=0.0, presence_penalty=0.0)
     assert any(  # the penalties are felt, whatever the model says
-        tokens_of(outputs, choice) != [one.token for one in kind.drawn(prompt, count, mild, choice)]
+        tokens_of(outputs, choice)
+        != [one.token for one in kind.drawn(prompt, count, mild, choice, "")]
         for choice in (0, 1)
     )
     assert [each.finish for each in outputs if each.finish] == ["length", "length"]
