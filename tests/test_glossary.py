@@ -18,8 +18,6 @@ PACKAGES = (*MAY_IMPORT, "chaos", "benchmarks", "tests/support")
 # Folders whose texts still have a banned word, a fragment or a banned name; shrinks to nothing.
 STILL_TO_REWORD: set[str] = {
     "chaos",
-    "simulation/invariants",
-    "simulation/mutations",
 }
 # Class names that still occur twice in a package; shrinks to nothing.
 STILL_REPEATED: set[tuple[str, str]] = set()

@@ -1,6 +1,6 @@
-"""The bounds of what a router does about failures: moves of requests, and workers passed over.
+"""The bounds of what a router does about failures: migrations, and workers passed over.
 
-Counts moves by what the budget is told of them, and their limit by the configuration and what is
+Counts migrations by the calls of the retry budget, and their limit by the configuration and what is
 being served; counts workers passed over by role. A worker's failure may cost no more than that.
 Sits on the routers of one world, and changes nothing of what happens.
 """
@@ -66,7 +66,7 @@ class Bounds:
         budget.failed = has_failed  # type: ignore[method-assign]
 
     def _over_retries(self, process: RouterProcess) -> None:
-        """What failed elsewhere is placed with a move of the budget's."""
+        """Every placement after a failure takes a permit of the retry budget."""
         submitter = process.dispatcher._submitter
         try_place = submitter.try_place
 

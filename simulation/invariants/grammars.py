@@ -1,4 +1,4 @@
-"""What grammars promise: every mask is the grammar's own, and so is every answer.
+"""Checks of what grammars promise: every mask is the grammar's own, and so is every answer.
 
 A mask is compared, as it is computed, with that of a matcher which has read the same tokens and
 nothing else: so a matcher that was not brought to the accepted tokens after a migration, or kept a

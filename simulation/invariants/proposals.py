@@ -1,4 +1,4 @@
-"""What speculation must not leave behind: blocks of rejected tokens, held or published.
+"""Checks that speculation leaves nothing behind: no blocks of rejected tokens, held or published.
 
 Once a step of a worker that speculates is committed, a sequence holds no block behind its computed
 tokens and the next one. A cached block holds the records of the tokens that it is published for.

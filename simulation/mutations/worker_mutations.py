@@ -32,8 +32,8 @@ async def _no_wait(self: Any, within_s: float) -> None:
 
 
 def _stopped_before_it_has_finished(before: Any) -> Any:
-    async def serve_until(*told: Any) -> None:
-        *others, ends = told
+    async def serve_until(*given: Any) -> None:
+        *others, ends = given
         await before(*others, replace(ends, finish=ends.stop, stop=ends.finish))
 
     return serve_until
