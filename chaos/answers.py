@@ -17,7 +17,7 @@ Usage = tuple[int, int]  # tokens of the prompt, tokens of all choices
 
 @dataclass(slots=True)
 class Choice:
-    """It grows as pieces are told. `finish`: "" until its end. `token_s`: when its tokens came,
+    """It grows as pieces arrive. `finish`: "" until its end. `token_s`: when its tokens came,
     where they come one after the other; of the loop's clock."""
 
     tokens: list[str] = field(default_factory=list)
@@ -44,90 +44,92 @@ class Choice:
         )
 
     def fits_in(self, whole: Choice) -> bool:
-        """As `begins`, where tokens are drawn anew."""
+        """Same as `begins`, where tokens are drawn again."""
         (tokens, logprobs, finish), (most, most_logprobs, _) = self.shape(), whole.shape()
         if finish:
             return self.shape() == whole.shape()
         return tokens <= most and logprobs <= most_logprobs
 
     def shape(self) -> tuple[int, int, str]:
-        """What does not depend on which tokens were drawn."""
+        """The part that does not depend on which tokens were drawn."""
         return len(self.tokens), len(self.logprobs), self.finish
 
 
 @dataclass(slots=True)
 class Answer:
-    """`choices` by index. `usage`: None while it is not told."""
+    """`choices` by index. `usage`: None before it arrives."""
 
     choices: dict[int, Choice] = field(default_factory=dict)
     usage: Usage | None = None
 
     @property
     def tokens(self) -> list[str]:
-        """Of every choice, one after the other."""
+        """The tokens of every choice, one after the other."""
         return [token for _, choice in sorted(self.choices.items()) for token in choice.tokens]
 
-    def add(self, told: Told, now_s: float | None = None) -> None:
-        """`now_s`: when it was told; None where all of it comes at once."""
-        for index, piece in told.pieces:
+    def add(self, heard: AnswerPart, now_s: float | None = None) -> None:
+        """`now_s`: when it arrived; None where all of it comes at once."""
+        for index, piece in heard.pieces:
             choice = self.choices.setdefault(index, Choice())
             choice.add(piece)
             if now_s is not None:
                 choice.token_s += [now_s] * len(piece.tokens)
-        self.usage = told.usage or self.usage
+        self.usage = heard.usage or self.usage
 
-    def differs(self, right: Answer, *, usage: bool, drawn_anew: bool = False) -> str:
-        """In what, "" if in nothing. `usage`: it was to be told. `drawn_anew`: the tokens may be
+    def differs(self, right: Answer, *, usage: bool, redrawn: bool = False) -> str:
+        """In what, "" if in nothing. `usage`: it was expected. `redrawn`: the tokens may be
         others, but not more or fewer."""
         if self.choices.keys() != right.choices.keys():
             return f"choices {sorted(self.choices)} instead of {sorted(right.choices)}"
         for index, choice in self.choices.items():
             wanted = right.choices[index]
-            same = choice.shape() == wanted.shape() if drawn_anew else choice == wanted
+            same = choice.shape() == wanted.shape() if redrawn else choice == wanted
             if not same:
                 return f"choice {index}: {choice} instead of {wanted}"
-        told = right.usage if usage else None
-        return "" if self.usage == told else f"usage {self.usage} instead of {told}"
+        heard = right.usage if usage else None
+        return "" if self.usage == heard else f"usage {self.usage} instead of {heard}"
 
-    def begins(self, right: Answer, *, drawn_anew: bool = False) -> bool:
+    def begins(self, right: Answer, *, redrawn: bool = False) -> bool:
         """Whether what is there of it is the beginning of the right one."""
         for index, choice in self.choices.items():
             wanted = right.choices.get(index)
             if wanted is None:
                 return False
-            if not (choice.fits_in(wanted) if drawn_anew else choice.begins(wanted)):
+            if not (choice.fits_in(wanted) if redrawn else choice.begins(wanted)):
                 return False
         return self.usage in (None, right.usage)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What one message says: pieces, each with the index of its choice, and the usage."""
+class AnswerPart:
+    """The content of one message: pieces, each with the index of its choice, and the usage."""
 
     pieces: list[tuple[int, Choice]]
     usage: Usage | None = None
 
 
-def of_http(body: Mapping[str, Any]) -> Told:
+def of_http(body: Mapping[str, Any]) -> AnswerPart:
     """A completion, or an event of one."""
     pieces = []
-    for told in body["choices"]:
-        logprobs = told["logprobs"] or {"tokens": [], "token_logprobs": []}
+    for heard in body["choices"]:
+        logprobs = heard["logprobs"] or {"tokens": [], "token_logprobs": []}
         tokens, values = logprobs["tokens"], logprobs["token_logprobs"]
-        reason = told["finish_reason"] or ""
+        reason = heard["finish_reason"] or ""
         if reason == "error":  # it breaks off, and an event says why
             reason = ""
-        pieces.append((told["index"], Choice(tokens, values, told["text"], reason)))
+        pieces.append((heard["index"], Choice(tokens, values, heard["text"], reason)))
     usage = body.get("usage")
-    return Told(pieces, (usage["prompt_tokens"], usage["completion_tokens"]) if usage else None)
+    return AnswerPart(
+        pieces, (usage["prompt_tokens"], usage["completion_tokens"]) if usage else None
+    )
 
 
-def of_grpc(message: client_pb2.GenerateResponse) -> Told:
+def of_grpc(message: client_pb2.GenerateResponse) -> AnswerPart:
     pieces = []
-    for told in message.pieces:
-        tokens = [entry.bytes.decode(errors="replace") for entry in told.logprobs]
-        values = [entry.logprob for entry in told.logprobs]
-        reason = client_pb2.FinishReason.Name(told.finish_reason) if told.finish_reason else ""
-        pieces.append((told.choice, Choice(tokens, values, told.text, reason.lower())))
+    for heard in message.pieces:
+        tokens = [entry.bytes.decode(errors="replace") for entry in heard.logprobs]
+        values = [entry.logprob for entry in heard.logprobs]
+        reason = client_pb2.FinishReason.Name(heard.finish_reason) if heard.finish_reason else ""
+        pieces.append((heard.choice, Choice(tokens, values, heard.text, reason.lower())))
     usage = message.usage if message.HasField("usage") else None
-    return Told(pieces, (usage.prompt_tokens, usage.completion_tokens) if usage else None)
+    return AnswerPart(pieces, (usage.prompt_tokens, usage.completion_tokens) if usage else None)

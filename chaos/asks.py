@@ -1,4 +1,4 @@
-"""What is asked of a cluster, and the right answers: those of one process, without a fault.
+"""The requests to a cluster, and the right answers: those of one process, without a fault.
 
 Half of the asks are greedy streams; the others are of one kind each, so that whatever moves a
 request has to take all of it along: its seed, its choices, what penalties count, a stop string.
@@ -140,10 +140,10 @@ async def _answers(url: str, wanted: Sequence[Ask]) -> dict[int, Answer]:
         for ask in wanted:
             body = ask.body() | {"stream": False}
             body.pop("stream_options", None)
-            told = await client.post("/v1/completions", json=body)
-            told.raise_for_status()
+            heard = await client.post("/v1/completions", json=body)
+            heard.raise_for_status()
             found[ask.number] = answer = Answer()
-            answer.add(of_http(told.json()))
+            answer.add(of_http(heard.json()))
             _is_fit(ask, answer)
     return found
 

@@ -53,7 +53,7 @@ class Left:
 
 
 def idle(audit: Mapping[str, Any]) -> bool:
-    """Whether a worker has nothing to do for anybody; it may still hold blocks."""
+    """Whether a worker has nothing to do for any request; it may still hold blocks."""
     return not any(audit.get(of) for of in ("requests", "running", "waiting", "open_handoffs"))
 
 
@@ -86,8 +86,8 @@ class Leaving:
         return statistics.median(took[WHOLE // 3 :])
 
     async def leave(self, at_once: int, after_s: float) -> Left:
-        """So many clients ask, and go away at one moment. Raises RuntimeError if what they had
-        is not free within LIMIT_S."""
+        """Let that many clients ask, and go away at one moment. Raises RuntimeError if what they
+        had is not free within LIMIT_S."""
         clock = asyncio.get_running_loop().time
         seen: list[list[str]] = [[] for _ in range(at_once)]
         asking = [asyncio.create_task(self._ask(events)) for events in seen]

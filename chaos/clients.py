@@ -20,7 +20,7 @@ import grpc.aio
 import httpx
 
 from chaos import grpc_ask
-from chaos.answers import Answer, Told, of_http
+from chaos.answers import Answer, AnswerPart, of_http
 from chaos.asks import Ask, Kind
 
 HUNG_S = 2.0  # after the deadline
@@ -34,10 +34,10 @@ class Outcome(enum.Enum):
     RIGHT = "right"
     WRONG = "wrong"  # another token than the fault-free one, one too many or few, another end
     FAILED = "failed"  # an error that says why
-    REFUSED = "refused"  # 503 with Retry-After, before any token: overload, told at once
+    REFUSED = "refused"  # 503 with Retry-After, before any token: overload, reported at once
     CUT = "cut"  # the stream broke off after a token without a word: its router is gone
     HUNG = "hung"  # no end, long after the deadline
-    LEFT = "left"  # the client went away, as it was told to
+    LEFT = "left"  # the client went away, as its scenario wants
 
 
 @dataclass(slots=True)
@@ -147,8 +147,8 @@ class Clients:
         address = self._grpc_addresses[trace.router]
         try:
             async with grpc_ask.asked(address, ask, within_s, self._api_key, CONNECT_S) as messages:
-                async for told in messages:
-                    self._heard(trace, told)
+                async for heard in messages:
+                    self._heard(trace, heard)
                     if leave is not None and leave(trace):
                         return Outcome.LEFT
         except grpc_ask.NoConnection as error:
@@ -158,7 +158,7 @@ class Clients:
         return self._judge(trace)
 
     def _ended(self, trace: Trace, end: grpc_ask.End) -> Outcome:
-        """A call that is over by its own deadline has failed, whoever says so."""
+        """A call that is over by its own deadline has failed, whichever side says so."""
         trace.detail = f"{trace.router}: {end.detail}"
         if end.by_router or end.code is grpc.StatusCode.DEADLINE_EXCEEDED:
             refused = end.busy and not trace.tokens
@@ -190,8 +190,8 @@ class Clients:
     async def _refused(self, answer: httpx.Response, trace: Trace) -> Outcome:
         text = (await answer.aread()).decode(errors="replace")
         trace.detail = f"{answer.status_code} {text[:300]}"
-        told = answer.status_code in (429, 503) and "retry-after" in answer.headers
-        return Outcome.REFUSED if told else Outcome.FAILED
+        heard = answer.status_code in (429, 503) and "retry-after" in answer.headers
+        return Outcome.REFUSED if heard else Outcome.FAILED
 
     async def _streamed(
         self, answer: httpx.Response, trace: Trace, leave: Callable[[Trace], bool] | None
@@ -213,21 +213,21 @@ class Clients:
             raise _Unreached(trace.detail)
         return self._broken(trace, Outcome.CUT)
 
-    def _heard(self, trace: Trace, told: Told) -> None:
-        trace.answer.add(told, asyncio.get_running_loop().time())
+    def _heard(self, trace: Trace, heard: AnswerPart) -> None:
+        trace.answer.add(heard, asyncio.get_running_loop().time())
 
     def _judge(self, trace: Trace) -> Outcome:
         trace.detail = trace.answer.differs(
             self._right[trace.ask],
             usage=trace.by_grpc or trace.kind in (Kind.WHOLE, Kind.USAGE),
-            drawn_anew=trace.kind is Kind.UNSEEDED,
+            redrawn=trace.kind is Kind.UNSEEDED,
         )
         return Outcome.WRONG if trace.detail else Outcome.RIGHT
 
     def _broken(self, trace: Trace, otherwise: Outcome) -> Outcome:
-        """Of an answer that did not come to its end: what came must be its beginning."""
-        drawn_anew = trace.kind is Kind.UNSEEDED
-        if trace.answer.begins(self._right[trace.ask], drawn_anew=drawn_anew):
+        """Judge an answer that did not come to its end: what came must be its beginning."""
+        redrawn = trace.kind is Kind.UNSEEDED
+        if trace.answer.begins(self._right[trace.ask], redrawn=redrawn):
             return otherwise
         trace.detail = f"{trace.answer} before {trace.detail}"
         return Outcome.WRONG

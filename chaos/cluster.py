@@ -41,12 +41,12 @@ TOKEN = "a secret of this test"
 
 
 class ClusterError(AssertionError):
-    """A process did not do what it was told; the message shows the logs' ends."""
+    """A process did not obey an order; the message shows the logs' ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a process gets beside what all get: `prefix` goes before its command."""
+    """Settings of one process beside those of all: `prefix` goes before its command."""
 
     prefix: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """Of the first router."""
+        """The first router's."""
         return next(iter(self.urls.values()))
 
     def start(
@@ -108,7 +108,7 @@ class Cluster:
         self._spawn(name, (*command, "worker", "--role", role, "--worker-id", name))
 
     def start_router(self, name: str) -> str:
-        """Start one router more, or anew; its URL once it listens."""
+        """Start or restart a router; return its URL once it listens."""
         self._spawn_router(name)
         self._listening(name)
         return self.urls[name]
@@ -125,7 +125,7 @@ class Cluster:
         return [name for name in self._processes if not name.startswith("router")]
 
     def names(self) -> list[str]:
-        """Of all processes that were started."""
+        """The names of all processes that were started."""
         return list(self._processes)
 
     def pid(self, name: str) -> int:
@@ -171,7 +171,7 @@ class Cluster:
         return self.wait_end(name)
 
     def wait_end(self, name: str) -> int:
-        """The exit code of a process that has been told to end."""
+        """Return the exit code of a process that was asked to end."""
         return self._processes[name].wait(END_S)
 
     def change_role(self, name: str, role: str) -> None:
@@ -323,7 +323,7 @@ def end_cleanly() -> None:
 
 
 def at_rest(audit: Mapping[str, Any]) -> bool:
-    """Whether a worker's books say that it holds nothing for anybody."""
+    """Whether a worker's books say that it holds nothing for any request."""
     blocks = audit["blocks"]
     held = blocks["leased"] + blocks["pinned"] + blocks["quarantined"] + blocks["used"]
     all_here = blocks["free"] + blocks["cached"] == blocks["total"]

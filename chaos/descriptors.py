@@ -2,8 +2,8 @@
 open goes on.
 
 The limit is on the numbers of descriptors: it is the lowest one that is free, and follows what is
-closed meanwhile downwards. Whether it bites is told twice: new connections are not answered while
-the limit holds, and again once it is over; and the process's own log says why. Beside it is told
+closed downwards. Whether it holds is observed twice: new connections are not answered while
+the limit holds, and again once it is over; and the process's own log says why. Beside it stands
 how often a connection that was open before was answered at the same moment.
 """
 
@@ -23,7 +23,7 @@ from chaos.stage import Stage
 ANSWER_S = 1.0  # for a process to say that it lives
 AGAIN_S = 5.0  # after the limit: a listener that found no descriptor pauses for a second
 OPEN_S = 4.0  # no connection stays silent here for longer: a worker closes it after 5 s
-LOOK_S = 0.05
+POLL_S = 0.05
 SPARE_S = 0.5  # for what is late on a slow machine
 NONE_LEFT = os.strerror(errno.EMFILE).encode()
 
@@ -46,7 +46,7 @@ async def no_descriptors(stage: Stage, name: str) -> None:
     begins = log.stat().st_size
     opened = await _open(stage.cluster.pid(name), address, _pairs(stage.hold_s))
     limiting = asyncio.create_task(_limited(stage, name))
-    await asyncio.sleep(LOOK_S)
+    await asyncio.sleep(POLL_S)
     news, olds = list[bool](), list[bool]()
     for connection in opened:
         new, old = await asyncio.gather(_answers(address), _answered(connection, address))
@@ -57,12 +57,12 @@ async def no_descriptors(stage: Stage, name: str) -> None:
     if not await _answers_again(address):
         stage.broken.append(f"{name} takes no new connection {AGAIN_S:g} s after the limit")
     await stage.whole()
-    told = await stage.do(_told, log, begins)
+    heard = await stage.do(_reported, log, begins)
     stage.notes.append(
         f"{news.count(False)} of {len(news)} new connections not answered, {olds.count(True)} of "
-        f"{len(olds)} open ones were; {told} log lines of it"
+        f"{len(olds)} open ones were; {heard} log lines of it"
     )
-    if not told or False not in news:
+    if not heard or False not in news:
         stage.void = "nobody was seen to miss a descriptor"
 
 
@@ -83,7 +83,7 @@ async def _limited(stage: Stage, name: str) -> None:
     before = stage.cluster.limit(name, resource.RLIMIT_NOFILE, least)
     try:
         while clock() < until_s:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             if (free := lowest_free(pid)) < least:
                 least = free
                 stage.cluster.limit(name, resource.RLIMIT_NOFILE, least)
@@ -100,7 +100,7 @@ def _address(stage: Stage, name: str) -> Address:
     return Address(parts.hostname, parts.port, "/livez" if router else "/healthz")
 
 
-def _told(log: Path, begins: int) -> int:
+def _reported(log: Path, begins: int) -> int:
     """How often a log says from there on that no descriptor was left."""
     with log.open("rb") as file:
         file.seek(begins)
@@ -108,7 +108,7 @@ def _told(log: Path, begins: int) -> int:
 
 
 def _pairs(hold_s: float) -> int:
-    """How often a new and an open connection can be asked at once meanwhile."""
+    """How often a new and an open connection can be asked at once under the limit."""
     return max(1, int((min(hold_s, OPEN_S) - SPARE_S) / ANSWER_S))
 
 
@@ -153,5 +153,5 @@ async def _answers_again(address: Address) -> bool:
     clock = asyncio.get_running_loop().time
     until_s = clock() + AGAIN_S
     while not (answered := await _answers(address)) and clock() < until_s:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     return answered

@@ -1,4 +1,4 @@
-"""An ask by gRPC, with the product's own client messages: what is told, as it comes, and its end.
+"""An ask by gRPC, with the product's own client messages: its messages, as they come, and its end.
 
 A connection of its own for each, as of a client of its own. Knows no right answers.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import grpc.aio
 
 from baton.proto import client_pb2, client_pb2_grpc
-from chaos.answers import Told, of_grpc
+from chaos.answers import AnswerPart, of_grpc
 from chaos.asks import Ask
 
 
@@ -34,7 +34,7 @@ class End:
 @asynccontextmanager
 async def asked(
     address: str, ask: Ask, within_s: float, api_key: str, connect_s: float
-) -> AsyncIterator[AsyncIterator[Told]]:
+) -> AsyncIterator[AsyncIterator[AnswerPart]]:
     """Each message. Raises NoConnection, grpc.aio.AioRpcError."""
     fields = ask.body()
     for http_only in ("stream", "stream_options"):  # a call always streams, and tells its usage
@@ -55,7 +55,7 @@ async def asked(
 
 async def _messages(
     call: grpc.aio.UnaryStreamCall[client_pb2.GenerateRequest, client_pb2.GenerateResponse],
-) -> AsyncGenerator[Told, None]:
+) -> AsyncGenerator[AnswerPart, None]:
     async for message in call:
         yield of_grpc(message)
 

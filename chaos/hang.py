@@ -30,14 +30,14 @@ RED_S = 2.0
 STEPS_S = (0.1, 0.25, 0.5, 1.0)  # what 99 of 100 steps take at most, of the metrics' bounds
 PATIENCE = 4.0  # a step may take so many times as long as the last ones before it is left
 LEFT_S = 3.0  # by every router
-TOLD_S = 0.5  # and so long after that time, where it is longer: with the longest of those steps
+ORDER_S = 0.5  # and so long after that time, where it is longer: with the longest of those steps
 USED_S = 30.0  # after it goes on; its circuit opens for 5 s at first
 WORK_S = 20.0  # for a step to run there
 LONGS = 2  # at once
 LIVES_S = 0.5  # for a process to answer that goes on
 BREATH_S = 1.0
 ATTEMPTS = 200
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ def _judge(stage: Stage, name: str, step_s: float, seen: Seen) -> None:
     if math.isinf(step_s):
         stage.void = f"steps of {name} take longer than {STEPS_S[-1]:g} s: no bound holds for them"
     red_most_s = math.inf if stage.void else RED_S
-    left_most_s = max(LEFT_S, PATIENCE * step_s + TOLD_S)
+    left_most_s = max(LEFT_S, PATIENCE * step_s + ORDER_S)
     stage.broken += [
         said
         for kept, said in (
@@ -143,9 +143,9 @@ def _judge(stage: Stage, name: str, step_s: float, seen: Seen) -> None:
 async def _held(tid: int, admin: httpx.AsyncClient) -> Hold:
     """Held in a step. One that is held with Python's own lock, or as it waits for it, would stop
     its whole process, which is another fault: then it is let go, and held again once the process
-    has its breath back. Who is waited for is noticed only after an answer, so it is asked twice;
-    and between two steps nothing hangs, so one has to run then. A lock of the C library's heap
-    would be missed by others only once they give back memory of this thread: so it is held
+    has its breath back. The thread is known only after an answer, so it is asked twice; and
+    between two steps nothing hangs, so one has to run then. A lock of the C library's heap
+    would be missed by others only once they free memory of this thread: so it is held
     nowhere in that library, nor in Python."""
     clock, found = asyncio.get_running_loop().time, Hold()
     for _ in range(ATTEMPTS):
@@ -155,7 +155,7 @@ async def _held(tid: int, admin: httpx.AsyncClient) -> Hold:
         if LOCKING.match(held.place()):
             held.release()
             found.with_lock += 1
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             continue
         lives = works = False
         try:
@@ -170,18 +170,18 @@ async def _held(tid: int, admin: httpx.AsyncClient) -> Hold:
             break
         found.between += lives
         found.with_lock += not lives
-        await asyncio.sleep(LOOK_S if lives else BREATH_S)
+        await asyncio.sleep(POLL_S if lives else BREATH_S)
     return found
 
 
 async def _works(admin: httpx.AsyncClient, within_s: float = 5.0) -> bool:
-    """Whether a step runs there, and somebody has asked for one."""
+    """Whether a step runs there, and a request has asked for one."""
     audit = (await admin.get("/audit", timeout=within_s)).json()
     return bool(audit.get("running")) and audit.get("step_s") is not None
 
 
 async def _so_far_s(admin: httpx.AsyncClient) -> float:
-    """For how long a step has run there by now, whoever still wants it; 0 if none does."""
+    """For how long a step has run there by now, if any request still wants it or not; else 0."""
     audit = (await admin.get("/audit")).json()
     return float(audit.get("step_s") or 0.0)
 
@@ -195,7 +195,7 @@ async def _not_living(admin: httpx.AsyncClient, until_s: float) -> int:
     clock, dead = asyncio.get_running_loop().time, 0
     while clock() < until_s:
         dead += not await _status(admin, "/healthz", 200)
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     return dead
 
 
@@ -210,7 +210,7 @@ async def _hangs(stage: Stage, router: str, role: str) -> float:
 
 
 def _step_s(stage: Stage, name: str, role: str) -> float:
-    """What 99 of 100 of its steps take at most."""
+    """The time that 99 of 100 of its steps take at most."""
     look = partial(stage.cluster.metric, name)
     count = look("baton_step_seconds_count", role=role)
     for most_s in STEPS_S:
@@ -243,5 +243,5 @@ async def _until(
     while not await happens():
         if clock() - began_s > within_s:
             return math.inf
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     return clock() - began_s

@@ -3,8 +3,8 @@
     threads(pid, "device") ─▶ HeldThread(tid) ─▶ the kernel runs it no more ─▶ release
 
 Linux alone, and with the right to trace. The kernel ties what is held to the thread that holds it:
-whoever makes a `HeldThread` releases it, and if it ends first the kernel lets go by itself, so
-that nothing stays held. Knows not what the thread does; it may have a lock that others want. The C
+the maker of a `HeldThread` releases it, and if it ends first the kernel lets go by itself, so that
+nothing stays held. Knows not what the thread does; it may have a lock that others want. The C
 library's heap has some, Python another: `place` says in whose code it stands.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 SEIZE, INTERRUPT, DETACH = 0x4206, 0x4207, 17  # of linux/ptrace.h
 ANY_CHILD = 0x40000000  # __WALL: threads too
 STOP_S = 2.0
-LOOK_S = 0.001
+POLL_S = 0.001
 
 
 class NotHeld(RuntimeError):
@@ -63,8 +63,8 @@ class HeldThread:
             raise
 
     def release(self) -> None:
-        """It goes on where it stood. One whose process was killed is seen to its end, else nobody
-        could wait for that of the process."""
+        """Let it go on where it stood. If its process was killed, wait for its end: else no other
+        process could wait for that of the process."""
         if self._trace(DETACH, self._tid, None, None) == -1:
             self._wait()
 
@@ -86,7 +86,7 @@ class HeldThread:
         while not self._stopped():
             if time.monotonic() > until:
                 raise NotHeld(f"thread {self._tid} did not stop within {STOP_S:g} s")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _stopped(self) -> bool:
         try:

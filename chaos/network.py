@@ -22,7 +22,7 @@ from chaos.cluster import Place
 
 Way = Literal["in", "out", "both"]
 
-NOBODY = "02:00:00:00:00:01"  # a hardware address of no link
+NO_PEER = "02:00:00:00:00:01"  # a hardware address of no link
 RATE = ("rate", "400mbit", "burst", "256kb", "latency", "50ms")
 COMMAND_S = 10
 DEVICE = "eth0"
@@ -96,10 +96,10 @@ class Network:
             self._shape(name, way, ("tbf", *RATE))
 
     def part(self, name: str, other: str) -> None:
-        """Cut the way between two alone: what either sends the other is sent to nobody."""
+        """Cut the way between two alone: what either sends the other is dropped."""
         for here, there in ((name, other), (other, name)):
             _do("ip", "-n", self._namespace(here), "neighbour", "replace", self.address(there),
-                "lladdr", NOBODY, "dev", DEVICE, "nud", "permanent")  # fmt: skip
+                "lladdr", NO_PEER, "dev", DEVICE, "nud", "permanent")  # fmt: skip
 
     def join(self, name: str, other: str) -> None:
         for here, there in ((name, other), (other, name)):
@@ -136,7 +136,7 @@ class Network:
         self.heal(name)
 
     def _shape(self, name: str, way: str, queue: tuple[str, ...]) -> None:
-        """What `name` sends queues at its own end of the link, what it is sent at the other."""
+        """Queue what `name` sends at its own end of the link, what it is sent at the other."""
         namespace, device = self._namespace(name), DEVICE
         if way == "in":
             namespace, device = self._hub, self._port(name)

@@ -17,7 +17,7 @@ from chaos.stage import Stage
 
 ENDS_S = 3.0  # from the fault to the end of the worker's process
 ORPHAN_S = 2.0  # from the end of the leader to the end of its ranks
-_LOOK_S = 0.02
+_POLL_S = 0.02
 _MAIN = b"baton.engine.ranks.rank_process"
 
 
@@ -31,7 +31,7 @@ async def strike_rank(stage: Stage, name: str, signal_name: str) -> None:
     clock = asyncio.get_running_loop().time
     struck_s = clock()
     while stage.cluster.alive(name) and clock() < struck_s + 4 * ENDS_S:
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
     took_s = clock() - struck_s
     if stage.cluster.alive(name):
         stage.broken.append(f"{name} lives {took_s:.1f} s after {signal_name} of its rank")

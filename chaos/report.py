@@ -42,7 +42,7 @@ class Row:
 
 
 def row(scenario: Scenario, verdicts: Sequence[Verdict], skipped: bool) -> Row:
-    """Of all verdicts those of this scenario; void runs count for nothing but their state."""
+    """Sum up the verdicts of this scenario; void runs count for nothing but their state."""
     mine = [verdict for verdict in verdicts if verdict.scenario == scenario.name]
     good = [verdict for verdict in mine if not verdict.void]
     counts = {
@@ -96,7 +96,7 @@ def write(
     skipped: Mapping[str, str],
     per_s: Mapping[Any, float],
 ) -> None:
-    """The same, and every verdict. Whoever reads the file finds it whole."""
+    """The same, and every verdict. A reader of the file finds it whole."""
     content = {
         "command": command(),
         "machine": machine(),

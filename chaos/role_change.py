@@ -13,7 +13,7 @@ import asyncio
 from chaos.stage import Stage
 
 USED_S = 20.0
-LOOK_S = 0.1
+POLL_S = 0.1
 LOADED = "model loaded"  # a worker's log, once for each time
 
 
@@ -35,8 +35,8 @@ async def change_role(stage: Stage, name: str) -> None:
         stage.broken.append(
             f"{name} is not the process that it was, or has loaded its weights anew"
         )
-    told = " and ".join(f"{seconds:.1f} s" for seconds in took_s)
-    stage.notes.append(f"changed in {told}, in one process ({loads} load of weights)")
+    heard = " and ".join(f"{seconds:.1f} s" for seconds in took_s)
+    stage.notes.append(f"changed in {heard}, in one process ({loads} load of weights)")
 
 
 def _loads(stage: Stage, name: str) -> int:
@@ -53,5 +53,5 @@ async def _used(stage: Stage, name: str) -> bool:
     while await stage.do(*look) <= before:
         if clock() > until_s:
             return False
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     return True

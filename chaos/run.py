@@ -3,9 +3,9 @@
     python -m chaos.run [--list] [--only NAMES] [--runs N] [--short] [--json FILE]
 
 One fleet per transport serves all scenarios; each leaves it whole again, and one that cannot, or
-fails itself, is told as broken and the fleet is started anew. The load is 60 % of what the fleet
+fails itself, is reported as broken and the fleet is restarted. The load is 60 % of what the fleet
 was measured to bear. Exit code 1 if a promise was not kept. What cannot be done here is skipped by
-name. The file is written after every run, so that who ends it has what there is.
+name. The file is written after every run, so that a run that is ended keeps it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from chaos.verdict import LEAST_BEFORE, Moments, Verdict, judge
 API_KEY = "a-key-of-clients"
 SEED = 5
 LOAD_SHARE = 0.6
-NOBODY_S = 20.0
+NO_LOAD_S = 20.0
 LATER_S = 30.0  # for what was left: a leak does not go
 NOT_BACK = (ClusterError, httpx.HTTPError, subprocess.TimeoutExpired)
 SETTINGS = (
@@ -61,9 +61,9 @@ ALONE = tuple(setting for setting in SETTINGS if not setting.startswith("router.
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class RunSize:
     """How large the fleet is and how long each part takes. `per_s` 0: measured.
-    `asks` is odd, so that each of them is asked by gRPC too in its turn."""
+    `asks` is odd, so that each of them is asked by gRPC too."""
 
     prefill: int = 2
     decode: int = 3
@@ -80,8 +80,8 @@ class Size:
 
 
 RANK_ASKS = 15
-FULL = Size()
-SHORT_SIZE = Size(
+FULL = RunSize()
+SHORT_SIZE = RunSize(
     decode=2, asks=15, longs=11, runs=1, before_s=1.5, settle_s=2.0, most_hold_s=3.0, per_s=6.0
 )
 
@@ -92,7 +92,7 @@ class Chaos:
 
     def __init__(
         self,
-        size: Size,
+        size: RunSize,
         folder: Path,
         right: Mapping[int, Answer],
         after_each: Callable[[], None],
@@ -128,8 +128,8 @@ class Chaos:
             verdict = asyncio.run(self._once(fleet, scenario, run))
         except Exception as error:  # of the scenario's own making: the others go on
             traceback.print_exc()
-            nobody = Moments(0.0, 0.0, 0.0)
-            verdict = judge(scenario.name, run, (), nobody, {}, redundant=scenario.redundant)
+            no_moments = Moments(0.0, 0.0, 0.0)
+            verdict = judge(scenario.name, run, (), no_moments, {}, redundant=scenario.redundant)
             verdict.broken.append(f"the fleet could not be judged: {error!r}")
         verdict.took_s = time.monotonic() - began_s
         return verdict
@@ -152,7 +152,7 @@ class Chaos:
         return fleet
 
     def _capacity(self, fleet: Fleet) -> float:
-        """Requests a second, measured and told."""
+        """Requests a second, measured and reported."""
         found = asyncio.run(self._measured(fleet))
         print(f"capacity {found:.1f}/s with {self._size.at_once} clients at once", flush=True)
         return found
@@ -190,7 +190,7 @@ class Chaos:
             per_s = self.per_s[scenario.fleet]
             offering = asyncio.create_task(offer(clients, self._asks, per_s, over))
             await asyncio.sleep(self._size.before_s)
-            await self._is_loaded(clients, began_s + self._size.before_s + NOBODY_S)
+            await self._is_loaded(clients, began_s + self._size.before_s + NO_LOAD_S)
             fault_s, left = clock(), dict[str, int]()
             try:
                 await scenario.inject(stage)
@@ -215,7 +215,7 @@ class Chaos:
         return verdict
 
     async def _is_loaded(self, clients: Clients, until_s: float) -> None:
-        """A fault is to find somebody in the middle of an answer, and others before it that were
+        """A fault is to find a request in the middle of an answer, and others before it that were
         answered; without, the run is void."""
         clock = asyncio.get_running_loop().time
         while clock() < until_s:
@@ -233,7 +233,7 @@ class Chaos:
             stage.notes += [f"{name} holds {json.dumps(audit)}" for name, audit in left.items()]
             leaked = await stage.do(stage.cluster.left_over, LATER_S)
             stage.notes.append(
-                f"still so {LATER_S:g} s later: {', '.join(leaked) or 'nobody, it was only late'}"
+                f"still so {LATER_S:g} s later: {', '.join(leaked) or 'none, it was only late'}"
             )
         states = ("used", "leased", "pinned", "quarantined")
         return {name: sum(a["blocks"][s] for s in states) for name, a in left.items()}
@@ -246,24 +246,24 @@ class Fleet:
     disk: SmallDisk | None
 
 
-def size_for(ranks: int, size: Size) -> Size:
+def size_for(ranks: int, size: RunSize) -> RunSize:
     """Return the size of a fleet of workers with so many ranks: each takes the cores of several."""
     if ranks == 1:
         return size
     return replace(size, prefill=1, decode=2, asks=min(size.asks, RANK_ASKS), longs=0)
 
 
-def wanted(size: Size) -> tuple[list[Ask], list[Ask]]:
+def wanted(size: RunSize) -> tuple[list[Ask], list[Ask]]:
     return asks(size.asks, SEED), long_asks(size.longs, SEED, size.asks)
 
 
 def say(verdict: Verdict) -> None:
     state = "void" if verdict.void else "BROKEN" if verdict.broken else "kept"
     took = verdict.recovery.seconds
-    told = "never" if took is None else f"{took:.1f} s"
+    heard = "never" if took is None else f"{took:.1f} s"
     print(
         f"{verdict.scenario} run {verdict.run + 1}: {state}; {verdict.requests} requests, "
-        f"recovered {told}, disturbed {verdict.recovery.disturbed_s:.1f} s, "
+        f"recovered {heard}, disturbed {verdict.recovery.disturbed_s:.1f} s, "
         f"took {verdict.took_s:.0f} s "
         + "; ".join([*verdict.notes, verdict.void, *verdict.broken[:5]]),
         flush=True,
@@ -312,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _run(chosen, size, options.json)
 
 
-def _run(chosen: Sequence[Scenario], size: Size, json_file: Path | None) -> int:
+def _run(chosen: Sequence[Scenario], size: RunSize, json_file: Path | None) -> int:
     passed_over = skipped(chosen)
     for name, why in passed_over.items():
         print(f"skipped: {name}: {why}", flush=True)
@@ -341,7 +341,7 @@ def _run(chosen: Sequence[Scenario], size: Size, json_file: Path | None) -> int:
                     Chaos(own, folder, right(ranks), keep, verdicts, per_s).all_of(scenarios)
                 except NOT_BACK as error:  # the next fleet may start
                     print(f"{fleet}: no fleet: {error!r}", flush=True)
-        finally:  # told to end, it tells what it has seen
+        finally:  # ended from outside, it reports what it has seen
             code = report(chosen, verdicts, passed_over, per_s)
             keep()
             print(f"{(time.monotonic() - began_s) / 60:.1f} minutes", flush=True)

@@ -28,8 +28,8 @@ Needs = Literal["disk", "trace"]  # a small disk of its own; the right to hold a
 
 LEAVE_AFTER_S = (0.0, 0.01, 0.03, 0.06, 0.1, 0.2, 0.4, 0.8)
 LEAVE_AT_TOKENS = (1, 2, 8)
-LOOK_S = 0.1
-TOLD_S = 1.0  # for counters to have what happened
+POLL_S = 0.1
+ORDER_S = 1.0  # for counters to have what happened
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ async def _cut(stage: Stage, name: str, way: Way) -> None:
 
 
 async def _part(stage: Stage, name: str, other: str) -> None:
-    """Everybody else hears both of them."""
+    """All others hear both of them."""
     await stage.part(name, other)
 
 
@@ -112,7 +112,7 @@ async def _no_blocks(stage: Stage) -> None:
     asking = asyncio.gather(*(stage.clients.ask(ask) for ask in stage.longs))
     waiting = 0
     while not asking.done():
-        await asyncio.wait({asking}, timeout=LOOK_S)
+        await asyncio.wait({asking}, timeout=POLL_S)
         audits = [await stage.do(stage.cluster.audit, name) for name in stage.cluster.workers()]
         waiting = max(waiting, sum(audit["waiting"] for audit in audits))
     stage.notes.append(f"up to {waiting} waited for blocks")
@@ -122,13 +122,13 @@ async def _no_blocks(stage: Stage) -> None:
 
 async def _leave(stage: Stage) -> None:
     """Clients that go away: while tokenized, queued, prefilled, fetched and decoded. Void unless
-    some left before their first token, of whom a handoff was called off, and some after it."""
+    some left before their first token, of which a handoff was called off, and some after it."""
     before = await _called_off(stage)
     await asyncio.gather(
         *(stage.leave(stage.longs[n], after) for n, after in enumerate(LEAVE_AFTER_S)),
         *(stage.leave_at(stage.longs[~n], token) for n, token in enumerate(LEAVE_AT_TOKENS)),
     )
-    await asyncio.sleep(TOLD_S)
+    await asyncio.sleep(ORDER_S)
     called_off = await _called_off(stage) - before
     left = [trace for trace in stage.clients.traces if trace.outcome is Outcome.LEFT]
     streaming = sum(bool(trace.tokens) for trace in left)
@@ -141,8 +141,8 @@ async def _leave(stage: Stage) -> None:
 
 
 def phases_not_left(waiting: int, called_off: float, streaming: int) -> str:
-    """Of clients that left: those without a token, the handoffs called off, those with some. In
-    which phase nobody left; empty where each was left."""
+    """The phases in which no client left; empty where each was left. Counts of clients: without a
+    token, of handoffs called off, with some tokens."""
     phases = {
         "before its first token": waiting,
         "while a handoff was under way": called_off,
@@ -163,7 +163,7 @@ async def _called_off(stage: Stage) -> float:
 
 
 async def _roll(stage: Stage) -> None:
-    """Every process is told to stop, one after the other, and started anew."""
+    """Every process is stopped in order, one after the other, and restarted."""
     for name in stage.cluster.names():
         if code := await stage.do(stage.cluster.terminate, name):
             stage.broken.append(f"{name} ended with code {code}")

@@ -1,7 +1,7 @@
 """A worker that computes, but slowly: stopped and let go on ten times a second, it has a tenth of
 its time. Each stop is far shorter than any silence that would end a link.
 
-How slow it was is told by its own steps, beside those of its fellows at the same time; whether
+How slow it was is seen in its own steps, beside those of its fellows at the same time; whether
 routers passed it over, by their circuits. That it was not much slower makes it void.
 """
 
@@ -17,7 +17,7 @@ from chaos.cluster import Cluster
 from chaos.stage import Stage
 
 STOPPED_S, RUNS_S = 0.09, 0.01
-LOOK_S = 0.2
+POLL_S = 0.2
 LEAST = 5.0  # times as slow: with which a router's circuit opens
 
 
@@ -43,7 +43,7 @@ async def slow(stage: Stage, name: str) -> None:
     before, opened = await _opened(stage), 0.0
     slowing = asyncio.create_task(stage.do(_stop_and_go, cluster, name, stage.hold_s))
     while not slowing.done() and opened < routers:
-        await asyncio.wait({slowing}, timeout=LOOK_S)
+        await asyncio.wait({slowing}, timeout=POLL_S)
         opened = await _opened(stage) - before
     means = {each: (await stage.do(_steps, cluster, each)).mean_s(began[each]) for each in names}
     await slowing

@@ -59,7 +59,7 @@ KINDS = {"memory_mb": "MB of its own", "heap_mb": "MB allocated in C",
 
 @dataclass(slots=True)
 class Series:
-    """What one process held, over the minutes of the run; one list of points for each kind."""
+    """The resources of one process over the minutes of the run; a list of points for each kind."""
 
     memory_mb: list[tuple[float, float]] = field(default_factory=list)
     heap_mb: list[tuple[float, float]] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Growth:
 
 
 def growth(points: Sequence[tuple[float, float]], warm_minutes: float) -> Growth:
-    """Of the points after `warm_minutes`: the median of the slopes between all pairs, and half of
+    """The growth after `warm_minutes`: the median of the slopes between all pairs, and half of
     the half width of its interval at two standard errors, by ranks (P. K. Sen, Estimates of the
     regression coefficient based on Kendall's tau, 1968). Raises ValueError if they are fewer
     than three.
@@ -112,7 +112,7 @@ def more(points: Sequence[tuple[float, float]], warm_minutes: float) -> float:
 
 
 def states(mine: Series, warm_minutes: float) -> dict[str, str]:
-    """What is said of a process's memory, descriptors and tasks: holds, GROWS, cannot tell."""
+    """The verdicts on a process's memory, descriptors and tasks: holds, GROWS, cannot tell."""
     found = {"memory_mb": growth(mine.memory_mb, warm_minutes).state}
     for kind in ("descriptors", "tasks"):
         grown = more(getattr(mine, kind), warm_minutes)
@@ -120,16 +120,16 @@ def states(mine: Series, warm_minutes: float) -> dict[str, str]:
     return found
 
 
-def exit_code(told: Iterable[str], *, wrong: int, left: int) -> int:
-    """Of all states, the answers that were not right, and the workers that still hold a block."""
-    said = set(told)
+def exit_code(heard: Iterable[str], *, wrong: int, left: int) -> int:
+    """Judge the states, the answers that were not right, the workers that still hold a block."""
+    said = set(heard)
     if wrong or left or "GROWS" in said:
         return FAILED
     return CANNOT_TELL if "cannot tell" in said else 0
 
 
 def own_bytes(pid: int) -> int:
-    """Of /proc/PID/status: pages in memory that belong to no file, those shared with others too."""
+    """Pages in memory that belong to no file, shared ones too, as in /proc/PID/status."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     found = dict(line.split(":", 1) for line in lines)
     return sum(1024 * int(found[name].split()[0]) for name in ("RssAnon", "RssShmem"))
@@ -141,10 +141,10 @@ def sample(cluster: Cluster, minute: float, series: dict[str, Series]) -> None:
         pid, mine = cluster.pid(name), series.setdefault(name, Series())
         mine.memory_mb.append((minute, own_bytes(pid) / MB))
         mine.descriptors.append((minute, len(list(Path(f"/proc/{pid}/fd").iterdir()))))
-        told = cluster.metrics(name)
-        mine.heap_mb.append((minute, told["baton_heap_bytes"] / MB))
-        mine.python_blocks.append((minute, told["baton_python_blocks"]))
-        mine.tasks.append((minute, told["baton_tasks"]))
+        heard = cluster.metrics(name)
+        mine.heap_mb.append((minute, heard["baton_heap_bytes"] / MB))
+        mine.python_blocks.append((minute, heard["baton_python_blocks"]))
+        mine.tasks.append((minute, heard["baton_tasks"]))
         if not name.startswith("router"):
             blocks = cluster.audit(name)["blocks"]
             mine.blocks.append((minute, sum(blocks[state] for state in IN_USE)))
@@ -190,8 +190,8 @@ class Soak:
             assert trace.outcome is not None
             self.counts[trace.outcome] += 1
             if trace.outcome is not Outcome.RIGHT:
-                told = f"ask {trace.ask} ({trace.kind.value}): {trace.outcome.value}"
-                print(f"{told} {trace.detail}", flush=True)
+                heard = f"ask {trace.ask} ({trace.kind.value}): {trace.outcome.value}"
+                print(f"{heard} {trace.detail}", flush=True)
         clients.traces[:] = [trace for trace in clients.traces if trace.outcome is None]
 
 

@@ -1,4 +1,4 @@
-"""What a scenario acts on: a running cluster, its clients, and the means to hurt it.
+"""The stage of a scenario: a running cluster, its clients, and the means to hurt it.
 
 A stage lasts for one run of one scenario. Calls that block go to a thread, so that the clients'
 clock runs on. Knows no verdicts; what a scenario finds wrong by itself it notes in `broken`.

@@ -1,4 +1,4 @@
-"""What one run of a scenario shows: counts, seconds to recover, and whether it keeps its promise.
+"""The verdict on a run of a scenario: counts, seconds to recover, whether it keeps its promise.
 
 Recovery is judged in buckets of half a second, from the first moment of the fault on. A bucket
 is good if at least 70 % as many tokens came as on average before the fault, and the 99th
@@ -28,7 +28,7 @@ LEAST_BEFORE = 5  # right answers before the fault, else the run is void
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Of the loop's clock: the load began, the fault began, the load ended."""
+    """Times of the loop's clock: the load began, the fault began, the load ended."""
 
     began_s: float
     fault_s: float
@@ -46,8 +46,8 @@ class Recovery:
 @dataclass(slots=True)
 class Verdict:
     """`counts`: requests by outcome; `kinds`: by kind; `by_grpc`: how many of all came so. `left`:
-    blocks that a worker still held after quiet. `errors`: what failed and refused requests were
-    told, and how often."""
+    blocks that a worker still held after quiet. `errors`: the messages of failed and refused
+    requests, and how often."""
 
     scenario: str
     run: int

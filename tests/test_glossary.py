@@ -15,13 +15,6 @@ from tests.test_architecture import MAY_IMPORT, sources
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (*MAY_IMPORT, "chaos", "benchmarks", "tests/support")
 
-# Folders whose texts still have a banned word, a fragment or a banned name; shrinks to nothing.
-STILL_TO_REWORD: set[str] = {
-    "chaos",
-}
-# Class names that still occur twice in a package; shrinks to nothing.
-STILL_REPEATED: set[tuple[str, str]] = set()
-
 WORDS = (
     "who", "whoever", "whom", "nobody", "somebody", "everybody", "anybody",
     "told", "anew", "likewise", "meanwhile", "stumbles?", "stumbled", "of no use", "sounds?",
@@ -104,7 +97,6 @@ def test_texts_use_the_words_of_the_house(package: str) -> None:
     wrong = [
         offence
         for path in sources(package)
-        if str(path.parent.relative_to(ROOT)) not in STILL_TO_REWORD
         for offence in of_file(path)
     ]
     assert wrong == []
@@ -115,13 +107,9 @@ def test_class_names_are_unique_within_a_package(package: str) -> None:
     places: dict[str, list[str]] = {}
     for path in sources(package):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef) and (package, node.name) not in STILL_REPEATED:
+            if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
-
-
-def test_exempted_folders_exist() -> None:
-    assert [folder for folder in STILL_TO_REWORD if not (ROOT / folder).is_dir()] == []
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ async def test_longer_steps_take_longer_to_be_found_overdue(
     stage_of: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, step_s: float, kept: bool
 ) -> None:
     monkeypatch.setattr(scenario, "LEFT_S", 0.0)
-    monkeypatch.setattr(scenario, "TOLD_S", -0.9)  # so that 0.1 s are left, and 1.1 s
+    monkeypatch.setattr(scenario, "ORDER_S", -0.9)  # so that 0.1 s are left, and 1.1 s
     stage = stage_of("red")
     stage.cluster.step_s = step_s  # type: ignore[attr-defined]
     await hang(stage, "decode-0")
