@@ -44,6 +44,7 @@ from chaos.verdict import LEAST_BEFORE, Moments, Verdict, judge
 API_KEY = "a-key-of-clients"
 SEED = 5
 LOAD_SHARE = 0.6
+RANK_LOAD_SHARE = 0.3  # what one of two decode workers can bear
 NO_LOAD_S = 20.0
 LATER_S = 30.0  # for what was left: a leak does not go
 NOT_BACK = (ClusterError, httpx.HTTPError, subprocess.TimeoutExpired)
@@ -147,7 +148,8 @@ class Chaos:
         cluster.start(size.prefill, size.decode, size.routers)
         fleet = Fleet(cluster, net, disk)
         if kind not in self.per_s:
-            self.per_s[kind] = size.per_s or LOAD_SHARE * self._capacity(fleet)
+            share = LOAD_SHARE if ranks == 1 else RANK_LOAD_SHARE
+            self.per_s[kind] = size.per_s or share * self._capacity(fleet)
             print(f"{kind}: load {self.per_s[kind]:.1f}/s", flush=True)
         return fleet
 

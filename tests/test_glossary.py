@@ -94,11 +94,7 @@ def of_file(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_texts_use_the_words_of_the_house(package: str) -> None:
-    wrong = [
-        offence
-        for path in sources(package)
-        for offence in of_file(path)
-    ]
+    wrong = [offence for path in sources(package) for offence in of_file(path)]
     assert wrong == []
 
 
