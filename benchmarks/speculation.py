@@ -342,7 +342,7 @@ async def measure(rounds: int, *, quick: bool) -> list[Figure]:
 
 def main() -> None:
     options = parser(__doc__.splitlines()[0])
-    options.add_argument("--rounds", type=int, default=5, metavar="N")
+    options.add_argument("--rounds", type=int, default=2, metavar="N")
     options.add_argument("--quick", action="store_true", help="less of all: to see that it runs")
     given = options.parse_args()
     logs.setup("benchmark", "critical")  # workers are killed on purpose
