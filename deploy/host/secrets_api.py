@@ -82,9 +82,9 @@ class SecretsApi:
         }
 
     def _call(
-        self, method: str, path: str, body: dict[str, Any] | None, absent: set[int]
+        self, method: str, path: str, body: dict[str, Any] | None, none_for: set[int]
     ) -> dict[str, Any] | None:
-        """Return the answer, or None for one of the statuses in `absent`."""
+        """Return the answer, or None for one of the statuses in `none_for`."""
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         connection = http.client.HTTPSConnection(
             self._host, self._port, timeout=TIMEOUT_S, context=self._context
@@ -98,7 +98,7 @@ class SecretsApi:
                 raise Unavailable(
                     f"the Kubernetes API at {self._host}:{self._port} does not answer ({error})"
                 ) from error
-        if response.status in absent:
+        if response.status in none_for:
             return None
         try:
             answer: dict[str, Any] = json.loads(text)

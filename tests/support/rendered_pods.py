@@ -43,7 +43,7 @@ class MemorySecrets:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What stands for a cluster: `names` replaces Service names and paths; `programs` are found
+    """The place of a cluster: `names` replaces Service names and paths; `programs` are found
     before those of PATH."""
 
     folder: Path
