@@ -33,7 +33,7 @@ NARROWING = {
     ("kv_transfer/preflight.py", "child.stdout is not None"): "the child was started with a pipe",
     (
         "kv_transfer/nixl_mover.py",
-        "sums is not None and seeds is not None",
+        "checksums is not None and seeds is not None",
     ): "the callback is given to no READ without seeds",
     ("router/answers/request_handler.py", "self._generation is not None"): "set by `start`, before",
     (
