@@ -105,10 +105,13 @@ class Speculator:
         return VerifiedRun(sequence, kept, item.proposed, accepted)
 
     def observe_result(self, batch: StepBatch, result: StepResult) -> None:
-        """Take the times of a step that computed no chunk of a prompt."""
+        """Take the times of a step that computed no chunk of a prompt. A step that verifies is not
+        planned ahead, so that the host's work and the proposer's add to the device's time: what
+        passes between two ends counts, where it is known."""
         drafts = [len(tokens) for tokens in result.proposed.values()]
         rows = sum(len(item.tokens) for item in batch.slices) + sum(drafts)
-        self.observe_step(rows, result.device_s - result.draft_s)
+        step_s = result.device_s if result.interval_s is None else result.interval_s
+        self.observe_step(rows, step_s - result.draft_s)
         if result.draft_s > 0 and any(drafts):
             self._policy.observe_draft(len(drafts), max(drafts), result.draft_s)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -88,6 +89,7 @@ class DecodeWorker:
         self._pool = pool
         self._peers = peers
         self._limits = limits
+        self._last_end_s: float | None = None  # of a step that another one follows at once
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
         self._scheduler = DecodeScheduler(
             pool, config.step, limits.key, engine.draw_costs, speculator
@@ -269,7 +271,7 @@ class DecodeWorker:
         self._publish()
 
     def pausing(self) -> None:
-        pass  # its block events are published already
+        self._last_end_s = None
 
     def _admit(self) -> None:
         for group in self._scheduler.admit():
@@ -293,6 +295,8 @@ class DecodeWorker:
             self._fail(group, Overloaded("too much of the worker's pool is in quarantine"))
 
     def commit_step(self, over: CompletedStep[StepPlan], result: StepResult) -> None:
+        if self._last_end_s is not None:
+            result = replace(result, interval_s=over.ended_s - self._last_end_s)
         outcome = self._scheduler.commit(over.plan, result)
         metrics.show_step("decode", result.device_s, len(over.plan.batch.slices), result.shortages)
         metrics.TOKENS.labels("output").inc(outcome.tokens)
@@ -306,10 +310,12 @@ class DecodeWorker:
         for sequence, reason in outcome.failed:
             self._requests.fail(sequence, reason)
         self._after_ends()
+        self._last_end_s = over.ended_s if self._scheduler.running else None
         times = over.started_s + self._wall_offset_s, over.ended_s + self._wall_offset_s
         record_local_chunks(outcome.chunks, *times, self._pool.block_size)
 
     def step_failed(self, plan: StepPlan, error: EngineError) -> None:
+        self._last_end_s = None
         log.error("step failed", detail=str(error), slices=len(plan.batch.slices))
 
     def abandon_step(self, plan: StepPlan, error: EngineError) -> None:

@@ -156,6 +156,7 @@ class StepResult:
     scores: Mapping[int, Scores] = field(default_factory=dict)  # by index of slices with `scoring`
     proposed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # by a draft model
     draft_s: float = 0.0  # of `device_s`
+    interval_s: float | None = None  # from the end of the step before, which this one followed
 
 
 def resolve_feeds(batch: StepBatch, before: StepResult | None) -> StepBatch:

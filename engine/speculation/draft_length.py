@@ -83,7 +83,8 @@ class DraftLengthPolicy:
             self._shared.add(proposed, accepted, _SHARED_DECAY)
 
     def observe_step(self, rows: int, seconds: float) -> None:
-        """Record what a step of decode rows took; not one with a prefill chunk."""
+        """Record what a step of decode rows took, with what the host adds to it; not one with a
+        prefill chunk."""
         self.step_costs.observe(rows, seconds)
 
     def observe_draft(self, sequences: int, passes: int, seconds: float) -> None:

@@ -10,7 +10,7 @@ from baton.decode_worker import speculator as speculator_module
 from baton.decode_worker.acceptance_watch import WINDOW_PROPOSALS, AcceptanceWatch
 from baton.decode_worker.sequences import Sequence
 from baton.decode_worker.speculator import Speculator
-from baton.engine.scheduling.batch import Drawn, Slice
+from baton.engine.scheduling.batch import Drawn, Slice, StepBatch, StepResult
 from baton.runtime import metrics
 from baton.simulation.fleet.oracle_proposer import OracleProposer
 from tests.support.scripted_request import scripted_request
@@ -164,3 +164,27 @@ def test_low_acceptance_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2 * WINDOW_PROPOSALS // 32):
         speculator.judge(a_sequence(), item, drawn(99))
     assert "proposal acceptance low" in capsys.readouterr().out
+
+
+def test_a_step_costs_what_passes_between_two_ends() -> None:
+    """The device verifies for nothing, but such a step is not planned ahead."""
+    speculator, _ = made()
+    sequence = a_sequence()
+    verifying = StepBatch(speculator.slices([sequence], everything))
+    plain = StepBatch([sequence.next_slice()])
+    for _ in range(200):
+        speculator.observe_result(plain, StepResult((), 0.01, interval_s=0.01))
+        speculator.observe_result(verifying, StepResult((), 0.01, interval_s=0.06))
+    assert not speculator.should_wait([sequence])
+
+
+@pytest.mark.parametrize("interval_s", [None, 0.011])
+def test_without_an_interval_the_device_s_time_counts(interval_s: float | None) -> None:
+    speculator, _ = made()
+    sequence = a_sequence()
+    verifying = StepBatch(speculator.slices([sequence], everything))
+    plain = StepBatch([sequence.next_slice()])
+    for _ in range(200):
+        speculator.observe_result(plain, StepResult((), 0.01, interval_s=interval_s))
+        speculator.observe_result(verifying, StepResult((), 0.011, interval_s=interval_s))
+    assert speculator.should_wait([sequence])
