@@ -36,7 +36,9 @@ def new_pool(
     codes: KvQuant, heads: int, dim: int, blocks: int, size: int, dtype: torch.dtype, device: Any
 ) -> KvPool:
     """Full of what nobody wrote."""
-    spec: Any = SimpleNamespace(kv_heads=heads, layers=LAYERS, head_dim=dim, latent=None)
+    spec: Any = SimpleNamespace(
+        kv_heads=heads, layers=LAYERS, head_dim=dim, latent=None, features=0
+    )
     pool = KvPool(spec, blocks, size, dtype, device, codes)
     assert pool.scales is not None
     pool.memory.fill_(POISON)

@@ -91,7 +91,9 @@ def codes_check(
         spec, codes = latent_spec(tiny), KV_QUANTS[name]
         heads, scale = (3, 0.3) if tiny else (128, 0.07)
         blocks, size, worst, wrong = 30, 8, 0.0, 0
-        shape: Any = SimpleNamespace(kv_heads=1, layers=2, head_dim=spec.width, latent=spec)
+        shape: Any = SimpleNamespace(
+            kv_heads=1, layers=2, head_dim=spec.width, latent=spec, features=0
+        )
         pool = KvPool(shape, blocks, size, dtype, device, codes)
         plain = KvPool(shape, blocks, size, torch.float64, quant=codes)
         for each in (pool, plain):

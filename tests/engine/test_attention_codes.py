@@ -39,7 +39,7 @@ class Case:
         self.dim = dim or self.dim
         self.codes = KV_QUANTS[name]
         self.model = SimpleNamespace(
-            kv_heads=self.kv_heads, layers=LAYERS, head_dim=self.dim, latent=None
+            kv_heads=self.kv_heads, layers=LAYERS, head_dim=self.dim, latent=None, features=0
         )
         self.pool = self.made(dtype)
         places = torch.arange(BLOCKS * SIZE)

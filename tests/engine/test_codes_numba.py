@@ -24,7 +24,7 @@ def dtype(request):
 
 
 def make_pool(codes, dtype, dim):
-    shape = SimpleNamespace(kv_heads=HEADS, layers=LAYERS, head_dim=dim, latent=None)
+    shape = SimpleNamespace(kv_heads=HEADS, layers=LAYERS, head_dim=dim, latent=None, features=0)
     return KvPool(shape, BLOCKS, SIZE, dtype, quant=codes)
 
 

@@ -164,7 +164,7 @@ def _stored(
     kv_heads: int, dim: int, dtype: torch.dtype, codes: str
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """A layer of a pool and its scales."""
-    spec: Any = SimpleNamespace(kv_heads=kv_heads, layers=1, head_dim=dim, latent=None)
+    spec: Any = SimpleNamespace(kv_heads=kv_heads, layers=1, head_dim=dim, latent=None, features=0)
     pool = KvPool(spec, 2, 16, dtype, quant=KV_QUANTS.get(codes))
     return pool.tensor.select(2, 0), None if pool.scales is None else pool.scales.select(2, 0)
 
@@ -221,7 +221,7 @@ def _write(
 
 def _latent(heads: int, splits: Splits, codes: str = "") -> None:
     queries, out = _bf16(3, heads, 576), _bf16(3, heads, 512)
-    spec: Any = SimpleNamespace(kv_heads=1, layers=1, head_dim=576, latent=True)
+    spec: Any = SimpleNamespace(kv_heads=1, layers=1, head_dim=576, latent=True, features=0)
     pool = KvPool(spec, 2, 16, _BF16, quant=KV_QUANTS.get(codes))
     kv, scales = pool.tensor[:, 0, 0], None if pool.scales is None else pool.scales[:, 0, 0]
     rows, tables = torch.zeros(3, dtype=torch.int32), torch.zeros(3, 1, dtype=torch.int32)
