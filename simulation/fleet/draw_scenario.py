@@ -63,9 +63,9 @@ def draw(seed: int) -> Scenario:
     if seed % REGISTRY_EVERY == REGISTRY_SEED:
         return _unread_registry(made)
     if seed % CONSTRAINED_EVERY in CONSTRAINED_SEEDS:
-        return constrained(made)
+        return _linked(constrained(made))
     if seed % RANKED_EVERY in RANKED_SEEDS:
-        return ranked(made)
+        return _linked(ranked(made))
     return _storm(made) if seed % STORM_EVERY == STORM_SEED else made
 
 

@@ -21,7 +21,7 @@ def test_a_pool_in_host_memory_is_given_as_it_lies() -> None:
     assert found.address == pool.tensor.data_ptr() and found.memory == "DRAM"
     assert (found.blocks, found.block_bytes, found.slabs) == (4, pool.block_bytes, pool.slabs)
     wanted = reference(pool.bytes_view(), [3, 1], [5, 6], pool.slabs)
-    assert np.array_equal(found.sums([3, 1], [5, 6]), wanted)
+    assert np.array_equal(found.checksums([3, 1], [5, 6]), wanted)
 
 
 def test_a_pools_bytes_leave_out_its_spare_block() -> None:

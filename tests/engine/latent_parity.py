@@ -168,7 +168,7 @@ def one_row_off(check: Check) -> Check:
 def _pool(tensor: Tensor) -> Any:
     """As much of a `KvPool` as attention looks at."""
     size = tensor.shape[-2]
-    plain = {"codes": None, "scales": None}
+    plain = {"quant": None, "scales": None}
     return SimpleNamespace(tensor=tensor, dtype=tensor.dtype, block_size=size, **plain)
 
 

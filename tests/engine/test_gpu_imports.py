@@ -36,7 +36,7 @@ from baton.deploy.processes.pool_memory import device_pool
 pool = device_pool(torch.arange(4096, dtype=torch.uint8).view(4, 1024), 2)
 from baton.kv_transfer.checksum import reference
 wanted = reference(torch.arange(4096, dtype=torch.uint8).view(4, 1024).numpy(), [2, 0], [5, 6], 2)
-assert (pool.sums([2, 0], [5, 6]) == wanted).all()
+assert (pool.checksums([2, 0], [5, 6]) == wanted).all()
 print("all")
 """
 

@@ -20,7 +20,7 @@ BOUNDS = Bounds(40, 8, 9, 300)
 
 def make(kind=torch.float32, **how):
     stored = torch.zeros(40, 1, 2, 8, SPEC.width).to(kind)
-    plain = {"codes": None, "scales": None}
+    plain = {"quant": None, "scales": None}
     pool = SimpleNamespace(tensor=stored, dtype=stored.dtype, block_size=8, **plain)
     return TritonLatentAttention(pool, SPEC, 3, 0.25, DecodeLimits(16, 300), **how)
 

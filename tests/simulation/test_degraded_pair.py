@@ -73,7 +73,7 @@ class Scene:
             assert set(history.ends) == {FINISHED}
             await asyncio.sleep(1.0)  # for the next load report
         attempts = [read.attempt for read in self.world.reads[before:]]
-        return {attempt.granter for attempt in attempts if attempt.summed}
+        return {attempt.granter for attempt in attempts if attempt.checksummed}
 
     def marks(self) -> frozenset[bytes]:
         (view,) = [e for e in self.world.routers["r0"].fleet.views() if e.role == "decode"]

@@ -222,11 +222,11 @@ def test_plain_sums_tell_bytes_blocks_and_seeds_apart() -> None:
     array = np.random.default_rng(0).integers(0, 256, (4, 64), dtype=np.uint8)
     pool = PlainSums(array, SLABS)
     seeds = [block_seed(b"boot" * 4, block, b"tag") for block in range(4)]
-    sums = pool.sums(range(4), seeds)
-    assert sums.shape == (4, SLABS) and (pool.sums(range(4), seeds) == sums).all()
+    sums = pool.checksums(range(4), seeds)
+    assert sums.shape == (4, SLABS) and (pool.checksums(range(4), seeds) == sums).all()
     assert len({int(one) for one in sums.ravel()}) == 4 * SLABS
     array[2, 0] ^= 1
-    changed = pool.sums(range(4), seeds) != sums
+    changed = pool.checksums(range(4), seeds) != sums
     assert changed.tolist() == [[False] * SLABS, [False] * SLABS, [True, False], [False] * SLABS]
     for other in (seeds[1] ^ 1, seeds[1] ^ (1 << 63)):
-        assert (pool.sums([1], [other]) != sums[1]).all()
+        assert (pool.checksums([1], [other]) != sums[1]).all()

@@ -49,7 +49,7 @@ class Place:
     def read(self, reader: str, *blocks: int, source: str | None = None) -> None:
         self._number += 1
         attempt = Attempt(
-            self._number, self.boot(reader), self.boot("p0"), blocks, blocks, summed=True
+            self._number, self.boot(reader), self.boot("p0"), blocks, blocks, checksummed=True
         )
         opening = handoff_pb2.OpenHandoff(handoff_id=b"h", reader_boot_id=self.boot(reader))
         self.watch._leases._fetches(None, opening, list(blocks))

@@ -86,6 +86,7 @@ class Priced(HashKind):
     """Hashes, of which a step takes what a model's would."""
 
     def __init__(self, costs: DrawCosts) -> None:
+        super().__init__()
         self.costs = costs
 
     def make(self, blocks: int, block_size: int, step_s: Callable[[StepBatch], float]) -> Any:

@@ -69,8 +69,8 @@ def test_acceptance_after_a_handoff_is_that_of_one_worker(prompt: list[int]) -> 
     full = -(-len(prompt) // granter.pool.block_size)
     for source, target in zip(theirs[:full], ours, strict=False):  # one READ for each block
         reader.pool.bytes_view()[target] = granter.pool.bytes_view()[source]
-    sent = local_pool(granter.pool).sums(theirs[:full], [11] * full)
-    got = local_pool(reader.pool).sums(ours[:full], [11] * full)
+    sent = local_pool(granter.pool).checksums(theirs[:full], [11] * full)
+    got = local_pool(reader.pool).checksums(ours[:full], [11] * full)
     assert np.array_equal(sent, got)
     assert sent.shape[1] == granter.spec.kv_heads + 2  # two heads of the draft model
     alone = decode(granter, prompt, first, [*theirs, 10, 11])
@@ -83,9 +83,9 @@ def test_a_changed_byte_of_the_draft_group_changes_its_sum_alone(prompt: list[in
     runner = worker()
     prefill(runner, prompt, [3, 8, 1, 5])
     pool = local_pool(runner.pool)
-    before = pool.sums([3], [5])[0]
+    before = pool.checksums([3], [5])[0]
     runner.pool.bytes_view()[3, -1] ^= 1
-    after = pool.sums([3], [5])[0]
+    after = pool.checksums([3], [5])[0]
     assert [i for i in range(len(before)) if before[i] != after[i]] == [len(before) - 1]
 
 

@@ -146,11 +146,11 @@ def broken_promises(broken: AbstractContextManager[None], *roles: str) -> list[s
     ]
     if len(hung) > 3:
         found.append(f"{len(hung)} steps hung")
-    if not isinstance(poison.error, EngineError) or "nothing else" not in str(poison.error):
+    if not isinstance(poison.error, EngineError) or "no other request" not in str(poison.error):
         found.append(f"the poisonous request ended with {poison.error!r}")
     for answer in others:
         params = SamplingParams(temperature=0.0, seed=answer.number)
-        drawn = HASHES.drawn(prompt(answer.number), TOKENS, params, 0)
+        drawn = HASHES.drawn(prompt(answer.number), TOKENS, params, 0, "")
         if answer.tokens != [each.token for each in drawn]:
             found.append(f"request {answer.number} ended with {answer.error!r}")
     return found
