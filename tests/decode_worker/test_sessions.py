@@ -3,75 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
 
 import pytest
 from structlog.testing import capture_logs
 
 from baton.decode_worker import sessions
-from baton.decode_worker.sessions import RouterSessions
 from baton.proto import worker_pb2
 from baton.runtime.errors import InvalidRequest
-from baton.runtime.links import LinkClosed
-from baton.simulation.virtual.virtual_time import on_virtual_time
-
-Emit = Callable[[worker_pb2.Output | worker_pb2.PrefillSwitch], None]
-
-
-class Work:
-    """A decode worker that only remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.emit: dict[tuple[str, int], Emit] = {}
-        self.cancelled: list[tuple[str | int | list[int], ...]] = []
-        self.fails: Exception | None = None
-        self.sessions = RouterSessions(self.submit, self.cancel, grace_s=0.05)
-
-    def submit(self, submit: worker_pb2.Submit, emit: Emit) -> None:
-        self.emit[submit.request_id, submit.attempt] = emit
-        if self.fails is not None:
-            raise self.fails
-
-    def cancel(self, request_id: str, attempt: int, choices: Collection[int]) -> None:
-        self.cancelled.append((request_id, attempt, *([sorted(choices)] if choices else [])))
-
-    def token(
-        self, request_id: str, index: int, end: worker_pb2.EndReason = 0, **more: int
-    ) -> None:
-        attempt, choice = more.get("attempt", 1), more.get("choice", 0)
-        output = worker_pb2.Output(
-            request_id=request_id, attempt=attempt, choice=choice, index=index, token=100 + index
-        )
-        output.end = end
-        self.emit[request_id, attempt](output)
-
-    def kept(self, request_id: str) -> list[int]:
-        (session,) = self.sessions._sessions.values()
-        return [output.index for output in session._logs[request_id].outputs]
-
-    def asked(self, request_id: str, prefill: bytes) -> None:
-        word = worker_pb2.PrefillSwitch(request_id=request_id, attempt=1, prefill_boot_id=prefill)
-        self.emit[request_id, 1](word)
-
-
-def submit(request_id: str, attempt: int = 1, choices: int = 1) -> worker_pb2.RouterMessage:
-    named = [worker_pb2.Choice(choice=choice) for choice in range(choices)]
-    made = worker_pb2.Submit(request_id=request_id, attempt=attempt, choices=named)
-    return worker_pb2.RouterMessage(submit=made)
-
-
-def hello(*resume: worker_pb2.Resume, boot: bytes = b"r" * 16) -> worker_pb2.RouterHello:
-    return worker_pb2.RouterHello(router_id="router", boot_id=boot, resume=resume)
-
-
-def resume(request_id: str, index: int, attempt: int = 1) -> worker_pb2.Resume:
-    waits = [worker_pb2.ChoiceIndex(choice=0, index=index)]
-    return worker_pb2.Resume(request_id=request_id, attempt=attempt, next=waits)
-
-
-async def indices(session: object) -> list[int]:
-    outputs = await session.outputs()  # type: ignore[attr-defined]
-    return [output.index for output in outputs.outputs]
+from tests.support.session_scene import Work, asked, hello, indices, resume, submit
 
 
 async def test_outputs_of_one_moment_travel_in_one_message() -> None:
@@ -83,53 +22,6 @@ async def test_outputs_of_one_moment_travel_in_one_message() -> None:
     work.token("b", 0)
     work.token("a", 1)
     assert await indices(session) == [0, 0, 1]
-
-
-async def test_a_reconnect_continues_at_the_named_index() -> None:
-    work = Work()
-    first, _ = work.sessions.attach(hello())
-    first.receive(submit("a"))
-    for index in range(3):
-        work.token("a", index)
-    assert await indices(first) == [0, 1, 2]
-    first.detach()
-    work.token("a", 3)  # parked, and still going on
-    second, lost = work.sessions.attach(hello(resume("a", 2)))
-    work.token("a", 4)
-    assert lost == []
-    assert await indices(second) == [2, 3, 4]
-    assert work.cancelled == []
-
-
-async def test_a_reconnect_is_told_an_end_that_it_missed() -> None:
-    work = Work()
-    first, _ = work.sessions.attach(hello())
-    first.receive(submit("a"))
-    work.token("a", 0, end=worker_pb2.LENGTH)
-    first.detach()
-    second, lost = work.sessions.attach(hello(resume("a", 1)))
-    outputs = await second.outputs()
-    assert lost == [] and [o.end for o in outputs.outputs] == [worker_pb2.LENGTH]
-
-
-async def test_what_a_reconnect_does_not_name_is_cancelled_and_what_is_unknown_is_lost() -> None:
-    work = Work()
-    first, _ = work.sessions.attach(hello())
-    first.receive(submit("a"))
-    first.receive(submit("b"))
-    first.detach()
-    _, lost = work.sessions.attach(hello(resume("b", 0), resume("c", 0), resume("b2", 0)))
-    assert work.cancelled == [("a", 1)]
-    assert sorted(lost) == ["b2", "c"]
-
-
-async def test_choices_that_a_reconnect_does_not_name_are_cancelled() -> None:
-    work = Work()
-    first, _ = work.sessions.attach(hello())
-    first.receive(submit("a", choices=3))
-    first.detach()
-    assert work.sessions.attach(hello(resume("a", 0)))[1] == []
-    assert work.cancelled == [("a", 1, [1, 2])]
 
 
 async def test_a_cancel_may_name_choices_and_settling_ends_the_others() -> None:
@@ -156,46 +48,6 @@ async def test_another_attempt_is_another_request() -> None:
     assert [o.attempt for o in outputs.outputs] == [2]
     session.receive(submit("a", attempt=1))  # later still
     assert work.cancelled == [("a", 1)]
-
-
-@on_virtual_time
-async def test_the_grace_ends_what_nobody_asks_for() -> None:
-    work = Work()
-    session, _ = work.sessions.attach(hello())
-    session.receive(submit("a"))
-    session.detach()
-    await asyncio.sleep(0.04)
-    assert work.sessions.count == 1
-    await asyncio.sleep(0.02)
-    assert work.sessions.count == 0 and work.cancelled == [("a", 1)]
-    _, lost = work.sessions.attach(hello(resume("a", 0)))
-    assert lost == ["a"]
-
-
-async def test_a_router_that_came_back_in_time_keeps_its_requests() -> None:
-    work = Work()
-    first, _ = work.sessions.attach(hello())
-    first.receive(submit("a"))
-    first.detach()
-    work.sessions.attach(hello(resume("a", 0)))
-    await asyncio.sleep(0.15)  # three graces
-    assert work.cancelled == [] and work.sessions.count == 1
-
-
-async def test_a_new_stream_takes_over_from_one_that_still_looks_open() -> None:
-    work = Work()
-    first, _ = work.sessions.attach(hello())
-    first.receive(submit("a"))
-    waiting = asyncio.create_task(first.outputs())
-    await asyncio.sleep(0)
-    second, _ = work.sessions.attach(hello(resume("a", 0)))
-    with pytest.raises(LinkClosed, match="taken over"):
-        await waiting
-    first.receive(submit("b"))  # what the old stream still brings is not ours
-    assert ("b", 1) not in work.emit
-    first.detach()  # nor does its end park anything
-    work.token("a", 0)
-    assert await indices(second) == [0]
 
 
 async def test_settled_requests_are_forgotten() -> None:
@@ -305,29 +157,6 @@ async def test_two_routers_do_not_see_each_other() -> None:
         await asyncio.wait_for(two.outputs(), 0.02)
 
 
-@on_virtual_time
-async def test_a_second_break_has_a_grace_of_its_own() -> None:
-    work = Work()
-    first, _ = work.sessions.attach(hello())
-    first.receive(submit("a"))
-    first.detach()
-    await asyncio.sleep(0.03)
-    second, _ = work.sessions.attach(hello(resume("a", 0)))
-    second.detach()
-    await asyncio.sleep(0.04)
-    assert work.sessions.count == 1
-    await asyncio.sleep(0.02)
-    assert work.sessions.count == 0 and work.cancelled == [("a", 1)]
-
-
-async def test_a_stream_that_was_replaced_while_it_sent_ends_at_its_next_wait() -> None:
-    work = Work()
-    first, _ = work.sessions.attach(hello())
-    work.sessions.attach(hello())
-    with pytest.raises(LinkClosed, match="taken over"):
-        await asyncio.wait_for(first.outputs(), 1)
-
-
 async def test_a_cancel_of_a_refused_request_reaches_nobody() -> None:
     """Its id may be in use by another router's request."""
     work = Work()
@@ -349,14 +178,6 @@ async def test_a_long_backlog_comes_in_several_messages(monkeypatch: pytest.Monk
         work.token("a", index)
     second, _ = work.sessions.attach(hello(resume("a", 0)))
     assert [await indices(second) for _ in range(3)] == [[0, 1, 2], [3, 4, 5], [6]]
-
-
-async def asked(session: object) -> list[tuple[str, bytes, bool]]:
-    outputs = await session.outputs()  # type: ignore[attr-defined]
-    return [
-        (word.request_id, word.prefill_boot_id, word.output_received)
-        for word in outputs.prefill_switches
-    ]
 
 
 async def test_whom_a_request_asks_is_told_without_outputs_and_only_the_last_one() -> None:
@@ -385,19 +206,3 @@ async def test_an_output_after_it_says_that_nothing_is_waited_for() -> None:
     work.asked("a", b"two")
     work.token("a", 1)
     assert await asked(session) == [("a", b"two", True)]
-
-
-async def test_a_reconnect_is_told_again_whom_its_requests_ask() -> None:
-    work = Work()
-    first, _ = work.sessions.attach(hello())
-    for name in ("a", "b", "c"):
-        first.receive(submit(name))
-    work.asked("a", b"one")
-    assert await asked(first) == [("a", b"one", False)]
-    first.detach()
-    work.asked("b", b"two")
-    second, _ = work.sessions.attach(hello(resume("a", 0), resume("b", 0)))
-    assert await asked(second) == [("a", b"one", False), ("b", b"two", False)]
-    second.detach()
-    third, _ = work.sessions.attach(hello(resume("b", 0)))
-    assert await asked(third) == [("b", b"two", False)]

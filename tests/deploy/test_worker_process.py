@@ -8,47 +8,32 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
 import httpx
-import numpy as np
 import pytest
 
 from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.processes import worker_process
 from baton.deploy.processes.worker_process import (
-    WorkerProcess,
     _listen,
-    first_step,
     run_worker,
 )
 from baton.deploy.processes.worker_roles import Boot
-from baton.engine.execution.engine_options import EngineOptions
-from baton.engine.execution.loading import build_engine
 from baton.engine.scheduling.batch import StepBatch
-from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.nixl_mover import NixlMover
-from baton.models.embedded import embedded_model
 from baton.prefill_worker.service import HandoffService
-from baton.proto import control_pb2, control_pb2_grpc, worker_pb2
-from baton.router.fleet.dialer import GrpcDialer
 from baton.runtime import logs, worker_lock
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.config import Config, WorkerConfig
-from baton.runtime.errors import ConfigError, Draining, EngineError, ModelError, by_code
-from baton.runtime.grpc_links import credentials, open_channel, open_server
-from baton.runtime.links import LINK_PROTOCOL_VERSION
-from baton.runtime.registry import MemoryRegistry, WorkerRecord
+from baton.runtime.errors import ConfigError, Draining, EngineError, ModelError
+from baton.runtime.grpc_links import open_channel, open_server
+from baton.runtime.registry import MemoryRegistry
 from baton.runtime.registry_client import InlineRegistry
-from baton.simulation.fleet.hash_engine import HashEngine, block_bytes
-
-OK = grpc.StatusCode.OK
+from tests.support.worker_process_scene import OK, generate, next_record, send_order, started
 
 
 class LostFolder(MemoryRegistry):
@@ -71,7 +56,7 @@ async def test_a_registry_that_cannot_be_left_skips_nothing_of_a_workers_end(
     monkeypatch.setattr(NixlMover, "close", noted)
     process, serving, registry = started("decode", registry=LostFolder())
     async with asyncio.timeout(60):
-        record = await announced(registry, serving)
+        record = await next_record(registry, serving)
         process._role_control.drain()
         await serving
     assert ended == ["mover"] and process._worker is None
@@ -111,7 +96,7 @@ async def test_a_failure_in_a_workers_end_is_raised_and_the_rest_of_it_goes_on(
         raise ValueError("a lease has no end")
 
     async with asyncio.timeout(60):
-        record = await announced(registry, serving)
+        record = await next_record(registry, serving)
         monkeypatch.setattr(HandoffService, "finished", broken)
         process._role_control.drain()
         with pytest.raises(ValueError, match="no end"):
@@ -132,7 +117,7 @@ async def test_a_worker_all_of_whose_steps_fail_ends_by_itself(
         raise RuntimeError("an illegal memory access")
 
     async with asyncio.timeout(60), httpx.AsyncClient() as client:
-        record = await announced(registry, serving)
+        record = await next_record(registry, serving)
         url = f"http://{record.admin_address}"
         while (await client.get(f"{url}/readyz")).status_code != 200:
             await asyncio.sleep(0.01)
@@ -161,7 +146,7 @@ async def test_what_an_ill_worker_has_is_handed_back_for_another_to_go_on(
 
     monkeypatch.setattr(process._engine._runner, "start", slowly)
     async with asyncio.timeout(60):
-        record = await announced(registry, serving)
+        record = await next_record(registry, serving)
         going_on = asyncio.create_task(generate(record.address, 900))
         while not (process._worker and process._worker.audit().get("running")):
             await asyncio.sleep(0.005)
@@ -238,86 +223,6 @@ async def test_a_port_that_the_role_before_still_lets_go_of_is_waited_for() -> N
     await server.stop(None)
 
 
-def started(
-    role: Any, *, registry: MemoryRegistry | None = None, blocks: int = 8, **settings: Any
-) -> tuple[WorkerProcess, asyncio.Task[None], MemoryRegistry]:
-    """A whole worker process but for its loading, in this one: pool, NIXL, gRPC, admin port."""
-    folder, registry = embedded_model(), registry or MemoryRegistry()
-    engine = build_engine(
-        folder, EngineOptions(blocks=blocks, block_size=16, dtype="float32", threads=1)
-    )
-    config = Config(worker=WorkerConfig(host="127.0.0.1", **settings))
-    secrets = ClusterSecrets(("secret",), "secret")
-    made = Boot(
-        config, role, f"{role}-0", os.urandom(16), folder, InlineRegistry(registry), secrets
-    )
-    process = WorkerProcess(made, engine)
-    return process, asyncio.create_task(process.run()), registry
-
-
-async def announced(
-    registry: MemoryRegistry, serving: asyncio.Task[None], other_than: str = ""
-) -> WorkerRecord:
-    """The worker's record, once its boot id is another."""
-    while True:
-        assert not serving.done(), serving.result()
-        for record in registry.workers():
-            if record.boot_id != other_than:
-                return record
-        await asyncio.sleep(0.01)
-
-
-async def ordered(to: WorkerRecord, role: str = "") -> grpc.StatusCode:
-    """Order that boot of the worker to change its role, or without one to drain."""
-    boot = control_pb2.WorkerBoot(worker_id=to.worker_id, boot_id=bytes.fromhex(to.boot_id))
-    async with open_channel(to.address) as channel:
-        stub = control_pb2_grpc.WorkerControlStub(channel)  # type: ignore[no-untyped-call]
-        metadata = credentials("secret")
-        try:
-            if role:
-                request = control_pb2.ChangeRoleRequest(worker=boot, role=role)
-                await stub.ChangeRole(request, metadata=metadata, timeout=30)
-            else:
-                request = control_pb2.DrainRequest(worker=boot)
-                await stub.Drain(request, metadata=metadata, timeout=30)
-        except grpc.aio.AioRpcError as error:
-            return error.code()
-    return grpc.StatusCode.OK
-
-
-async def generate(address: str, max_tokens: int) -> tuple[str, list[int]]:
-    """As a router does: the worker's role, and what it answers to a prompt of its own prefill."""
-    connection = GrpcDialer("secret").connect(address)
-    link = connection.link()
-    hello = worker_pb2.RouterHello(
-        router_id="r", boot_id=os.urandom(16), protocol_version=LINK_PROTOCOL_VERSION
-    )
-    submit = worker_pb2.Submit(
-        request_id="a",
-        attempt=1,
-        prompt=[5, 6, 7],
-        choices=[worker_pb2.Choice(choice=0)],
-        sampling=worker_pb2.Sampling(top_p=1.0, repetition_penalty=1.0, seed=1),
-        max_tokens=max_tokens,
-        placement=worker_pb2.Placement(local=True),
-    )
-    tokens: list[int] = []
-    try:
-        await link.send(worker_pb2.RouterMessage(hello=hello))
-        role = (await link.receive()).hello.role
-        if role == "decode":
-            await link.send(worker_pb2.RouterMessage(submit=submit))
-        while role == "decode" and len(tokens) < max_tokens:
-            for output in (await link.receive()).outputs.outputs:
-                if output.end == worker_pb2.FAILED:
-                    raise by_code(output.failure.code, output.failure.detail)
-                tokens.append(output.token)
-    finally:
-        await link.close()
-        await connection.close()
-    return role, tokens
-
-
 async def red_while_its_device_hangs(
     client: httpx.AsyncClient,
     url: str,
@@ -353,7 +258,7 @@ async def test_a_worker_serves_until_it_is_ordered_to_drain_and_then_ends_in_goo
     process, serving, registry = started(role)
     made, engine = process._boot, process._engine
     async with asyncio.timeout(60), httpx.AsyncClient() as client:
-        record = await announced(registry, serving)
+        record = await next_record(registry, serving)
         assert (record.role, record.boot_id) == (role, made.boot_id.hex())
         url = f"http://{record.admin_address}"
         assert (await client.get(f"{url}/audit")).json()["role"] == role
@@ -362,66 +267,8 @@ async def test_a_worker_serves_until_it_is_ordered_to_drain_and_then_ends_in_goo
         await red_while_its_device_hangs(client, url, engine, monkeypatch, fair_watch)
         monkeypatch.setattr(NixlAgent, "alive", False)
         assert "NIXL" in (await client.get(f"{url}/readyz")).text
-        assert await ordered(record) is OK
+        assert await send_order(record) is OK
         await serving
     assert registry.workers() == []
     with pytest.raises(EngineError, match="closed"):
         engine.submit(StepBatch(()))
-
-
-async def test_a_worker_changes_its_role_and_back_with_the_same_engine() -> None:
-    _, serving, registry = started("decode")
-    async with asyncio.timeout(100), httpx.AsyncClient() as client:
-        first = await announced(registry, serving)
-        role, tokens = await generate(first.address, 6)
-        assert (role, len(tokens)) == ("decode", 6)
-        admin = f"http://{first.admin_address}"
-        assert await ordered(first, "decode") is OK  # it is one
-        assert await ordered(first, "prefill") is OK
-        second = await announced(registry, serving, other_than=first.boot_id)
-        assert (second.role, second.admin_address) == ("prefill", first.admin_address)
-        assert (await client.get(f"{admin}/audit")).json()["role"] == "prefill"
-        assert (await generate(second.address, 6))[0] == "prefill"
-        before = replace(first, address=second.address)
-        for other in (before, replace(second, worker_id="decode-1")):  # not this boot, or worker
-            assert await ordered(other, "decode") is grpc.StatusCode.UNAVAILABLE
-        assert await ordered(second, "decode") is OK
-        third = await announced(registry, serving, other_than=second.boot_id)
-        assert len({first.boot_id, second.boot_id, third.boot_id}) == 3
-        assert await generate(third.address, 6) == ("decode", tokens)
-        assert await ordered(third) is OK
-        await serving
-    assert registry.workers() == []
-
-
-async def test_a_role_does_not_change_over_reads_that_may_still_land(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Their blocks would be another's. The process ends, to be started anew."""
-    pools: list[BlockPool] = []
-
-    class Kept(BlockPool):
-        def __init__(self, total: int, block_size: int, tenant_share: float) -> None:
-            super().__init__(total, block_size, tenant_share)
-            pools.append(self)
-
-    monkeypatch.setattr(worker_process, "BlockPool", Kept)
-    process, serving, registry = started("decode")
-    async with asyncio.timeout(60):
-        await announced(registry, serving)
-        pools[0].allocate(1, Hold.QUARANTINED)
-        process._role_control.change("prefill")
-        with pytest.raises(EngineError, match="1 blocks have not ended: the role cannot change"):
-            await serving
-    assert registry.workers() == [] and len(pools) == 1
-
-
-async def test_a_role_begins_with_a_step_that_ends_well() -> None:
-    array = np.zeros((4, block_bytes(16, 1)), dtype=np.uint8)
-    engine = HashEngine(array, block_size=16, slabs=1, vocab_size=50)
-    pool = BlockPool(4, 16)
-    await first_step(engine, pool)
-    assert engine.steps == 1 and pool.counts().free == 4
-    engine.break_slices = {0}
-    with pytest.raises(EngineError, match="not finite"):
-        await first_step(engine, pool)

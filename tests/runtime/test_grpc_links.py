@@ -7,75 +7,29 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 
-from baton.runtime import errors
 from baton.runtime.grpc_links import (
     ClientLink,
     ServerLink,
-    abort,
     credentials,
     open_channel,
-    open_server,
-    translate,
 )
 from baton.runtime.links import LinkClosed
+from tests.support.grpc_loopback import (
+    TOKEN,
+    Bytes,
+    ServerBytes,
+    echo,
+    linked,
+    served,
+    within,
+)
 
 pytestmark = pytest.mark.timed
-
-TOKEN = "a token"
-LIMIT_S = 30.0
-Handler = Callable[[Any, Any], Awaitable[Any]]
-Bytes = ClientLink[bytes, bytes]
-ServerBytes = ServerLink[bytes, bytes]
-
-
-@asynccontextmanager
-async def served(stream: Handler | None = None, unary: Handler | None = None) -> AsyncIterator[str]:
-    """The address of a server with /t/Stream and /t/Unary of plain bytes."""
-    server = open_server(TOKEN)
-    methods = {}
-    if stream is not None:
-        methods["Stream"] = grpc.stream_stream_rpc_method_handler(stream)
-    if unary is not None:
-        methods["Unary"] = grpc.unary_unary_rpc_method_handler(unary)
-        methods["Out"] = grpc.unary_stream_rpc_method_handler(unary)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", methods),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
-
-
-@asynccontextmanager
-async def linked(stream: Handler, token: str = TOKEN) -> AsyncIterator[Bytes]:
-    async with served(stream) as address, open_channel(address) as channel:
-        link: Bytes = ClientLink(channel.stream_stream("/t/Stream")(metadata=credentials(token)))
-        try:
-            yield link
-        finally:
-            await link.close()
-
-
-async def within(work: Awaitable[Any]) -> Any:
-    return await asyncio.wait_for(work, LIMIT_S)
-
-
-async def echo(_: Any, context: Any) -> None:
-    link: ServerBytes = ServerLink(context)
-    try:
-        while True:
-            await link.send(await link.receive())
-    except LinkClosed:
-        await link.close()
 
 
 async def test_messages_arrive_in_order() -> None:
@@ -261,72 +215,6 @@ async def test_a_cancelled_send_keeps_the_link() -> None:
     assert sizes == [1 << 20] * (sent + 1) + [4]  # the cancelled one went out, whole
 
 
-async def test_the_wrong_token_is_refused_and_named() -> None:
-    async with linked(echo, token="another") as link:
-        with pytest.raises(LinkClosed, match="BATON_TOKEN"):
-            await within(link.receive())
-        with pytest.raises(LinkClosed, match="BATON_TOKEN"):
-            await within(link.send(b"x"))
-
-
-@pytest.mark.parametrize("metadata", [(), credentials("another"), credentials("")])
-async def test_calls_of_every_kind_need_the_token(metadata: Any) -> None:
-    async def answer(request: bytes, context: Any) -> bytes:
-        return b"secret"
-
-    async with served(unary=answer) as address, open_channel(address) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await channel.unary_unary("/t/Unary")(b"", metadata=metadata, timeout=LIMIT_S)
-        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert isinstance(translate(refused.value), errors.ConfigError)
-        with pytest.raises(grpc.aio.AioRpcError):
-            await channel.unary_stream("/t/Out")(b"", metadata=metadata, timeout=LIMIT_S).read()
-        right = credentials(TOKEN)
-        reply = await channel.unary_unary("/t/Unary")(b"", metadata=right, timeout=LIMIT_S)
-        assert reply == b"secret"
-
-
-@pytest.mark.parametrize(
-    "raised",
-    [
-        errors.InvalidRequest("no"),
-        errors.OutOfBlocks("full"),
-        errors.Incompatible("layers differ"),
-        errors.LeaseLost("späť"),
-        errors.Overloaded("later"),
-        errors.ModelError("shard"),
-    ],
-    ids=lambda error: error.code,
-)
-async def test_our_errors_keep_their_class_over_a_call(raised: errors.BatonError) -> None:
-    async def fail(_: bytes, context: Any) -> None:
-        await abort(context, raised)
-
-    async with served(unary=fail) as address, open_channel(address) as channel:
-        call = channel.unary_unary("/t/Unary")(b"", metadata=credentials(TOKEN), timeout=LIMIT_S)
-        with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await call
-    back = translate(failed.value)
-    assert type(back) is type(raised)
-    assert str(back) == str(raised)
-
-
-async def test_a_foreign_status_and_a_missing_server_become_unavailable() -> None:
-    async def broken(_: bytes, context: Any) -> None:
-        await context.abort(grpc.StatusCode.INTERNAL, "oops")
-
-    async with served(unary=broken) as address:
-        channel = open_channel(address)
-        with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await channel.unary_unary("/t/Unary")(b"", metadata=credentials(TOKEN), timeout=LIMIT_S)
-    assert isinstance(translate(failed.value), errors.Unavailable)
-    assert "oops" in str(translate(failed.value))
-    with pytest.raises(grpc.aio.AioRpcError) as missing:
-        await channel.unary_unary("/t/Unary")(b"", metadata=credentials(TOKEN), timeout=LIMIT_S)
-    assert translate(missing.value).retryable
-    await channel.close()
-
-
 async def test_a_link_to_nobody_is_closed() -> None:
     async with served(echo) as address:
         pass
@@ -337,31 +225,6 @@ async def test_a_link_to_nobody_is_closed() -> None:
         with pytest.raises(LinkClosed):
             await within(link.send(b"x"))
         await within(link.close())
-
-
-async def test_a_server_accepts_two_tokens() -> None:
-    server = open_server("new", also=("old",))
-    server.add_generic_rpc_handlers(
-        (
-            grpc.method_handlers_generic_handler(
-                "t", {"Unary": grpc.unary_unary_rpc_method_handler(_answer)}
-            ),
-        )
-    )
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with open_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_unary("/t/Unary")
-        for token in ("new", "old"):
-            assert await within(call(b"x", metadata=credentials(token))) == b"x"
-        for token in ("", "older"):
-            with pytest.raises(grpc.aio.AioRpcError):
-                await within(call(b"x", metadata=credentials(token)))
-    await server.stop(None)
-
-
-async def _answer(request: bytes, context: object) -> bytes:
-    return request
 
 
 _ECHO_PROCESS = """

@@ -1,0 +1,217 @@
+"""Greetings and first contacts under way: lost, slow, unanswered, or a bad fit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import grpc
+import pytest
+
+from baton.decode_worker import peer_client, peers
+from baton.kv_transfer.memory_mover import Fate
+from baton.kv_transfer.mover import PeerPool
+from baton.proto import worker_pb2
+from baton.runtime.errors import Incompatible, ReadFailed, Unavailable
+from baton.runtime.grpc_links import open_channel
+from baton.runtime.tls import Tls
+from tests.support.peer_scene import Scene
+
+pytestmark = pytest.mark.timed
+
+
+async def greeting_begun(scene: Scene, *addresses: str) -> list[asyncio.Task[None]]:
+    """Calls that ask for one boot id, the first of which greets and hears no answer yet."""
+    scene.peer.gate.clear()
+    tasks = []
+    for address in addresses:
+        candidate = worker_pb2.Candidate(
+            worker_id="prefill-0", boot_id=b"1" * 16, address=address or scene.address
+        )
+        tasks.append(asyncio.create_task(scene.peers.open(candidate)))
+        while not scene.peer.greetings:
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)
+    return tasks
+
+
+async def test_a_peer_lost_while_it_is_greeted_is_told_as_lost(scene: Scene) -> None:
+    (opening,) = await greeting_begun(scene, "")
+    scene.peers.forget(b"1" * 16)  # as by another handoff
+    scene.peer.gate.set()
+    with pytest.raises(Unavailable):
+        await opening
+    assert scene.known() == set()
+    await scene.open(b"1" * 16)
+
+
+async def test_who_waits_while_another_greets_in_vain_goes_to_no_address_of_its_own(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second names an address that only its message knows. Nothing is sent there."""
+    dialled: list[str] = []
+
+    def noted(address: str, tls: Tls | None) -> grpc.aio.Channel:
+        dialled.append(address)
+        return open_channel(address, tls)
+
+    monkeypatch.setattr(peer_client, "open_channel", noted)
+    first, second = await greeting_begun(scene, "", "127.0.0.1:1")
+    scene.peer.restart(b"2" * 16)  # so that the handshake fails
+    scene.peer.gate.set()
+    with pytest.raises(Unavailable, match="has restarted"):
+        await first
+    with pytest.raises(Unavailable, match="lost during the handshake"):
+        await second
+    assert dialled == [scene.address] and scene.known() == set()
+    with pytest.raises(Unavailable, match="not registered"):
+        await scene.peers.open(
+            worker_pb2.Candidate(worker_id="prefill-0", boot_id=b"1" * 16, address="127.0.0.1:1")
+        )
+
+
+async def test_a_peer_forgotten_after_its_greeting_is_not_opened_to_on_a_closed_channel(
+    scene: Scene,
+) -> None:
+    first, second = await greeting_begun(scene, "", "")
+    scene.peer.gate.set()
+    first.add_done_callback(lambda _: scene.peers.forget(b"1" * 16))
+    await (await first).close()
+    with contextlib.suppress(Unavailable):  # or it was opened just before
+        await (await second).close()
+    await scene.open(b"1" * 16)
+
+
+@pytest.mark.parametrize("how", ["greeting", "pool"])
+async def test_a_peer_that_does_not_fit_leaves_no_channel_open(
+    scene: Scene, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[grpc.aio.Channel] = []
+
+    def noted(address: str, tls: Tls | None) -> grpc.aio.Channel:
+        opened.append(open_channel(address, tls))
+        return opened[-1]
+
+    monkeypatch.setattr(peer_client, "open_channel", noted)
+    if how == "greeting":
+        monkeypatch.setattr(scene.peer, "kv_dtype", "bfloat16")
+    else:  # it fits, and cannot be read
+        scene.peer.exchange.decide = lambda attempt: Fate(failed=True)
+    with pytest.raises(Incompatible if how == "greeting" else ReadFailed):
+        await scene.open(b"1" * 16)
+    assert scene.known() == set()
+    async with asyncio.timeout(20):
+        while opened[0].get_state() is not grpc.ChannelConnectivity.SHUTDOWN:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_first_contact_that_takes_long_is_left_for_the_next_candidate(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits for the patience, in all, and the measurement goes on: once it has ended, the
+    peer can be opened to without another."""
+    monkeypatch.setattr(scene.peers, "_first_contact_s", 0.2)
+    scene.peer.exchange.decide = lambda attempt: Fate(stuck=attempt.number == 1)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    asked = [asyncio.create_task(scene.open(b"1" * 16)) for _ in range(3)]
+    done = await asyncio.gather(*asked, return_exceptions=True)
+    assert loop.time() - begun < 5  # not one after the other, nor a READ's ten seconds
+    for error in done:
+        assert isinstance(error, Unavailable) and "takes over 0.2 s" in str(error)
+    with pytest.raises(Unavailable, match="takes over 0.1 s"):  # who comes later waits less
+        await scene.open(b"1" * 16)
+    assert scene.peer.exchange.stuck == 1 and scene.known() == {b"1" * 16}
+    scene.peer.exchange.release_stuck()
+    await asyncio.wait({scene.peers._peers[b"1" * 16].contact}, timeout=20)
+    measured = scene.peer.exchange.reads
+    await scene.open(b"1" * 16)
+    assert scene.peer.exchange.reads == measured and scene.peer.greetings == 1
+
+
+async def test_a_first_contact_that_fails_when_nobody_waits_is_begun_anew(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scene.peers, "_first_contact_s", 0.2)
+    scene.peer.exchange.decide = lambda attempt: Fate(
+        stuck=attempt.number == 1, failed=attempt.number == 2
+    )
+    with pytest.raises(Unavailable, match="takes over"):
+        await scene.open(b"1" * 16)
+    scene.peer.exchange.release_stuck()
+    async with asyncio.timeout(20):
+        while scene.known():
+            await asyncio.sleep(0.001)
+    await scene.open(b"1" * 16)
+    assert scene.peer.greetings == 2
+
+
+async def test_a_peer_forgotten_while_it_is_connected_to_leaves_no_connection(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, gate, connect = asyncio.Event(), asyncio.Event(), scene.mover.connect
+
+    async def slowly(pool: PeerPool) -> None:
+        begun.set()
+        await gate.wait()
+        await connect(pool)
+
+    monkeypatch.setattr(scene.mover, "connect", slowly)
+    opening = asyncio.create_task(scene.open(b"1" * 16))
+    async with asyncio.timeout(20):
+        await begun.wait()
+    scene.peers.forget(b"1" * 16)  # another has answered at its address
+    gate.set()
+    with pytest.raises(Unavailable, match="lost during the handshake"):
+        await opening
+    with pytest.raises(ReadFailed, match="is not connected"):
+        scene.mover.peer(b"1" * 16)
+    await scene.open(b"1" * 16)
+
+
+async def test_whom_a_greeting_did_not_reach_costs_later_requests_little_until_one_does(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, fair_watch: Any
+) -> None:
+    """As behind a link that is down: each request would else wait for each such candidate."""
+    monkeypatch.setattr(peer_client, "HANDSHAKE_TIMEOUT_S", 0.5)
+    scene.peer.gate.clear()
+    with pytest.raises(Unavailable, match="DEADLINE_EXCEEDED"):
+        await scene.open(b"1" * 16)
+    async with fair_watch() as so_far_s:
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="takes over 0.1 s"):
+                await scene.open(b"1" * 16)
+        assert so_far_s() < 0.45  # not for the greeting's time
+    scene.peer.gate.set()
+    await asyncio.wait({scene.peers._peers[b"1" * 16].contact}, timeout=20)
+    await scene.open(b"1" * 16)
+    assert scene.peers._timed_out == {}
+
+
+async def test_who_was_not_reached_is_remembered_within_bounds(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "MAX_TIMED_OUT_PEERS", 2)
+    for life in (b"1" * 16, b"2" * 16, b"3" * 16):
+        scene.register(life)
+        scene.peer.restart(b"x" * 16)  # so that each handshake fails
+        with pytest.raises(Unavailable, match="has restarted"):
+            await scene.open(life)
+    assert list(scene.peers._timed_out) == [b"2" * 16, b"3" * 16]
+
+
+async def test_closing_ends_the_greetings_under_way(scene: Scene) -> None:
+    (opening,) = await greeting_begun(scene, "")
+    await scene.peers.close()
+    with pytest.raises(Unavailable, match="lost during the handshake"):
+        await opening
+
+
+async def test_who_leaves_while_it_greets_takes_nobodys_channel_along(scene: Scene) -> None:
+    first, second = await greeting_begun(scene, "", "")
+    first.cancel()
+    await asyncio.wait({first})
+    scene.peer.gate.set()
+    await (await second).close()
+    assert scene.known() == {b"1" * 16}

@@ -1,0 +1,85 @@
+"""A prefill worker over gRPC, and the peers of a decode worker that may greet it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from baton.decode_worker.bandwidth_probe import BandwidthProbe
+from baton.decode_worker.peer_client import grpc_dial
+from baton.decode_worker.peers import RegisteredPeers
+from baton.engine.scheduling.blocks import BlockPool
+from baton.kv_transfer import handshake
+from baton.kv_transfer.local_pool import HostPool
+from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
+from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
+from baton.runtime.registry import MemoryRegistry, WorkerRecord
+from baton.runtime.registry_client import InlineRegistry
+
+OWN = b"o" * 16
+
+
+class Peer(handoff_pb2_grpc.HandoffServicer):
+    """A prefill worker that greets; `boot_id` changes when it restarts."""
+
+    def __init__(self) -> None:
+        self.exchange = MemoryExchange()
+        self.greetings = 0
+        self.kv_dtype = "float32"
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.restart(b"1" * 16)
+
+    def mover(self, boot_id: bytes) -> MemoryMover:
+        return MemoryMover(HostPool(np.zeros((8, 64), np.uint8), 2), boot_id, self.exchange)
+
+    def restart(self, boot_id: bytes) -> None:
+        self.boot_id = boot_id
+        self.pool = self.mover(boot_id).describe()
+
+    def handshake(self, worker_id: str, pool: Any) -> handoff_pb2.HandshakeMessage:
+        common = handshake.compatibility(
+            "model", self.kv_dtype, block_size=4, layers=1, kv_heads=2, head_dim=4
+        )
+        return handshake.build(worker_id, pool, common)
+
+    async def Handshake(self, theirs: Any, context: Any) -> handoff_pb2.HandshakeMessage:
+        self.greetings += 1
+        await self.gate.wait()
+        return self.handshake("prefill-0", self.pool)
+
+    async def Open(self, _: Any, context: Any) -> None:
+        await context.read()
+
+
+class Scene:
+    def __init__(self, peer: Peer, address: str, floor_gb_per_s: float = 0.0) -> None:
+        self.peer, self.address = peer, address
+        self.mover = peer.mover(OWN)
+        contact = BandwidthProbe(self.mover, BlockPool(8, 4), floor_gb_per_s)
+        own = peer.handshake("decode-0", self.mover.describe())
+        self.registry = MemoryRegistry()
+        self.peers = RegisteredPeers(
+            lambda: own,
+            self.mover,
+            grpc_dial("token"),
+            contact,
+            InlineRegistry(self.registry),
+            20.0,
+        )
+
+    def register(self, boot_id: bytes, address: str = "") -> None:
+        self.registry.announce(
+            WorkerRecord("prefill-0", boot_id.hex(), "prefill", address or self.address, "", "m", 1)
+        )
+
+    async def open(self, boot_id: bytes) -> None:
+        link = await self.peers.open(
+            worker_pb2.Candidate(worker_id="prefill-0", boot_id=boot_id, address=self.address)
+        )
+        await link.close()
+
+    def known(self) -> set[bytes]:
+        return set(self.peers._peers)

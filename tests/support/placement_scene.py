@@ -1,0 +1,65 @@
+"""Workers as placement sees them, and a request placed on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from baton.router.fleet.placement import (
+    FleetView,
+    Need,
+    Placement,
+    open_groups,
+)
+from baton.router.fleet.placement import place as place_on
+from baton.router.fleet.radix_index import Holders
+from baton.router.fleet.roster import Roster
+from baton.router.fleet.worker_view import WorkerView
+from baton.runtime.errors import BatonError
+
+SHAPE = ("f", "float32", 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(WorkerView):
+    """A worker with what placement knows of it beside its view."""
+
+    held_blocks: int = 0
+    passed_over: bool = False
+
+
+def view(name: str, **fields: Any) -> Seen:
+    made = Seen(name, name.encode(), name.split("-")[0], "h:1", SHAPE)
+    return replace(made, **{"free_blocks": 1000, "total_blocks": 1000, **fields})
+
+
+def place(
+    need: Need, workers: Sequence[Seen], mode: Any, local_tokens: int
+) -> Placement | BatonError:
+    """The placement, with the workers as the test has them."""
+    roster = Roster()
+    groups: dict[int, int] = {}
+    for number, worker in enumerate(workers):
+        bit = 1 << number if worker.held_blocks or number % 2 else 0
+        roster.put(replace(worker, waiting=worker.waiting + 1, bit=bit))  # then as it is
+        roster.put(replace(worker, bit=bit))
+        if worker.held_blocks:
+            groups[worker.held_blocks] = groups.get(worker.held_blocks, 0) | bit
+    fleet = FleetView(roster, frozenset(e.boot_id for e in workers if e.passed_over))
+    kinds = open_groups(need, fleet)
+    if isinstance(kinds, BatonError):
+        return kinds
+    holders = Holders([(groups[blocks], blocks) for blocks in sorted(groups, reverse=True)])
+    found = place_on(need, fleet, kinds, lambda shape: holders, mode, local_tokens)
+    own = {worker.worker_id: worker for worker in workers}
+    candidates = tuple(own[worker.worker_id] for worker in found.candidates)
+    return Placement(own[found.decode.worker_id], candidates, found.local)
+
+
+def placed(found: Placement | BatonError) -> Placement:
+    assert isinstance(found, Placement), found
+    return found
+
+
+NEED = Need(tokens=1000, output_tokens=100, most_tokens=1100)
