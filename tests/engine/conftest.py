@@ -17,6 +17,7 @@ import torch
 
 from baton.engine.spec.model_spec import ModelSpec, read_spec
 from tests.support import small_models
+from tests.support.cuda_runner_pair import RunnerPair
 from tests.support.small_models import Reference
 
 HERE = Path(__file__).parent
@@ -88,6 +89,11 @@ def qwen3(references: Callable[[str], Reference]) -> Reference:
     return references("qwen3")
 
 
+@pytest.fixture
+def pair(qwen3: Reference) -> RunnerPair:
+    return RunnerPair(qwen3.folder)
+
+
 @pytest.fixture(scope="session")
 def parity() -> ModuleType:
     """What runs the checks, in this process."""
@@ -97,6 +103,7 @@ def parity() -> ModuleType:
 @pytest.fixture(scope="session")
 def triton_parity(parity: ModuleType) -> ModuleType:
     """The module of that name, in this process: its checks, not its kernels, can be tested."""
+    neighbour("draw_parity")  # whose checks are among its own
     return neighbour("triton_parity")
 
 

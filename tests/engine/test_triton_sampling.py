@@ -22,5 +22,5 @@ def test_adjustments_and_logprobs_are_those_of_the_cpu(triton_checks, name):
 
 
 def test_one_broken_row_harms_no_other(triton_checks):
-    found = triton_checks["draws: rows that are not finite are told, the others unharmed"]
+    found = triton_checks["draws: rows that are not finite are reported, the others unharmed"]
     assert found["good"], found["said"]
