@@ -173,7 +173,7 @@ def _step(
     draws = [Draw(0, number + 1, shape.params, None, each) for each in allowed]
     plan = one_draw_each(draws)
     clock.append(time.perf_counter())
-    time.sleep(DEVICE_S)  # the forward pass of a device
+    time.sleep(DEVICE_S)  # a device computes the forward pass; the host's cores are free
     clock.append(time.perf_counter())
     for each in allowed:
         assert each is None or each.bitmask() is not None  # each of the rows is masked

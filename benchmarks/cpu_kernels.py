@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as functional
@@ -219,8 +220,8 @@ def draws() -> Iterator[Case]:
         asked = [Draw(0, 1000 + row, params) for row in range(32)]
         yield Case(
             f"draw_{name}",
-            lambda asked=asked: compiled_draw(logits, asked),  # type: ignore[misc]
-            lambda asked=asked: torch_draw(logits, asked),  # type: ignore[misc]
+            partial(compiled_draw, logits, asked),
+            partial(torch_draw, logits, asked),
         )
 
 
@@ -234,7 +235,7 @@ def quantised() -> Iterator[Case]:
         def theirs(x: Tensor = x) -> Tensor:
             return functional.linear(x, weight.values(slice(0, weight.rows)).to(x.dtype))
 
-        yield Case(f"product_int4_{rows}_rows", lambda x=x: kernel(x), theirs)  # type: ignore[misc]
+        yield Case(f"product_int4_{rows}_rows", partial(kernel, x), theirs)
 
 
 def whole_steps() -> Iterator[Case]:

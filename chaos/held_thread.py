@@ -86,7 +86,7 @@ class HeldThread:
         while not self._stopped():
             if time.monotonic() > until:
                 raise NotHeld(f"thread {self._tid} did not stop within {STOP_S:g} s")
-            time.sleep(POLL_S)
+            time.sleep(POLL_S)  # the kernel reports a traced stop to waitpid alone
 
     def _stopped(self) -> bool:
         try:

@@ -88,7 +88,7 @@ def _taken(lock: int, until_s: float) -> bool:
         except BlockingIOError:
             if time.monotonic() >= until_s:
                 return False
-        time.sleep(LOCK_POLL_S)
+        time.sleep(LOCK_POLL_S)  # flock waits without a limit; no event loop runs yet
 
 
 def _name_holder(lock: int) -> None:

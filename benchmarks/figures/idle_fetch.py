@@ -24,6 +24,7 @@ from baton.runtime import identity
 from baton.runtime.config import HandoffConfig
 from baton.runtime.grpc_links import ClientLink, credentials, open_channel
 from baton.runtime.tls import Tls
+from benchmarks.figures.handoff_opening import open_handoff
 
 GRANTED_S = 60.0
 SETTLE_S = 0.05  # the granter's loop and the last sums come to rest
@@ -98,17 +99,8 @@ class IdleFetch:
         reader = HandoffReader(
             link, self._mover, self._candidate.boot_id, self._own, self._config, _no_quarantine
         )
-        opening = handoff_pb2.OpenHandoff(
-            handoff_id=secrets.token_bytes(16),
-            granter_boot_id=self._candidate.boot_id,
-            reader_boot_id=self._own,
-            request_id=secrets.token_hex(8),
-            tokens=tokens,
-            prompt_tokens=len(tokens),
-            sampling=worker_pb2.Sampling(top_p=1.0, repetition_penalty=1.0, seed=1),
-            choices=[0],
-            lease_ms=round(self._config.lease_s * 1000),
-        )
+        lease_ms = round(self._config.lease_s * 1000)
+        opening = open_handoff(self._candidate.boot_id, self._own, tokens, lease_ms)
         names = identity.chain(self._key, self._root, tokens, block_tokens)
         async with asyncio.timeout(GRANTED_S):
             report = await reader.fetch(opening, range(count), names, lambda first: None)

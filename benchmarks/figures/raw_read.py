@@ -24,6 +24,7 @@ from baton.kv_transfer.nixl_versions import library_versions
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
 from baton.runtime.grpc_links import ClientLink, credentials, open_channel
 from baton.runtime.tls import Tls
+from benchmarks.figures.handoff_opening import open_handoff
 
 OFFERS_S = 60.0
 READ_S = 10.0
@@ -94,7 +95,8 @@ class RawReader:
         """Seconds of a READ of all full blocks of a prompt, and of its last `last_blocks`;
         medians of a few READs, alternating."""
         link: GranterLink = ClientLink(self._stub.Open(metadata=self._metadata))
-        await link.send(handoff_pb2.ReaderMessage(open=self._opening(tokens)))
+        opening = open_handoff(self._candidate.boot_id, self._boot_id, tokens, LEASE_MS)
+        await link.send(handoff_pb2.ReaderMessage(open=opening))
         renewing = asyncio.create_task(_renew(link))
         try:
             blocks = await self._offered(link, last_blocks)
@@ -126,19 +128,6 @@ class RawReader:
 
     async def close(self) -> None:
         await self._channel.close()
-
-    def _opening(self, tokens: Sequence[int]) -> handoff_pb2.OpenHandoff:
-        return handoff_pb2.OpenHandoff(
-            handoff_id=secrets.token_bytes(16),
-            granter_boot_id=self._candidate.boot_id,
-            reader_boot_id=self._boot_id,
-            request_id=secrets.token_hex(8),
-            tokens=tokens,
-            prompt_tokens=len(tokens),
-            sampling=worker_pb2.Sampling(top_p=1.0, repetition_penalty=1.0, seed=1),
-            choices=[0],
-            lease_ms=LEASE_MS,
-        )
 
     def _prepare(self, name: Any, pool: PeerPool) -> Any:
         row = [pool.base_address, pool.block_bytes, 0, pool.block_bytes, pool.num_blocks]

@@ -234,4 +234,4 @@ def _wait(target: Target, happened: Callable[[], bool], what: str) -> None:
     while not happened():
         if time.monotonic() > deadline:
             raise Unavailable(f"{target.record.worker_id} has not {what}: see its log")
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # the worker reports its end to no one; the registry is read again

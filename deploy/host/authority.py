@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
 from baton.deploy.host.certificate_forms import (
-    Issuer,
     Subject,
-    authority_certificate,
     general_name,
+    key_pem_of,
+    new_issuer,
+    new_key,
     pem_of,
     process_certificate,
 )
@@ -67,22 +65,20 @@ class Authority:
     ) -> None:
         self._folder = folder
         self._now = now
-        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._issuer = new_issuer("Baton instance", BEGIN, NEVER)
         self._issued: dict[str, Subject] = {}
         self._good = (BEGIN, NEVER)  # in this time nothing is to be renewed
-        self._certificate = authority_certificate("Baton instance", self._key, BEGIN, NEVER)
         folder.mkdir(mode=0o700)
-        write_private(folder / "authority.pem", pem_of(self._certificate))
+        write_private(folder / "authority.pem", pem_of(self._issuer.certificate))
 
     def issue(self, name: str, host: str | None) -> CertificateFiles:
         """Issue a key and a certificate to the process `name`: for its calls and, if it has a
         `host`, for calls to it at this name or address. Raises ConfigError if no certificate
         can name the host."""
         hosts = () if host is None else (general_name(host, "worker.host"),)
-        key = ec.generate_private_key(ec.SECP256R1())
+        key = new_key()
         files = files_of(self._folder, name)
-        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        write_private(files.key, pem.decode())
+        write_private(files.key, key_pem_of(key))
         self._issued[name] = Subject(name, key.public_key(), hosts)
         begin, end = self._certify([name])
         self._good = (max(begin, self._good[0]), min(end, self._good[1]))
@@ -103,7 +99,7 @@ class Authority:
         ones."""
         begin = self._now() - SKEW
         for name in names:
-            issuer, end = Issuer(self._certificate, self._key), begin + SKEW + LIFE
-            certificate = process_certificate(self._issued[name], issuer, begin, end)
+            end = begin + SKEW + LIFE
+            certificate = process_certificate(self._issued[name], self._issuer, begin, end)
             write_private(files_of(self._folder, name).certificate, pem_of(certificate))
         return begin, begin + SKEW + LIFE / 2

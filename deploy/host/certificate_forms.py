@@ -1,4 +1,4 @@
-"""The certificates of an authority and of the processes that it vouches for: what stands in them.
+"""Keys and certificates of an authority and of the processes that trust it: their contents.
 
 X.509 with ECDSA keys on P-256. A process's certificate names it, and the hosts at which others
 call it. Holds no state and writes no file.
@@ -13,7 +13,12 @@ from datetime import datetime
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from baton.runtime.errors import ConfigError
@@ -36,17 +41,16 @@ class Subject:
     hosts: tuple[x509.GeneralName, ...]
 
 
-def authority_certificate(
-    name: str, key: ec.EllipticCurvePrivateKey, begin: datetime, end: datetime
-) -> x509.Certificate:
-    """Return the certificate of an authority, signed by itself."""
-    own = _named(name)
-    return (
+def new_issuer(name: str, begin: datetime, end: datetime) -> Issuer:
+    """Return a new authority, whose certificate it has signed itself."""
+    own, key = _named(name), new_key()
+    certificate = (
         _unsigned(own, own, key.public_key(), begin, end)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
         .sign(key, hashes.SHA256())
     )
+    return Issuer(certificate, key)
 
 
 def process_certificate(
@@ -87,6 +91,25 @@ def general_name(host: str, option: str) -> x509.GeneralName:
 
 def pem_of(certificate: x509.Certificate) -> str:
     return certificate.public_bytes(Encoding.PEM).decode()
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_pem_of(key: ec.EllipticCurvePrivateKey) -> str:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+
+
+def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
+    """Return the key in `pem`. Raises ValueError if it is no key for ECDSA, or has a passphrase."""
+    try:
+        key = load_pem_private_key(pem, None)
+    except TypeError as error:  # it has a passphrase
+        raise ValueError(str(error)) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError("it is not a key for ECDSA")
+    return key
 
 
 def _unsigned(

@@ -70,6 +70,16 @@ class JobStatus:
     proven: bool = False  # it has run long once, so it is always restarted
 
 
+def make_private_folder(folder: Path, remedy: str) -> None:
+    """Make the folder, and those above it, unless it exists. Raises ConfigError with the remedy."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be made ({error.strerror or error}): {remedy}"
+        ) from error
+
+
 def runtime_folder() -> Path:
     """The folder of all instances of this user: private, made when missing.
 
@@ -77,13 +87,7 @@ def runtime_folder() -> Path:
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(base, "baton") if base else Path(tempfile.gettempdir(), f"baton-{os.getuid()}")
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be made ({error.strerror or error}): set XDG_RUNTIME_DIR to a "
-            "folder that this user can write"
-        ) from error
+    make_private_folder(folder, "set XDG_RUNTIME_DIR to a folder that this user can write")
     found = folder.lstat()
     private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
     if not private or found.st_uid != os.getuid():

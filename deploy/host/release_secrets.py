@@ -16,28 +16,24 @@ from typing import Protocol
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
 
+from baton.deploy.host.authority import SKEW
 from baton.deploy.host.certificate_forms import (
     Issuer,
     Subject,
-    authority_certificate,
     general_name,
+    key_pem_of,
+    new_issuer,
+    new_key,
     pem_of,
     process_certificate,
+    read_key,
 )
 from baton.deploy.host.secrets_api import Secret
-from baton.runtime.errors import BatonError, ConfigError
+from baton.runtime.errors import BatonError
 
 LIFE = timedelta(days=3650)  # of a certificate: no process of a release renews it
 RENEWAL = timedelta(days=1825)  # before its end: an upgrade in this time replaces it
-SKEW = timedelta(minutes=5)  # between the clocks of two nodes
 TLS = "kubernetes.io/tls"
 SERVERS = ("prefill", "decode")  # called by others; the router's certificate is for its calls
 PODS = ("router", *SERVERS)
@@ -83,12 +79,12 @@ def create_certificates(
             found, issuer, server_name if pod in SERVERS else None, now
         ):
             continue
-        key = ec.generate_private_key(ec.SECP256R1())
+        key = new_key()
         subject = Subject(pod, key.public_key(), (host,) if pod in SERVERS else ())
         certificate = process_certificate(subject, issuer, now() - SKEW, now() + LIFE)
         data = {
             "tls.crt": pem_of(certificate).encode(),
-            "tls.key": _key_pem(key),
+            "tls.key": key_pem_of(key).encode(),
             "ca.crt": pem_of(issuer.certificate).encode(),
         }
         if found is None:
@@ -104,27 +100,22 @@ def create_certificates(
 def _issuer(store: SecretStore, name: str, now: datetime) -> Issuer:
     found = store.read(name)
     if found is None:
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = authority_certificate("Baton release", key, now - SKEW, now + 3 * LIFE)
-        data = {"tls.crt": pem_of(certificate).encode(), "tls.key": _key_pem(key)}
+        issuer = new_issuer("Baton release", now - SKEW, now + 3 * LIFE)
+        data = {
+            "tls.crt": pem_of(issuer.certificate).encode(),
+            "tls.key": key_pem_of(issuer.key).encode(),
+        }
         if not store.create(Secret(name, data, TLS)):
             raise BatonError(f"another process created the Secret {name}: run the hook again")
-        return Issuer(certificate, key)
+        return issuer
     try:
-        stored_key = load_pem_private_key(found.data["tls.key"], password=None)
-        certificate = x509.load_pem_x509_certificate(found.data["tls.crt"])
-    except (KeyError, ValueError, TypeError) as error:
+        key = read_key(found.data["tls.key"])
+        return Issuer(x509.load_pem_x509_certificate(found.data["tls.crt"]), key)
+    except (KeyError, ValueError) as error:
         raise BatonError(
             f"the Secret {name} holds no authority ({error}): delete it and all -tls Secrets of "
             "the release, then upgrade it; all its pods must restart"
         ) from error
-    if not isinstance(stored_key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"the key in the Secret {name} is not of an elliptic curve: delete it")
-    return Issuer(certificate, stored_key)
-
-
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def _lasts(

@@ -16,26 +16,24 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
 
 from baton.deploy.host.authority import SKEW, CertificateFiles, files_of
 from baton.deploy.host.certificate_forms import (
     Issuer,
     Subject,
-    authority_certificate,
     general_name,
+    key_pem_of,
+    new_issuer,
+    new_key,
     pem_of,
     process_certificate,
+    read_key,
 )
-from baton.deploy.host.instance import write_private
+from baton.deploy.host.instance import make_private_folder, write_private
 from baton.runtime.errors import ConfigError
 
 MAX_HOSTS = 64
+WRITABLE = "give a folder that this user can write"
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _AUTHORITY = "authority"
 
@@ -57,11 +55,10 @@ def create_authority(folder: Path, days: int, now: datetime | None = None) -> Pa
     files = files_of(folder, _AUTHORITY)
     if files.key.exists() or files.certificate.exists():
         raise ConfigError(f"{folder} has an authority already: give another folder")
-    key = ec.generate_private_key(ec.SECP256R1())
-    certificate = authority_certificate("Baton cluster", key, begin, begin + timedelta(days=days))
-    _make_private(folder)
-    write_private(files.key, _key_pem(key))
-    write_private(files.certificate, pem_of(certificate))
+    issuer = new_issuer("Baton cluster", begin, begin + timedelta(days=days))
+    make_private_folder(folder, WRITABLE)
+    write_private(files.key, key_pem_of(issuer.key))
+    write_private(files.certificate, pem_of(issuer.certificate))
     return files.certificate
 
 
@@ -83,7 +80,7 @@ def issue(
     end = min(begin + timedelta(days=request.days), issuer.certificate.not_valid_after_utc)
     if end <= begin:
         raise ConfigError(f"the authority in {folder} has ended: create another one")
-    _make_private(out)
+    make_private_folder(out, WRITABLE)
     files = files_of(out, request.name)
     key = _kept_key(files.key)
     subject = Subject(request.name, key.public_key(), hosts)
@@ -109,32 +106,16 @@ def _kept_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Return the key of an earlier certificate, or write a new one."""
     if path.exists():
         return _read_key(path)
-    key = ec.generate_private_key(ec.SECP256R1())
-    write_private(path, _key_pem(key))
+    key = new_key()
+    write_private(path, key_pem_of(key))
     return key
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
-        key = load_pem_private_key(path.read_bytes(), None)
-    except (OSError, ValueError, TypeError) as error:
+        return read_key(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path} cannot be used ({error}): `baton authority create` makes an authority"
-        ) from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{path} is not a key for ECDSA: delete it, or give another folder")
-    return key
-
-
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> str:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-
-
-def _make_private(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be made ({error.strerror or error}): give a folder that this user "
-            "can write"
+            f"{path} cannot be used ({error}): delete it, or give another folder; "
+            "`baton authority create` makes an authority"
         ) from error

@@ -18,7 +18,7 @@ import platform
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir  # type: ignore[import-untyped] # numba's own compiler
 from numba import types
 from numba.extending import intrinsic
 
@@ -72,7 +72,7 @@ relax: Any = intrinsic(_relax)
 
 
 @inner
-def missing_rank(flags, ranks, sequence):  # type: ignore[no-untyped-def]
+def missing_rank(flags, ranks, sequence):  # type: ignore[no-untyped-def] # numba infers types
     """Wait for all flags. Returns 0, or 1 + the first rank whose flag is missing after the spins
     and yields of one call."""
     for rank in range(ranks):
@@ -90,7 +90,7 @@ def missing_rank(flags, ranks, sequence):  # type: ignore[no-untyped-def]
 
 
 @inner
-def post_and_wait(vector, flags, round_buffers, rank, sequence, posted):  # type: ignore[no-untyped-def]
+def post_and_wait(vector, flags, round_buffers, rank, sequence, posted):  # type: ignore[no-untyped-def] # numba infers types
     """Publish the rank's own vector unless an earlier call did, and wait for the other ranks.
     Returns like `missing_rank`."""
     if not posted:
@@ -99,7 +99,7 @@ def post_and_wait(vector, flags, round_buffers, rank, sequence, posted):  # type
     return missing_rank(flags, round_buffers.shape[0], sequence)
 
 
-def _exchange_float32(vector, flags, buffers, rank, sequence, posted):  # type: ignore[no-untyped-def]
+def _exchange_float32(vector, flags, buffers, rank, sequence, posted):  # type: ignore[no-untyped-def] # numba infers types
     """Run one round of float32 numbers, whose sum replaces `vector`. `posted`: an earlier call
     began this round and returned a missing rank. Returns like `missing_rank`."""
     ranks, count = buffers.shape[1], vector.shape[0]
@@ -117,7 +117,7 @@ def _exchange_float32(vector, flags, buffers, rank, sequence, posted):  # type: 
     return 0
 
 
-def _exchange_bfloat16(vector, flags, buffers, rank, sequence, posted, scratch):  # type: ignore[no-untyped-def]
+def _exchange_bfloat16(vector, flags, buffers, rank, sequence, posted, scratch):  # type: ignore[no-untyped-def] # numba infers types
     """Same as `_exchange_float32` for bfloat16 numbers, given as uint16. They are added as float32
     and rounded once, to nearest even. `scratch`: float32 [2, TILE]."""
     ranks, count = buffers.shape[1], vector.shape[0]

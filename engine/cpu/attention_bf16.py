@@ -146,14 +146,14 @@ def attend_packed(
     return out
 
 
-def _softmax_narrow(values, first, end, scale, soft_cap, to):  # type: ignore[no-untyped-def]
+def _softmax_narrow(values, first, end, scale, soft_cap, to):  # type: ignore[no-untyped-def] # numba infers types
     """Run `weigh`, and write the weights divided by their sum as bfloat16 to the address `to`.
     `values` stay undivided."""
     total = weigh(values, first, end, scale, soft_cap)
     narrow(values.ctypes.data, to, values.shape[0] // TOKENS, np.float32(1.0) / total)
 
 
-def _pack_walk(  # type: ignore[no-untyped-def]
+def _pack_walk(  # type: ignore[no-untyped-def] # numba infers types
     bits,  # uint16 [block, kv_head, layer, k|v, token, dim]
     layer,
     blocks,  # int64 [blocks of the sequence]
@@ -195,7 +195,7 @@ def _pack_walk(  # type: ignore[no-untyped-def]
                     values[head, d // 64, row, d % 64] = value[d]
 
 
-def _chunk_walk(  # type: ignore[no-untyped-def]
+def _chunk_walk(  # type: ignore[no-untyped-def] # numba infers types
     keys,  # from `_pack_walk`
     values,
     queries,  # address of bfloat16 [tokens, heads, dim]

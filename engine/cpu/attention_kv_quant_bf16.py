@@ -94,7 +94,7 @@ class BfloatKvQuantAttention:
         return attend_packed(self._spec, layer, queries, chunk.start, (keys, values, skipped))
 
 
-def _read_scales(codes, given, job, found):  # type: ignore[no-untyped-def]
+def _read_scales(codes, given, job, found):  # type: ignore[no-untyped-def] # numba infers types
     """Read the scales of the keys and values of a job's tiles into float32 `found` [2, tokens]."""
     _, words, floating, _, first_scale, size = codes
     stretch = np.float32(256.0 if floating else 1.0)
@@ -107,7 +107,7 @@ def _read_scales(codes, given, job, found):  # type: ignore[no-untyped-def]
                 found[side, number * TOKENS + t] = scale * stretch
 
 
-def _walk(  # type: ignore[no-untyped-def]
+def _walk(  # type: ignore[no-untyped-def] # numba infers types
     codes,  # from `Slabs.of`
     queries,  # address of bfloat16 [rows, heads, dim]
     heads,
@@ -166,7 +166,7 @@ def _walk(  # type: ignore[no-untyped-def]
         keep(mixed)
 
 
-def _score(floating, query, keys, dim, ahead, weights, number):  # type: ignore[no-untyped-def]
+def _score(floating, query, keys, dim, ahead, weights, number):  # type: ignore[no-untyped-def] # numba infers types
     """Write the products of a tile's 16 keys with all queries, bfloat16 [group, dim]."""
     group, stride = weights.shape[0], weights.shape[1] * 4
     to, vectors = weights.ctypes.data + number * TOKENS * 4, dim // 32
@@ -184,7 +184,7 @@ def _score(floating, query, keys, dim, ahead, weights, number):  # type: ignore[
             _one_int8(at, dim * 2, keys, dim, vectors, ahead, into, stride)
 
 
-def _add(floating, weights, place, values, count, ahead, mixed):  # type: ignore[no-untyped-def]
+def _add(floating, weights, place, values, count, ahead, mixed):  # type: ignore[no-untyped-def] # numba infers types
     """Add the values of a tile, which are codes, to `mixed`, by their weights."""
     group, dim = mixed.shape
     into, stride = mixed.ctypes.data, weights.shape[1] * 4
@@ -205,7 +205,7 @@ def _add(floating, weights, place, values, count, ahead, mixed):  # type: ignore
                 _mix_one_int8(weight, stride, value, dim, count, later, to, dim * 4)
 
 
-def _pack_walk(  # type: ignore[no-untyped-def]
+def _pack_walk(  # type: ignore[no-untyped-def] # numba infers types
     codes,  # from `Slabs.of`
     blocks,  # int64 [blocks of the sequence]
     skipped,  # tokens before the first packed one

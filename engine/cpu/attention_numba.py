@@ -98,7 +98,7 @@ class NumbaAttention(TorchAttention):
         _decode(self._bits, 0, self._widen, queries, table, first, length, no_cap, out)
 
 
-def _walk(  # type: ignore[no-untyped-def]
+def _walk(  # type: ignore[no-untyped-def] # numba infers types
     bits,  # uint16 or uint32 [block, kv_head, layer, k|v, token, dim]
     layer,
     widen,  # uint32: the factor from `bits` to those of a float32

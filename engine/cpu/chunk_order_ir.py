@@ -37,7 +37,7 @@ _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
 _PARTS = COLUMNS // LANES
 
 
-def _scores(  # type: ignore[no-untyped-def]
+def _scores(  # type: ignore[no-untyped-def] # numba infers types
     _typing, queries, query, query_stride, keys, token_stride, vectors, ahead, out, out_stride
 ):
     """Set out[q, t] = sum over pairs of d, in order, of query[q, d] * keys[t, d]: float32, for 1 to
@@ -77,7 +77,7 @@ def _scores(  # type: ignore[no-untyped-def]
     return types.void(*[types.int64] * 9), generate
 
 
-def _mix(  # type: ignore[no-untyped-def]
+def _mix(  # type: ignore[no-untyped-def] # numba infers types
     _typing,
     queries,
     weights,
@@ -128,7 +128,7 @@ def _mix(  # type: ignore[no-untyped-def]
     return types.void(*[types.int64] * 10), generate
 
 
-def _finish(_typing, sums, out):  # type: ignore[no-untyped-def]
+def _finish(_typing, sums, out):  # type: ignore[no-untyped-def] # numba infers types
     """Round 64 sums of `mix_in_order` to bfloat16 and restore the order of their numbers."""
     first = [*range(4), *range(16, 20), *range(4, 8), *range(20, 24)]
 

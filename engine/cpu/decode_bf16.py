@@ -52,7 +52,7 @@ def new_scratch(parts: int, group: int, dim: int, tokens: int) -> DecodeScratch:
     )
 
 
-def _softmax(values, first, end, scale, soft_cap):  # type: ignore[no-untyped-def]
+def _softmax(values, first, end, scale, soft_cap):  # type: ignore[no-untyped-def] # numba infers types
     """Replace the scores `first` to `end` of float32 `values` by weights, not yet divided by their
     sum, which is returned; the others become 0. The number of scores is a multiple of 16."""
     if soft_cap > 0:
@@ -65,7 +65,7 @@ def _softmax(values, first, end, scale, soft_cap):  # type: ignore[no-untyped-de
     return exponentials(at, vectors, highest(at, vectors), scale)
 
 
-def _score_keys(  # type: ignore[no-untyped-def]
+def _score_keys(  # type: ignore[no-untyped-def] # numba infers types
     queries, group, dim, keys, by_token, ahead, out, out_stride
 ):
     """Compute scores of 16 keys for the `group` queries of a KV head; prefetch keys at `ahead`."""
@@ -78,7 +78,7 @@ def _score_keys(  # type: ignore[no-untyped-def]
         scores(query, keys, by_token, dim // 32, ahead if group == 1 else keys, to)
 
 
-def _mix_tokens(  # type: ignore[no-untyped-def]
+def _mix_tokens(  # type: ignore[no-untyped-def] # numba infers types
     weights, stride, group, dim, values, by_token, count, ahead, into
 ):
     """Add to float32 [group, dim] at `into` the values of `count` tokens, by float32 `weights`
@@ -94,7 +94,7 @@ def _mix_tokens(  # type: ignore[no-untyped-def]
             _mix_one(weights + g * stride, stride, value, by_token, count, later, to, dim * 4)
 
 
-def _find_tiles(  # type: ignore[no-untyped-def]
+def _find_tiles(  # type: ignore[no-untyped-def] # numba infers types
     job, pool, strides, kv_heads, size, tables, lengths, window, found
 ):
     """Write the addresses of a job's tiles into `found`; return their number."""
@@ -108,7 +108,7 @@ def _find_tiles(  # type: ignore[no-untyped-def]
     return end - start
 
 
-def _tile_place(  # type: ignore[no-untyped-def]
+def _tile_place(  # type: ignore[no-untyped-def] # numba infers types
     job, number, kv_heads, size, tables, lengths, window
 ):
     """Return block, KV head and slot of the first token of a job's tile `number`. If the job has
@@ -123,7 +123,7 @@ def _tile_place(  # type: ignore[no-untyped-def]
     return tables[row, token // size], head, token % size
 
 
-def _first_of_part(lengths, window, kv_heads, part, parts):  # type: ignore[no-untyped-def]
+def _first_of_part(lengths, window, kv_heads, part, parts):  # type: ignore[no-untyped-def] # numba infers types
     """Return the first job of a part, where all parts have about the same cost."""
     total = 0
     for length in lengths:
@@ -138,7 +138,7 @@ def _first_of_part(lengths, window, kv_heads, part, parts):  # type: ignore[no-u
     return lengths.shape[0] * kv_heads
 
 
-def _attend(  # type: ignore[no-untyped-def]
+def _attend(  # type: ignore[no-untyped-def] # numba infers types
     part,
     parts,
     pool,  # address of the layer
@@ -194,7 +194,7 @@ def _attend(  # type: ignore[no-untyped-def]
         narrow_mixed(into, out + place, group * dim // 32, np.float32(1.0))
 
 
-def _attend_all(  # type: ignore[no-untyped-def]
+def _attend_all(  # type: ignore[no-untyped-def] # numba infers types
     pool,
     strides,
     kv_heads,

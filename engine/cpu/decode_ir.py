@@ -25,7 +25,7 @@ from baton.engine.cpu.softmax_ir import TOKENS, emitted, lanes, loop, spread, tr
 
 
 @emitted
-def scores_of_two(  # type: ignore[no-untyped-def]
+def scores_of_two(  # type: ignore[no-untyped-def] # numba infers types
     context, query, query_stride, keys, token_stride, vectors, ahead, out, out_stride
 ):
     """Compute `scores` of two queries, a stride apart, into two rows of `out`. Each key is read
@@ -65,7 +65,7 @@ def scores_of_two(  # type: ignore[no-untyped-def]
 
 
 @emitted
-def fetch(context, address):  # type: ignore[no-untyped-def]
+def fetch(context, address):  # type: ignore[no-untyped-def] # numba infers types
     """Prefetch the cache line at `address`, which may be invalid, into the second-level cache."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
@@ -76,7 +76,7 @@ def fetch(context, address):  # type: ignore[no-untyped-def]
 
 
 @emitted
-def narrow_mixed(context, at, out, parts, factor):  # type: ignore[no-untyped-def]
+def narrow_mixed(context, at, out, parts, factor):  # type: ignore[no-untyped-def] # numba infers types
     """Same as `narrow`, for 32 * `parts` numbers in the order of `mix`; writes them in ascending
     order."""
 

@@ -148,7 +148,7 @@ def _panels(linear: Any) -> Panels | None:
     return product if isinstance(product, Panels) else None
 
 
-def _project_heads(  # type: ignore[no-untyped-def]
+def _project_heads(  # type: ignore[no-untyped-def] # numba infers types
     sizes, normed, matrix, norms, eps, pool, strides, angles, blocks, slots, qkv, queries
 ):
     """Compute queries, keys and values of all rows (products, norms, rotation); write the KV."""
@@ -177,7 +177,7 @@ def _project_heads(  # type: ignore[no-untyped-def]
                 rotate_head(at, row, angles, token + (unit - heads) * strides[1])
 
 
-def _gate_up(rows, hidden, ffn, normed, matrix, both, gated):  # type: ignore[no-untyped-def]
+def _gate_up(rows, hidden, ffn, normed, matrix, both, gated):  # type: ignore[no-untyped-def] # numba infers types
     """Write silu(gate) * up of all rows into `gated` [rows, ffn]; `both` [rows, 2 ffn] is
     scratch."""
     panel_bytes, panels = 2 * COLUMNS * hidden, ffn // COLUMNS
@@ -192,7 +192,7 @@ def _gate_up(rows, hidden, ffn, normed, matrix, both, gated):  # type: ignore[no
             gate_row(at, at + 2 * ffn, to + place * COLUMNS * 2, COLUMNS // LANES)
 
 
-def _through(  # type: ignore[no-untyped-def]
+def _through(  # type: ignore[no-untyped-def] # numba infers types
     table,  # int64 [layers, 14]: addresses of four matrices and of their biases, of four norms'
     #         weights (0: none), then the window and whether the second pair of `turns` is used
     sizes,  # rows, hidden, heads, kv_heads, dim, ffn

@@ -70,7 +70,7 @@ class Slabs:
 
 
 @inner
-def _encode(words, inverse, floating, codes):  # type: ignore[no-untyped-def]
+def _encode(words, inverse, floating, codes):  # type: ignore[no-untyped-def] # numba infers types
     """Encode `words` [dim], bits of float32, times `inverse`, as codes; overwrites `words`."""
     numbers = words.view(np.float32)
     if not floating:
@@ -90,7 +90,7 @@ def _encode(words, inverse, floating, codes):  # type: ignore[no-untyped-def]
         codes[i] = np.uint8(sign | code)
 
 
-def _encode_walk(  # type: ignore[no-untyped-def]
+def _encode_walk(  # type: ignore[no-untyped-def] # numba infers types
     bits,  # uint16 or uint32 [rows, kv_heads, k|v, dim]
     widen,  # uint32: the factor from `bits` to those of a float32
     codes,  # from `Slabs.of`
@@ -126,7 +126,7 @@ def _encode_walk(  # type: ignore[no-untyped-def]
 
 
 @inner
-def decode_row(codes, scale, floating, words):  # type: ignore[no-untyped-def]
+def decode_row(codes, scale, floating, words):  # type: ignore[no-untyped-def] # numba infers types
     """Write `codes` uint8 [dim] times `scale` into `words` uint32 [dim], as bits of float32."""
     numbers = words.view(np.float32)
     if not floating:

@@ -90,7 +90,7 @@ def can_pack(weight: Tensor, *, batch_invariant: bool = False) -> bool:
     return not bfloat16_is_fast()
 
 
-def _times_panel(  # type: ignore[no-untyped-def]
+def _times_panel(  # type: ignore[no-untyped-def] # numba infers types
     rows,
     x,  # address of bfloat16 [rows, 2 * pairs]
     x_stride,  # bytes
@@ -121,7 +121,7 @@ def _times_panel(  # type: ignore[no-untyped-def]
         row += count
 
 
-def _walk(  # type: ignore[no-untyped-def]
+def _walk(  # type: ignore[no-untyped-def] # numba infers types
     rows,
     x,  # address of bfloat16 [rows, 2 * pairs]
     x_stride,  # bytes

@@ -48,7 +48,7 @@ def rotate_into(
     return out
 
 
-def _rotate_walk(  # type: ignore[no-untyped-def]
+def _rotate_walk(  # type: ignore[no-untyped-def] # numba infers types
     pool,  # address of the layer
     strides,  # bytes: of a block, KV head, layer, k to v, token
     queries,  # address, bytes from row to row and head to head, heads
@@ -73,7 +73,7 @@ def _rotate_walk(  # type: ignore[no-untyped-def]
                 copy_row(value, place + strides[3], dim // LANES)
 
 
-def _rotate_head(at, row, angles, out):  # type: ignore[no-untyped-def]
+def _rotate_head(at, row, angles, out):  # type: ignore[no-untyped-def] # numba infers types
     """Copy a row's head from `at` to `out` with its first numbers rotated."""
     cos, sin, turned, dim = angles
     rotate_row(at, cos + row * turned * 2, sin + row * turned * 2, out, turned // (2 * LANES))

@@ -38,7 +38,7 @@ _ZEROS = ir.Constant(FLOATS, [0.0] * LANES)
 
 
 @emitted
-def squares(context, at, vectors):  # type: ignore[no-untyped-def]
+def squares(context, at, vectors):  # type: ignore[no-untyped-def] # numba infers types
     """Return the sum of the squares of 16 * `vectors` bfloat16 numbers, float32."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
@@ -54,7 +54,7 @@ def squares(context, at, vectors):  # type: ignore[no-untyped-def]
 
 
 @emitted
-def add_squares(context, left, right, out, vectors):  # type: ignore[no-untyped-def]
+def add_squares(context, left, right, out, vectors):  # type: ignore[no-untyped-def] # numba infers types
     """Write out = left + right, bfloat16; return `squares` of `out`."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
@@ -73,7 +73,7 @@ def add_squares(context, left, right, out, vectors):  # type: ignore[no-untyped-
 
 
 @emitted
-def scale(context, at, weights, out, vectors, factor):  # type: ignore[no-untyped-def]
+def scale(context, at, weights, out, vectors, factor):  # type: ignore[no-untyped-def] # numba infers types
     """Write out[i] = x[i] * (factor * weights[i]); x and out are bfloat16, weights float32."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
@@ -93,7 +93,7 @@ def scale(context, at, weights, out, vectors, factor):  # type: ignore[no-untype
 
 
 @emitted
-def gate_row(context, gate, up, out, vectors):  # type: ignore[no-untyped-def]
+def gate_row(context, gate, up, out, vectors):  # type: ignore[no-untyped-def] # numba infers types
     """Write out = gate / (1 + e^-gate) * up, all bfloat16."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
@@ -113,7 +113,7 @@ def gate_row(context, gate, up, out, vectors):  # type: ignore[no-untyped-def]
 
 
 @emitted
-def rotate_row(context, at, cos, sin, out, half):  # type: ignore[no-untyped-def]
+def rotate_row(context, at, cos, sin, out, half):  # type: ignore[no-untyped-def] # numba infers types
     """Rotate 32 * `half` bfloat16 numbers by `cos` and `sin` (`Rotary.angles`): each number of the
     first half with the number at the same index of the second."""
 
@@ -136,7 +136,7 @@ def rotate_row(context, at, cos, sin, out, half):  # type: ignore[no-untyped-def
 
 
 @emitted
-def copy_row(context, at, out, vectors):  # type: ignore[no-untyped-def]
+def copy_row(context, at, out, vectors):  # type: ignore[no-untyped-def] # numba infers types
     """Copy 16 * `vectors` bfloat16 numbers, bit for bit."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:

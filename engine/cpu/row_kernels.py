@@ -109,12 +109,12 @@ def warm_up() -> None:
         silu_gate(torch.zeros(rows, 2 * LANES, dtype=torch.bfloat16))
 
 
-def _factor(squares, size, eps):  # type: ignore[no-untyped-def]
+def _factor(squares, size, eps):  # type: ignore[no-untyped-def] # numba infers types
     """Return the norm's factor on a row of `size` numbers with this sum of squares."""
     return np.float32(1.0 / math.sqrt(squares / size + eps))
 
 
-def _norm(  # type: ignore[no-untyped-def]
+def _norm(  # type: ignore[no-untyped-def] # numba infers types
     first, end, x, row_stride, head_stride, heads, size, weight, eps, out
 ):
     """Normalise rows `first` to `end` of bfloat16 `x` [rows, heads, size] into `out`. Here and
@@ -127,7 +127,7 @@ def _norm(  # type: ignore[no-untyped-def]
             scale(at, weight, out + (row * heads + head) * size * 2, vectors, factor)
 
 
-def _add_norm(  # type: ignore[no-untyped-def]
+def _add_norm(  # type: ignore[no-untyped-def] # numba infers types
     first, end, x, x_stride, residual, residual_stride, size, weight, eps, out, total
 ):
     """Write `x` + `residual` into `total` [rows, size], rounded, and the norm of `total` into
@@ -139,7 +139,7 @@ def _add_norm(  # type: ignore[no-untyped-def]
         scale(place, weight, out + row * size * 2, vectors, norm_factor(found, size, eps))
 
 
-def _gate(first, end, x, stride, size, out):  # type: ignore[no-untyped-def]
+def _gate(first, end, x, stride, size, out):  # type: ignore[no-untyped-def] # numba infers types
     """Gate bfloat16 `x` [rows, gate then up] into `out` [rows, size]."""
     for row in range(first, end):
         gate_row(x + row * stride, x + row * stride + size * 2, out + row * size * 2, size // LANES)
@@ -151,7 +151,7 @@ _norm_rows, add_norm_rows, _gate_rows = compiled(_norm), compiled(_add_norm), co
 
 # The same for several threads. Numba's cache distinguishes compilations of a function only by its
 # code, so these are separate functions.
-def _share_norm(  # type: ignore[no-untyped-def]
+def _share_norm(  # type: ignore[no-untyped-def] # numba infers types
     rows, x, row_stride, head_stride, heads, size, weight, eps, out
 ):
     for part in numba.prange(_PARTS):
@@ -159,7 +159,7 @@ def _share_norm(  # type: ignore[no-untyped-def]
         _norm_rows(first, end, x, row_stride, head_stride, heads, size, weight, eps, out)
 
 
-def _share_add_norm(  # type: ignore[no-untyped-def]
+def _share_add_norm(  # type: ignore[no-untyped-def] # numba infers types
     rows, x, x_stride, residual, residual_stride, size, weight, eps, out, total
 ):
     for part in numba.prange(_PARTS):
@@ -169,7 +169,7 @@ def _share_add_norm(  # type: ignore[no-untyped-def]
         )
 
 
-def _share_gate(rows, x, stride, size, out):  # type: ignore[no-untyped-def]
+def _share_gate(rows, x, stride, size, out):  # type: ignore[no-untyped-def] # numba infers types
     for part in numba.prange(_PARTS):
         first, end = part * rows // _PARTS, (part + 1) * rows // _PARTS
         _gate_rows(first, end, x, stride, size, out)

@@ -48,7 +48,7 @@ def emitted(function: Callable[..., Any]) -> Any:
 
 
 @emitted
-def scores(  # type: ignore[no-untyped-def]
+def scores(  # type: ignore[no-untyped-def] # numba infers types
     context, query, keys, token_stride, vectors, ahead, out
 ):
     """Set out[t] = sum over d of query[d] * keys[t, d], float32 [16], for d below 32 * `vectors`.
@@ -78,7 +78,7 @@ def scores(  # type: ignore[no-untyped-def]
 
 
 @emitted
-def highest(context, at, vectors):  # type: ignore[no-untyped-def]
+def highest(context, at, vectors):  # type: ignore[no-untyped-def] # numba infers types
     """Return the highest of 16 * `vectors` float32 numbers."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
@@ -98,7 +98,7 @@ def highest(context, at, vectors):  # type: ignore[no-untyped-def]
 
 
 @emitted
-def exponentials(context, at, vectors, best, scale):  # type: ignore[no-untyped-def]
+def exponentials(context, at, vectors, best, scale):  # type: ignore[no-untyped-def] # numba infers types
     """Replace 16 * `vectors` float32 numbers x by exp((x - best) * scale); return their sum.
     Minus infinity becomes 0; NaN stays NaN."""
 
@@ -121,7 +121,7 @@ def exponentials(context, at, vectors, best, scale):  # type: ignore[no-untyped-
 
 
 @emitted
-def narrow(context, at, out, vectors, factor):  # type: ignore[no-untyped-def]
+def narrow(context, at, out, vectors, factor):  # type: ignore[no-untyped-def] # numba infers types
     """Set out[i] = bfloat16(x[i] * factor) for 16 * `vectors` float32 numbers x."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
@@ -182,7 +182,7 @@ def code_scores(queries: int, stored: Codes) -> Any:
                 store(builder, part, builder.add(out, builder.mul(out_stride, I64(q))), 4 * first)
         return context.get_dummy_value()
 
-    def scored(  # type: ignore[no-untyped-def]
+    def scored(  # type: ignore[no-untyped-def] # numba infers types
         context, query, query_stride, keys, token_stride, vectors, ahead, out, out_stride
     ):
         return types.void(*[types.int64] * 8), generate
@@ -233,7 +233,7 @@ def mix(queries: int, stored: Codes | Literal["bfloat16"] = "bfloat16") -> Any:
             store(builder, value, rows[place // 4], 64 * (place % 4))
         return context.get_dummy_value()
 
-    def mixed(  # type: ignore[no-untyped-def]
+    def mixed(  # type: ignore[no-untyped-def] # numba infers types
         context, weights, weights_stride, values, token_stride, tokens, ahead, out, out_stride
     ):
         return types.void(*[types.int64] * 8), generate

@@ -74,7 +74,7 @@ _float_of: Any = intrinsic(_float)
 
 
 @inner(forceinline=True)
-def exp(x):  # type: ignore[no-untyped-def]
+def exp(x):  # type: ignore[no-untyped-def] # numba infers types
     """Return e^x of a float32, within 3 units in the last place. Below -87 the result is e^-87,
     above 88 infinity; NaN stays NaN.
 
@@ -93,13 +93,13 @@ def exp(x):  # type: ignore[no-untyped-def]
 
 
 @inner(forceinline=True)
-def tanh(x):  # type: ignore[no-untyped-def]
+def tanh(x):  # type: ignore[no-untyped-def] # numba infers types
     """Return tanh(x) of a float32, with an absolute error below 2e-7; NaN stays NaN."""
     return _ONE - np.float32(2.0) / (exp(np.float32(2.0) * x) + _ONE)
 
 
 @inner
-def _load_numbers(numbers, place, tables, base, count, keys, values):  # type: ignore[no-untyped-def]
+def _load_numbers(numbers, place, tables, base, count, keys, values):  # type: ignore[no-untyped-def] # numba infers types
     (bits, widen), (head, layer, table) = numbers, place
     size = bits.shape[4]
     for token in range(count):
@@ -114,7 +114,7 @@ def _load_numbers(numbers, place, tables, base, count, keys, values):  # type: i
 
 
 @inner
-def _load_codes(codes, place, tables, base, count, keys, values):  # type: ignore[no-untyped-def]
+def _load_codes(codes, place, tables, base, count, keys, values):  # type: ignore[no-untyped-def] # numba infers types
     head, _, table = place
     slabs, words, floating, first, first_scale, size = codes
     dim = keys.shape[1]
@@ -129,7 +129,7 @@ def _load_codes(codes, place, tables, base, count, keys, values):  # type: ignor
 
 
 @inner
-def _load(numbers, codes, place, tables, base, count, keys, values, turned):  # type: ignore[no-untyped-def]
+def _load(numbers, codes, place, tables, base, count, keys, values, turned):  # type: ignore[no-untyped-def] # numba infers types
     """Load a tile as float32 `keys` [dim, tile] and `values` [tile, dim]: the tokens `base` to
     `base + count` of `place` = (head, layer, start in `tables`)."""
     if numbers is not None:  # decided at compile time
@@ -142,7 +142,7 @@ def _load(numbers, codes, place, tables, base, count, keys, values, turned):  # 
 
 
 @inner
-def _add_products(factors, first, end, matrix, sums):  # type: ignore[no-untyped-def]
+def _add_products(factors, first, end, matrix, sums):  # type: ignore[no-untyped-def] # numba infers types
     """Add factors[k] * matrix[k, :] to `sums` for k from `first` to `end`, in this order: the only
     sum of products here, for queries and keys and for weights and values."""
     whole = first + (end - first) // _UNROLL * _UNROLL
@@ -162,7 +162,7 @@ def _add_products(factors, first, end, matrix, sums):  # type: ignore[no-untyped
 
 
 @inner
-def _weigh(scores, first, end, scale, cap, best, total, mixed):  # type: ignore[no-untyped-def]
+def _weigh(scores, first, end, scale, cap, best, total, mixed):  # type: ignore[no-untyped-def] # numba infers types
     """Replace products [tile] by weights, and those outside `first` to `end` by 0. Returns the
     highest score so far, to which `total` and `mixed` are rescaled."""
     for token in range(_TILE):
@@ -188,7 +188,7 @@ def _weigh(scores, first, end, scale, cap, best, total, mixed):  # type: ignore[
     return highest
 
 
-def _attend(  # type: ignore[no-untyped-def]
+def _attend(  # type: ignore[no-untyped-def] # numba infers types
     numbers,  # None, or uint16 or uint32 [block, kv_head, layer, k|v, token, dim], and the
     # uint32 factor from them to the bits of a float32
     codes,  # None, or the layer from `Slabs.of`
@@ -245,7 +245,7 @@ def _attend(  # type: ignore[no-untyped-def]
                 row[i] = mixed[m, i] / whole
 
 
-def _gate(gate_up, linear, cubic, out):  # type: ignore[no-untyped-def]
+def _gate(gate_up, linear, cubic, out):  # type: ignore[no-untyped-def] # numba infers types
     ffn = out.shape[1]
     for row in numba.prange(out.shape[0]):
         for i in range(ffn):

@@ -19,7 +19,7 @@ def _bfloat16(bits):  # type: ignore[no-untyped-def]  # uint32 of a float32
     return (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
 
 
-def _tiles(  # type: ignore[no-untyped-def]
+def _tiles(  # type: ignore[no-untyped-def] # numba infers types
     tiles,  # uint8 [tile, in, rows / 2]: rows of the matrix, packed by `linear_quantized`
     scales,  # float32 [groups, rows]
     shifts,  # float32 [groups, rows]: value = (code - 8) * scale + shift
@@ -48,7 +48,7 @@ def _tiles(  # type: ignore[no-untyped-def]
                 target[i] = _bfloat16(bits[i])
 
 
-def _fp8(  # type: ignore[no-untyped-def]
+def _fp8(  # type: ignore[no-untyped-def] # numba infers types
     codes,  # uint8 [rows, in]: E4M3, without NaN
     scales,  # float32 [rows, groups]
     group,

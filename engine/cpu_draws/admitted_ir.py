@@ -24,7 +24,7 @@ _CHOICE = ir.VectorType(ir.IntType(1), LANES)
 
 
 @emitted
-def highest_admitted(context, at, bits, vectors):  # type: ignore[no-untyped-def]
+def highest_admitted(context, at, bits, vectors):  # type: ignore[no-untyped-def] # numba infers types
     """`softmax_ir.highest` of those numbers whose bit is set."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
@@ -43,7 +43,7 @@ def highest_admitted(context, at, bits, vectors):  # type: ignore[no-untyped-def
 
 
 @emitted
-def scale_admitted(context, at, bits, out, vectors, factor):  # type: ignore[no-untyped-def]
+def scale_admitted(context, at, bits, out, vectors, factor):  # type: ignore[no-untyped-def] # numba infers types
     """out = numbers * `factor` + 0, or minus infinity where the bit is not set."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:

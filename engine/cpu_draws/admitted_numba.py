@@ -17,13 +17,13 @@ _LANES = 16
 
 
 @inner
-def admits(mask, token):  # type: ignore[no-untyped-def]
+def admits(mask, token):  # type: ignore[no-untyped-def] # numba infers types
     """Whether the mask admits the token."""
     return len(mask) == 0 or (mask[token >> 3] >> np.uint8(token & 7)) & np.uint8(1) != np.uint8(0)
 
 
 @inner
-def best_place(x, mask):  # type: ignore[no-untyped-def]
+def best_place(x, mask):  # type: ignore[no-untyped-def] # numba infers types
     """The token of the highest logit that is admitted, the lowest of equals; 0 if none is."""
     best, at = np.float32(-np.inf), 0
     for first in range(0, len(x), BLOCK):
@@ -37,7 +37,7 @@ def best_place(x, mask):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _highest_part(part, mask, first):  # type: ignore[no-untyped-def]
+def _highest_part(part, mask, first):  # type: ignore[no-untyped-def] # numba infers types
     best, vectors = np.float32(-np.inf), len(part) // _LANES
     if vectors and len(mask):
         best = highest_admitted(part.ctypes.data, mask.ctypes.data + first // 8, vectors)
@@ -50,7 +50,7 @@ def _highest_part(part, mask, first):  # type: ignore[no-untyped-def]
 
 
 @inner
-def scale_part(part, mask, first, inverse, out):  # type: ignore[no-untyped-def]
+def scale_part(part, mask, first, inverse, out):  # type: ignore[no-untyped-def] # numba infers types
     """Write the logits of the tokens from `first` on over the temperature, minus infinity for those
     not admitted. Minus zero becomes zero, so that equals have one key."""
     if len(mask) == 0:

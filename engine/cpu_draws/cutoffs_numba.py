@@ -18,14 +18,14 @@ BINS = 2048  # of one histogram
 
 
 @inner
-def _to_keys(bits):  # type: ignore[no-untyped-def]
+def _to_keys(bits):  # type: ignore[no-untyped-def] # numba infers types
     """Signed integers in the order of the float32 whose `bits` they replace; its own inverse."""
     for i in range(len(bits)):
         bits[i] ^= (bits[i] >> np.int32(31)) & np.int32(0x7FFFFFFF)
 
 
 @inner
-def _exponentials(x, best, out, powers):  # type: ignore[no-untyped-def]
+def _exponentials(x, best, out, powers):  # type: ignore[no-untyped-def] # numba infers types
     """exp(x - best) in float32, x at most `best`; Cephes' polynomial. `powers` int32 is room."""
     for i in range(len(x)):
         t = x[i] - best
@@ -50,7 +50,7 @@ def _exponentials(x, best, out, powers):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _select(keys, weights, count, goal, by_mass, sums):  # type: ignore[no-untyped-def]
+def _select(keys, weights, count, goal, by_mass, sums):  # type: ignore[no-untyped-def] # numba infers types
     """The greatest key for which the `count` keys of it and more are `goal` in number or, with
     `weights`, in mass; the lowest one if rounding leaves too little. Both arrays are overwritten.
     `sums` float64 [BINS] is room."""
@@ -84,7 +84,7 @@ def _select(keys, weights, count, goal, by_mass, sums):  # type: ignore[no-untyp
 
 
 @inner
-def _collect(x, mask, inverse, best, cutoff, by_mass, keys, weights, room, powers):  # type: ignore[no-untyped-def]
+def _collect(x, mask, inverse, best, cutoff, by_mass, keys, weights, room, powers):  # type: ignore[no-untyped-def] # numba infers types
     """Keys, and with `by_mass` weights, of the scaled logits of `cutoff` and more; how many."""
     found = 0
     for first in range(0, len(x), BLOCK):
@@ -113,7 +113,7 @@ def _collect(x, mask, inverse, best, cutoff, by_mass, keys, weights, room, power
 
 
 @inner
-def _from_key(key, room):  # type: ignore[no-untyped-def]
+def _from_key(key, room):  # type: ignore[no-untyped-def] # numba infers types
     bits = room.view(np.int32)
     bits[0] = key
     _to_keys(bits[:1])
@@ -121,7 +121,7 @@ def _from_key(key, room):  # type: ignore[no-untyped-def]
 
 
 @inner
-def lowest_kept(  # type: ignore[no-untyped-def]
+def lowest_kept(  # type: ignore[no-untyped-def] # numba infers types
     x, mask, inverse, best, top_k, top_p, log_min_p, keys, weights, room, powers, sums
 ):
     """The lowest scaled logit to keep. The last five are room: keys int32 and weights float32

@@ -106,7 +106,7 @@ def compiled_sampler() -> Sampler:
 
 
 @inner
-def _mix(state):  # type: ignore[no-untyped-def]
+def _mix(state):  # type: ignore[no-untyped-def] # numba infers types
     """SplitMix64, of `noise.stream_key`."""
     state = state + np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -115,7 +115,7 @@ def _mix(state):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _hash(x):  # type: ignore[no-untyped-def]
+def _hash(x):  # type: ignore[no-untyped-def] # numba infers types
     """`noise._lowbias32` of a uint32."""
     x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D))
     x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B))
@@ -123,12 +123,12 @@ def _hash(x):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _gumbel(bits):  # type: ignore[no-untyped-def]
+def _gumbel(bits):  # type: ignore[no-untyped-def] # numba infers types
     return -math.log(-math.log((np.float64(bits) + 0.5) * 2.0**-32))
 
 
 @inner
-def _bounds(first, high, low, bits, out):  # type: ignore[no-untyped-def]
+def _bounds(first, high, low, bits, out):  # type: ignore[no-untyped-def] # numba infers types
     """No less than the noise of tokens from `first` on, whose `bits` uint32 are made: minus the
     log of 1 - u is no less than the noise, and a logarithm to base 2 no less than the exponent
     plus the mantissa's fraction, which are the number's own bits."""
@@ -142,7 +142,7 @@ def _bounds(first, high, low, bits, out):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _winner(  # type: ignore[no-untyped-def]
+def _winner(  # type: ignore[no-untyped-def] # numba infers types
     x, mask, inverse, best, place, cutoff, start, position, room, bound, bits
 ):
     """The token of the highest sum of scaled logit and noise, the lowest of equals. The best
@@ -173,7 +173,7 @@ def _winner(  # type: ignore[no-untyped-def]
     return winner
 
 
-def _draw_rows(  # type: ignore[no-untyped-def]
+def _draw_rows(  # type: ignore[no-untyped-def] # numba infers types
     logits,
     masks,
     mask_rows,
@@ -233,7 +233,7 @@ def _draw_rows(  # type: ignore[no-untyped-def]
             )
 
 
-def _bar_row(x, mask):  # type: ignore[no-untyped-def]
+def _bar_row(x, mask):  # type: ignore[no-untyped-def] # numba infers types
     """Write minus infinity over the logits that are not admitted."""
     for token in range(len(x)):
         if not admits(mask, token):

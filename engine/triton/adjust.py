@@ -60,12 +60,12 @@ def find_logprobs(logits: Tensor, tokens: Tensor, counts: Tensor, room: LogprobB
 
 
 @triton.jit
-def _repeated(x, penalty):  # type: ignore[no-untyped-def]
+def _repeated(x, penalty):  # type: ignore[no-untyped-def] # Triton infers types
     return tl.where(x < 0, x * penalty, tl.math.div_rn(x, penalty))
 
 
 @triton.jit
-def _penalize_seen(  # type: ignore[no-untyped-def]
+def _penalize_seen(  # type: ignore[no-untyped-def] # Triton infers types
     row_ptr, token_ptr, first, end, pending, penalty, vocab, BLOCK: tl.constexpr
 ):
     """Penalise each token of prompt and output once, and `pending` if it is not among them."""
@@ -82,7 +82,7 @@ def _penalize_seen(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _penalize_counted(  # type: ignore[no-untyped-def]
+def _penalize_counted(  # type: ignore[no-untyped-def] # Triton infers types
     row_ptr,
     token_ptr,
     amount_ptr,
@@ -114,7 +114,7 @@ def _penalize_counted(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _adjust(  # type: ignore[no-untyped-def]
+def _adjust(  # type: ignore[no-untyped-def] # Triton infers types
     logit_ptr,
     bound_ptr,
     penalty_ptr,
@@ -164,7 +164,7 @@ def _adjust(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _logprobs(  # type: ignore[no-untyped-def]
+def _logprobs(  # type: ignore[no-untyped-def] # Triton infers types
     logit_ptr,
     token_ptr,
     count_ptr,

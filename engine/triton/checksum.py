@@ -47,7 +47,7 @@ def block_checksums(pool: Tensor, blocks: Tensor, seeds: Tensor, slabs: int) -> 
 
 
 @triton.jit
-def _sum_parts(  # type: ignore[no-untyped-def]
+def _sum_parts(  # type: ignore[no-untyped-def] # Triton infers types
     word_ptr,
     block_ptr,
     seed_ptr,
@@ -77,14 +77,14 @@ def _sum_parts(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _mix(value):  # type: ignore[no-untyped-def]
+def _mix(value):  # type: ignore[no-untyped-def] # Triton infers types
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB
     return value ^ (value >> 31)
 
 
 @triton.jit(do_not_specialize=["count"])
-def _finish(  # type: ignore[no-untyped-def]
+def _finish(  # type: ignore[no-untyped-def] # Triton infers types
     partial_ptr, seed_ptr, sum_ptr, slabs, parts, count, BLOCK: tl.constexpr
 ):
     slab = tl.program_id(0)

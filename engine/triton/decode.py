@@ -101,7 +101,7 @@ def new_partials(rows: int, heads: int, capacity: int, dim: int, device: torch.d
 
 
 @triton.jit
-def split_of(  # type: ignore[no-untyped-def]
+def split_of(  # type: ignore[no-untyped-def] # Triton infers types
     length,  # tokens of the row
     programs,
     SPLIT_TOKENS: tl.constexpr,
@@ -123,7 +123,7 @@ def split_of(  # type: ignore[no-untyped-def]
 # fmt: off
 # Specialising on a batch's values would compile kernels while clients wait.
 @triton.jit(do_not_specialize=["stride_table", "capacity"])
-def decode_kernel(  # type: ignore[no-untyped-def]
+def decode_kernel(  # type: ignore[no-untyped-def] # Triton infers types
     mixed_out,  # float32 [rows, heads, capacity, DIM], or the result itself with capacity 1
     weights_out,  # float32 [rows, heads, capacity]
     queries,  # [rows, heads, DIM]
@@ -174,7 +174,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["capacity", "programs"])
-def merge_kernel(  # type: ignore[no-untyped-def]
+def merge_kernel(  # type: ignore[no-untyped-def] # Triton infers types
     out,  # [rows, heads, DIM]
     mixed_in,  # float32 [rows, heads, capacity, DIM]
     weights_in,  # float32 [rows, heads, capacity]

@@ -90,7 +90,7 @@ def expert_matmul_reference(
 
 
 @triton.jit
-def tile_of(  # type: ignore[no-untyped-def]
+def tile_of(  # type: ignore[no-untyped-def] # Triton infers types
     offset_ptr, EXPERTS: tl.constexpr, EXPERTS_UP: tl.constexpr, BLOCK_M: tl.constexpr
 ):
     """Return the expert of this program's tile (EXPERTS: none), the tile's first row, and the end
@@ -109,7 +109,7 @@ def tile_of(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _grouped(  # type: ignore[no-untyped-def]
+def _grouped(  # type: ignore[no-untyped-def] # Triton infers types
     x_ptr,
     weight_ptr,
     offset_ptr,

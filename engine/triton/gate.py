@@ -39,7 +39,7 @@ def gated_reference(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
 
 
 @triton.jit
-def _gate(gate_up_ptr, out_ptr, width, GELU: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gate(gate_up_ptr, out_ptr, width, GELU: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] # Triton infers types
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

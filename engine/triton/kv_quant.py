@@ -54,13 +54,13 @@ def scale_strides(scales: Tensor | None) -> tuple[Any, Any, Any]:
 
 
 @triton.jit
-def magnitude(numbers):  # type: ignore[no-untyped-def]
+def magnitude(numbers):  # type: ignore[no-untyped-def] # Triton infers types
     """Return the bits of the largest magnitude of float32 `numbers` [n]; NaN exceeds infinity."""
     return tl.max(numbers.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=0)
 
 
 @triton.jit
-def scale_of(highest, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
+def scale_of(highest, CODES: tl.constexpr):  # type: ignore[no-untyped-def] # Triton infers types
     """Return the scale of a row with this largest `magnitude`, and the factor from its numbers to
     codes; the factor is 0 if all codes are 0."""
     largest = tl.full([], _INT8_LARGEST if CODES == _INT8 else _FP8_LARGEST, tl.float32)
@@ -73,7 +73,7 @@ def scale_of(highest, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def encoded(numbers, inverse, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
+def encoded(numbers, inverse, CODES: tl.constexpr):  # type: ignore[no-untyped-def] # Triton infers types
     """Return the nearest codes of float32 `numbers` [n], ties to even; `inverse`: the factor of
     `scale_of`."""
     scaled = tl.where(inverse > 0, numbers * inverse, 0.0)
@@ -89,7 +89,7 @@ def encoded(numbers, inverse, CODES: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @triton.jit
-def store_row(cell, scale, numbers, live, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
+def store_row(cell, scale, numbers, live, CODES: tl.constexpr):  # type: ignore[no-untyped-def] # Triton infers types
     """Store the codes of float32 `numbers` [n] at `cell` [n] where `live` (the others are 0), and
     their scale at `scale`."""
     found, inverse = scale_of(magnitude(numbers), CODES)
@@ -98,7 +98,7 @@ def store_row(cell, scale, numbers, live, CODES: tl.constexpr):  # type: ignore[
 
 
 @triton.jit
-def plain(  # type: ignore[no-untyped-def]
+def plain(  # type: ignore[no-untyped-def] # Triton infers types
     stored, KIND: tl.constexpr, CODES: tl.constexpr, INTERPRETED: tl.constexpr
 ):
     """Convert stored values to the dtype KIND; codes become exact multiples of `unit`."""
@@ -113,6 +113,6 @@ def plain(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def unit(scales, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
+def unit(scales, CODES: tl.constexpr):  # type: ignore[no-untyped-def] # Triton infers types
     """Return the scales of the numbers that `plain` returns."""
     return scales * 256.0 if CODES == _FP8 else scales

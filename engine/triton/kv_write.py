@@ -30,7 +30,7 @@ _WARPS = 2
 
 # fmt: off
 @triton.jit
-def rotated_halves(first, live, cos, sin, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+def rotated_halves(first, live, cos, sin, HALF: tl.constexpr):  # type: ignore[no-untyped-def] # Triton infers types
     """Return both halves of the rotated entries, float32; `first` points to those of the first."""
     second = tl.load(first + HALF, mask=live, other=0.0).to(tl.float32)
     first = tl.load(first, mask=live, other=0.0).to(tl.float32)
@@ -38,7 +38,7 @@ def rotated_halves(first, live, cos, sin, HALF: tl.constexpr):  # type: ignore[n
 
 
 @triton.jit
-def write_quantized(  # type: ignore[no-untyped-def]
+def write_quantized(  # type: ignore[no-untyped-def] # Triton infers types
     cell,  # pointer to the codes of the token's key
     scale,  # to its scale
     left, right,  # float32 [HALF_PAD], zero beyond HALF: the rotated entries
@@ -64,7 +64,7 @@ def write_quantized(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def rotate_write_kernel(  # type: ignore[no-untyped-def]
+def rotate_write_kernel(  # type: ignore[no-untyped-def] # Triton infers types
     out,  # [rows, heads, DIM]: rotated queries
     queries,  # [rows, heads, DIM]
     keys, values,  # [rows, kv_heads, DIM]

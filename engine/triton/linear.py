@@ -80,7 +80,7 @@ def _strides(x: Tensor) -> tuple[int, ...]:
 
 
 @triton.jit(do_not_specialize=["rows"])
-def fixed_kernel(  # type: ignore[no-untyped-def]
+def fixed_kernel(  # type: ignore[no-untyped-def] # Triton infers types
     out,
     x,
     weights,

@@ -46,7 +46,7 @@ def latent_tiles(heads: int, dtype: torch.dtype, coded: bool = False) -> Tiles:
 
 # fmt: off
 @triton.jit
-def row_tile(start, places, held, DIM: tl.constexpr, DIM_PAD: tl.constexpr):  # type: ignore[no-untyped-def]
+def row_tile(start, places, held, DIM: tl.constexpr, DIM_PAD: tl.constexpr):  # type: ignore[no-untyped-def] # Triton infers types
     """Load rows [tokens, DIM_PAD] from `start`; zero where not `held` and beyond DIM."""
     dims = tl.arange(0, DIM_PAD)
     cells = start + places[:, None] + dims[None, :]
@@ -57,7 +57,7 @@ def row_tile(start, places, held, DIM: tl.constexpr, DIM_PAD: tl.constexpr):  # 
 
 
 @triton.jit
-def latent_scores(  # type: ignore[no-untyped-def]
+def latent_scores(  # type: ignore[no-untyped-def] # Triton infers types
     query, end,  # [rows, RANK_PAD] and [rows, REST_PAD]
     latent, shared,  # [tokens, RANK_PAD] and [tokens, REST_PAD]
     units,  # float32 [tokens] of latents and of shared keys, or None
@@ -75,7 +75,7 @@ def latent_scores(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["stride_table", "capacity"])
-def latent_kernel(  # type: ignore[no-untyped-def]
+def latent_kernel(  # type: ignore[no-untyped-def] # Triton infers types
     mixed_out,  # float32 [rows, HEADS, capacity, RANK], or the result itself with capacity 1
     weights_out,  # float32 [rows, HEADS, capacity]
     queries,  # [rows, HEADS, RANK + REST], absorbed
@@ -136,7 +136,7 @@ def latent_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def write_latents_kernel(  # type: ignore[no-untyped-def]
+def write_latents_kernel(  # type: ignore[no-untyped-def] # Triton infers types
     latents,  # [rows, WIDTH]
     pool,  # pointer to one layer of it: [block, token, WIDTH]
     scales,  # of CODES, float32 [block, token, latent|key]; else None

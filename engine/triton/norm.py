@@ -86,7 +86,7 @@ def _launch(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _norm(  # type: ignore[no-untyped-def]
+def _norm(  # type: ignore[no-untyped-def] # Triton infers types
     x_ptr,
     residual_ptr,
     weight_ptr,

@@ -82,7 +82,7 @@ def plan_prefill(
 
 
 @triton.jit
-def rows_of(tiles, index, SINGLE: tl.constexpr):  # type: ignore[no-untyped-def]
+def rows_of(tiles, index, SINGLE: tl.constexpr):  # type: ignore[no-untyped-def] # Triton infers types
     """Return a tile's row in the block tables, its first query row, the number of its rows, and
     the position of the first."""
     if SINGLE:
@@ -95,7 +95,7 @@ def rows_of(tiles, index, SINGLE: tl.constexpr):  # type: ignore[no-untyped-def]
 # fmt: off
 # Specialising on a batch's values would compile kernels while clients wait.
 @triton.jit(do_not_specialize=["stride_table"])
-def prefill_kernel(  # type: ignore[no-untyped-def]
+def prefill_kernel(  # type: ignore[no-untyped-def] # Triton infers types
     out, queries,  # [rows, heads, DIM]
     kv,  # pointer to one layer of the pool: [block, kv_head, k|v, token, DIM]
     scales,  # of CODES, float32 [block, kv_head, k|v, token]; else None

@@ -200,7 +200,7 @@ def _fused(
 
 
 @triton.jit
-def _decoded(value, PACKING: tl.constexpr):  # type: ignore[no-untyped-def]
+def _decoded(value, PACKING: tl.constexpr):  # type: ignore[no-untyped-def] # Triton infers types
     """Convert int8, or the bits of E4M3 (those of a float16 256 times smaller), to float32."""
     if PACKING == "fp8":
         bits = value.to(tl.int16)
@@ -210,7 +210,7 @@ def _decoded(value, PACKING: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _unpack(  # type: ignore[no-untyped-def]
+def _unpack(  # type: ignore[no-untyped-def] # Triton infers types
     value_ptr,
     scale_ptr,
     zero_ptr,
@@ -241,7 +241,7 @@ def _unpack(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def quantized_sums(  # type: ignore[no-untyped-def]
+def quantized_sums(  # type: ignore[no-untyped-def] # Triton infers types
     x_row,  # pointers [BLOCK_M, 1] to rows of x
     held,  # bool [BLOCK_M, 1]: which of them exist
     value_ptr,
@@ -297,7 +297,7 @@ def quantized_sums(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _product(  # type: ignore[no-untyped-def]
+def _product(  # type: ignore[no-untyped-def] # Triton infers types
     x_ptr,
     value_ptr,
     scale_ptr,

@@ -126,7 +126,7 @@ def quantized_expert_matmul(
 
 
 @triton.jit
-def grouped_quantized(  # type: ignore[no-untyped-def]
+def grouped_quantized(  # type: ignore[no-untyped-def] # Triton infers types
     x_ptr,
     value_ptr,
     scale_ptr,

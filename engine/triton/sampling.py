@@ -48,19 +48,19 @@ def draw_tokens(
 
 
 @triton.jit
-def _lowbias32(x):  # type: ignore[no-untyped-def]
+def _lowbias32(x):  # type: ignore[no-untyped-def] # Triton infers types
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
 
 
 @triton.jit
-def _gumbel(bits):  # type: ignore[no-untyped-def]
+def _gumbel(bits):  # type: ignore[no-untyped-def] # Triton infers types
     return -tl.log(-tl.log((bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10))  # 2**-32
 
 
 @triton.jit
-def _stream_key(start, position):  # type: ignore[no-untyped-def]
+def _stream_key(start, position):  # type: ignore[no-untyped-def] # Triton infers types
     """Return the two halves of `noise.stream_key`: one more round of SplitMix64."""
     state = start.to(tl.uint64, bitcast=True) ^ position.to(tl.uint64, bitcast=True)
     state += 0x9E3779B97F4A7C15
@@ -71,14 +71,14 @@ def _stream_key(start, position):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _ordered(x):  # type: ignore[no-untyped-def]
+def _ordered(x):  # type: ignore[no-untyped-def] # Triton infers types
     """Map float32 `x` to unsigned integers in the same order."""
     bits = x.to(tl.uint32, bitcast=True)
     return tl.where(bits >> 31 != 0, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
 
 
 @triton.jit
-def _lowest_kept(  # type: ignore[no-untyped-def]
+def _lowest_kept(  # type: ignore[no-untyped-def] # Triton infers types
     row_ptr, vocab, inverse, best, cutoff, goal, MASS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Return the largest x for which the logits of at least x, and at least `cutoff`, reach `goal`
@@ -111,7 +111,7 @@ def _lowest_kept(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _mass(row_ptr, vocab, inverse, best, cutoff, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _mass(row_ptr, vocab, inverse, best, cutoff, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] # Triton infers types
     total = tl.zeros((), dtype=tl.float64)
     for first in range(0, vocab, BLOCK):
         index = first + tl.arange(0, BLOCK)
@@ -121,7 +121,7 @@ def _mass(row_ptr, vocab, inverse, best, cutoff, BLOCK: tl.constexpr):  # type: 
 
 
 @triton.jit
-def _winner(  # type: ignore[no-untyped-def]
+def _winner(  # type: ignore[no-untyped-def] # Triton infers types
     row_ptr, vocab, inverse, cutoff, best, place, high, low, BLOCK: tl.constexpr
 ):
     """Return the index of the highest sum of logit and noise. As on a CPU, a cheap bound on the
@@ -147,7 +147,7 @@ def _winner(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _masked(x, row_ptr, word_ptr, index, held):  # type: ignore[no-untyped-def]
+def _masked(x, row_ptr, word_ptr, index, held):  # type: ignore[no-untyped-def] # Triton infers types
     """The logits `x` of the tokens `index` by their bits, which are written back where barred."""
     word = tl.load(word_ptr + index // _WORD_BITS, mask=held, other=0)
     barred = held & (((word >> (index % _WORD_BITS)) & 1) == 0)
@@ -156,7 +156,7 @@ def _masked(x, row_ptr, word_ptr, index, held):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _draw(  # type: ignore[no-untyped-def]
+def _draw(  # type: ignore[no-untyped-def] # Triton infers types
     logit_ptr,
     inverse_ptr,
     top_k_ptr,

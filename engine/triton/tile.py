@@ -53,7 +53,7 @@ def options(tiles: Tiles) -> dict[str, Any]:
 
 
 @triton.jit
-def product(  # type: ignore[no-untyped-def]
+def product(  # type: ignore[no-untyped-def] # Triton infers types
     a,  # [m, k]
     b,  # [k, n]
     onto,  # float32 [m, n]
@@ -69,7 +69,7 @@ def product(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def logits(  # type: ignore[no-untyped-def]
+def logits(  # type: ignore[no-untyped-def] # Triton infers types
     scores,  # float32: products of queries and keys
     scale,  # float: multiplies them
     SOFT_CAP: tl.constexpr,  # float, 0: none
@@ -84,7 +84,7 @@ def logits(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def weigh(best, total, scores):  # type: ignore[no-untyped-def]
+def weigh(best, total, scores):  # type: ignore[no-untyped-def] # Triton infers types
     """Compute one step of the online softmax over `scores` [rows, tokens]. Returns each row's new
     best score and sum, the factor on earlier sums, and the weights [rows, tokens]."""
     highest = tl.maximum(best, tl.max(scores, axis=1))
@@ -94,7 +94,7 @@ def weigh(best, total, scores):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def load_scales(  # type: ignore[no-untyped-def]
+def load_scales(  # type: ignore[no-untyped-def] # Triton infers types
     place,  # pointers [tokens] to the scales of keys
     stride_kv,
     held,  # bool [tokens]: the others are 0
@@ -111,7 +111,7 @@ def load_scales(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def scaled(weights, value, scales, kind: tl.constexpr):  # type: ignore[no-untyped-def]
+def scaled(weights, value, scales, kind: tl.constexpr):  # type: ignore[no-untyped-def] # Triton infers types
     """Return `weights` [rows, tokens] and `value` [tokens, dim], one of them times `scales`
     [tokens]. `kind` is the dtype of their product."""
     if kind == tl.float16:  # its range is too small for weights times scales
@@ -122,7 +122,7 @@ def scaled(weights, value, scales, kind: tl.constexpr):  # type: ignore[no-untyp
 
 # fmt: off
 @triton.jit
-def attend_stretch(  # type: ignore[no-untyped-def]
+def attend_stretch(  # type: ignore[no-untyped-def] # Triton infers types
     mixed,  # float32 [rows, DIM_PAD]: values so far, weighted
     best,  # float32 [rows]: highest score so far, as an exponent of two
     total,  # float32 [rows]: sum of weights so far

@@ -24,7 +24,7 @@ def restless(world: World) -> list[str]:
         roles: list[str] = [process.role for process in world.workers.values()]
         if any(linked[role] != roles.count(role) for role in linked):
             found.append(f"{router.machine.name}: linked to {linked} of {len(roles)} workers")
-        found += [f"{router.machine.name}: told that {what}" for what in _reported(router, world)]
+        found += [f"{router.machine.name}: believes {what}" for what in _reported(router, world)]
     if in_flight := world.reads_in_flight():
         found.append(f"{in_flight} READs are in flight, {world.exchange.stuck} of them stuck")
     return found or list(unlike_pools(world))  # which come to rest last

@@ -98,8 +98,8 @@ def test_the_ready_line_names_grpc_where_it_is_served(tmp_path: Path, address: s
     assert ("(gRPC at 127.0.0.1:8001)" in told[0]) is (address is not None)
 
 
-class LoopBudget:
-    """A launcher that does one scripted thing each turn, and then stops the serving."""
+class ScriptedLauncher:
+    """A launcher that takes one scripted step at each call of `tend`, then stops the serving."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *script: Any) -> None:
         self.script = list(script)
@@ -126,10 +126,10 @@ def test_a_keeper_that_cannot_be_started_ends_nothing_and_is_said_once(
         return BatonError("the keeper of decode-0 was not started: no process")
 
     again = put(instance, "decode-0", "running", 2, ended="with its keeper")
-    turns = LoopBudget(monkeypatch, fail, fail, fail, again, fail)
-    turns.serving._watch(instance, turns)
-    told = "the keeper of decode-0 was not started: no process; the next attempt follows"
-    assert turns.said == [told, "decode-0 died (with its keeper); restarted", told]
+    launcher = ScriptedLauncher(monkeypatch, fail, fail, fail, again, fail)
+    launcher.serving._watch(instance, launcher)
+    failure = "the keeper of decode-0 was not started: no process; the next attempt follows"
+    assert launcher.said == [failure, "decode-0 died (with its keeper); restarted", failure]
 
 
 def test_a_job_that_cannot_be_started_for_now_is_said_and_ends_nothing(
@@ -140,9 +140,9 @@ def test_a_job_that_cannot_be_started_for_now_is_said_and_ends_nothing(
         for starts in (2, 3, 4)
     ]
     again = put(instance, "decode-0", "running", 5, ended="signal 9")
-    turns = LoopBudget(monkeypatch, *waits, again)
-    turns.serving._watch(instance, turns)
-    assert turns.said == [
+    launcher = ScriptedLauncher(monkeypatch, *waits, again)
+    launcher.serving._watch(instance, launcher)
+    assert launcher.said == [
         "no process; the next attempt follows",
         "decode-0 died (signal 9); restarted",
     ]
@@ -160,21 +160,21 @@ def test_a_status_that_cannot_be_read_ends_nothing(
         return real(folder, name)
 
     monkeypatch.setattr(serve, "read_status", read)
-    turns = LoopBudget(monkeypatch, *[lambda: None] * 5)
-    turns.serving._watch(instance, turns)
-    assert left == [0] and len(turns.said) == 1 and "too many open files" in turns.said[0]
+    launcher = ScriptedLauncher(monkeypatch, *[lambda: None] * 5)
+    launcher.serving._watch(instance, launcher)
+    assert left == [0] and len(launcher.said) == 1 and "too many open files" in launcher.said[0]
 
 
 def test_a_job_that_was_given_up_ends_it_with_a_log_or_without(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(instance, "decode-0", "failed", 5, ended="exit code 1")()
-    turns = LoopBudget(monkeypatch, *[lambda: None] * 5)
+    launcher = ScriptedLauncher(monkeypatch, *[lambda: None] * 5)
     with pytest.raises(ConfigError, match=r"\(exit code 1\)\. Its log cannot be read.*decode-0"):
-        turns.serving._watch(instance, turns)
+        launcher.serving._watch(instance, launcher)
     (instance.folder / "decode-0.log").write_text("ValueError: a bug\n")
     with pytest.raises(ConfigError, match=r"The end of its log:\nValueError: a bug"):
-        turns.serving._watch(instance, turns)
+        launcher.serving._watch(instance, launcher)
 
 
 def test_a_line_that_cannot_be_said_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,7 +206,7 @@ def test_a_fleet_is_not_quiet_while_a_router_believes_in_a_line() -> None:
         link = fleet.link("d0")
         assert link is not None
         link.load.waiting = 2
-        assert rest.restless(world) == ["r0: told that 2 requests wait at d0"]
+        assert rest.restless(world) == ["r0: believes 2 requests wait at d0"]
         await asyncio.sleep(1)  # the worker's next word is the truth
         assert rest.restless(world) == []
 
