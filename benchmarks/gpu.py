@@ -35,6 +35,7 @@ FOLDER = Path(__file__).resolve().parent.parent
 TESTS = FOLDER / "tests" / "engine"
 SCRIPTS = {  # file and arguments
     "kernel_parity": ["parity.py", "triton"],
+    "draw_parity": ["parity.py", "draw"],
     "attention_parity": ["parity.py", "attention"],
     "codes_parity": ["parity.py", "codes"],
     "latent_parity": ["parity.py", "latent"],

@@ -38,7 +38,7 @@ from baton.engine.spec.model_spec import read_spec
 from baton.engine.spec.rank_split import check_split
 from baton.runtime.errors import ConfigError
 
-HUNG_S = 2.5  # wait of a step for a rank; then the worker ends and its requests migrate
+HUNG_S = 1.0  # wait of a step for a rank; then the worker ends and its requests migrate
 
 _WARM_TOKENS = 48
 

@@ -29,7 +29,8 @@ from baton.runtime import errors
 from baton.runtime.errors import BatonError, DeviceLost, ModelError
 
 LOAD_S = 3600.0  # long enough for a slow disk
-_CLOSE_S = 5.0
+_CLOSE_S = 0.2  # a waiting rank ends at once; one that computes, or is stopped, is killed
+_REPORT_S = 5.0  # for the exit code of a rank that closed its link
 _POLL_S = 0.2
 _MAX_MESSAGE_BYTES = 1 << 16
 
@@ -128,7 +129,7 @@ class RankGroup:
         text = link.recv(_MAX_MESSAGE_BYTES)
         if not text:
             rank = 1 + self._links.index(link)
-            code = self._processes[rank - 1].wait(_CLOSE_S)
+            code = self._processes[rank - 1].wait(_REPORT_S)
             raise DeviceLost(f"rank {rank} of {self._options.ranks} ended with code {code}")
         answer: dict[str, Any] = json.loads(text)
         if "error" in answer:

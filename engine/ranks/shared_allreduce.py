@@ -55,6 +55,7 @@ class SharedAllReduce:
         self._scratch = np.empty((2, TILE), dtype=np.float32)
         self._nothing = torch.zeros(0)
         self._sequence = 0
+        self._lost = ""
 
     @staticmethod
     def memory_bytes(ranks: int) -> int:
@@ -81,6 +82,8 @@ class SharedAllReduce:
         self._round(self._nothing)
 
     def _round(self, part: Tensor) -> None:
+        if self._lost:  # other layers would each wait as long
+            raise DeviceLost(self._lost)
         self._sequence += 1
         waited_s, posted, before_s = 0.0, False, time.monotonic()
         while missing := self._exchange(part, posted):
@@ -89,10 +92,11 @@ class SharedAllReduce:
             waited_s, before_s = waited_s + min(now_s - before_s, _LONGEST_CALL_S), now_s
             self._check()
             if waited_s > self.timeout_s:
-                raise DeviceLost(
+                self._lost = (
                     f"rank {missing - 1} did not take part in a sum over {self._ranks} ranks "
                     f"within {self.timeout_s:g} s"
                 )
+                raise DeviceLost(self._lost)
 
     def _exchange(self, part: Tensor, posted: bool) -> int:
         """Run one round. Returns 1 + the number of a missing rank; 0: `part` has the sum."""

@@ -17,7 +17,7 @@ from baton.simulation.fleet.rolling_restart import roll
 from baton.simulation.fleet.scenario import BLOCK, Fault
 from baton.simulation.fleet.world import World
 
-RANK_HUNG_S = 2.5  # engine.ranks.loading.HUNG_S
+RANK_HUNG_S = 1.0  # engine.ranks.loading.HUNG_S
 TORN = 0.1  # of the READs: some of the blocks come early, and once more with the others
 
 

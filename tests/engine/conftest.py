@@ -103,7 +103,6 @@ def parity() -> ModuleType:
 @pytest.fixture(scope="session")
 def triton_parity(parity: ModuleType) -> ModuleType:
     """The module of that name, in this process: its checks, not its kernels, can be tested."""
-    neighbour("draw_parity")  # whose checks are among its own
     return neighbour("triton_parity")
 
 
@@ -148,6 +147,7 @@ def checks_of(name: str) -> Any:
 
 
 triton_checks = checks_of("triton")
+draw_checks = checks_of("draw")
 attention_checks = checks_of("attention")
 codes_checks = checks_of("codes")
 latent_checks = checks_of("latent")

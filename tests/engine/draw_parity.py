@@ -1,6 +1,6 @@
 """The draws of the engine's GPU kernels against those of torch, on a GPU or in the interpreter.
 
-A part of `triton_parity.py`; a check returns its error and the largest one that is allowed.
+As in `attention_parity.py`, a check returns its error and the largest that is allowed.
 """
 
 from __future__ import annotations

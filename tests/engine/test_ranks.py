@@ -109,7 +109,7 @@ def test_a_rank_that_stands_still_ends_the_step(qwen3, make: Make) -> None:
     runner = make(qwen3)
     os.kill(runner.group.process_ids[0], signal.SIGSTOP)
     with pytest.raises(
-        DeviceLost, match="rank 1 did not take part in a sum over 2 ranks within 2.5 s"
+        DeviceLost, match="rank 1 did not take part in a sum over 2 ranks within 1 s"
     ):
         greedy(runner, [1, 2, 3], 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -65,6 +66,15 @@ def test_a_missing_rank_is_named() -> None:
     here, _ = ends_of(2, timeout_s=0.05)
     with pytest.raises(DeviceLost, match="rank 1 did not take part in a sum over 2 ranks"):
         here(torch.zeros(3))
+
+
+def test_after_a_lost_rank_no_sum_waits() -> None:
+    here, _ = ends_of(2, timeout_s=0.5)
+    for _ in range(2):
+        begun_s = time.monotonic()
+        with pytest.raises(DeviceLost, match="rank 1 did not take part"):
+            here(torch.zeros(3))
+    assert time.monotonic() - begun_s < 0.3
 
 
 def test_a_long_wait_asks_whether_the_others_live() -> None:

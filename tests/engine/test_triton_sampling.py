@@ -7,8 +7,8 @@ NAMES += ["nearly all", "all but one"]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "alone as in any slot of a batch"])
-def test_a_draw_is_that_of_the_cpu(triton_checks, name):
-    found = triton_checks[f"draws: {name}"]
+def test_a_draw_is_that_of_the_cpu(draw_checks, name):
+    found = draw_checks[f"draws: {name}"]
     assert found["good"], found["said"]
 
 
@@ -16,11 +16,11 @@ def test_a_draw_is_that_of_the_cpu(triton_checks, name):
     "name",
     ["penalties and biases", "logprobs", "adjusted, with barred tokens", "masked by grammars"],
 )
-def test_adjustments_and_logprobs_are_those_of_the_cpu(triton_checks, name):
-    found = triton_checks[f"draws: {name}"]
+def test_adjustments_and_logprobs_are_those_of_the_cpu(draw_checks, name):
+    found = draw_checks[f"draws: {name}"]
     assert found["good"], found["said"]
 
 
-def test_one_broken_row_harms_no_other(triton_checks):
-    found = triton_checks["draws: rows that are not finite are reported, the others unharmed"]
+def test_one_broken_row_harms_no_other(draw_checks):
+    found = draw_checks["draws: rows that are not finite are reported, the others unharmed"]
     assert found["good"], found["said"]

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from draw_parity import CHECKS as DRAW_CHECKS
 from parity import Check
 from torch import Tensor
 
@@ -242,4 +241,3 @@ def _checksums(slab_words: int) -> Check:
 
 CHECKS["checksum of one short slab"] = _checksums(37)
 CHECKS["checksum summed in parts"] = _checksums(16384 + 1030)
-CHECKS |= DRAW_CHECKS
