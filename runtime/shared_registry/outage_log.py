@@ -1,7 +1,9 @@
 """Whether a shared registry can be used, as one metric and one log event per outage.
 
 Reading and writing may fail apart: a full server refuses writes alone. An outage lasts from the
-first failure until both work. Owned by the registry client.
+first failure until both work and nothing has failed for CALM_S: a connection that is lost again
+while the server returns begins no second outage. The metric follows each failure and success.
+Pure: time is given. Owned by the registry client.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 from typing import Literal
 
 from baton.runtime import logs, metrics
+
+CALM_S = 2.0  # longer than a connection attempt takes to fail
 
 log = logs.get(__name__)
 
@@ -21,11 +25,12 @@ class OutageLog:
     def __init__(self, server: str) -> None:
         self._server = server
         self._failing: set[Side] = set()
+        self._failed_s: float | None = None  # when a side failed last, during an outage
 
-    def failed(self, side: Side, reason: str) -> None:
+    def failed(self, side: Side, reason: str, now_s: float) -> None:
         """Record that reading or writing has failed."""
-        if not self._failing:
-            metrics.REGISTRY_UP.set(0)
+        metrics.REGISTRY_UP.set(0)
+        if self._failed_s is None:
             log.error(
                 "registry unavailable",
                 server=self._server,
@@ -34,11 +39,14 @@ class OutageLog:
                 effect="known workers keep serving, new ones are not found",
             )
         self._failing.add(side)
+        self._failed_s = now_s
 
-    def worked(self, side: Side) -> None:
+    def worked(self, side: Side, now_s: float) -> None:
         """Record that reading or writing has worked."""
-        if self._failing == {side}:
-            log.info("registry available again", server=self._server)
         self._failing.discard(side)
-        if not self._failing:
-            metrics.REGISTRY_UP.set(1)
+        if self._failing:
+            return
+        metrics.REGISTRY_UP.set(1)
+        if self._failed_s is not None and now_s - self._failed_s >= CALM_S:
+            log.info("registry available again", server=self._server)
+            self._failed_s = None

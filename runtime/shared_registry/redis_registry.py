@@ -151,9 +151,9 @@ class RedisRegistry:
                 if isinstance(result, Exception):
                     raise result
         except (RedisError, OSError) as error:
-            self._outage.failed("write", _reason(error))
+            self._outage.failed("write", _reason(error), _now())
             raise RegistryUnavailable(f"{self._server}: {_reason(error)}") from error
-        self._outage.worked("write")
+        self._outage.worked("write", _now())
 
     def _key(self, entry: SignedEntry) -> str:
         """Keys have one length, so that a reader can ask for no longer ones."""
@@ -252,13 +252,13 @@ class RedisRegistry:
 
     def _report_read(self) -> None:
         self._is_read = True
-        self._outage.worked("read")
+        self._outage.worked("read", _now())
         for future in [*self._waiting]:
             if not future.done():
                 future.set_result(self._table.records())
 
     def _report_unread(self, reason: str) -> None:
-        self._outage.failed("read", reason)
+        self._outage.failed("read", reason, _now())
         for future in [*self._waiting]:
             if not future.done():
                 future.set_exception(RegistryUnavailable(f"{self._server}: {reason}"))
