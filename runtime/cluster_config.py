@@ -50,10 +50,5 @@ class RegistryConfig:
     cluster: str = setting(
         "baton", "Name of the cluster, with which the keys begin that it has on the Redis server."
     )
-    lifetime_s: float = setting(
-        15.0,
-        "Time after which an entry on the Redis server ends that its worker has not renewed.",
-        low=5,
-        high=600,
-        unit="s",
-    )
+
+    lifetime_s: float = 15.0  # of an entry on Redis that is not renewed

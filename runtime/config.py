@@ -68,15 +68,8 @@ class RouterConfig:
     )
     bodies_bytes: int = setting(
         512 << 20,
-        "Memory for all request bodies that are being received or tokenized; beyond it, requests "
-        "get 429.",
-        low=1 << 10,
-        high=1 << 40,
-        unit="bytes",
-    )
-    key_bodies_bytes: int = setting(
-        128 << 20,
-        "Memory for the request bodies of one API key; at least router.max_body_bytes.",
+        "Memory for all request bodies that are being received or tokenized, a quarter of it for "
+        "one API key; beyond it, requests get 429.",
         low=1 << 10,
         high=1 << 40,
         unit="bytes",
@@ -123,13 +116,6 @@ class RouterConfig:
         high=_DAY_S,
         unit="s",
     )
-    returned_wait_s: float = setting(
-        120.0,
-        "Time that a request returned by a stopping worker waits for another worker.",
-        low=0,
-        high=_DAY_S,
-        unit="s",
-    )
     link_silence_s: float = setting(
         2.5,
         "Silence after which a link between router and worker counts as lost.",
@@ -144,6 +130,8 @@ class RouterConfig:
     link_queue: int = 8192  # messages that a worker has not read
     # Unread messages of one slow client, with tokens and logprobs.
     stream_buffer_messages: int = 1024
+    key_bodies_share: float = 0.25  # of bodies_bytes, for one API key
+    returned_wait_s: float = 120.0  # of a drained request, for a worker
     max_attempts: int = 4  # of a request, the first included
     # Concurrent migrations: a share of the requests served, or the floor if that is more.
     retry_share: float = 0.2
@@ -321,14 +309,6 @@ class HandoffConfig:
         high=60,
         unit="s",
     )
-    read_timeout_s: float = setting(
-        5.0,
-        "Longest pause between two pieces of a READ, and longest wait for a peer's checksums or "
-        "tokens.",
-        low=0.05,
-        high=600,
-        unit="s",
-    )
     verify: bool = setting(
         True, "Whether blocks are verified by checksum; false, only in experiments, uses any block."
     )
@@ -340,6 +320,8 @@ class HandoffConfig:
         unit="GB/s",
     )
 
+    # Longest pause between two pieces of a READ, and longest wait for a peer's checksums or tokens.
+    read_timeout_s: float = 5.0
     window_reads: int = 4  # in flight for one handoff
     window_bytes: int = 128 << 20  # in flight for one handoff
     read_bytes: int = 64 << 20  # of one READ; one block at least

@@ -53,7 +53,7 @@ log = logs.get(__name__)
 class Dispatcher:
     """The listener of every worker link. `place_wait_s` bounds how long a request waits for a
     worker, or for the index, before it is refused as Unavailable; a request that a draining worker
-    returned waits for `router.returned_wait_s`, in which the worker may come back. No wait outlasts
+    returned waits for `returned_wait_s`, in which the worker may come back. No wait outlasts
     the deadline. Once outputs of `confirm_weight` per choice are accepted, their worker may forget
     them."""
 

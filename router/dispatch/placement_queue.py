@@ -57,8 +57,8 @@ class PlacementQueue:
                 raise error
             if _now() >= until_s:
                 raise Unavailable(
-                    "a worker stopped and returned the request, and in router.returned_wait_s "
-                    f"({wait_s:g} s) no other could take it: {error}"
+                    f"a worker stopped and returned the request, and in {wait_s:g} s no other "
+                    f"could take it: {error}"
                 )
             await self._turn(attempt.length, min(until_s, deadline_s))
 

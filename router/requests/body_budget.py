@@ -77,7 +77,7 @@ class BodyBudget:
             share = self._tenants[tenant] = _Share(
                 self._key_bytes,
                 f"the bodies of this API key's requests hold {self._key_bytes} bytes already "
-                "(router.key_bodies_bytes): send fewer at a time, or try again later",
+                "(its share of router.bodies_bytes): send fewer at a time, or try again later",
                 "key",
             )
         share.bodies += 1
@@ -92,8 +92,10 @@ class BodyBudget:
 
 
 def body_budget(config: RouterConfig, clock: Callable[[], float]) -> BodyBudget:
-    """Return the budget of these settings; without API keys all bodies are one tenant's."""
-    key_bytes = config.key_bodies_bytes if config.api_keys else sys.maxsize
+    """Return the budget of these settings: a key's share has room for the largest body, and
+    without API keys all bodies are one tenant's."""
+    share_bytes = round(config.key_bodies_share * config.bodies_bytes)
+    key_bytes = max(config.max_body_bytes, share_bytes) if config.api_keys else sys.maxsize
     return BodyBudget(config.bodies_bytes, key_bytes, clock)
 
 

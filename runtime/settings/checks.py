@@ -41,12 +41,11 @@ def validate(config: Config) -> None:
             f"router.link_silence_s is {config.router.link_silence_s:g}: give a value above the "
             f"heartbeat interval ({config.router.link_heartbeat_s:g} s)"
         )
-    for name in ("bodies_bytes", "key_bodies_bytes"):
-        if getattr(config.router, name) < config.router.max_body_bytes:
-            raise ConfigError(
-                f"router.{name} is {getattr(config.router, name)}: give at least "
-                f"router.max_body_bytes ({config.router.max_body_bytes}), or lower that"
-            )
+    if config.router.bodies_bytes < config.router.max_body_bytes:
+        raise ConfigError(
+            f"router.bodies_bytes is {config.router.bodies_bytes}: give at least "
+            f"router.max_body_bytes ({config.router.max_body_bytes}), or lower that"
+        )
     if config.step.chunk_tokens % config.pool.block_size:
         raise ConfigError(
             f"step.chunk_tokens is {config.step.chunk_tokens}: "

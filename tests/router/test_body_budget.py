@@ -45,7 +45,7 @@ class Scene:
 def test_one_key_holds_no_more_than_its_share() -> None:
     scene = Scene(1000, 100)
     scene.upload().hold(100)
-    with pytest.raises(RateLimited, match=r"API key.*100 bytes.*router\.key_bodies_bytes"):
+    with pytest.raises(RateLimited, match=r"API key.*100 bytes.*share of router\.bodies_bytes"):
         scene.upload().hold(1)
     scene.upload(b"b").hold(100)
     assert scene.budget.held_bytes == 200
@@ -111,10 +111,18 @@ def test_share_of_a_key_is_forgotten_with_its_last_body() -> None:
     assert scene.budget._tenants == {}
 
 
-def test_bounds_below_one_body_are_refused() -> None:
-    for name in ("bodies_bytes", "key_bodies_bytes"):
-        with pytest.raises(ConfigError, match=rf"router\.{name} .* router\.max_body_bytes"):
-            validate(Config(router=replace(RouterConfig(), **{name: 1 << 20})))
+def test_a_budget_below_one_body_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"router\.bodies_bytes .* router\.max_body_bytes"):
+        validate(Config(router=replace(RouterConfig(), bodies_bytes=1 << 20)))
+
+
+@pytest.mark.parametrize(("max_body_bytes", "key_bytes"), [(10, 25), (60, 60)])
+def test_share_of_a_key_is_a_quarter_or_one_body(max_body_bytes: int, key_bytes: int) -> None:
+    config = RouterConfig(api_keys=KEYS, bodies_bytes=100, max_body_bytes=max_body_bytes)
+    with body_budget.body_budget(config, lambda: 0.0).account(b"a") as body:
+        body.hold(key_bytes)
+        with pytest.raises(RateLimited, match=f"{key_bytes} bytes already .its share"):
+            body.hold(key_bytes + 1)
 
 
 def small(config: RouterConfig, **fields: Any) -> RouterConfig:
@@ -123,7 +131,7 @@ def small(config: RouterConfig, **fields: Any) -> RouterConfig:
         api_keys=KEYS,
         max_body_bytes=4 * CHUNK,
         bodies_bytes=1 << 20,
-        key_bodies_bytes=8 * CHUNK,
+        key_bodies_share=8 * CHUNK / (1 << 20),
         **fields,
     )
 

@@ -105,7 +105,7 @@ async def test_what_was_handed_back_waits_for_its_bound_and_names_it(
 ) -> None:
     scene, generation = await drained_alone(0.3)
     assert [each.token for each in await generation.next()] == [10]
-    with pytest.raises(Unavailable, match=r"router\.returned_wait_s \(0\.3 s\) no other could"):
+    with pytest.raises(Unavailable, match=r"returned the request, and in 0\.3 s no other could"):
         await asyncio.wait_for(generation.next(), 5)
     assert len(scene.dispatcher) == 0
 

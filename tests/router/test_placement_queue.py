@@ -138,7 +138,7 @@ async def test_every_wait_has_its_end() -> None:
     line = line_of(Fakes())
     with pytest.raises(Unavailable, match="nobody is there"):
         await line.place(submission("r"), 0.1)
-    with pytest.raises(Unavailable, match=r"router\.returned_wait_s \(0\.1 s\) no other"):
+    with pytest.raises(Unavailable, match=r"returned the request, and in 0\.1 s no other"):
         await line.place(submission("r"), 0.1, returned=True)
     with pytest.raises(DeadlineExceeded, match="nobody is there"):
         await line.place(submission("r", within_s=0.1), 60)
