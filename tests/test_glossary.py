@@ -1,5 +1,6 @@
 """The words of the house, read from the syntax tree: a class name occurs once in a package, and
-no banned word stands in a name, a docstring, a log event, an error message or a printed line."""
+no banned word stands in a name, a docstring, a log event, an error message or a printed line.
+Of tests, the names are read: they are short too."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from tests.test_architecture import MAY_IMPORT, sources
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (*MAY_IMPORT, "chaos", "benchmarks", "tests/support")
+TEST_NAME_CHARACTERS = 60
 
 WORDS = (
     "who", "whoever", "whom", "nobody", "somebody", "everybody", "anybody",
@@ -96,6 +98,38 @@ def of_file(path: Path) -> list[str]:
 def test_texts_use_the_words_of_the_house(package: str) -> None:
     wrong = [offence for path in sources(package) for offence in of_file(path)]
     assert wrong == []
+
+
+def wrong_test_names(tree: ast.AST) -> Iterator[str]:
+    """Names of tests that are too long, or have a banned word."""
+    for node in ast.walk(tree):
+        if not isinstance(node, Definition) or not node.name.startswith("test_"):
+            continue
+        if len(node.name) > TEST_NAME_CHARACTERS or BANNED_WORD.search(words_of(node.name)):
+            yield node.name
+
+
+def test_names_of_tests_are_short_and_use_these_words() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} {name}"
+        for path in sources("tests")
+        for name in wrong_test_names(ast.parse(path.read_text()))
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("test_a_worker_is_told", True),
+        ("test_who_waits", True),
+        ("test_" + "a" * 55, False),
+        ("test_" + "a" * 56, True),
+        ("told", False),
+    ],
+)
+def test_a_wrong_name_of_a_test_is_found(name: str, wrong: bool) -> None:
+    assert list(wrong_test_names(ast.parse(f"async def {name}(): ..."))) == [name] * wrong
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -17,7 +17,7 @@ def prerequisites() -> dict[str, str]:
     return dict(found)
 
 
-def test_every_target_that_needs_the_environment_makes_it_and_the_head_names_the_other() -> None:
+def test_targets_that_need_the_environment_make_it() -> None:
     without = {name for name, needs in prerequisites().items() if "$(STAMP)" not in needs}
     head = MAKEFILE.read_text().partition("\nSHELL")[0]
     named = set(re.findall(r"`([a-z]+)` alone", head))

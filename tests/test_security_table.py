@@ -41,7 +41,7 @@ def is_held(here: str, held: str) -> bool:
     return bool(NAMED.findall(held))
 
 
-def test_every_advisory_is_held_by_a_test_or_there_is_no_such_part() -> None:
+def test_every_advisory_has_a_test_or_no_such_part_exists() -> None:
     assert len(rows()) > 35
     for row in rows():
         assert len(row) == 4, row

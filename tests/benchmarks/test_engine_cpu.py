@@ -59,7 +59,7 @@ def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert computing == 2 * 3 * weights
 
 
-def test_a_machine_that_refuses_the_setting_keeps_the_other_figures(
+def test_a_refused_setting_leaves_the_other_figures(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from baton.runtime.errors import ConfigError

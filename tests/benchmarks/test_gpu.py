@@ -87,7 +87,7 @@ def test_the_time_before_the_run_counts(monkeypatch):
     )
 
 
-def test_a_run_that_is_told_to_end_leaves_its_log_and_no_process(tmp_path):
+def test_a_run_that_is_stopped_leaves_its_log_and_no_process(tmp_path):
     (tmp_path / "part.py").write_text("import time; print('begun', flush=True); time.sleep(600)")
     code = (
         "import sys; from pathlib import Path; from benchmarks import gpu\n"
@@ -152,7 +152,7 @@ def test_sums_are_judged_by_the_link_that_is_present(monkeypatch, link_gb_per_s,
         ("pass", "passed", ""),
     ],
 )
-def test_what_became_of_a_part_is_told(monkeypatch, tmp_path, code, state, said):
+def test_the_outcome_of_a_part_is_reported(monkeypatch, tmp_path, code, state, said):
     script = tmp_path / "part.py"
     script.write_text(code)
     monkeypatch.setattr(gpu, "TESTS", tmp_path)
@@ -163,7 +163,7 @@ def test_what_became_of_a_part_is_told(monkeypatch, tmp_path, code, state, said)
     assert found.seconds < 50
 
 
-def test_parts_side_by_side_are_told_each_by_itself(monkeypatch, tmp_path, capfd):
+def test_parallel_parts_are_reported_separately(monkeypatch, tmp_path, capfd):
     """One that hangs takes nothing from the others, nor do they wait for it."""
     for name, code in (("a", "print('of a')"), ("b", "1 / 0"), ("c", "while True: ...")):
         (tmp_path / f"{name}.py").write_text(code)

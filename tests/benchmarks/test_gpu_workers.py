@@ -52,7 +52,7 @@ def test_equal_answers_by_handoffs_are_a_figure_that_holds(monkeypatch):
         (RuntimeError("The grpc package installed is at version 1.70"), "1.70"),
     ],
 )
-def test_packages_that_workers_lack_are_told_by_name(monkeypatch, error, says):
+def test_packages_missing_on_workers_are_named(monkeypatch, error, says):
     class Failing:
         def find_spec(self, name, path, target=None):
             if name == "benchmarks.fleets.worker_pair":

@@ -37,7 +37,7 @@ def test_every_step_is_timed() -> None:
     assert set(worst.hand_over(160)) == {"identities", "message"}
 
 
-def test_each_step_is_told_for_either_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_is_reported_for_either_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = worst.BODIES["a million ids to be told"]
     monkeypatch.setattr(worst, "BODIES", {"ids": ids})
     monkeypatch.setattr(worst, "PLACED", (16,))

@@ -246,7 +246,7 @@ async def test_a_whole_answer_that_breaks_off_is_asked_for_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("parts", [(), (HEAD,), (b"HTTP/1.1 20",)])
-async def test_a_router_that_breaks_off_before_a_token_is_left_for_another(
+async def test_a_client_changes_router_when_one_fails_before_a_token(
     parts: tuple[bytes, ...],
 ) -> None:
     broken, good = Scripted(*parts), Scripted(*GOOD)

@@ -81,7 +81,7 @@ def stage_of(cluster: Any) -> Stage:
     return Stage(cluster, clients=nobody, asks=(), longs=(), hold_s=4.0)
 
 
-async def test_new_connections_are_seen_to_find_none_while_open_ones_go_on(
+async def test_new_connections_fail_while_open_ones_continue(
     router: OneRouter,
 ) -> None:
     before, _ = resource.prlimit(router.pid(""), resource.RLIMIT_NOFILE)
@@ -100,7 +100,7 @@ async def test_a_limit_that_does_not_bite_makes_the_run_void(router: OneRouter) 
     assert stage.void == "nobody was seen to miss a descriptor" and not stage.broken
 
 
-async def test_a_process_that_answers_nobody_afterwards_is_broken(
+async def test_a_process_that_answers_no_client_afterwards_is_broken(
     router: OneRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(descriptors, "AGAIN_S", 0.1)

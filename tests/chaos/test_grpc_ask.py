@@ -128,7 +128,7 @@ async def test_the_usage_is_compared(usage: tuple[int, int] | None) -> None:
     assert trace.outcome is Outcome.WRONG and trace.detail.startswith(f"usage {usage}")
 
 
-async def test_choices_are_told_apart() -> None:
+async def test_choices_are_kept_apart() -> None:
     async with clients_of(Scripted(*GOOD, choice=1)) as clients:
         trace = await clients.ask(ASK)
     assert trace.outcome is Outcome.WRONG and trace.detail.startswith("choices [1]")
@@ -148,14 +148,14 @@ async def test_every_kind_can_be_asked_for(kind: Kind) -> None:
     assert (asked.presence_penalty > 0) is (kind is Kind.PENALTIES)
 
 
-async def test_a_router_that_breaks_off_before_a_token_is_left_for_another() -> None:
+async def test_a_client_changes_router_when_one_fails_before_a_token() -> None:
     async with clients_of(Scripted(BROKEN_OFF), Scripted(*GOOD)) as clients:
         traces = [await clients.ask(ASK) for _ in range(2)]
     assert {trace.outcome for trace in traces} == {Outcome.RIGHT}
     assert sorted(trace.tries for trace in traces) == [1, 2]
 
 
-async def test_where_nobody_listens_the_request_has_failed(
+async def test_a_request_fails_where_no_server_listens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "CONNECT_S", 0.1)

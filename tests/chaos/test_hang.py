@@ -148,7 +148,7 @@ def stage_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stage]]:
 
 
 @pytest.mark.parametrize("manners", [("red",), ("red", "computing")])
-async def test_what_comes_in_time_is_told_and_kept(
+async def test_a_timely_report_is_printed_and_kept(
     stage_of: Callable[..., Stage], manners: tuple[str, ...]
 ) -> None:
     """Held while it computes it would hold Python's lock: then it is tried again."""

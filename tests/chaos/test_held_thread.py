@@ -98,16 +98,16 @@ def places(counting: Counting) -> set[str]:
     return found
 
 
-def test_who_sleeps_stands_in_the_c_library(counting: Counting) -> None:
+def test_a_sleeping_thread_is_found_in_the_c_library(counting: Counting) -> None:
     assert any(LOCKING.match(place) for place in places(counting))
 
 
 @pytest.mark.parametrize("counting", [("computing",)], indirect=True)
-def test_who_computes_stands_in_another_librarys_code(counting: Counting) -> None:
+def test_a_computing_thread_is_found_in_another_library(counting: Counting) -> None:
     assert not all(LOCKING.match(place) for place in places(counting))
 
 
-def test_who_holds_and_ends_lets_go(counting: Counting) -> None:
+def test_a_held_thread_is_released_at_the_end(counting: Counting) -> None:
     holding = threading.Thread(target=HeldThread, args=(counting.device(),))
     holding.start()
     holding.join()

@@ -69,7 +69,7 @@ def states(file: Path) -> dict[str, tuple[int, str]]:
     return {each["name"]: (each["runs"], each["state"]) for each in rows}
 
 
-def test_a_scenario_that_fails_itself_is_broken_and_the_others_go_on_with_a_new_fleet(
+def test_a_failed_scenario_is_followed_by_a_new_fleet(
     fleets_of: Callable[[Fails], Fleets], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleets = fleets_of({"kill-decode": KeyError("decode-0")})
@@ -95,7 +95,7 @@ def test_a_fleet_that_does_not_start_stops_no_other(
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), SystemExit(143)])
-def test_who_is_told_to_end_tells_what_it_has_seen(
+def test_a_stopped_run_reports_what_it_has_seen(
     fleets_of: Callable[[Fails], Fleets],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

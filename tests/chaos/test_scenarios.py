@@ -18,7 +18,7 @@ from chaos.scenarios import phases_not_left
         (6, 0, 0, "nobody left while a handoff was under way, nor while tokens came"),
     ],
 )
-def test_a_run_of_clients_that_leave_is_void_unless_each_phase_was_left(
+def test_a_run_of_leaving_clients_is_void_if_a_phase_is_missing(
     waiting: int, called_off: float, streaming: int, void: str
 ) -> None:
     assert phases_not_left(waiting, called_off, streaming) == void

@@ -69,12 +69,12 @@ def test_a_row_sums_up_the_runs_that_count() -> None:
     assert row(SCENARIO, [], skipped=False).state == "void"  # nothing was shown
 
 
-def test_a_run_that_never_recovers_is_told() -> None:
+def test_a_run_that_never_recovers_is_reported() -> None:
     assert row(SCENARIO, [verdict(0), verdict(1, None)], skipped=False).recovered() == "1.0 / never"
     assert row(SCENARIO, [verdict(0, None)], skipped=False).recovered() == "never"
 
 
-def test_the_table_and_the_file_say_what_was_kept_and_what_was_skipped(
+def test_table_and_file_list_kept_and_skipped_scenarios(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = Scenario("tcp-none", "none", nothing, "tcp")  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ def test_the_table_and_the_file_say_what_was_kept_and_what_was_skipped(
     assert written["verdicts"][0]["counts"]["cut"] == 2
 
 
-def test_scenarios_have_names_of_their_own_and_an_unknown_one_is_refused(
+def test_scenario_names_are_unique_and_unknown_ones_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     names = [scenario.name for scenario in ALL]

@@ -69,7 +69,7 @@ def stage_of(cluster: Worker) -> Stage:
     return Stage(cluster=made, clients=nobody, asks=(), longs=(), hold_s=0.05)
 
 
-async def test_it_is_stopped_and_goes_on_in_turn_and_is_told_with_its_circuits() -> None:
+async def test_a_worker_is_paused_in_turns_and_reported_with_circuits() -> None:
     cluster = Worker(usual_s=0.02, slow_s=0.15)
     stage = stage_of(cluster)
     await slow(stage, "decode-0")

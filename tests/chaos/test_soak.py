@@ -28,7 +28,7 @@ def line(mb_h: float, *, noise: float = 0.0, warm: float = 0.0) -> list[tuple[fl
 @pytest.mark.parametrize(
     ("mb_h", "state"), [(0.0, "holds"), (0.9, "holds"), (1.2, "GROWS"), (-3.0, "holds")]
 )
-def test_a_slope_is_told_in_mb_an_hour(mb_h: float, state: str) -> None:
+def test_a_slope_is_reported_in_mb_an_hour(mb_h: float, state: str) -> None:
     found = growth(line(mb_h), 0.0)
     assert found.mb_h == pytest.approx(mb_h, abs=1e-6)
     assert found.error_mb_h == pytest.approx(0.0, abs=1e-6)
@@ -40,7 +40,7 @@ def test_a_run_that_is_too_short_to_tell_says_so() -> None:
     assert Growth(3.0, 0.9).state == "GROWS" and Growth(0.5, 0.2).state == "holds"
 
 
-def test_noise_is_told_as_an_error_and_a_clear_growth_is_still_one() -> None:
+def test_noise_is_an_error_bound_and_clear_growth_remains() -> None:
     flat, steep = growth(line(0.0, noise=2.0), 0.0), growth(line(10.0, noise=2.0), 0.0)
     assert 0.1 < flat.error_mb_h < 1.0 and abs(flat.mb_h) < 3 * flat.error_mb_h
     assert flat.state != "GROWS" and steep.state == "GROWS"
@@ -83,7 +83,7 @@ def test_more_descriptors_or_tasks_than_after_warm_up_are_growth(kind: str) -> N
     assert states(series(**{kind: 6.0}), 61.0) == level  # it was so after warm-up already
 
 
-def test_the_exit_code_says_what_was_seen_and_that_nothing_could_be() -> None:
+def test_the_exit_code_distinguishes_growth_from_no_finding() -> None:
     assert exit_code(["holds"], wrong=0, left=0) == 0
     assert exit_code(["holds", "cannot tell"], wrong=0, left=0) == CANNOT_TELL == 3
     assert exit_code(["cannot tell", "GROWS"], wrong=0, left=0) == 1

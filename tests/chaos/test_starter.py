@@ -98,7 +98,7 @@ def test_the_end_of_the_thread_that_asked_for_it_is_nobodys_end(tmp_path: Path) 
         cluster.close()
 
 
-def test_who_lost_its_parent_before_does_not_begin(tmp_path: Path) -> None:
+def test_an_orphan_does_not_begin(tmp_path: Path) -> None:
     """As it would find itself if that had died between the two."""
     began = tmp_path / "began"
     command = [sys.executable, "-I", "-S", "-c", starter._BOUND, "0", "touch", str(began)]

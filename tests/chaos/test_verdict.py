@@ -55,7 +55,7 @@ def test_a_stall_lasts_until_its_end_is_seen(until_s: float, seconds: float) -> 
     assert found.seconds == found.disturbed_s == seconds
 
 
-def test_a_pause_that_comes_later_is_told_as_disturbance() -> None:
+def test_a_later_pause_is_reported_as_disturbance() -> None:
     found = recovery(streams((9.1, 9.9)), MOMENTS)
     assert found.seconds == 0.0
     assert found.disturbed_s == 1.0

@@ -39,7 +39,7 @@ def met(state: str) -> float:
     return metrics.PEERS.labels(state)._value.get()  # type: ignore[no-any-return]
 
 
-async def test_a_good_peer_is_measured_and_every_block_given_back() -> None:
+async def test_a_good_peer_is_measured_and_every_block_released() -> None:
     bench, before = Bench(), met("good")
     await bench.check()
     assert bench.exchange.reads > 1 and met("good") == before + 1
@@ -84,7 +84,7 @@ async def test_a_full_pool_leaves_the_measurement_out() -> None:
     bench.pool.release(held, Hold.USED)
 
 
-async def test_a_peer_that_cannot_be_read_is_refused_and_its_reads_quarantined(
+async def test_an_unreadable_peer_is_refused_and_its_reads_quarantined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(preflight, "READ_TIMEOUT_S", 0.02)
@@ -99,7 +99,7 @@ async def test_a_peer_that_cannot_be_read_is_refused_and_its_reads_quarantined(
     assert bench.pool.counts().free == 16
 
 
-async def test_a_check_that_is_cancelled_keeps_its_blocks_until_its_read_has_landed() -> None:
+async def test_a_cancelled_check_keeps_its_blocks_until_its_read_lands() -> None:
     bench = Bench()
     bench.exchange.decide = lambda attempt: Fate(stuck=True)
     check = asyncio.create_task(bench.check())

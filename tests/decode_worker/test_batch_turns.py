@@ -26,7 +26,7 @@ def test_requests_that_are_alone_share_no_step_and_take_turns() -> None:
     bench.pool.check()
 
 
-def test_requests_of_several_choices_leave_others_room_in_the_batch() -> None:
+def test_requests_of_several_choices_leave_room_in_the_batch() -> None:
     bench = Bench(blocks=200, max_sequences=16, choices_share=0.5, waiting_share=1.0)
     many = [bench.submit([number] * 4, n=6) for number in range(3)]
     bench.step()
@@ -59,7 +59,7 @@ def test_where_all_ask_for_several_choices_they_fill_the_batch() -> None:
     bench.pool.check()
 
 
-def test_a_request_computed_alone_that_preempts_itself_leaves_others_the_step() -> None:
+def test_a_lone_request_that_preempts_itself_frees_the_step() -> None:
     bench = Bench(blocks=8, expected_growth_tokens=1, waiting_share=1.0)
     older, alone = (bench.submit([number] * 7, max_tokens=24) for number in range(2))
     alone.alone = True

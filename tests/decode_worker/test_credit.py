@@ -26,7 +26,7 @@ def test_siblings_share_the_full_blocks_of_the_prompt() -> None:
     assert promised == [(5, 0), (3, 2), (3, 2)]
 
 
-def test_a_sequence_that_outgrew_its_promise_counts_with_what_it_holds() -> None:
+def test_a_sequence_beyond_its_promise_counts_its_own_blocks() -> None:
     sequence = group(10).sequences[0]
     assert credit.outstanding([sequence]) == 5
     sequence.blocks = list(range(9))

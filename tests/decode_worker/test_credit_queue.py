@@ -31,7 +31,7 @@ def credit_queue(blocks: int = 32, **step: int) -> tuple[CreditQueue, BlockPool]
     return CreditQueue(pool, StepConfig(**step)), pool  # type: ignore[arg-type]
 
 
-def test_who_came_first_is_next() -> None:
+def test_the_first_to_arrive_is_next() -> None:
     waiting, _ = credit_queue()
     assert waiting.next([], []) is None
     first, second = group(arrived=1.0), group(arrived=2.0)
@@ -42,7 +42,7 @@ def test_who_came_first_is_next() -> None:
     assert len(waiting) == 1 and waiting.next([], []) is second
 
 
-def test_who_comes_back_has_the_place_of_its_arrival() -> None:
+def test_a_requeued_request_keeps_its_arrival_order() -> None:
     waiting, _ = credit_queue()
     groups = [group(arrived=float(n)) for n in range(4)]
     for each in groups:
@@ -74,7 +74,7 @@ def test_what_the_pool_can_never_hold_is_refused_by_name(wanted: dict[str, int])
     assert refused.value.field == "max_tokens" and len(waiting) == 0
 
 
-def test_who_does_not_fit_beside_a_quarantine_keeps_nobody_else_waiting() -> None:
+def test_a_request_blocked_by_a_quarantine_blocks_no_other() -> None:
     waiting, pool = credit_queue(blocks=16)
     large, small = group(prompt=40, arrived=1.0), group(arrived=2.0)
     waiting.append(large)
@@ -85,7 +85,7 @@ def test_who_does_not_fit_beside_a_quarantine_keeps_nobody_else_waiting() -> Non
     assert waiting.next([], []) is large
 
 
-def test_who_does_not_fit_beside_a_quarantine_that_lasts_is_told_so() -> None:
+def test_a_request_blocked_by_a_lasting_quarantine_is_reported() -> None:
     waiting, pool = credit_queue(blocks=16)
     large, small = group(prompt=40, arrived=1.0), group(arrived=2.0)
     waiting.append(large)
@@ -108,7 +108,7 @@ def test_who_does_not_fit_beside_a_quarantine_that_lasts_is_told_so() -> None:
     )
 
 
-def test_those_that_have_ended_are_forgotten_and_tokens_to_compute_are_counted() -> None:
+def test_ended_requests_are_forgotten_and_tokens_are_counted() -> None:
     waiting, _ = credit_queue()
     groups = [group(prompt=8), group(prompt=12, local=False), group(prompt=20)]
     for each in groups:

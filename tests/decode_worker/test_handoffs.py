@@ -173,7 +173,7 @@ async def broken_at_once(bench: Bench, wave: bytes) -> list[Request]:
     return requests
 
 
-async def test_a_connection_that_breaks_is_told_and_forgotten_once() -> None:
+async def test_a_lost_connection_is_reported_and_forgotten_once() -> None:
     """All its handoffs go elsewhere, and one of them accuses: five accusations open a circuit.
     The next connection to the same worker may break anew."""
     bench = Bench(step_s=0.05)
@@ -204,7 +204,7 @@ async def test_a_lease_that_has_run_out_is_counted(
     assert expired._value.get() == before + counted
 
 
-async def test_when_all_stay_busy_the_request_fails_for_the_router_to_retry(
+async def test_a_request_fails_retryably_when_all_stay_busy(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handoffs, "BUSY_TIMEOUT_S", -1.0)
@@ -242,7 +242,7 @@ async def test_a_cancel_ends_the_wait_for_a_busy_worker(
     assert request.end().end == worker_pb2.CANCELLED
 
 
-async def test_when_nobody_is_left_the_prompt_is_computed_here(bench: Bench) -> None:
+async def test_without_candidates_the_prompt_is_computed_here(bench: Bench) -> None:
     for refusals in bench.refusals.values():
         refusals.extend([HandoffError("odd")] * 9)
     request = await bench.run()
@@ -261,7 +261,7 @@ async def test_when_nobody_is_left_the_prompt_is_computed_here(bench: Bench) -> 
         ((EngineError("the step of this slice failed"), Unavailable("not registered")), ""),
     ],
 )
-async def test_candidates_that_have_all_left_are_the_routers_to_replace(
+async def test_the_router_replaces_candidates_that_have_all_left(
     bench: Bench, errors: tuple[BatonError, BatonError], ends: str
 ) -> None:
     """But where one has failed, whoever asks again may fail again: the prompt is computed here."""
@@ -301,7 +301,7 @@ async def test_a_candidate_of_an_earlier_start_is_passed_over(bench: Bench) -> N
         (Draining("stopping"), False),
     ],
 )
-async def test_the_router_is_told_once_whose_handoff_failed(
+async def test_the_router_learns_once_whose_handoff_failed(
     bench: Bench, error: BatonError, told: bool
 ) -> None:
     bench.refusals["prefill-0"] = [error]
@@ -316,7 +316,7 @@ async def test_the_router_is_told_once_whose_handoff_failed(
     assert {word.attempt for word in request.asked} == {1}
 
 
-async def test_the_router_is_told_whom_a_request_asks_unless_it_is_the_first(bench: Bench) -> None:
+async def test_the_router_learns_of_each_candidate_after_the_first(bench: Bench) -> None:
     busy = Overloaded("full")
     bench.refusals["prefill-0"] = [busy, busy, HandoffError("odd")]
     bench.refusals["prefill-1"] = [busy, HandoffError("odd")]
@@ -334,7 +334,7 @@ async def test_the_router_is_told_whom_a_request_asks_unless_it_is_the_first(ben
     assert (await bench.run()).asked == []
 
 
-async def test_a_grant_that_was_taken_back_asks_its_first_candidate_again(bench: Bench) -> None:
+async def test_a_revoked_grant_asks_its_first_candidate_again(bench: Bench) -> None:
     """Whoever fails it once more is told of once: one request is one failure."""
     bench.refusals["prefill-0"] = [HandoffError("odd")] * 2
     worker = bench.cluster.decode["decode-0"].worker

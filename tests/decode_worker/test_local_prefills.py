@@ -99,7 +99,7 @@ async def test_a_prompt_computed_here_has_a_prefill_workers_spans(
     assert (news["prompt"], news["recomputed"], news["preemptions"]) == (20, 0, 0)
 
 
-async def test_what_is_cached_is_told_and_not_counted(cluster: Cluster, spans: Any) -> None:
+async def test_cached_tokens_are_reported_and_not_counted(cluster: Cluster, spans: Any) -> None:
     client = Client(cluster, "decode-0")
     await client.submit(list(range(20)), local=True, max_tokens=1).finished()
     before = counted()
@@ -110,7 +110,7 @@ async def test_what_is_cached_is_told_and_not_counted(cluster: Cluster, spans: A
     assert since(before)["prompt"] == 4
 
 
-async def test_what_is_computed_again_is_told_and_counted_apart(
+async def test_recomputed_tokens_are_reported_and_counted_apart(
     cluster: Cluster, spans: Any
 ) -> None:
     """Nine sequences outgrow a pool that their credit let in: the youngest make room."""

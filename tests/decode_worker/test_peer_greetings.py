@@ -36,7 +36,7 @@ async def greeting_begun(scene: Scene, *addresses: str) -> list[asyncio.Task[Non
     return tasks
 
 
-async def test_a_peer_lost_while_it_is_greeted_is_told_as_lost(scene: Scene) -> None:
+async def test_a_peer_lost_during_its_handshake_is_reported_as_lost(scene: Scene) -> None:
     (opening,) = await greeting_begun(scene, "")
     scene.peers.forget(b"1" * 16)  # as by another handoff
     scene.peer.gate.set()
@@ -46,7 +46,7 @@ async def test_a_peer_lost_while_it_is_greeted_is_told_as_lost(scene: Scene) -> 
     await scene.open(b"1" * 16)
 
 
-async def test_who_waits_while_another_greets_in_vain_goes_to_no_address_of_its_own(
+async def test_a_failed_handshake_dials_no_address_of_a_waiter(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second names an address that only its message knows. Nothing is sent there."""
@@ -71,7 +71,7 @@ async def test_who_waits_while_another_greets_in_vain_goes_to_no_address_of_its_
         )
 
 
-async def test_a_peer_forgotten_after_its_greeting_is_not_opened_to_on_a_closed_channel(
+async def test_a_peer_forgotten_after_its_handshake_opens_no_stream(
     scene: Scene,
 ) -> None:
     first, second = await greeting_begun(scene, "", "")
@@ -106,7 +106,7 @@ async def test_a_peer_that_does_not_fit_leaves_no_channel_open(
             await asyncio.sleep(0.001)
 
 
-async def test_a_first_contact_that_takes_long_is_left_for_the_next_candidate(
+async def test_a_slow_first_contact_yields_to_the_next_candidate(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each waits for the patience, in all, and the measurement goes on: once it has ended, the
@@ -130,7 +130,7 @@ async def test_a_first_contact_that_takes_long_is_left_for_the_next_candidate(
     assert scene.peer.exchange.reads == measured and scene.peer.greetings == 1
 
 
-async def test_a_first_contact_that_fails_when_nobody_waits_is_begun_anew(
+async def test_a_failed_first_contact_without_waiters_is_repeated(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scene.peers, "_first_contact_s", 0.2)
@@ -147,7 +147,7 @@ async def test_a_first_contact_that_fails_when_nobody_waits_is_begun_anew(
     assert scene.peer.greetings == 2
 
 
-async def test_a_peer_forgotten_while_it_is_connected_to_leaves_no_connection(
+async def test_a_peer_forgotten_while_connecting_leaves_no_connection(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, gate, connect = asyncio.Event(), asyncio.Event(), scene.mover.connect
@@ -170,7 +170,7 @@ async def test_a_peer_forgotten_while_it_is_connected_to_leaves_no_connection(
     await scene.open(b"1" * 16)
 
 
-async def test_whom_a_greeting_did_not_reach_costs_later_requests_little_until_one_does(
+async def test_an_unreached_peer_costs_later_requests_little(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, fair_watch: Any
 ) -> None:
     """As behind a link that is down: each request would else wait for each such candidate."""
@@ -189,7 +189,7 @@ async def test_whom_a_greeting_did_not_reach_costs_later_requests_little_until_o
     assert scene.peers._timed_out == {}
 
 
-async def test_who_was_not_reached_is_remembered_within_bounds(
+async def test_unreached_peers_are_remembered_within_bounds(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "MAX_TIMED_OUT_PEERS", 2)
@@ -208,7 +208,7 @@ async def test_closing_ends_the_greetings_under_way(scene: Scene) -> None:
         await opening
 
 
-async def test_who_leaves_while_it_greets_takes_nobodys_channel_along(scene: Scene) -> None:
+async def test_a_waiter_that_leaves_closes_no_other_channel(scene: Scene) -> None:
     first, second = await greeting_begun(scene, "", "")
     first.cancel()
     await asyncio.wait({first})

@@ -45,7 +45,7 @@ async def test_nothing_is_sent_to_a_peer_that_is_not_registered(scene: Scene) ->
     assert scene.peer.greetings == 1
 
 
-async def test_a_registry_that_cannot_be_read_knows_nobody(
+async def test_an_unreadable_registry_knows_no_worker(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> list[WorkerRecord]:
@@ -63,7 +63,7 @@ class Hung(InlineRegistry):
         return asyncio.get_running_loop().create_future()
 
 
-async def test_a_hung_registry_stops_no_handoff_to_a_worker_that_it_has_named(
+async def test_a_hung_registry_stops_no_handoff_to_a_known_worker(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "ANSWER_S", 0.05)
@@ -131,7 +131,7 @@ async def test_a_peer_that_has_drained_and_gone_leaves_no_trace(scene: Scene) ->
         assert scene.known() == {b"1" * 16, b"3" * 16}
 
 
-async def test_a_peer_that_still_serves_is_kept_though_the_registry_has_forgotten_it(
+async def test_a_serving_peer_is_kept_though_the_registry_lost_it(
     scene: Scene,
 ) -> None:
     await scene.open(b"1" * 16)

@@ -68,9 +68,7 @@ class Books:
 
 @pytest.mark.parametrize("local", [True, False])
 @pytest.mark.parametrize("prompt", [2000, 2002])
-def test_what_is_told_is_what_may_still_be_taken_and_no_block_twice(
-    prompt: int, local: bool
-) -> None:
+def test_the_report_counts_promised_blocks_once(prompt: int, local: bool) -> None:
     """Of 16 choices of one prompt: two blocks of growth each, whether it is on its way or here."""
     books = Books()
     request = books.submit(prompt, n=16, local=local)
@@ -88,7 +86,7 @@ def test_what_is_told_is_what_may_still_be_taken_and_no_block_twice(
     assert books.scheduler.promised_blocks == 0
 
 
-def test_a_choice_that_ends_during_the_fetch_is_promised_nothing_more() -> None:
+def test_a_choice_that_ends_during_the_fetch_gets_no_promise() -> None:
     books = Books()
     request = books.submit(2000, n=2, local=False)
     books.scheduler.admit()
@@ -104,7 +102,7 @@ def distinct(books: Books) -> int:
 
 
 @pytest.mark.parametrize("first", range(3))
-def test_who_ends_first_leaves_the_common_prompt_in_the_books(first: int) -> None:
+def test_the_first_end_leaves_the_common_prompt_accounted(first: int) -> None:
     books = Books()
     request = books.submit(40, n=3)
     books.until(lambda: books.scheduler.running == 3)
@@ -116,7 +114,7 @@ def test_who_ends_first_leaves_the_common_prompt_in_the_books(first: int) -> Non
     assert credit.outstanding(request.sequences) == distinct(books) == 0
 
 
-def test_who_is_preempted_first_leaves_the_common_prompt_in_the_books() -> None:
+def test_the_first_preemption_leaves_the_common_prompt_accounted() -> None:
     books = Books(blocks=24)
     request = books.submit(40, n=3, max_tokens=24)
     books.until(lambda: books.scheduler.preemptions > 0)

@@ -82,7 +82,7 @@ def test_tokens_are_numbered_and_the_last_one_carries_the_end() -> None:
     assert bench.requests.get("r") is None and bench.requests.living() == []
 
 
-def test_a_stop_token_is_told_and_ends_its_choice() -> None:
+def test_a_stop_token_is_emitted_and_ends_its_choice() -> None:
     bench = Bench()
     bench.draw(99)
     assert bench.said() == [(0, 99, worker_pb2.STOP)]
@@ -136,7 +136,7 @@ def test_one_choice_may_be_cancelled_and_the_others_go_on() -> None:
 
 
 @pytest.mark.parametrize("last", ["stop string", "stop token", "gone", "failed", "late"])
-def test_who_came_to_its_end_is_served_and_who_left_or_failed_is_not(last: str) -> None:
+def test_only_a_completed_request_counts_as_served(last: str) -> None:
     """A request counts once, by its last choice: of it a router takes the pace of a line."""
     bench = Bench(n=2)
     bench.draw(99, choice=0)
@@ -208,7 +208,7 @@ def test_logprobs_and_cached_tokens_travel_with_the_token() -> None:
     assert not second.HasField("logprob") and second.cached_tokens == 0
 
 
-def test_first_tokens_are_emitted_once_however_often_a_handoff_is_tried() -> None:
+def test_first_tokens_are_emitted_once_over_all_handoff_tries() -> None:
     bench = Bench(n=2, local=False)
     group = bench.fetching()
     bench.requests.accept_first(group, first_tokens((1, 21), (0, 20)))
@@ -229,7 +229,7 @@ def test_first_tokens_that_do_not_fit_are_refused_whole(
     assert bench.outputs == []
 
 
-def test_a_choice_cancelled_meanwhile_gets_no_first_token() -> None:
+def test_a_choice_cancelled_before_it_gets_no_first_token() -> None:
     bench = Bench(n=2, local=False)
     group = bench.fetching()
     bench.requests.fail(bench.sequences[0], EngineError("x"))
@@ -258,7 +258,7 @@ class Emitter:
 
 
 @pytest.mark.parametrize("how", ["draw", "cancel", "fail"])
-def test_who_has_ended_holds_nothing_in_a_circle(how: str) -> None:
+def test_an_ended_request_is_in_no_reference_cycle(how: str) -> None:
     """Its outputs are freed with their last holder, not when Python looks for cycles."""
     bench = Bench(n=2, max_tokens=1)
     bench.request.emit = Emitter(bench.outputs)

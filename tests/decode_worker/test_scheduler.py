@@ -40,7 +40,7 @@ def test_decoding_publishes_the_blocks_that_it_fills() -> None:
     bench.end(request)
 
 
-def test_a_grant_leases_what_is_not_matched_and_frees_it_when_taken_back() -> None:
+def test_a_grant_leases_unmatched_blocks_until_revoked() -> None:
     bench = Bench()
     first = bench.submit(list(range(9)))
     bench.step(), bench.step()
@@ -72,7 +72,7 @@ def test_the_same_prompt_is_not_granted_beyond_the_batch() -> None:
     assert [g.request for g in bench.scheduler.admit()] == [requests[2]]
 
 
-def test_fetched_choices_share_full_blocks_and_copy_the_partial_one() -> None:
+def test_fetched_choices_share_full_blocks_and_copy_partial_ones() -> None:
     bench = Bench()
     group = bench.grant(list(range(10)), n=3)
     for sequence in group.sequences:
@@ -102,7 +102,7 @@ def test_a_choice_that_ended_during_the_fetch_takes_no_blocks() -> None:
     assert bench.pool.available == bench.pool.total
 
 
-def test_a_group_that_has_its_first_tokens_does_not_draw_them_again() -> None:
+def test_a_group_with_first_tokens_does_not_draw_them_again() -> None:
     """The handoff failed after the first tokens had gone out: prefilled here, undrawn."""
     bench = Bench()
     group = bench.grant(list(range(10)), n=2)
@@ -163,7 +163,7 @@ def test_a_request_that_waits_in_part_is_one_of_those_at_once() -> None:
     assert bench.scheduler.active_requests == 0
 
 
-def test_a_sequence_without_a_block_waits_while_a_grant_can_be_taken_back() -> None:
+def test_a_sequence_without_a_block_waits_for_a_revocable_grant() -> None:
     bench = Bench(blocks=8, expected_growth_tokens=1)
     request = bench.submit([1] * 7)
     bench.step()
@@ -186,7 +186,7 @@ def test_what_can_never_fit_and_what_is_too_much_is_refused() -> None:
         bench.submit([2] * 4, max_tokens=4)
 
 
-def test_nobody_is_let_in_while_a_sequence_waits_for_a_block() -> None:
+def test_no_request_is_admitted_while_a_sequence_needs_a_block() -> None:
     bench = Bench(blocks=6, waiting_share=1.0)
     old = bench.submit([1] * 4, max_tokens=16)
     bench.step()
@@ -201,7 +201,7 @@ def test_nobody_is_let_in_while_a_sequence_waits_for_a_block() -> None:
     bench.pool.release(taken, Hold.USED)
 
 
-def test_who_must_wait_for_a_quarantine_keeps_nobody_else_waiting() -> None:
+def test_a_request_waiting_for_a_quarantine_blocks_no_other() -> None:
     bench = Bench(blocks=8)
     stuck = bench.pool.allocate(2, Hold.QUARANTINED)
     large = bench.submit([1] * 22, max_tokens=4)

@@ -28,7 +28,7 @@ async def test_a_reconnect_continues_at_the_named_index() -> None:
     assert work.cancelled == []
 
 
-async def test_a_reconnect_is_told_an_end_that_it_missed() -> None:
+async def test_a_reconnect_receives_a_missed_end() -> None:
     work = Work()
     first, _ = work.sessions.attach(hello())
     first.receive(submit("a"))
@@ -39,7 +39,7 @@ async def test_a_reconnect_is_told_an_end_that_it_missed() -> None:
     assert lost == [] and [o.end for o in outputs.outputs] == [worker_pb2.LENGTH]
 
 
-async def test_what_a_reconnect_does_not_name_is_cancelled_and_what_is_unknown_is_lost() -> None:
+async def test_a_reconnect_cancels_unnamed_and_loses_unknown_requests() -> None:
     work = Work()
     first, _ = work.sessions.attach(hello())
     first.receive(submit("a"))
@@ -60,7 +60,7 @@ async def test_choices_that_a_reconnect_does_not_name_are_cancelled() -> None:
 
 
 @on_virtual_time
-async def test_the_grace_ends_what_nobody_asks_for() -> None:
+async def test_the_grace_period_ends_unclaimed_requests() -> None:
     work = Work()
     session, _ = work.sessions.attach(hello())
     session.receive(submit("a"))
@@ -114,7 +114,7 @@ async def test_a_second_break_has_a_grace_of_its_own() -> None:
     assert work.sessions.count == 0 and work.cancelled == [("a", 1)]
 
 
-async def test_a_stream_that_was_replaced_while_it_sent_ends_at_its_next_wait() -> None:
+async def test_a_stream_replaced_while_it_sends_ends_at_its_next_wait() -> None:
     work = Work()
     first, _ = work.sessions.attach(hello())
     work.sessions.attach(hello())
@@ -122,7 +122,7 @@ async def test_a_stream_that_was_replaced_while_it_sent_ends_at_its_next_wait() 
         await asyncio.wait_for(first.outputs(), 1)
 
 
-async def test_a_reconnect_is_told_again_whom_its_requests_ask() -> None:
+async def test_a_reconnect_resends_the_candidates_of_its_requests() -> None:
     work = Work()
     first, _ = work.sessions.attach(hello())
     for name in ("a", "b", "c"):

@@ -66,7 +66,7 @@ def confirmed(*accepted: worker_pb2.Resume) -> worker_pb2.RouterMessage:
     return worker_pb2.RouterMessage(settled=worker_pb2.Settled(accepted=accepted))
 
 
-async def test_what_a_router_has_accepted_is_forgotten_and_all_else_is_kept() -> None:
+async def test_accepted_outputs_are_forgotten_and_all_others_kept() -> None:
     work = Work()
     session, _ = work.sessions.attach(hello())
     session.receive(submit("a"))
@@ -93,7 +93,7 @@ async def test_an_end_is_kept_until_it_is_settled() -> None:
     assert work.kept("a") == [1]
 
 
-async def test_only_a_word_of_this_attempt_forgets_and_it_cancels_nothing() -> None:
+async def test_only_this_attempts_acknowledgement_forgets_outputs() -> None:
     work = Work()
     session, _ = work.sessions.attach(hello())
     session.receive(submit("a", attempt=2, choices=2))
@@ -157,7 +157,7 @@ async def test_two_routers_do_not_see_each_other() -> None:
         await asyncio.wait_for(two.outputs(), 0.02)
 
 
-async def test_a_cancel_of_a_refused_request_reaches_nobody() -> None:
+async def test_a_cancel_of_a_refused_request_has_no_effect() -> None:
     """Its id may be in use by another router's request."""
     work = Work()
     work.fails = InvalidRequest("max_tokens is 0", field="max_tokens")
@@ -180,7 +180,7 @@ async def test_a_long_backlog_comes_in_several_messages(monkeypatch: pytest.Monk
     assert [await indices(second) for _ in range(3)] == [[0, 1, 2], [3, 4, 5], [6]]
 
 
-async def test_whom_a_request_asks_is_told_without_outputs_and_only_the_last_one() -> None:
+async def test_a_candidate_is_sent_without_outputs_and_only_the_last() -> None:
     work = Work()
     session, _ = work.sessions.attach(hello())
     session.receive(submit("a"))

@@ -80,7 +80,7 @@ def test_a_step_has_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) ->
     assert sum(len(item.tokens) for item in items) == 7
 
 
-def test_the_next_step_waits_only_where_there_is_something_to_propose() -> None:
+def test_the_next_step_waits_only_for_something_to_propose() -> None:
     speculator, oracle = made()
     known, unknown = a_sequence(), a_sequence([1, 2, 9])
     known.under_way = unknown.under_way = 1
@@ -141,7 +141,7 @@ def test_an_ended_sequence_leaves_nothing_with_the_proposer() -> None:
     assert oracle.open == 0
 
 
-def test_acceptance_that_stays_low_is_reported_less_and_less_often() -> None:
+def test_low_acceptance_is_reported_less_and_less_often() -> None:
     watch = AcceptanceWatch()
     windows = [watch.add(proposed=WINDOW_PROPOSALS, accepted=2) for _ in range(9)]
     assert [share is not None for share in windows] == [False, True, False, True] + [False] * 3 + [

@@ -14,7 +14,7 @@ from baton.runtime.errors import (
 from tests.support.scheduler_bench import KEY, ROOT, SIZE, Bench
 
 
-def test_a_sequence_that_ends_during_a_step_is_freed_with_the_step() -> None:
+def test_a_sequence_that_ends_during_a_step_is_freed_after_it() -> None:
     bench = Bench()
     request = bench.submit([1] * 6)
     bench.scheduler.admit()
@@ -56,7 +56,7 @@ def test_a_broken_slice_is_not_published_and_the_others_go_on() -> None:
     bench.pool.check()
 
 
-def test_a_slice_that_was_not_computed_fails_alone_and_leaves_the_cache() -> None:
+def test_an_uncomputed_slice_fails_alone_and_leaves_the_cache() -> None:
     bench = Bench()
     bad, good, young = bench.submit([1] * 6), bench.submit([2] * 6), bench.submit([3] * 16)
     bench.step(), bench.step()
@@ -85,7 +85,7 @@ def forked(bench: Bench) -> Group:
     return group
 
 
-def test_blocks_of_a_prompt_in_a_step_stay_when_it_and_another_request_end() -> None:
+def test_blocks_in_a_step_outlive_the_end_of_their_request() -> None:
     bench = Bench()
     prompt = bench.submit(list(range(6)))
     other = bench.submit([9] * 5, local=False)
@@ -103,7 +103,7 @@ def test_blocks_of_a_prompt_in_a_step_stay_when_it_and_another_request_end() -> 
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-def test_a_copy_is_made_for_those_who_still_want_it_from_a_block_that_nobody_took(
+def test_a_copy_needs_only_the_sequence_of_its_target(
     gone: int,
 ) -> None:
     bench = Bench()

@@ -99,7 +99,7 @@ def shape(plan: StepPlan) -> list[tuple[list[int], int, int | None]]:
     return [(list(s.tokens), s.start, s.feed) for s in plan.batch.slices]
 
 
-def test_the_next_step_takes_the_tokens_that_the_one_under_way_draws() -> None:
+def test_the_next_step_takes_the_tokens_of_the_running_one() -> None:
     bench = Bench()
     one, two = bench.decoding([1] * 5, [2] * 6)
     tokens = [one.output[-1], two.output[-1]]
@@ -117,7 +117,7 @@ def test_the_next_step_takes_the_tokens_that_the_one_under_way_draws() -> None:
     assert shape(bench.plan()) == [([two.output[-1]], starts[1] + 3, None)]
 
 
-def test_who_was_not_in_the_step_under_way_is_not_fed() -> None:
+def test_a_sequence_outside_the_running_step_is_not_fed() -> None:
     bench = Bench()
     (one,) = bench.decoding([1] * 5)
     first = bench.plan()
@@ -131,7 +131,7 @@ def test_who_was_not_in_the_step_under_way_is_not_fed() -> None:
     assert [feed for _, _, feed in shape(bench.plan())] == [0, None]
 
 
-def test_penalties_see_all_tokens_that_are_known_and_the_engine_adds_the_fed_one() -> None:
+def test_penalties_see_all_known_tokens_and_the_fed_one() -> None:
     bench = Bench()
     (one,) = bench.decoding([1] * 5, frequency_penalty=0.5)
     first, second = bench.plan(), bench.plan()
@@ -151,7 +151,7 @@ def test_nothing_is_computed_beyond_the_last_token() -> None:
     assert len(one.output) == 3 and bench.at_rest()
 
 
-def test_blocks_of_a_sequence_that_ended_are_freed_with_the_last_step_that_writes_them() -> None:
+def test_blocks_are_freed_with_the_last_step_that_writes_them() -> None:
     bench = Bench(blocks=8)
     (one,) = bench.decoding([1] * 6)
     first, second = bench.plan(), bench.plan()
@@ -168,7 +168,7 @@ def test_blocks_of_a_sequence_that_ended_are_freed_with_the_last_step_that_write
 
 
 @pytest.mark.parametrize("how", ["broken", "failed"])
-def test_a_slice_that_is_lost_ends_its_sequence_and_the_next_step_drops_it(how: str) -> None:
+def test_a_lost_slice_ends_its_sequence_and_leaves_the_next_step(how: str) -> None:
     bench = Bench()
     bad, good = bench.decoding([1] * 6, [2] * 6)
     first, second = bench.plan(), bench.plan()
@@ -183,7 +183,7 @@ def test_a_slice_that_is_lost_ends_its_sequence_and_the_next_step_drops_it(how: 
     assert bench.at_rest()
 
 
-def test_of_a_failed_step_the_next_one_keeps_who_was_not_in_it() -> None:
+def test_the_step_after_a_failed_one_keeps_other_sequences() -> None:
     bench = Bench()
     (old,) = bench.decoding([1] * 5)
     first = bench.plan()
@@ -210,7 +210,7 @@ def test_both_steps_may_fail() -> None:
     assert bench.at_rest() and bench.scheduler.running == 0
 
 
-def test_nobody_is_preempted_while_a_step_is_under_way() -> None:
+def test_no_sequence_is_preempted_during_a_step() -> None:
     """No token of a step under way is drawn twice, no block of it given to another."""
     bench = Bench(blocks=8, expected_growth_tokens=1)
     old, young = bench.decoding([1] * 7, [2] * 7)
@@ -235,7 +235,7 @@ def test_nobody_is_preempted_while_a_step_is_under_way() -> None:
     assert again.key.tokens == [2] * 7 + young.output
 
 
-def test_a_prompt_that_nobody_wants_gets_no_further_chunk() -> None:
+def test_an_abandoned_prompt_gets_no_further_chunk() -> None:
     bench = Bench()
     request = bench.submit([1] * 30)
     first, second = bench.plan(), bench.plan()
@@ -268,7 +268,7 @@ def test_the_last_chunk_under_way_makes_its_choices_wait_a_step() -> None:
     assert bench.at_rest()
 
 
-def test_a_chunk_that_memory_is_too_short_for_is_cut_and_computed_again() -> None:
+def test_a_chunk_too_large_for_memory_is_cut_and_recomputed() -> None:
     bench = Bench()
     request = bench.submit([1] * 19)
     first, second = bench.plan(), bench.plan()
@@ -286,7 +286,7 @@ def test_a_chunk_that_memory_is_too_short_for_is_cut_and_computed_again() -> Non
     assert bench.at_rest()
 
 
-def test_with_a_step_under_way_the_oldest_never_sits_out_while_a_younger_one_is_planned() -> None:
+def test_the_oldest_is_never_skipped_while_a_younger_is_planned() -> None:
     """It has no block for its next token, and the younger one has: nothing is planned, so that
     the younger one can be preempted when the step under way is over."""
     bench = Bench(blocks=8, expected_growth_tokens=1)
@@ -309,7 +309,7 @@ def test_with_a_step_under_way_the_oldest_never_sits_out_while_a_younger_one_is_
     bench.pool.release(taken, Hold.USED)
 
 
-def test_who_waits_for_a_grant_to_be_taken_back_stops_nobody() -> None:
+def test_waiting_for_a_revoked_grant_stops_no_other() -> None:
     """Its block comes from the grant, not from a younger sequence: they go on meanwhile."""
     bench = Bench(blocks=16, expected_growth_tokens=1, waiting_share=1.0)
     old, young = bench.decoding([1] * 7, [2] * 5)
@@ -328,7 +328,7 @@ def test_who_waits_for_a_grant_to_be_taken_back_stops_nobody() -> None:
     bench.pool.release(taken, Hold.USED)
 
 
-def test_who_has_ended_in_a_step_under_way_takes_no_place_in_the_batch() -> None:
+def test_a_sequence_that_ended_in_a_running_step_takes_no_row() -> None:
     bench = Bench(max_sequences=2)
     one, two = bench.decoding([1] * 5, [2] * 5)
     plan = bench.plan()

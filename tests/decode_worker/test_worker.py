@@ -50,7 +50,7 @@ def make_cluster() -> MakeCluster:
 
 @pytest.mark.parametrize(("role", "blocks"), [("prefill", 32), ("decode", 48)])
 @on_virtual_time
-async def test_a_hello_says_who_it_is_and_what_is_lost(
+async def test_a_hello_names_the_worker_and_what_is_lost(
     make_cluster: MakeCluster, role: str, blocks: int
 ) -> None:
     cluster = make_cluster()
@@ -69,7 +69,7 @@ async def test_a_hello_says_who_it_is_and_what_is_lost(
 
 
 @on_virtual_time
-async def test_a_prefill_worker_takes_no_request_of_a_router_and_owes_it_none(
+async def test_a_prefill_worker_accepts_no_request_of_a_router(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster()
@@ -85,7 +85,7 @@ async def test_a_prefill_worker_takes_no_request_of_a_router_and_owes_it_none(
 
 
 @on_virtual_time
-async def test_load_and_audit_follow_a_request_from_its_start_to_its_end(
+async def test_load_and_audit_follow_a_request_to_its_end(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster()
@@ -120,7 +120,7 @@ async def test_load_and_audit_follow_a_request_from_its_start_to_its_end(
 
 
 @on_virtual_time
-async def test_handoffs_under_way_wake_no_worker_that_has_nothing_to_compute(
+async def test_handoffs_wake_no_worker_without_work(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = make_cluster()
@@ -189,7 +189,7 @@ async def test_another_attempts_cancel_ends_nothing(make_cluster: MakeCluster) -
 
 
 @on_virtual_time
-async def test_a_cancelled_choice_takes_no_more_steps_and_the_other_goes_on(
+async def test_a_cancelled_choice_stops_and_the_other_continues(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster()
@@ -228,7 +228,7 @@ async def test_steps_that_fail_leave_a_worker_whose_books_balance(
 
 
 @on_virtual_time
-async def test_who_waits_is_let_in_with_the_end_of_another_and_not_a_step_later() -> None:
+async def test_a_waiting_request_is_admitted_in_the_step_another_ends() -> None:
     step = StepConfig(max_sequences=2, local_prefill_tokens=8)
     cluster = Cluster(Config(pool=PoolConfig(block_size=4), step=step), step_s=lambda batch: 0.06)
     node = cluster.add_decode("decode-0", 48)
@@ -271,7 +271,7 @@ async def test_the_copies_of_a_step_that_was_refused_are_never_made(
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @on_virtual_time
-async def test_a_worker_whose_device_hangs_tells_how_long_it_is_overdue(
+async def test_a_worker_with_a_hung_device_reports_the_overdue_time(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
     cluster = make_cluster()
@@ -293,7 +293,7 @@ async def test_a_worker_whose_device_hangs_tells_how_long_it_is_overdue(
 
 
 @on_virtual_time
-async def test_who_fits_beside_no_quarantine_that_lasts_is_given_back_to_its_router(
+async def test_a_request_too_large_beside_a_quarantine_is_returned(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its deadline may be an hour away, and another worker may have room."""
@@ -313,7 +313,7 @@ async def test_who_fits_beside_no_quarantine_that_lasts_is_given_back_to_its_rou
 
 
 @on_virtual_time
-async def test_a_deadline_ends_a_handoff_and_its_prompt_on_the_prefill_worker(
+async def test_a_deadline_ends_a_handoff_on_both_workers(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster()

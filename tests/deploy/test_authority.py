@@ -47,7 +47,7 @@ def test_what_it_issues_fits_together_and_is_read_as_such(tmp_path: Path) -> Non
     assert isinstance(key, ec.EllipticCurvePrivateKey) and key.curve.name == "secp256r1"
 
 
-def test_keys_are_for_this_user_alone_and_the_authoritys_is_in_no_file(tmp_path: Path) -> None:
+def test_keys_are_private_and_the_authoritys_is_in_no_file(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "tls", Clock())
     authority.issue("decode-0", "127.0.0.1")
     authority.issue("router", None)
@@ -98,7 +98,7 @@ def test_only_the_authority_signs_certificates(tmp_path: Path) -> None:
     assert above.get_extension_for_class(x509.BasicConstraints).value.path_length == 0
 
 
-def test_a_host_that_no_certificate_can_bear_is_refused_by_its_setting(tmp_path: Path) -> None:
+def test_a_host_unfit_for_certificates_is_refused_by_its_setting(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"worker\.host is 'knöten'"):
         Authority(tmp_path / "tls", Clock()).issue("decode-0", "knöten")
 
@@ -149,7 +149,7 @@ def test_after_a_leap_of_the_clock_they_are_valid_again(tmp_path: Path, step: ti
     read(security(files), clock.now)
 
 
-def test_a_disk_that_takes_nothing_is_told_and_tried_again_later(
+def test_a_full_disk_is_reported_and_retried_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()

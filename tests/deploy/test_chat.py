@@ -84,7 +84,7 @@ def test_pieces_come_in_order_and_the_request_is_what_was_meant(server: Scripted
     assert body == {"model": "m", "messages": messages, "stream": True, "max_tokens": 3}
 
 
-def test_a_refusal_is_told_in_the_servers_words(server: Scripted) -> None:
+def test_a_refusal_is_shown_in_the_servers_words(server: Scripted) -> None:
     server.answers.append((404, b'{"error": {"message": "no model m: first is served"}}'))
     with pytest.raises(BatonError, match="404: no model m: first is served"):
         list(client(server).stream("m", []))

@@ -63,7 +63,7 @@ def events(*data: str) -> bytes:
 @pytest.mark.parametrize(
     "url", ["http://[::1", "http://127.0.0.1:abc", "http://127.0.0.1:99999", "http://host:0"]
 )
-def test_an_address_that_cannot_be_is_refused_before_anything_is_asked(url: str) -> None:
+def test_an_impossible_address_is_refused_before_any_call(url: str) -> None:
     with pytest.raises(ConfigError, match="write it as http"):
         ChatClient(url)
 
@@ -74,7 +74,7 @@ def test_an_ipv6_address_is_one() -> None:
 
 
 @pytest.mark.parametrize("key", ["a\nb", "schlüssel", "a\x00"])
-def test_a_key_that_no_header_carries_is_refused_without_being_told(key: str) -> None:
+def test_a_key_unfit_for_a_header_is_refused_without_showing_it(key: str) -> None:
     with pytest.raises(ConfigError, match="API key") as caught:
         ChatClient("http://127.0.0.1:9", key)
     assert key not in str(caught.value)
@@ -106,7 +106,7 @@ def test_what_speaks_no_http_is_no_server(serve: Serve) -> None:
     assert "\x1b" not in str(caught.value)
 
 
-def test_a_refusal_of_the_list_of_models_cannot_steer_the_terminal(serve: Serve) -> None:
+def test_a_refused_model_list_cannot_steer_the_terminal(serve: Serve) -> None:
     """It ends `baton chat`, before anything is said: it was shown as it came."""
     bodies = b"\x1b[2Jboo", b'{"error": {"message": "\\u001b[2Jboo"}}'
     for body in bodies:
@@ -125,7 +125,7 @@ def test_an_event_that_is_no_piece_ends_the_answer(serve: Serve, data: str) -> N
         next(stream)
 
 
-def test_a_chunked_stream_cut_within_a_chunk_is_a_server_that_stopped(serve: Serve) -> None:
+def test_a_stream_cut_within_a_chunk_is_a_stopped_server(serve: Serve) -> None:
     url = serve(HEAD + b"Transfer-Encoding: chunked\r\n\r\nffff\r\ndata: {")
     with pytest.raises(BatonError) as caught:
         list(ChatClient(url).stream("m", []))

@@ -70,7 +70,7 @@ def test_each_flag_is_explained(command: str) -> None:
     assert [name for name, words in told.items() if not words] == []
 
 
-def test_the_demos_placement_is_told_as_it_is() -> None:
+def test_the_demo_reports_its_actual_placement() -> None:
     (commands,) = (a.choices for a in main.parser()._actions if a.dest == "command")
     assert isinstance(commands, dict)
     for name, default in (("serve", "auto"), ("demo", "disaggregated")):
@@ -181,7 +181,7 @@ def test_a_malformed_setting_is_refused(capsys: pytest.CaptureFixture[str], text
     assert ended.value.code == 2 and "write it as section.key=value" in capsys.readouterr().err
 
 
-def test_the_demo_is_disaggregated_unless_told_otherwise() -> None:
+def test_the_demo_is_disaggregated_by_default() -> None:
     parse = main.parser().parse_args
     assert flags_of(parse(["demo"]))["router.placement"] == "disaggregated"
     assert flags_of(parse(["demo", "--placement", "local"]))["router.placement"] == "local"

@@ -210,7 +210,7 @@ def test_a_state_folder_that_others_can_read_fails(monkeypatch: pytest.MonkeyPat
     assert doctor.state_folder() == Finding("state folder", "fail", "not usable", "open to others")
 
 
-def test_tls_warns_where_it_is_off_and_fails_where_its_files_do_not_fit(tmp_path: Path) -> None:
+def test_tls_off_is_a_warning_and_unfit_files_a_failure(tmp_path: Path) -> None:
     assert doctor.certificates(Config()).level == "ok"
     off = doctor.certificates(Config(security=SecurityConfig(tls="off")))
     assert off.level == "warn" and "plain text" in off.found and off.remedy

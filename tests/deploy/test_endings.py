@@ -50,7 +50,7 @@ def draining(start: Start, wait_for: Wait, name: str, grace_s: float) -> int:
     return pid
 
 
-def test_a_child_that_takes_its_time_is_told_twice_where_there_is_haste(
+def test_a_slow_child_is_signalled_twice_when_in_haste(
     instance: Instance, start: Start, wait_for: Wait
 ) -> None:
     pid = draining(start, wait_for, "a", grace_s=600.0)
@@ -60,7 +60,7 @@ def test_a_child_that_takes_its_time_is_told_twice_where_there_is_haste(
     assert processes_of(instance.instance_id) == []
 
 
-def test_who_is_in_haste_from_the_beginning_waits_for_no_child(
+def test_an_end_in_haste_waits_for_no_child(
     instance: Instance, start: Start, wait_for: Wait
 ) -> None:
     """And each is told twice: two signals at once would be one."""

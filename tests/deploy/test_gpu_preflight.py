@@ -33,7 +33,7 @@ def test_a_cpu_is_refused_with_what_measures_it(device: str) -> None:
 
 
 @no_gpu
-async def test_the_doctor_is_told_what_its_children_said() -> None:
+async def test_the_doctor_reports_what_its_children_said() -> None:
     with pytest.raises(ReadFailed, match="(?s)preflight failed.*cuda:0.*sees no CUDA device"):
         await preflight.loopback(0.0, on_gpu("cuda:0"))
 

@@ -126,13 +126,15 @@ def test_noise_before_the_answer_is_passed_over(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("question", ["raise SystemExit('no driver')", "print('none')", ""])
-def test_a_child_that_cannot_answer_is_told(monkeypatch: pytest.MonkeyPatch, question: str) -> None:
+def test_a_child_that_cannot_answer_is_reported(
+    monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
     monkeypatch.setattr(gpus, "_QUESTION", question)
     with pytest.raises(ConfigError, match="torch cannot list the GPUs.*give --device cpu"):
         gpus._ask_torch(never)
 
 
-def test_a_child_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_hangs_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "_QUESTION", "import time; time.sleep(60)")
     monkeypatch.setattr(gpus, "ASK_TIMEOUT_S", 0.2)
     with pytest.raises(ConfigError, match="did not list the GPUs within 0.2 s"):

@@ -174,7 +174,7 @@ def test_no_way_to_the_hub(monkeypatch: pytest.MonkeyPatch, name: str, value: st
     assert "cannot be reached" in said and "give its folder" in said
 
 
-def test_a_child_that_breaks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_breaks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert "owner/fast ended with exit code 1" in refused("owner/fast")
 

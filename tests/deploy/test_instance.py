@@ -31,7 +31,7 @@ def test_the_folder_is_private_and_gone_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("swept", [True, False])
-def test_a_keeper_that_stays_is_swept_away_before_the_folder_is_removed(
+def test_a_remaining_keeper_ends_before_the_folder_is_removed(
     monkeypatch: pytest.MonkeyPatch, swept: bool
 ) -> None:
     """Where it stays all the same, the folder stays for it."""
@@ -113,7 +113,7 @@ def test_a_link_in_place_of_the_runtime_folder_is_refused(
         instances.runtime_folder()
 
 
-def test_without_a_session_folder_the_users_temporary_one_is_used(
+def test_without_a_session_folder_a_temporary_one_is_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR")

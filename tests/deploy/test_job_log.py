@@ -35,7 +35,7 @@ def test_a_short_log_is_left_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "a.log").stat().st_size == 10 and not (tmp_path / "a.log.1").exists()
 
 
-def test_a_long_log_stands_beside_and_who_writes_it_goes_on_at_its_beginning(
+def test_a_long_log_is_rotated_and_its_writer_starts_over(
     tmp_path: Path,
 ) -> None:
     with open_log(tmp_path, "a") as log:
@@ -123,7 +123,7 @@ def test_logs_that_are_kept_outlive_their_instance(tmp_path: Path) -> None:
     again.end()
 
 
-def test_a_folder_that_cannot_hold_logs_is_named_with_its_setting(tmp_path: Path) -> None:
+def test_a_folder_unfit_for_logs_is_named_with_its_setting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"telemetry\.log_folder .*file cannot be used"):
         keep_logs(tmp_path, ["router"], tmp_path / "file")

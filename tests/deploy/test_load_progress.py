@@ -29,7 +29,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Said:
     return lines
 
 
-def test_loading_is_told_at_its_ends_and_every_few_seconds(said: Said) -> None:
+def test_loading_is_reported_at_its_ends_and_every_few_seconds(said: Said) -> None:
     now = [100.0]
     progress = LoadProgress(lambda: now[0])
     for second in range(8):
@@ -45,7 +45,7 @@ def test_loading_is_told_at_its_ends_and_every_few_seconds(said: Said) -> None:
     assert (said[-1]["done_bytes"], said[-1]["total_bytes"], said[-1]["seconds"]) == (200, 200, 7.0)
 
 
-def test_whoever_waits_reads_it_in_words(
+def test_load_progress_is_read_in_words(
     said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert read_progress(tmp_path, "decode-0") == ""

@@ -66,16 +66,14 @@ def test_what_is_no_model_is_refused(
         find_model(given)
 
 
-def test_nothing_is_the_embedded_model_and_says_that_it_is_for_demonstration() -> None:
+def test_an_empty_source_is_the_embedded_demonstration_model() -> None:
     found = find_model(None)
     assert found.demonstration and found.name == "baton-tiny"
     assert (found.folder / "config.json").is_file()
 
 
 @pytest.mark.parametrize("broken", ["config.json", "model.safetensors", "bytes"])
-def test_what_a_worker_would_refuse_is_refused_alike_without_torch(
-    tmp_path: Path, broken: str
-) -> None:
+def test_a_model_unfit_for_workers_is_refused_without_torch(tmp_path: Path, broken: str) -> None:
     """`check_model` says, in a process that has no torch, what `build_runner` says."""
     shutil.copytree(find_model(None).folder, tmp_path, dirs_exist_ok=True)
     check_model(tmp_path, 0)
@@ -105,7 +103,7 @@ def test_what_a_worker_would_refuse_is_refused_alike_without_torch(
     assert (done.stdout, done.stderr) == (f"{refused.value}\n", "")
 
 
-def test_a_hub_id_is_told_before_it_is_fetched(
+def test_a_hub_id_is_printed_before_it_is_fetched(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     events: list[object] = []

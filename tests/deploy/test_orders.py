@@ -139,7 +139,7 @@ def test_a_worker_that_never_ends_is_reported(
         drain("decode-0", live_clusters(), lambda line: None)
 
 
-def test_an_unknown_worker_or_instance_is_reported_with_the_known(ready: Instance) -> None:
+def test_an_unknown_worker_is_reported_with_the_known_ones(ready: Instance) -> None:
     announce(ready, "decode-0")
     with pytest.raises(ConfigError, match="no worker decode-7 runs here; there are: decode-0"):
         find("decode-7", live_clusters())
@@ -197,9 +197,7 @@ def test_the_last_decode_worker_keeps_its_role(ready: Instance, worker: Any) -> 
     assert worker.orders == []
 
 
-def test_a_worker_that_was_started_alone_is_found_by_its_registry(
-    worker: Any, tmp_path: Path
-) -> None:
+def test_a_worker_started_alone_is_found_by_its_registry(worker: Any, tmp_path: Path) -> None:
     registry = DirectoryRegistry(tmp_path / "registry", tokens=(TOKEN,))
     record = WorkerRecord("decode-0", "b" * 32, "decode", worker.address, CLOSED, "tiny", 7)
     registry.announce(record)

@@ -65,7 +65,7 @@ def test_no_prefill_worker_is_fine_where_placement_may_be_local() -> None:
     assert worker_names(options) == ["decode-0", "decode-1"]
 
 
-def test_each_worker_gets_its_role_and_all_share_model_and_registry(tmp_path: Path) -> None:
+def test_workers_get_roles_and_share_model_and_registry(tmp_path: Path) -> None:
     options = ServeOptions(Config(), prefill=2, decode=1, config_file=tmp_path / "b.toml")
     planned = {job.name: " ".join(job.argv) for job in jobs(options, MODEL, tmp_path)}
     assert list(planned) == ["router", "prefill-0", "prefill-1", "decode-0"]
@@ -204,7 +204,7 @@ def test_memory_fraction_defaults_to_the_devices_own(
     assert float(added["BATON_POOL__MEMORY_FRACTION"]) == pytest.approx(fraction / 2)
 
 
-def test_a_worker_is_not_killed_in_its_drain_nor_in_a_lease_that_it_granted(tmp_path: Path) -> None:
+def test_a_worker_is_not_killed_in_its_drain_or_lease(tmp_path: Path) -> None:
     config = Config(worker=WorkerConfig(drain_s=100.0), handoff=HandoffConfig(lease_s=7.0))
     router, *workers = jobs(ServeOptions(config), MODEL, tmp_path)
     assert {job.grace_s for job in workers} == {grace_s(config)} and grace_s(config) >= 100 + 14

@@ -11,7 +11,7 @@ from baton.runtime.config import RouterConfig
 from baton.runtime.errors import ConfigError
 
 
-def test_a_host_that_is_none_is_not_told_as_a_port_in_use() -> None:
+def test_an_unknown_host_is_not_reported_as_a_port_in_use() -> None:
     with pytest.raises(ConfigError, match=r"--host no\.such\.host\.invalid.*give a name"):
         check_port(RouterConfig(host="no.such.host.invalid"))
 

@@ -65,7 +65,7 @@ def test_a_keeper_that_lived_long_is_started_again_at_once(
     assert all(at - 60 * index <= 1.0 for index, at in enumerate(keepers.of("a")))
 
 
-def test_what_cannot_be_started_is_told_and_tried_again_with_pauses(
+def test_a_failed_start_is_reported_and_retried_with_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keepers = Keepers(monkeypatch)

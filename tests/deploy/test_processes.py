@@ -88,7 +88,7 @@ def test_a_worker_starts_until_it_has_announced_itself(instance: Instance, kept:
     assert (worker.address, worker.model, worker.instance) == ("127.0.0.1:4000", "tiny", "test")
 
 
-def test_a_worker_that_was_killed_starts_whatever_the_start_before_it_has_announced(
+def test_a_killed_worker_starts_despite_its_old_announcement(
     instance: Instance, kept: set[str], admin: Admin
 ) -> None:
     """It was shown as running, at the address of a dead process, until that had faded."""
@@ -245,7 +245,7 @@ def test_json_carries_every_field_of_a_row(
         (b"not json", "[fd00::1]:4000"),  # no load: the address is the last
     ],
 )
-def test_the_table_shows_load_in_words_a_row_to_a_line_and_brackets_as_they_are(
+def test_the_table_has_a_line_per_row_and_literal_brackets(
     instance: Instance,
     kept: set[str],
     admin: Admin,
@@ -266,7 +266,7 @@ def test_the_table_shows_load_in_words_a_row_to_a_line_and_brackets_as_they_are(
     assert line.rstrip().endswith(f" {load}")
 
 
-def test_a_degraded_peer_is_named_with_its_bandwidth_while_its_boot_lives(
+def test_a_degraded_peer_is_named_while_its_boot_lives(
     instance: Instance,
     kept: set[str],
     admin: Admin,

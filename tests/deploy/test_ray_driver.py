@@ -104,9 +104,7 @@ def short() -> Iterator[Path]:
         yield Path(made)
 
 
-def test_without_an_address_a_local_ray_is_started_and_else_one_is_joined(
-    ray: FakeRay, tmp_path: Path
-) -> None:
+def test_without_an_address_a_local_ray_is_started(ray: FakeRay, tmp_path: Path) -> None:
     assert connect(tmp_path, "") is ray
     connect(tmp_path, "10.0.0.9:6379")
     assert [init["address"] for init in ray.inits] == ["local", "10.0.0.9:6379"]
@@ -116,7 +114,7 @@ def test_without_an_address_a_local_ray_is_started_and_else_one_is_joined(
 
 
 @pytest.mark.parametrize("error", [ConnectionError("no head"), RuntimeError("x"), ValueError("y")])
-def test_a_ray_that_cannot_be_used_is_told_with_the_way_out(
+def test_an_unusable_ray_is_reported_with_a_remedy(
     ray: FakeRay, tmp_path: Path, error: Exception
 ) -> None:
     ray.failure = error
@@ -127,7 +125,7 @@ def test_a_ray_that_cannot_be_used_is_told_with_the_way_out(
         connect(tmp_path, "10.0.0.9:1")
 
 
-def test_a_missing_ray_is_told_with_the_way_out(
+def test_a_missing_ray_is_reported_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -147,7 +145,7 @@ def test_a_local_ray_keeps_its_files_with_the_instance(
     assert [left.name for left in (short / "ray").iterdir()] == ["session_2026-01-03"]
 
 
-def test_each_worker_has_a_bundle_on_this_host_and_an_actor_that_comes_back(ray: FakeRay) -> None:
+def test_workers_have_local_bundles_and_restarting_actors(ray: FakeRay) -> None:
     actors = place(ray, Path("/run/i"), ["prefill-0", "decode-0"])
     assert [actor.name for actor in actors] == ["prefill-0", "decode-0"]
     assert ray.made == [("/run/i", "prefill-0"), ("/run/i", "decode-0")]
@@ -173,13 +171,13 @@ def test_workers_on_the_cpu_take_no_gpu_from_others(ray: FakeRay) -> None:
     assert [options["num_gpus"] for options in ray.options] == [0, 0]
 
 
-def test_a_ray_without_gpus_is_told_with_the_way_out(ray: FakeRay) -> None:
+def test_a_ray_without_gpus_is_reported_with_a_remedy(ray: FakeRay) -> None:
     ray.room = False
     with pytest.raises(ConfigError, match="each with 0.5 of a GPU: give --device cpu"):
         place(ray, Path("/run/i"), ["prefill-0", "decode-0"], 2)
 
 
-def test_a_host_without_room_is_told(ray: FakeRay) -> None:
+def test_a_host_without_room_is_reported(ray: FakeRay) -> None:
     ray.room = False
     with pytest.raises(ConfigError, match="no room for 1 workers.*10.0.0.1"):
         place(ray, Path("/run/i"), ["decode-0"])
@@ -299,7 +297,7 @@ def test_an_actor_that_cannot_look_at_the_lifeline_looks_again(
     assert "too many open files" in capfd.readouterr().err
 
 
-def test_the_launcher_keeps_one_more_job_that_names_the_placed_ones(instance: Instance) -> None:
+def test_the_launcher_keeps_one_more_job_that_names_the_others(instance: Instance) -> None:
     RayLauncher(instance, ["router"], ["prefill-0", "decode-0"], "auto", sharing=3)
     job = read_job(instance.folder, "ray")
     assert job.argv == driver_command(instance.folder, ["prefill-0", "decode-0"], "auto", 3)

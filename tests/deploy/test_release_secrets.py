@@ -141,7 +141,7 @@ def test_certificates_are_of_one_authority_and_stay(api: SecretsApi, server: Fak
     assert json.dumps(server.secrets) == before
 
 
-def test_certificates_are_replaced_in_the_second_half_of_their_life(api: SecretsApi) -> None:
+def test_certificates_are_replaced_after_half_their_life(api: SecretsApi) -> None:
     create_certificates(api, "chat-baton", SERVER)
     first = [certificate_of(api, name).serial_number for name in NAMES]
     later = datetime.now(UTC) + LIFE / 2 + timedelta(days=2)

@@ -11,7 +11,7 @@ def test_a_wrong_configuration_is_given_up_at_once() -> None:
     assert RestartRule().record_end(0.5, CONFIG_EXIT) is None
 
 
-def test_a_job_that_never_ran_long_is_given_up_after_its_attempts() -> None:
+def test_a_job_that_never_ran_long_is_given_up() -> None:
     rule = RestartRule(attempts=3)
     assert [rule.record_end(0.1, -9) for _ in range(3)] == [0.1, 0.2, None]
 
@@ -25,13 +25,13 @@ def test_a_job_that_ran_long_once_is_never_given_up(code: int) -> None:
     assert pauses[-1] == rule.longest_pause_s
 
 
-def test_pauses_grow_while_deaths_are_quick_and_start_over_after_a_long_run() -> None:
+def test_pauses_grow_with_quick_deaths_and_reset_after_long_runs() -> None:
     rule = RestartRule(attempts=100)
     assert [rule.record_end(1.0, 1) for _ in range(4)] == [0.1, 0.2, 0.4, 0.8]
     assert rule.record_end(60.0, 1) == 0.1
 
 
-def test_a_worker_that_ends_ill_again_and_again_is_started_ever_more_slowly() -> None:
+def test_a_repeatedly_failing_worker_starts_ever_more_slowly() -> None:
     """It is up for some ten seconds each time before it knows: that is no long run."""
     rule = RestartRule(attempts=5)
     pauses = [rule.record_end(rule.stable_s + 5, UNHEALTHY_EXIT) for _ in range(8)]

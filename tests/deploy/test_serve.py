@@ -135,7 +135,7 @@ def test_a_ready_server_answers_and_ctrl_c_leaves_nothing(serving: Callable[...,
         )
 
 
-def test_the_curl_line_is_right_in_a_shell_whatever_the_models_name(model: Path) -> None:
+def test_the_curl_line_is_quoted_for_any_model_name(model: Path) -> None:
     served = Served(model.rename(model.with_name("it's mine")), "process")
     try:
         words = shlex.split(served.until(r"^  (curl .*)$")[1])
@@ -144,7 +144,7 @@ def test_the_curl_line_is_right_in_a_shell_whatever_the_models_name(model: Path)
         assert served.interrupt()[0] == 0
 
 
-def test_it_is_ready_only_when_the_router_is_linked_to_every_worker(
+def test_it_is_ready_only_when_linked_to_every_worker(
     serving: Callable[..., Served],
 ) -> None:
     served = serving(fault="late-link")
@@ -226,7 +226,7 @@ def test_a_wrong_model_ends_it_with_one_message(serving: Callable[..., Served]) 
     assert (code, err) == (78, "baton: error: model.safetensors lacks a tensor\n")
 
 
-def test_a_model_that_no_worker_could_serve_is_refused_before_anything_starts(
+def test_a_model_no_worker_could_serve_is_refused_at_once(
     serving: Callable[..., Served], model: Path
 ) -> None:
     (model / "config.json").write_text(json.dumps(LLAMA | {"architectures": ["NewForCausalLM"]}))
@@ -237,7 +237,7 @@ def test_a_model_that_no_worker_could_serve_is_refused_before_anything_starts(
     assert served.seen == ""
 
 
-def test_a_missing_shard_is_told_before_anything_starts(
+def test_a_missing_shard_is_reported_before_any_start(
     serving: Callable[..., Served], model: Path
 ) -> None:
     (model / "model.safetensors").rename(model / "model-1.safetensors")
@@ -250,7 +250,7 @@ def test_a_missing_shard_is_told_before_anything_starts(
     assert served.seen == ""
 
 
-def test_a_shard_that_was_cut_short_is_told_before_anything_starts(
+def test_a_truncated_shard_is_reported_before_any_start(
     serving: Callable[..., Served], model: Path
 ) -> None:
     entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}

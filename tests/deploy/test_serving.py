@@ -119,7 +119,7 @@ def put(instance: Instance, name: str, state: JobState, starts: int, **more: Any
     return lambda: write_private(instance.folder / f"{name}.status", json.dumps(asdict(status)))
 
 
-def test_a_keeper_that_cannot_be_started_ends_nothing_and_is_said_once(
+def test_a_keeper_that_cannot_start_is_reported_once(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> BatonError:
@@ -132,7 +132,7 @@ def test_a_keeper_that_cannot_be_started_ends_nothing_and_is_said_once(
     assert launcher.said == [failure, "decode-0 died (with its keeper); restarted", failure]
 
 
-def test_a_job_that_cannot_be_started_for_now_is_said_and_ends_nothing(
+def test_a_job_that_cannot_start_yet_is_reported_and_ends_none(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = [

@@ -84,7 +84,7 @@ def test_what_a_child_said_of_its_start_goes_before_the_next(
     assert wait_for(lambda: read_progress(instance.folder, "a") == "half ")
 
 
-def test_a_child_that_says_its_configuration_is_wrong_is_given_up(
+def test_a_child_with_a_wrong_configuration_is_given_up(
     instance: Instance, start: Start, wait_for: Wait
 ) -> None:
     code = (
@@ -108,7 +108,7 @@ def test_a_child_that_keeps_crashing_is_given_up(
     assert (instance.folder / "a.log").read_text() == "why\n" * 5
 
 
-def test_a_command_that_does_not_exist_is_a_failure_with_a_message(
+def test_a_missing_command_is_a_failure_with_a_message(
     instance: Instance, start: Start, wait_for: Wait
 ) -> None:
     start(Job("a", ("/no/such/command",)))
@@ -264,7 +264,7 @@ def test_a_job_that_was_well_is_started_once_it_can_be(
         assert len(calls) == 10 and alive(status(instance, "a").pid)
 
 
-def test_a_child_that_could_not_be_watched_is_ended_before_the_next(
+def test_an_unwatchable_child_is_ended_before_the_next(
     instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail, calls = failing(3, OSError(errno.EMFILE, "no descriptor"), os.pidfd_open)
@@ -275,7 +275,7 @@ def test_a_child_that_could_not_be_watched_is_ended_before_the_next(
         assert [alive(pid) for (pid,) in calls] == [False, False, False, True]
 
 
-def test_what_never_was_well_and_cannot_be_started_is_given_up_with_the_reason(
+def test_a_job_that_never_started_well_is_given_up_with_a_reason(
     instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail, calls = failing(99, SHORT[0], subprocess.Popen)
@@ -288,7 +288,7 @@ def test_what_never_was_well_and_cannot_be_started_is_given_up_with_the_reason(
 
 
 @pytest.mark.parametrize("proven", [False, True])
-def test_a_folder_of_logs_that_is_gone_ends_only_what_never_was_well(
+def test_a_lost_log_folder_ends_only_what_never_was_well(
     instance: Instance, tmp_path: Path, wait_for: Wait, proven: bool
 ) -> None:
     (instance.folder / "a.log").symlink_to(tmp_path / "gone" / "a.log")
@@ -313,7 +313,7 @@ def test_a_long_run_is_written_down_for_the_next_keeper(
     assert Supervisor(instance.folder, keeper._job, {})._rule.proven
 
 
-def test_a_status_that_cannot_be_written_ends_no_job_and_is_written_later(
+def test_an_unwritable_status_ends_no_job_and_is_written_later(
     instance: Instance,
     wait_for: Wait,
     monkeypatch: pytest.MonkeyPatch,
@@ -330,7 +330,7 @@ def test_a_status_that_cannot_be_written_ends_no_job_and_is_written_later(
     assert "the status of a was not written: [Errno 28] No space left" in capfd.readouterr().err
 
 
-def test_a_job_that_was_given_up_has_its_keeper_until_that_is_written(
+def test_a_job_keeps_its_keeper_until_its_end_is_written(
     instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else another one would start it again, without end."""
@@ -342,7 +342,7 @@ def test_a_job_that_was_given_up_has_its_keeper_until_that_is_written(
     assert status(instance, "a").state == "failed" and len(calls) == 11
 
 
-def test_a_keeper_whose_disk_is_full_to_the_last_byte_keeps_its_job(
+def test_a_keeper_with_a_full_disk_keeps_its_job(
     instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.deploy.host.instance.PID_TIMEOUT_S", 0.05)

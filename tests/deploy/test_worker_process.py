@@ -43,7 +43,7 @@ class LostFolder(MemoryRegistry):
         raise OSError(5, "Input/output error")
 
 
-async def test_a_registry_that_cannot_be_left_skips_nothing_of_a_workers_end(
+async def test_a_failing_registry_skips_no_step_of_a_workers_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended: list[str] = []
@@ -64,7 +64,7 @@ async def test_a_registry_that_cannot_be_left_skips_nothing_of_a_workers_end(
         await asyncio.open_connection(*record.address.split(":"))
 
 
-def test_a_start_under_the_id_of_a_live_process_is_refused_before_its_model_is_loaded(
+def test_a_start_under_a_live_id_is_refused_before_loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_lock, "LOCK_TIMEOUT_S", 0.0)
@@ -87,7 +87,7 @@ def test_a_start_under_the_id_of_a_live_process_is_refused_before_its_model_is_l
     assert list(tmp_path.glob("*.worker")) == []
 
 
-async def test_a_failure_in_a_workers_end_is_raised_and_the_rest_of_it_goes_on(
+async def test_a_failure_in_a_workers_end_is_raised_after_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     process, serving, registry = started("prefill")
@@ -133,7 +133,7 @@ async def test_a_worker_all_of_whose_steps_fail_ends_by_itself(
     assert registry.workers() == []
 
 
-async def test_what_an_ill_worker_has_is_handed_back_for_another_to_go_on(
+async def test_a_red_worker_returns_its_requests_for_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its mover has died: what it decodes could go on for long, and no handoff any more."""
@@ -171,7 +171,7 @@ def boot(**settings: Any) -> Boot:
     )
 
 
-async def test_a_listening_worker_announces_the_ports_that_it_really_has() -> None:
+async def test_a_worker_announces_the_ports_that_it_has() -> None:
     server = open_server("t")
     record = await _listen(boot(), server, "127.0.0.1:9")
     try:
@@ -186,7 +186,7 @@ async def test_a_listening_worker_announces_the_ports_that_it_really_has() -> No
 
 
 @pytest.mark.usefixtures("ipv6")
-async def test_a_worker_on_an_ipv6_address_announces_one_that_can_be_dialled() -> None:
+async def test_a_worker_on_ipv6_announces_a_reachable_address() -> None:
     server = open_server("t")
     record = await _listen(boot(host="::1"), server, "[::1]:9")
     try:
@@ -210,7 +210,7 @@ async def test_a_workers_port_that_is_taken_is_named_with_the_setting() -> None:
         await server.stop(None)
 
 
-async def test_a_port_that_the_role_before_still_lets_go_of_is_waited_for() -> None:
+async def test_a_port_still_held_by_the_previous_role_is_waited_for() -> None:
     taken = socket.socket()
     taken.bind(("127.0.0.1", 0))
     taken.listen()
@@ -252,7 +252,7 @@ async def red_while_its_device_hangs(
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_a_worker_serves_until_it_is_ordered_to_drain_and_then_ends_in_good_order(
+async def test_a_worker_serves_until_drained_and_ends_in_order(
     role: Any, monkeypatch: pytest.MonkeyPatch, fair_watch: Any
 ) -> None:
     process, serving, registry = started(role)

@@ -33,7 +33,7 @@ class FullDisk(MemoryRegistry):
 
 
 @on_virtual_time
-async def test_a_registry_that_cannot_be_written_does_not_end_the_worker(
+async def test_an_unwritable_registry_does_not_end_the_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(announcer, "ANNOUNCE_INTERVAL_S", 0.001)
@@ -91,7 +91,7 @@ class Health:
 
 
 @on_virtual_time
-async def test_steps_that_fail_for_long_end_the_worker_and_hurry_its_end(
+async def test_steps_that_keep_failing_end_the_worker_quickly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker_process, "STEPS_POLL_S", 0.005)
@@ -118,7 +118,7 @@ async def watched(pool: BlockPool, limit: float) -> asyncio.Task[None]:
 
 
 @on_virtual_time
-async def test_a_worker_ends_when_too_much_of_its_pool_is_in_quarantine(
+async def test_a_worker_ends_when_too_much_is_in_quarantine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker_process, "QUARANTINE_POLL_S", 0.001)

@@ -37,7 +37,7 @@ async def served(client: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("numbers", "param"), [(2_700_000, None), (1_000_000, "prompt[0]")], ids=["counted", "read"]
 )
-async def test_the_largest_bad_body_holds_up_nobody(
+async def test_the_largest_bad_body_delays_no_other_request(
     pair: Any, client: httpx.AsyncClient, numbers: int, param: str | None
 ) -> None:
     """A stream of another client goes on without a migration: no link fell silent."""
@@ -74,7 +74,7 @@ async def test_a_crowd_that_vanishes_leaves_nothing(pair: Any, client: httpx.Asy
 
 
 @pytest.mark.parametrize("path", [COMPLETE, "/v1/chat/completions"])
-async def test_a_body_just_over_the_default_limit_is_refused_for_its_size(
+async def test_a_body_over_the_default_limit_is_refused_for_its_size(
     client: httpx.AsyncClient, path: str
 ) -> None:
     limit = 8 << 20

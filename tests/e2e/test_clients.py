@@ -44,7 +44,7 @@ def test_completions_with_choices_and_logprobs(sync_client: openai.OpenAI) -> No
         assert all(value is not None and value <= 0 for value in choice.logprobs.token_logprobs)
 
 
-def test_a_prompt_told_twice_is_cached(sync_client: openai.OpenAI) -> None:
+def test_a_repeated_prompt_is_cached(sync_client: openai.OpenAI) -> None:
     prompt = "a long walk along the river and over the hill " * 10
     for cached in (False, True):
         answer = sync_client.completions.create(prompt=prompt, **SETTINGS)

@@ -68,7 +68,7 @@ def _post(url: str, body: dict[str, object]) -> Any:
 
 
 @pytest.mark.timeout(120)
-def test_serve_answers_and_ctrl_c_leaves_no_process_and_cuts_no_stream(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_process_and_cuts_no_stream(tmp_path: Path) -> None:
     """Told together with their router, workers without a drain would cut it."""
     marker = f"BATON_TEST_MARKER={tmp_path.name}-serve"
     name, value = marker.split("=")

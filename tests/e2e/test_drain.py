@@ -18,7 +18,7 @@ def load(make_streams: Callable[..., Any]) -> Any:
     return make_streams(20, seed=23)
 
 
-async def test_workers_that_end_and_change_their_role_under_load_lose_nothing(
+async def test_ending_and_role_changes_under_load_lose_nothing(
     until: Any,
     make_busy: Callable[..., Any],
     load: Any,
@@ -109,7 +109,7 @@ class Balancer:
 
 
 @pytest.mark.nightly
-async def test_routers_are_started_anew_one_by_one_and_nothing_is_lost(
+async def test_routers_restart_one_by_one_and_nothing_is_lost(
     until: Any,
     make_busy: Callable[..., Any],
 ) -> None:

@@ -17,7 +17,7 @@ UNHEALTHY_EXIT = 70  # as deploy/host/restarts.py has it
 
 
 @pytest.mark.nightly
-async def test_a_worker_all_of_whose_steps_fail_is_replaced_and_nobody_loses_a_request(
+async def test_a_worker_whose_steps_all_fail_is_replaced_without_loss(
     make_cluster: Callable[..., Any],
     make_load: Callable[..., Any],
     compare: Callable[..., list[str]],

@@ -59,7 +59,7 @@ def said(process: subprocess.Popen[str], pattern: str) -> str:
 
 @pytest.mark.timeout(300)
 @pytest.mark.nightly
-def test_requests_go_on_and_new_ones_are_answered_without_rays_head(
+def test_requests_are_answered_without_the_head_of_ray(
     served: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     url = said(served, r"Ready at (http://\S+)")

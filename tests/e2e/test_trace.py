@@ -104,7 +104,7 @@ def test_all_phases_of_a_request_are_in_one_trace(told: Told) -> None:
         assert span.start_time_unix_nano >= request.start_time_unix_nano - 5_000_000
 
 
-def test_a_handoff_that_stumbles_is_found_by_its_request_in_all_logs(told: Told) -> None:
+def test_a_retried_handoff_is_found_by_its_request_in_all_logs(told: Told) -> None:
     events = {
         name: [json.loads(line) for line in log.splitlines()] for name, log in told.logs.items()
     }
@@ -125,7 +125,7 @@ def test_no_prompt_text_is_in_spans_or_logs(told: Told) -> None:
 
 
 @pytest.mark.nightly
-async def test_a_prompt_computed_on_the_decode_worker_has_the_same_phases(
+async def test_a_locally_computed_prompt_has_the_same_phases(
     make_cluster: Callable[..., Any], collector: tuple[Any, str]
 ) -> None:
     servicer, endpoint = collector

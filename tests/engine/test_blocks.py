@@ -104,7 +104,7 @@ def test_a_second_block_of_the_same_identity_stays_unpublished() -> None:
     pool.check()
 
 
-def test_pins_are_counted_so_that_a_shared_prefix_serves_many_readers() -> None:
+def test_pins_are_counted_so_readers_share_a_prefix() -> None:
     pool = BlockPool(2, SIZE)
     blocks = fill(pool, list(range(8)))
     pool.hold(blocks, Hold.PINNED)
@@ -208,7 +208,7 @@ def cached(pool: BlockPool, tokens: list[int], tenant: bytes) -> None:
     pool.release(fill(pool, tokens, tenant), Hold.USED)
 
 
-def test_who_holds_more_than_its_share_loses_its_own_prefixes_first() -> None:
+def test_a_tenant_above_its_share_loses_its_own_prefixes_first() -> None:
     pool = BlockPool(8, SIZE, tenant_share=0.5)
     cached(pool, [1] * 8, b"small")  # the oldest of all
     for token in range(2, 8):
@@ -219,7 +219,7 @@ def test_who_holds_more_than_its_share_loses_its_own_prefixes_first() -> None:
     assert sum(pool.held_prefix(identities([token] * 8)) for token in range(2, 8)) == 6
 
 
-def test_without_shares_a_flood_evicts_everybody() -> None:
+def test_without_shares_a_flood_evicts_all_tenants() -> None:
     pool = BlockPool(8, SIZE)
     cached(pool, [1] * 8, b"small")
     for token in range(2, 8):

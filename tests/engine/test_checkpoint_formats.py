@@ -226,7 +226,7 @@ def test_experts_and_latents_are_read_in_fp8_blocks(references, tmp_path, family
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
 
 
-def test_modules_that_are_left_plain_or_differ_are_multiplied_one_by_one(qwen3, tmp_path):
+def test_plain_or_differing_modules_are_multiplied_one_by_one(qwen3, tmp_path):
     quantized, plain = quantized_model(tmp_path, qwen3.folder, "gptq-act-order")
     tensors = load_file(quantized / "model.safetensors")
     base = "model.layers.1.self_attn."

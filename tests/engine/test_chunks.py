@@ -72,7 +72,7 @@ def test_a_stream_of_short_prompts_does_not_starve_a_long_one() -> None:
     raise AssertionError("the long prompt starved")
 
 
-def test_a_cancelled_prompt_leaves_the_plan_and_its_chunk_follows_nothing() -> None:
+def test_a_cancelled_prompt_leaves_the_plan_with_its_chunk() -> None:
     scheduler: ChunkScheduler[str] = ChunkScheduler(64, 64, 16)
     scheduler.add("a", 640, 0)
     (chunk,) = scheduler.plan()
@@ -104,7 +104,7 @@ def test_a_prompt_under_way_takes_no_share_of_a_step() -> None:
     assert scheduler.plan() == [Chunk("b", 0, 64, last=False)]
 
 
-def test_a_chunk_that_did_not_fit_is_planned_again_in_halves_and_nothing_after_it_counts() -> None:
+def test_a_chunk_too_large_is_halved_and_later_ones_dropped() -> None:
     scheduler: ChunkScheduler[str] = ChunkScheduler(64, 64, 16)
     scheduler.add("a", 200, 0)
     (first,), (second,) = scheduler.plan(), scheduler.plan()

@@ -80,7 +80,7 @@ def test_a_sequence_is_the_same_bits_where_the_mode_promises_it(folder, kv_dtype
     assert told.runner.numerics != plain.runner.numerics  # no block is taken for another's
 
 
-def test_latents_in_eight_bits_give_the_same_tokens_however_computed(references, kv_dtype):
+def test_eight_bit_latents_give_the_same_tokens_on_all_paths(references, kv_dtype):
     """Chunks that are expanded and chunks that are not, and rows that decode, over one pool."""
     prompt, folder = random_prompt(70, seed=5), references("deepseek-v3").folder
     told = ModelStory(folder, kv_dtype=kv_dtype)

@@ -74,7 +74,7 @@ def test_infinities_keep_their_meaning():
     assert out[0] == -np.inf
 
 
-def test_a_part_keeps_its_roundings_whichever_caller_compiles_it_first():
+def test_a_part_keeps_its_roundings_for_every_first_caller():
     @inner
     def rounded(x, large):
         return (x + large) - large  # fast math makes x of it
@@ -138,7 +138,7 @@ def test_an_array_lives_until_it_is_no_longer_kept():
 
 
 @pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
-def test_kernels_use_no_memory_that_they_gave_back():
+def test_kernels_use_no_memory_that_they_freed():
     """With this setting memory that is freed is unmapped, and a use of it ends the process."""
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "4096"}
     command = [sys.executable, "-P", "-c", KERNELS]

@@ -110,7 +110,7 @@ def test_float16_is_nearer_than_bfloat16(references, name):
     assert worst["float16"] < 0.02 * exact.abs().max()
 
 
-def test_the_scale_of_the_embedding_is_rounded_as_the_weights_are(references, monkeypatch):
+def test_the_embedding_scale_is_rounded_like_the_weights(references, monkeypatch):
     """Gemma was trained so: in bfloat16 a scale of 8.03 is 8."""
     folder = references("gemma3").folder
     spec = read_spec(folder)

@@ -31,9 +31,7 @@ def test_tokens_are_those_of_the_cpu(references, name, more):
         ("deepseek-v3-small", ["--quantization=int8", "--kv-dtype=fp8_e4m3"], 4),
     ],
 )
-def test_a_deterministic_runner_proves_itself_and_its_numbers_are_the_cpus(
-    references, name, more, found
-):
+def test_a_deterministic_runner_verifies_itself_against_the_cpu(references, name, more, found):
     """Query and key norms and a window; quantised experts, and latent attention over codes. The
     proof is that of each start, on fewer tokens: whole, in pieces, beside others, as single tokens,
     and by graphs. The ordinary runner fails it."""

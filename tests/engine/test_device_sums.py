@@ -38,7 +38,7 @@ def test_threads_ask_at_once(told):
     assert told["threads"] == [True] * 4
 
 
-def test_a_pool_of_the_engine_is_summed_where_it_lies_and_read_over_nixl(told):
+def test_a_pool_of_the_engine_is_checksummed_in_place_and_read(told):
     if told["handoff"] is None:
         pytest.skip("nixl is not installed")
     assert told["handoff"] == {"equal": True, "sums": True, "spoiled": True}

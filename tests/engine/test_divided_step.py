@@ -121,7 +121,7 @@ def test_parts_are_put_together_in_order():
     assert result.shortages == 3
 
 
-def test_the_memory_of_the_failed_try_is_given_back():
+def test_the_memory_of_the_failed_try_is_released():
     """What its frames held must not be in the way of the parts."""
     held = []
 
@@ -186,7 +186,7 @@ def test_other_errors_are_not_retried(error):
     assert len(calls) == 1
 
 
-def test_a_slice_that_failed_feeds_the_next_step_a_token_that_nobody_reads(qwen3):
+def test_a_failed_slice_feeds_the_next_step_an_unused_token(qwen3):
     """Its request is over; the others of the step that was submitted already go on."""
     bench = Bench(qwen3.folder)
     first, second, chunk, _ = bench.batch.slices

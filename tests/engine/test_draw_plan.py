@@ -101,7 +101,7 @@ def test_a_slice_that_verifies_draws_from_each_row():
         ([True, True, True, False], [True, True, True, False], set()),
     ],
 )
-def test_a_proposal_that_is_not_finite_ends_the_rows_of_its_slice(finite, kept, lost):
+def test_a_non_finite_proposal_ends_the_rows_of_its_slice(finite, kept, lost):
     rest, rows, broken = planned(item(1, GREEDY), verifying(7, 8, start=4)).finite_rows(finite)
     assert (rows, broken) == (kept, lost)
     assert len(rest.draws) == sum(kept)

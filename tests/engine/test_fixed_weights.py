@@ -56,7 +56,7 @@ def test_every_kind_is_found_however_deep_and_keeps_its_numbers():
     assert found.layers[2].tile_rows == 64 and found.layers[2].down is stacked.down
 
 
-def test_a_product_that_nobody_made_invariant_is_refused_by_name():
+def test_a_product_without_an_invariant_form_is_refused_by_name():
     with pytest.raises(
         ModelError, match=r"worker\.deterministic: function has no batch-invariant product"
     ):

@@ -141,7 +141,7 @@ def test_kernels_that_stay_loaded_are_not_given_to_the_pool(spec):
 
 
 @pytest.mark.parametrize("most", [0, 10 * MIB])
-def test_what_another_takes_meanwhile_is_not_this_runners(spec, monkeypatch, most):
+def test_memory_taken_by_another_is_not_counted_as_this_runners(spec, monkeypatch, most):
     """It is missing from what is free; of that too each takes its share."""
     monkeypatch.setattr(gpu_loading, "MAX_UNTRACKED_BYTES", most)
     device = Device(spec, total=100 * MIB, beside=20 * MIB)
@@ -152,7 +152,7 @@ def test_what_another_takes_meanwhile_is_not_this_runners(spec, monkeypatch, mos
     assert plan.blocks == (60 * MIB - 25 * MIB - most) // 4 // block_bytes(spec, 16, KIND)
 
 
-def test_what_another_gives_back_meanwhile_makes_no_room_beside_the_pool(spec):
+def test_memory_freed_by_another_adds_no_room_beside_the_pool(spec):
     device = Device(spec, total=100 * MIB, beside=20 * MIB)
     device.others, device.comes = 40 * MIB, -40 * MIB
     runner = sized(spec, device, memory_fraction=0.98)
@@ -215,7 +215,7 @@ def test_other_errors_stay_what_they_are(spec):
         sized(spec, device)
 
 
-def test_a_device_that_is_full_already_is_told_with_the_arithmetic(spec):
+def test_a_full_device_is_reported_with_the_arithmetic(spec):
     device = Device(spec, total=22 * MIB, beside=20 * MIB)
     with pytest.raises(ConfigError, match=r"the KV pool has 0 bytes.*pool\.memory_fraction"):
         sized(spec, device)
@@ -262,7 +262,7 @@ def test_other_errors_of_loading_stay_what_they_are(qwen3, monkeypatch):
         loaded(qwen3.folder)
 
 
-def test_heads_that_codes_do_not_fit_are_refused_before_weights_are_read(qwen3, monkeypatch):
+def test_heads_unfit_for_kv_quant_are_refused_before_loading(qwen3, monkeypatch):
     pytest.importorskip("triton")
     odd = replace(read_spec(qwen3.folder), head_dim=30)
     monkeypatch.setattr(gpu_loading, "read_spec", lambda *_: odd)
@@ -271,9 +271,7 @@ def test_heads_that_codes_do_not_fit_are_refused_before_weights_are_read(qwen3, 
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_a_deterministic_runner_proves_itself_over_the_pool_that_it_will_serve(
-    spec, monkeypatch, wanted
-):
+def test_a_deterministic_runner_verifies_itself_over_its_pool(spec, monkeypatch, wanted):
     device = Device(spec, total=100 * MIB, beside=20 * MIB)
     proved = []
     monkeypatch.setattr(gpu_loading, "prove_graphs", lambda runner: proved.append(runner) or "bits")
@@ -292,7 +290,7 @@ def test_a_proof_without_room_says_what_to_lower(spec, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "codes"), [("auto", None), ("fp8_e4m3", FP8_E4M3)])
-def test_a_gpu_is_told_what_its_pool_holds(qwen3, monkeypatch, name, codes):
+def test_a_gpu_learns_what_its_pool_holds(qwen3, monkeypatch, name, codes):
     told = []
 
     def remember(*given):
@@ -308,7 +306,7 @@ def test_a_gpu_is_told_what_its_pool_holds(qwen3, monkeypatch, name, codes):
         loading.build_engine(qwen3.folder, EngineOptions(device="cuda:1", kv_dtype="int2"))
 
 
-def test_a_worker_without_triton_is_told(qwen3, monkeypatch):
+def test_a_worker_without_triton_is_reported(qwen3, monkeypatch):
     monkeypatch.setitem(sys.modules, "baton.engine.execution.device_runner", None)
     with pytest.raises(ConfigError, match="kernels of cuda:1.*install triton.*worker.device"):
         loaded(qwen3.folder)

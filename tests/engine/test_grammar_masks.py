@@ -126,7 +126,7 @@ def test_logprobs_are_of_the_admitted_tokens(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_barred_token_is_drawn_where_the_grammar_admits_no_other(way: str) -> None:
+def test_a_barred_token_is_drawn_if_the_grammar_admits_no_other(way: str) -> None:
     barred = SamplingParams(temperature=1.0, min_tokens=5, barred=(9,)).at(0)
     for position in range(20):
         (found,) = sample(logits(1), [draw(barred, Allowed([9]), position)], None, WAYS[way])

@@ -272,7 +272,7 @@ def test_latent_and_key_are_coded_apart(references, codes, bound):
     assert not pool.memory[others].any()
 
 
-def test_attention_over_codes_is_that_over_the_numbers_that_they_stand_for(references, up):
+def test_attention_over_kv_quant_equals_that_over_its_numbers(references, up):
     if up.dtype != torch.float32:
         pytest.skip("the numbers of codes are float32")
     spec = read_spec(references("deepseek-v2").folder)

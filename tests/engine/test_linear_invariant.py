@@ -81,7 +81,7 @@ def test_threads_change_no_row_of_an_ordinary_bfloat16_matrix(monkeypatch):
 
 
 @pytest.mark.skipif(not process_memory.HEAP_IS_REPORTED, reason="needs glibc 2.33")
-def test_no_number_of_rows_costs_memory_once_the_rows_are_measured(own_process):
+def test_no_row_count_costs_memory_after_the_measurement(own_process):
     """A worker meets its last number of rows after hours: oneDNN would keep a kernel for it."""
     if not _can_pack(torch.zeros(112, 144)):
         pytest.skip("this machine does not pack")
@@ -108,7 +108,7 @@ def test_one_row_that_takes_another_kernel_is_sent_in_company():
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
-def test_a_matrix_with_many_kernels_always_gets_the_same_number_of_rows(count):
+def test_a_matrix_with_many_kernels_gets_a_fixed_number_of_rows(count):
     plain = Plain(lambda count: count != 64)
     linear = InvariantLinear(plain, RowTilings())
     whole = linear(rows(200))
@@ -166,7 +166,7 @@ class Layer:
     absent: None = None
 
 
-def test_every_product_of_the_weights_is_wrapped_and_nothing_else():
+def test_every_product_of_the_weights_and_no_other_is_wrapped():
     norm, inner = torch.ones(2), Plain(lambda count: False)
     layer = Layer(norm, inner, (inner, Layer(norm, inner, ())))
     wrapped = with_invariant_linears((layer, layer))[1]

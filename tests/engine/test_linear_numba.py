@@ -82,7 +82,7 @@ def test_nothing_beside_the_result_is_written():
     assert torch.equal(ones, torch.full((3, 128), 64.0, dtype=torch.bfloat16))
 
 
-def test_outputs_that_fill_no_panel_are_taken_where_nothing_else_would_be_fast(monkeypatch):
+def test_outputs_that_fill_no_panel_are_packed_without_fast_bf16(monkeypatch):
     monkeypatch.setattr(linear_numba, "has_matrix_unit", lambda: False)
     monkeypatch.setattr(linear_numba, "native", lambda: False)
     monkeypatch.setattr(linear_numba, "bfloat16_is_fast", lambda: True)
@@ -123,7 +123,7 @@ def test_a_processor_with_a_matrix_unit_is_left_to_onednn(monkeypatch):
     assert can_pack(random(64, 32))
 
 
-def test_a_matrix_unit_is_left_alone_for_rows_that_must_not_depend(monkeypatch):
+def test_a_matrix_unit_is_not_used_for_batch_invariant_rows(monkeypatch):
     """oneDNN's sums on AMX follow the number of rows and of threads."""
     monkeypatch.setattr(linear_numba, "native", lambda: True)
     features = {"avx512bf16": True, "amx-bf16": True}

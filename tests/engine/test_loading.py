@@ -115,7 +115,7 @@ def test_float16_goes_to_plain_torch(qwen3, monkeypatch):
         build_runner(qwen3.folder, EngineOptions(blocks=2, dtype="float16", backend="numba"))
 
 
-def test_thresholds_of_the_c_library_are_set_while_loading_and_after(monkeypatch):
+def test_thresholds_of_the_c_library_are_set_while_loading(monkeypatch):
     asked = []
 
     class Library:

@@ -186,7 +186,7 @@ def test_expert_of_a_wrong_shape_names_both_shapes(copied):
         load(copied("deepseek-v2", change))
 
 
-def test_layers_that_predict_further_tokens_are_ignored_and_no_others(copied):
+def test_only_layers_that_predict_further_tokens_are_ignored(copied):
     """The config of the small model names one such layer, as the released ones do."""
 
     def add(index):

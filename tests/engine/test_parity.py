@@ -8,7 +8,7 @@ import torch
 CPU = torch.device("cpu")
 
 
-def test_every_check_is_run_and_told(parity, capsys):
+def test_every_check_is_run_and_reported(parity, capsys):
     seen = []
 
     def good(device, tiny):

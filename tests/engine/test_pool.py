@@ -80,7 +80,7 @@ def test_too_small_a_budget_for_latents_shows_their_arithmetic(references):
 
 
 @pytest.mark.parametrize("codes", [INT8, FP8_E4M3], ids=["int8", "fp8"])
-def test_a_pool_in_eight_bits_keeps_scales_at_the_end_of_each_head(spec, codes):
+def test_an_eight_bit_pool_keeps_scales_at_the_end_of_each_head(spec, codes):
     pool = KvPool(spec, 5, 8, torch.bfloat16, quant=codes)
     assert pool.tensor.shape == (5, 2, 3, 2, 8, 32) and pool.tensor.dtype == codes.dtype
     assert pool.scales.shape == (5, 2, 3, 2, 8) and pool.scales.dtype == torch.float32
@@ -261,7 +261,7 @@ def test_slabs_are_counted_and_measured_for_each_group(spec, draft):
     assert sum(heads * size for heads, size in pool.slab_groups) == pool.block_bytes
 
 
-def test_a_draft_makes_fewer_blocks_fit_and_the_arithmetic_says_so(spec, draft):
+def test_a_draft_makes_fewer_blocks_fit_and_the_arithmetic_shows(spec, draft):
     budget = 1 << 22
     alone = blocks_for(spec, 16, torch.float32, budget)
     together = blocks_for(spec, 16, torch.float32, budget, draft=draft)

@@ -70,7 +70,7 @@ async def test_a_step_that_fails_is_trouble_until_one_ends_well(pool: BlockPool)
     "result",
     [StepResult(((),), broken=frozenset({0})), StepResult(((),), failed={0: OutOfMemory("none")})],
 )
-async def test_what_one_request_does_is_its_own_and_what_a_probe_does_is_the_workers(
+async def test_only_a_probes_outcome_counts_for_the_worker(
     pool: BlockPool, result: StepResult
 ) -> None:
     health = StepHealthScene(pool).health
@@ -112,7 +112,7 @@ async def test_the_first_two_follow_each_other_unless_a_request_comes(pool: Bloc
     assert health.probe_pause_s == PROBE_S
 
 
-async def test_what_fails_again_and_again_is_told_apart_from_an_accident(pool: BlockPool) -> None:
+async def test_repeated_failures_are_distinguished_from_an_accident(pool: BlockPool) -> None:
     health = StepHealthScene(pool).health
     for _ in range(PERSISTENT_FAILURES - 1):
         health.record_step(requested(health), EngineError("no device"))

@@ -33,7 +33,7 @@ def test_top_level_original_length_wins(spec_of):
     assert spec.rope.original_context == 100
 
 
-def test_rope_scaling_wins_over_rope_parameters_as_in_transformers(spec_of):
+def test_rope_scaling_wins_over_rope_parameters(spec_of):
     both = {"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_theta": 7}}
     assert spec_of(**both).rope == RopeSpec("linear", 5000.0, 2.0)
 
@@ -48,7 +48,7 @@ def test_longrope_takes_one_set_by_the_context(spec_of, context, stretch):
     assert (found.factor, found.original_context) == (2.56, 100)
 
 
-def test_phi3_has_its_own_original_length_and_an_old_name_of_longrope(spec_of):
+def test_phi3_has_its_original_length_and_old_longrope_name(spec_of):
     spec = spec_of(
         architectures=["Phi3ForCausalLM"],
         max_position_embeddings=8192,
@@ -164,7 +164,7 @@ def test_part_of_a_head_is_refused_where_the_family_turns_all(spec_of):
         spec_of(rope_parameters={"rope_type": "linear", "factor": 2, "partial_rotary_factor": 0.5})
 
 
-def test_what_transformers_does_not_read_beside_yarn_changes_nothing(spec_of):
+def test_fields_beside_yarn_that_transformers_skips_are_ignored(spec_of):
     """As in the files of DeepSeek-R1-0528-Qwen3-8B, and of older Llama fine-tunes."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 200}
     plain = spec_of(rope_scaling=yarn).rope

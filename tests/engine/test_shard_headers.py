@@ -40,7 +40,7 @@ def test_a_file_that_was_cut_is_named_with_both_sizes(tmp_path, lacking):
         read_header(path)
 
 
-def test_a_file_that_was_cut_in_its_header_is_named_with_its_size(tmp_path):
+def test_a_file_cut_in_its_header_is_named_with_its_size(tmp_path):
     path = written(tmp_path, TWO)
     length = path.stat().st_size - 8
     path.write_bytes(path.read_bytes()[:50])

@@ -73,7 +73,7 @@ def test_threads_read_at_once_and_the_bytes_are_counted(folder):
     assert not list(shards.unused())
 
 
-def test_what_nobody_opened_is_known_and_told_as_read_at_the_end(folder):
+def test_unopened_shards_are_known_and_reported_at_the_end(folder):
     told = []
     shards = Shards(folder, lambda done, total: told.append(total - done))
     with shards.open("whole"):
@@ -83,7 +83,7 @@ def test_what_nobody_opened_is_known_and_told_as_read_at_the_end(folder):
     assert told[-1] == 0
 
 
-def test_pages_that_were_given_back_are_read_again(tmp_path):
+def test_released_pages_are_read_again(tmp_path):
     wanted = torch.arange(5 * mmap.PAGESIZE, dtype=torch.int32)
     save_file({"long": wanted}, tmp_path / "model.safetensors")
     shards = Shards(tmp_path)
@@ -106,7 +106,7 @@ def test_a_cut_file_names_the_tensor_its_shape_and_both_ends(folder):
         Shards(folder)
 
 
-def test_a_kind_that_nobody_knows_is_named_when_it_is_read(tmp_path):
+def test_an_unknown_dtype_is_named_when_it_is_read(tmp_path):
     entry = {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}
     written(tmp_path, {"odd": entry}, bytes(1))
     with (

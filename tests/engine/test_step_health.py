@@ -76,7 +76,7 @@ async def test_a_mover_that_has_died_does_not_come_back() -> None:
     )
 
 
-async def test_an_overdue_step_is_red_and_ends_nobody() -> None:
+async def test_an_overdue_step_is_red_and_ends_no_request() -> None:
     """It may be compiling; a device that gives no result at all is DeviceLost."""
     worker = StepHealthScene()
     now = asyncio.get_running_loop().time()
@@ -155,7 +155,7 @@ async def test_nor_is_it_one_of_planning() -> None:
 
 
 @on_virtual_time
-async def test_a_watch_that_is_late_by_no_more_than_a_busy_machine_hides_nothing() -> None:
+async def test_a_watch_late_by_a_busy_machine_hides_nothing() -> None:
     async with watched(StepHealthScene()) as worker:
         worker.due = now_s()
         stand_still(LATE_S)
@@ -173,7 +173,7 @@ async def test_a_watch_that_has_ended_hides_nothing() -> None:
 
 
 @on_virtual_time
-async def test_an_ill_worker_is_probed_every_half_second_however_long_its_probes_took() -> None:
+async def test_a_red_worker_is_probed_every_half_second() -> None:
     """From the moment that it shows; a well one is left alone for longer."""
     async with watched(StepHealthScene()) as worker:
         for _ in range(2):
@@ -189,7 +189,7 @@ async def test_an_ill_worker_is_probed_every_half_second_however_long_its_probes
 
 @pytest.mark.parametrize("step_s", [0.0, 0.02, 0.1, 0.25, 0.3, 0.36, 0.5, 0.67, 1.0, 3.0])
 @on_virtual_time
-async def test_a_step_that_never_ends_is_red_in_time_and_one_that_takes_long_is_not(
+async def test_an_endless_step_is_red_in_time_and_a_long_one_is_not(
     step_s: float,
 ) -> None:
     """Of a healthy worker a step may take 2.8 times as long as the last, and 0.8 s at least: that

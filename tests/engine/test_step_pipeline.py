@@ -66,7 +66,7 @@ async def test_where_there_is_nothing_to_plan_the_step_is_waited_for() -> None:
 
 
 @on_virtual_time
-async def test_steps_that_take_long_are_planned_shortly_before_their_end() -> None:
+async def test_long_steps_are_planned_shortly_before_their_end() -> None:
     scene = PipelineScene()
     for ended in await scene.run([scene.chunk()] * 2, 0.12):
         assert ended.ended_s - ended.started_s == seconds(0.12)
@@ -82,7 +82,7 @@ async def test_a_longer_chunk_is_expected_to_take_longer() -> None:
 
 @pytest.mark.parametrize("sequences", [1, 4, 16])
 @on_virtual_time
-async def test_a_decode_step_is_expected_to_take_as_long_as_the_last_whatever_its_batch(
+async def test_a_decode_step_is_expected_to_last_as_the_last_one(
     sequences: int,
 ) -> None:
     scene = PipelineScene()
@@ -91,7 +91,7 @@ async def test_a_decode_step_is_expected_to_take_as_long_as_the_last_whatever_it
 
 
 @on_virtual_time
-async def test_a_chunk_says_nothing_of_decode_steps_and_they_nothing_of_a_chunk() -> None:
+async def test_chunks_and_decode_steps_are_estimated_separately() -> None:
     scene = PipelineScene()
     await scene.run([scene.decode(4)] * 2, 0.08)
     for step in (2, 3):  # no two chunks are known yet: the next step is planned at once
@@ -103,7 +103,7 @@ async def test_a_chunk_says_nothing_of_decode_steps_and_they_nothing_of_a_chunk(
 
 
 @on_virtual_time
-async def test_a_step_that_ends_before_the_next_one_is_planned_is_told_first() -> None:
+async def test_a_step_that_ends_before_planning_is_reported_first() -> None:
     scene = PipelineScene()
     await scene.run([scene.chunk()] * 2, 0.1)
     plan = scene.chunk()
@@ -132,7 +132,7 @@ async def test_a_step_starts_when_the_one_before_it_has_ended() -> None:
 
 
 @on_virtual_time
-async def test_a_failed_step_is_told_in_its_turn_and_the_next_one_goes_on() -> None:
+async def test_a_failed_step_is_reported_in_order_and_others_continue() -> None:
     scene = PipelineScene()
     scene.steps.submit(scene.chunk())
     await scene.steps.next()
@@ -184,7 +184,7 @@ async def test_closing_lets_go_of_the_steps_and_does_not_disturb_them() -> None:
 
 
 @pytest.mark.parametrize("first_fails", ["before", "after"])
-async def test_errors_of_steps_that_were_let_go_of_are_not_logged_as_missed(
+async def test_errors_of_released_steps_are_not_logged_as_missed(
     first_fails: str,
 ) -> None:
     missed: list[dict[str, object]] = []

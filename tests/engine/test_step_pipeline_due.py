@@ -72,7 +72,7 @@ async def test_of_a_long_step_it_is_a_part(step_s: float, allowed_s: float) -> N
     ],
 )
 @on_virtual_time
-async def test_a_chunk_may_take_what_another_one_took_for_its_tokens_or_what_they_look_at(
+async def test_a_chunk_may_take_what_another_took_for_its_tokens(
     before: tuple[int, ...], step: tuple[int, ...], times: float
 ) -> None:
     scene = PipelineScene()
@@ -91,9 +91,7 @@ async def test_a_slow_machine_may_compute_one_row_after_another(
 
 
 @on_virtual_time
-async def test_a_small_step_says_little_of_a_large_one_as_long_as_another_large_one_is_known() -> (
-    None
-):
+async def test_a_small_step_says_little_of_a_known_large_one() -> None:
     """Prompts that are cached but for a few tokens come among others. By pairs of tokens the large
     step may take 400 times as long as they."""
     scene = PipelineScene()
@@ -104,7 +102,7 @@ async def test_a_small_step_says_little_of_a_large_one_as_long_as_another_large_
 
 @pytest.mark.parametrize(("last", "allowed_s"), [(128, 0.04), (3, 0.8)])
 @on_virtual_time
-async def test_the_last_two_of_a_size_count_and_a_machine_that_has_become_slow(
+async def test_the_last_two_of_a_size_and_a_slowed_machine_count(
     last: int, allowed_s: float
 ) -> None:
     scene = PipelineScene()
@@ -130,7 +128,7 @@ async def test_a_step_that_hung_says_nothing_of_those_that_are_like_it() -> None
 
 
 @on_virtual_time
-async def test_of_a_machine_that_has_become_slow_only_the_first_step_reads_as_a_hang() -> None:
+async def test_on_a_slowed_machine_only_the_first_step_reads_as_hung() -> None:
     scene = PipelineScene()
     await scene.run([scene.chunk(128)] * 2, 0.02)
     await scene.run([scene.chunk(128)] * 4, 5.0)
@@ -167,7 +165,7 @@ async def test_what_a_step_compiles_is_no_part_of_its_time() -> None:
 
 
 @on_virtual_time
-async def test_a_step_that_waits_behind_one_that_compiles_is_not_given_its_time() -> None:
+async def test_a_step_behind_a_compiling_one_is_not_given_its_time() -> None:
     scene, now_s = PipelineScene(compiles=True), asyncio.get_running_loop().time
     steps, device = scene.steps, scene.device
     await scene.run([scene.decode(1)] * 2, 0.02)

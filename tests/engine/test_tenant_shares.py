@@ -14,7 +14,7 @@ def holding(shares: TenantShares, tenant: bytes, blocks: range, *, cached: bool 
             shares.cached(block)
 
 
-def test_within_their_shares_nobody_goes_first() -> None:
+def test_within_their_shares_no_tenant_is_preferred() -> None:
     shares = TenantShares(2)
     assert shares.victim() is None
     holding(shares, b"a", range(2))
@@ -23,7 +23,7 @@ def test_within_their_shares_nobody_goes_first() -> None:
     shares.check(set(range(4)), set(range(4)))
 
 
-def test_the_oldest_of_who_is_most_above_its_share_goes_first() -> None:
+def test_the_oldest_of_the_tenant_most_above_its_share_goes() -> None:
     shares = TenantShares(2)
     holding(shares, b"a", range(3))
     holding(shares, b"b", range(3, 8))
@@ -50,7 +50,7 @@ def test_a_block_that_is_held_counts_and_does_not_go() -> None:
     shares.check(set(range(4)), {1, 2})
 
 
-def test_a_block_that_nobody_identified_is_nobodys() -> None:
+def test_a_block_without_identity_belongs_to_no_tenant() -> None:
     shares = TenantShares(0)
     shares.taken(7)
     assert shares.victim() is None
@@ -60,14 +60,16 @@ def test_a_block_that_nobody_identified_is_nobodys() -> None:
 @pytest.mark.parametrize(
     ("identified", "cached"), [({0}, {0, 1}), ({0, 1}, {0}), ({0, 1, 2}, {0, 1})]
 )
-def test_books_that_differ_from_the_pools_are_told(identified: set[int], cached: set[int]) -> None:
+def test_accounts_that_differ_from_the_pools_are_reported(
+    identified: set[int], cached: set[int]
+) -> None:
     shares = TenantShares(2)
     holding(shares, b"a", range(2))
     with pytest.raises(RuntimeError, match="differ from those of the pool"):
         shares.check(identified, cached)
 
 
-def test_a_count_that_is_wrong_is_told() -> None:
+def test_a_wrong_count_is_reported() -> None:
     shares = TenantShares(2)
     holding(shares, b"a", range(2))
     shares._blocks[b"a"] = 3

@@ -195,7 +195,7 @@ async def test_close_finishes_what_is_queued(gate):
         engine.submit(STEP)
 
 
-def test_a_loop_that_is_gone_harms_nobody():
+def test_a_lost_loop_harms_no_other():
     gate = Gate()
     engine = TorchEngine(gate)
 

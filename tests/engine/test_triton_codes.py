@@ -27,7 +27,7 @@ def test_the_checks_can_fail(codes_checks):
         assert codes_checks[name]["good"], codes_checks[name]["said"]
 
 
-def test_kernels_are_told_what_the_pool_holds():
+def test_kernels_learn_what_the_pool_holds():
     assert codes_name(torch.empty(1, dtype=torch.int8)) == INT8.name
     assert codes_name(torch.empty(1, dtype=torch.float8_e4m3fn)) == FP8_E4M3.name
     for dtype in (torch.float32, torch.float16, torch.bfloat16):

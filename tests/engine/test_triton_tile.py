@@ -19,7 +19,7 @@ def test_float32_is_not_rounded_to_tf32():
     assert precision(torch.bfloat16) != "ieee"
 
 
-def test_a_launch_is_told_its_settings():
+def test_a_launch_gets_its_settings():
     assert options(Tiles(128, 64, 8, 3)) == {"num_warps": 8, "num_stages": 3}
 
 

@@ -276,7 +276,7 @@ def test_selectors_find_their_pods(releases: list[Release]) -> None:
             assert any(wanted.items() <= labels.items() for labels in pods)
 
 
-def test_the_command_line_accepts_what_containers_are_started_with(
+def test_the_command_line_accepts_the_containers_arguments(
     releases: list[Release], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flags, settings and environment variables exist, and their values are within bounds."""

@@ -72,7 +72,7 @@ def pods(release: Release, tmp_path: Path) -> Iterator[dict[str, PodProcess]]:
         yield running
 
 
-def test_the_release_serves_moves_kv_and_ends_in_its_grace_period(
+def test_the_release_serves_moves_kv_and_ends_in_time(
     release: Release, pods: dict[str, PodProcess]
 ) -> None:
     check = release.named("Pod", "test")["spec"]["containers"][0]

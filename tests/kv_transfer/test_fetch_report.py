@@ -14,7 +14,7 @@ def test_an_offer_is_verified_with_its_last_block() -> None:
     assert (report.offers[0].received, report.offers[0].verified) == (1.0, 3.0)
 
 
-def test_blocks_are_told_apart_by_their_offer() -> None:
+def test_blocks_are_distinguished_by_their_offer() -> None:
     report = FetchReport()
     report.record_offer(range(16, 32), 5.0)
     report.record_offer(range(16), 6.0)

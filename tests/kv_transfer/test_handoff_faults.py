@@ -45,7 +45,7 @@ def test_cancelled_at_any_step_nothing_leaks(step: int) -> None:
         assert stage.sent[-1] == "closed"
 
 
-def test_the_steps_above_reach_from_before_the_opening_to_after_the_end() -> None:
+def test_the_steps_cover_the_handoff_from_opening_to_end() -> None:
     stage = handoff_stage.Stage(decide=lambda attempt: Fate(delay_s=0.03))
     _, loop = handoff_stage.on_virtual_time(
         lambda: handoff_stage.play(stage, handoff_stage.chunked(pause=0.02))
@@ -125,7 +125,7 @@ def test_no_read_is_started_once_the_lease_ran_out(monkeypatch: pytest.MonkeyPat
     handoff_stage.nothing_left(stage, prompt)
 
 
-def test_the_lease_is_asked_after_each_landing_and_before_any_use(
+def test_the_lease_is_checked_after_each_landing_and_before_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """I3: seen complete, then trusted, then summed. A lapse in between voids the bytes."""
@@ -148,7 +148,7 @@ def test_the_lease_is_asked_after_each_landing_and_before_any_use(
     handoff_stage.nothing_left(stage, prompt)
 
 
-def test_a_failed_read_ends_the_handoff_with_nothing_in_quarantine() -> None:
+def test_a_failed_read_ends_the_handoff_without_quarantine() -> None:
     stage = handoff_stage.Stage(decide=lambda attempt: Fate(failed=attempt.number == 2))
     prompt = handoff_stage.chunked()
 
@@ -170,7 +170,7 @@ def test_a_failed_read_ends_the_handoff_with_nothing_in_quarantine() -> None:
         (ZeroDivisionError("secret"), EngineError),
     ],
 )
-def test_what_the_granter_suffers_midway_is_told(error: Any, seen: Any) -> None:
+def test_a_granters_failure_midway_is_reported(error: Any, seen: Any) -> None:
     stage = handoff_stage.Stage()
     prompt = handoff_stage.ScriptedPrompt(
         [handoff_stage.computed(0, handoff_stage.THEIRS[:2]), 0.1, error]
@@ -201,7 +201,7 @@ def test_a_worker_that_restarted_refuses_by_name() -> None:
 
 
 @pytest.mark.parametrize(("deadline_ms", "most_s"), [(700, 0.7), (0, 0.9)])
-def test_who_renews_for_ever_pins_no_longer_than_its_request_lives(
+def test_endless_renewals_pin_no_longer_than_the_request_lives(
     deadline_ms: int, most_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.kv_transfer.granter.MAX_DEADLINE_MS", 900)

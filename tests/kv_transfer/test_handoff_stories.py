@@ -79,7 +79,7 @@ def test_a_partial_last_block_and_a_held_prefix() -> None:
     handoff_stage.nothing_left(stage, prompt)
 
 
-def test_a_slow_granter_is_waited_for_as_long_as_the_lease_is_renewed() -> None:
+def test_a_slow_granter_is_awaited_while_the_lease_is_renewed() -> None:
     stage, prompt = handoff_stage.Stage(), handoff_stage.chunked(pause=30.0)
     report, _ = handoff_stage.on_virtual_time(lambda: handoff_stage.play(stage, prompt))
     assert report.seconds == pytest.approx(90.0)

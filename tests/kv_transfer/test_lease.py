@@ -25,7 +25,7 @@ def test_an_expired_lease_cannot_be_renewed() -> None:
     assert lease.expired(2.0)
 
 
-def test_a_repeated_renewal_pins_longer_and_a_negative_one_is_refused() -> None:
+def test_a_renewal_pins_longer_and_a_negative_one_is_refused() -> None:
     lease = GranterLease(2.0, now=0.0)
     assert lease.renewed(3, now=1.0) and lease.renewed(3, now=1.5) and lease.renewed(1, now=1.6)
     assert not lease.expired(3.5)
@@ -64,7 +64,7 @@ def test_renewals_fall_due_in_equal_parts_of_the_lease() -> None:
     assert not lease.due(0.49) and lease.due(0.5) and lease.due_at == pytest.approx(0.5)
 
 
-def test_a_shorter_grant_shortens_trust_and_interval_and_a_longer_one_nothing() -> None:
+def test_a_shorter_grant_shortens_trust_and_a_longer_adds_none() -> None:
     lease = ReaderLease(2.0, renewals_per_lease=4)
     n = lease.renewal(0.0)
     lease.shorten(1.0)
@@ -107,7 +107,7 @@ renewals = st.lists(
 
 
 @given(clocks, clocks, delays, delays, renewals, st.floats(0.1, 10.0))
-def test_the_reader_never_trusts_at_a_moment_when_the_granter_has_expired(
+def test_the_reader_never_trusts_after_the_granters_expiry(
     reader_clock: Clock,
     granter_clock: Clock,
     opening_delay: float,

@@ -42,7 +42,7 @@ def test_slabs_of_broken_words_are_refused(slabs: int) -> None:
     ("memory", "before", "after"),
     [("VRAM", {}, {ZCOPY: "on"}), ("VRAM", {ZCOPY: "auto"}, {ZCOPY: "auto"}), ("DRAM", {}, {})],
 )
-def test_ucx_is_told_only_what_a_device_needs_and_nobody_has_said(
+def test_ucx_gets_only_settings_a_device_needs_and_lacks(
     memory: str, before: dict[str, str], after: dict[str, str]
 ) -> None:
     prepare_ucx(memory, before)

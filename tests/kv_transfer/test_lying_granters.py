@@ -202,7 +202,7 @@ def test_a_bad_opening_is_refused(change: Change, says: str) -> None:
 
 
 @pytest.mark.parametrize("error", [Overloaded("busy"), InvalidRequest("bad"), KeyError("bug")])
-def test_what_admission_raises_is_told_and_nothing_is_pinned(error: Exception) -> None:
+def test_an_admission_error_is_reported_and_nothing_is_pinned(error: Exception) -> None:
     stage = handoff_stage.Stage()
 
     def admit(_: pb.OpenHandoff) -> Any:
@@ -265,7 +265,7 @@ def test_a_late_renewal_is_answered_and_changes_nothing() -> None:
     assert prompt.ended_at == [pytest.approx(2.0, abs=0.3)]
 
 
-def test_a_cancelled_granter_keeps_its_pins_until_the_lease_is_over() -> None:
+def test_a_cancelled_granter_keeps_its_pins_for_the_lease() -> None:
     stage, prompt = handoff_stage.Stage(), handoff_stage.ScriptedPrompt([60.0])
 
     async def main() -> None:

@@ -95,7 +95,7 @@ def test_corruption_flips_one_bit_of_one_block() -> None:
 
 
 @pytest.mark.parametrize("kind", ["short", "wrong", "stale"])
-def test_wrong_bytes_land_without_a_word_in_one_block_or_from_another_pool(kind: str) -> None:
+def test_wrong_bytes_land_silently_in_a_block_or_from_a_pool(kind: str) -> None:
     stage = handoff_stage.Stage(
         decide=lambda _: Fate(stale=handoff_stage.READER) if kind == "stale" else Fate(**{kind: 1})
     )
@@ -181,7 +181,7 @@ def test_the_exchange_tells_of_a_landing_before_it() -> None:
     assert seen == [(1, False)]
 
 
-def test_fate_sees_who_reads_what_from_whom() -> None:
+def test_fate_sees_reader_granter_and_blocks() -> None:
     seen: list[Attempt] = []
 
     def decide(attempt: Attempt) -> Fate:
@@ -267,7 +267,7 @@ def test_a_fetch_cancelled_while_summing_leaves_nothing() -> None:
     handoff_stage.nothing_left(stage, prompt)
 
 
-def test_reads_over_a_shared_link_take_turns_and_then_their_own_delays() -> None:
+def test_reads_over_a_shared_link_queue_before_their_delay() -> None:
     stage = handoff_stage.Stage(
         decide=lambda attempt: Fate(delay_s=0.5 if attempt.number == 1 else 0.0)
     )
@@ -307,7 +307,7 @@ def test_a_stuck_read_takes_nothing_of_a_shared_link() -> None:
     handoff_stage.on_virtual_time(main)
 
 
-def test_a_read_that_waits_for_a_shared_link_settles_as_it_is_abandoned() -> None:
+def test_a_read_waiting_for_a_shared_link_settles_when_abandoned() -> None:
     stage = handoff_stage.Stage()
     stage.exchange.bytes_per_s = handoff_stage.BLOCK_BYTES
 

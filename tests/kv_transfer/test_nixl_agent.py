@@ -38,7 +38,7 @@ def device_pool(entered: list[str] | None = None) -> DevicePool:
     )
 
 
-def test_descriptors_cover_both_whole_pools_without_a_row_per_block(made: Made) -> None:
+def test_descriptors_cover_both_pools_without_a_row_per_block(made: Made) -> None:
     agent, fake = made
     assert nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer())) is None
     assert fake.descriptors["peer"].tolist() == [
@@ -54,7 +54,7 @@ def test_descriptors_cover_both_whole_pools_without_a_row_per_block(made: Made) 
     assert agent.metadata == b"metadata"
 
 
-def test_a_devices_pool_is_registered_and_described_as_what_it_is(
+def test_a_device_pool_is_registered_and_described_as_such(
     scripted: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", raising=False)
@@ -213,7 +213,7 @@ def test_stopping_releases_everything_in_order(scripted: ScriptedAgent) -> None:
     ]
 
 
-def test_stopping_with_a_read_under_way_leaves_the_memory_registered(
+def test_stopping_during_a_read_leaves_the_memory_registered(
     scripted: ScriptedAgent,
 ) -> None:
     agent = nixl_agents.opened_agent()

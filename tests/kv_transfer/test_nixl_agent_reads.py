@@ -86,9 +86,7 @@ def test_segments_are_reported_as_they_land_and_the_end_last(made: Made, in_segm
     assert told[2:] == [(4, 5)]
 
 
-def test_a_failed_piece_fails_the_read_once_the_others_have_settled(
-    made: Made, in_segments: Any
-) -> None:
+def test_a_failed_piece_fails_the_read_once_the_others_settle(made: Made, in_segments: Any) -> None:
     _, fake = made
     ended, told = in_segments()
     fake.posted[0].state = "ERR"

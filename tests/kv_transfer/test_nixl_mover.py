@@ -139,7 +139,7 @@ async def test_the_agents_share_the_pieces_of_one_read(monkeypatch: pytest.Monke
     assert len(summing) == 2
 
 
-async def test_more_waiting_pieces_than_the_bound_are_refused_and_one_read_never_is(
+async def test_too_many_waiting_pieces_are_refused_but_not_one_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(read_segments, "SEGMENT_BYTES", BLOCK_BYTES)
@@ -190,7 +190,7 @@ async def test_a_killed_peer_fails_its_reads_and_they_settle() -> None:
             read.landed.result()
 
 
-async def test_a_paused_peer_leaves_the_loop_free_and_reads_settle_in_the_end() -> None:
+async def test_a_paused_peer_leaves_the_loop_free_and_reads_settle() -> None:
     async with pool_server() as (child, peer), own_mover() as (mover, _):
         await mover.connect(peer)
         child.send_signal(signal.SIGSTOP)

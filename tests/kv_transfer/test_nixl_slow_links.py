@@ -127,7 +127,7 @@ async def test_little_is_posted_from_a_peer_and_the_next_as_it_lands(made: Made)
     assert [own for own, _ in link.indices[3:]] == [[2], [3], [4], [5]]
 
 
-async def test_a_read_that_waits_settles_as_it_is_abandoned_and_is_never_posted(made: Made) -> None:
+async def test_an_abandoned_waiting_read_settles_and_is_never_posted(made: Made) -> None:
     mover, link = made
     first, second = mover.read(ONE, range(3), range(3)), mover.read(ONE, range(3), range(3, 6))
     await turns(link)
@@ -152,7 +152,7 @@ async def test_sums_of_an_abandoned_read_fail_with_it(made: Made) -> None:
     assert read.checksums is not None and isinstance(read.checksums.exception(), ReadFailed)
 
 
-async def test_what_may_never_end_makes_room_when_nobody_waits_for_it(made: Made) -> None:
+async def test_an_endless_read_makes_room_when_it_has_no_waiter(made: Made) -> None:
     """The posted segments of a READ that was given up count no longer: the next one is tried."""
     mover, link = made
     stuck = mover.read(ONE, range(2), range(2))
@@ -238,7 +238,7 @@ async def test_many_handoffs_over_a_slow_link_all_come_through(mover_on: Any) ->
     assert not stage.quarantined
 
 
-async def test_reads_that_stand_still_fail_in_time_and_only_what_was_posted_is_kept(
+async def test_stalled_reads_fail_in_time_and_keep_only_posted_blocks(
     mover_on: Any,
 ) -> None:
     link = Link(segment_s=0.001)

@@ -68,7 +68,7 @@ SEE = "(UCX_PROTO_INFO=y shows it)"
         ("tcp", None, True, "tcp"),
     ],
 )
-def test_what_was_seen_is_told_and_how_to_see_the_rest(
+def test_the_report_shows_findings_and_how_to_see_the_rest(
     tls: str, over_tcp: bool | None, here: bool, name: str
 ) -> None:
     assert preflight.known_transport(tls, over_tcp, here) == name
@@ -198,7 +198,7 @@ def test_a_read_that_hangs_says_until_when_its_blocks_are_lost() -> None:
     handoff_stage.on_virtual_time(main)
 
 
-def test_a_read_that_never_had_its_turn_leaves_its_blocks_free_at_once() -> None:
+def test_a_read_that_never_started_frees_its_blocks_at_once() -> None:
     stage = handoff_stage.Stage()
     stage.exchange.bytes_per_s = handoff_stage.BLOCK_BYTES / (4 * preflight.READ_TIMEOUT_S)
 

@@ -38,7 +38,7 @@ def test_the_pieces_of_a_read_are_its_blocks_in_order(blocks: int) -> None:
     assert len({id(segment.read) for segment in made}) == 1
 
 
-def test_a_piece_holds_a_block_at_least_and_a_device_takes_a_read_whole() -> None:
+def test_a_piece_holds_a_block_and_a_device_takes_a_whole_read() -> None:
     wide = HostPool(np.zeros((2, 64), dtype=np.uint8), 1)
     assert blocks_each(wide) == SEGMENT_BYTES // 64
     wide.block_bytes = 3 * SEGMENT_BYTES
@@ -56,7 +56,7 @@ def test_a_read_ends_with_its_last_piece() -> None:
     assert ends == [None]
 
 
-def test_the_first_failure_is_the_one_told() -> None:
+def test_the_first_failure_is_reported() -> None:
     ends, read = told()
     first, second = ReadFailed("first"), ReadFailed("second")
     for failure in (None, first, second):

@@ -45,7 +45,7 @@ def test_pieces_of_a_peer_go_in_order_and_peers_take_turns() -> None:
     assert queue.take() is None and len(queue) == 0
 
 
-def test_a_full_peer_holds_up_nobody_else() -> None:
+def test_a_full_peer_delays_no_other() -> None:
     queue = SegmentQueue()
     added(queue)
     other, _ = added(queue, OTHER)
@@ -53,7 +53,7 @@ def test_a_full_peer_holds_up_nobody_else() -> None:
     assert queue.take({ONE}) is None and len(queue) == 3
 
 
-def test_after_a_failure_no_other_piece_waits_and_the_end_comes_with_the_last_under_way() -> None:
+def test_a_failure_ends_with_the_last_piece_in_flight() -> None:
     queue = SegmentQueue()
     read, ends = added(queue, segments=4)
     failed, other = taken(queue), taken(queue)
@@ -91,7 +91,7 @@ def test_abandoning_what_has_ended_changes_nothing() -> None:
     assert not queue.abandon(read) and ends == [None]
 
 
-def test_a_read_gets_on_with_its_own_pieces_and_while_it_waits_with_what_is_before_it() -> None:
+def test_a_read_progresses_by_its_pieces_or_those_before_it() -> None:
     queue = SegmentQueue()
     (first, _), (second, _), (other, _) = added(queue), added(queue), added(queue, OTHER)
     made = queue.moved_at(second)
@@ -123,7 +123,7 @@ def test_what_ends_before_it_is_no_progress_of_a_read_under_way() -> None:
     assert queue.moved_at(first) > posted == queue.moved_at(second)
 
 
-def test_threads_that_take_end_and_abandon_at_once_tell_each_end_once() -> None:
+def test_concurrent_ends_and_abandons_report_each_end_once() -> None:
     queue, reads, threads = SegmentQueue(), 300, 4
     made = [added(queue, segments=5) for _ in range(reads)]
     together = threading.Barrier(threads + 1)

@@ -55,7 +55,7 @@ def test_none_times_out_however_long_its_reads_wait(blocks_per_s: float) -> None
         )
 
 
-def test_one_that_is_stuck_fails_in_its_time_and_the_others_come_through() -> None:
+def test_a_stuck_read_fails_in_time_and_the_others_complete() -> None:
     """Its time begins as it is posted, long after it was asked for."""
     stage = shared(2.0)
     posted_at: list[float] = []
@@ -87,7 +87,7 @@ def test_one_that_is_stuck_fails_in_its_time_and_the_others_come_through() -> No
     assert len(blocks) == 2 and not others
 
 
-def test_who_leaves_takes_what_waits_along() -> None:
+def test_a_leaving_reader_drops_its_waiting_reads() -> None:
     """Cancelled, its READs that wait have settled, and the others' turns come sooner."""
     stage = shared(2.0)
 
@@ -109,7 +109,7 @@ def test_who_leaves_takes_what_waits_along() -> None:
     assert loop.time() < 2.5 + 2 + 3 + 2
 
 
-def test_a_lost_lease_drops_what_waits_and_nothing_is_posted_after_it() -> None:
+def test_a_lost_lease_drops_waiting_reads_and_posts_none_after() -> None:
     stage = shared(0.5)
     posted_at: list[float] = []
 

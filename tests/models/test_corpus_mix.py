@@ -72,7 +72,7 @@ TELLING = ("chat", "recall", "story", "facts")
 
 
 @pytest.mark.parametrize("task", TELLING)
-def test_nothing_told_on_the_one_side_is_told_on_the_other(task: str) -> None:
+def test_held_out_conversations_share_no_facts_with_training(task: str) -> None:
     told = [
         {
             talk.messages[0]["content"] + talk.messages[2]["content"]
@@ -177,7 +177,7 @@ def test_lists_are_right() -> None:
     assert len(kinds) >= 6
 
 
-def test_json_has_the_keys_asked_for_and_the_words_told() -> None:
+def test_json_has_the_given_keys_and_words() -> None:
     for asked, answer in all_pairs("json"):
         found = json.loads(answer)
         keys = re.search(r"JSON with ([a-z, ]+)", asked).group(1).split(", ")
@@ -201,7 +201,7 @@ def test_calls_are_of_given_tools_with_words_of_the_user() -> None:
     assert len(called) == 5
 
 
-def test_what_is_asked_in_chat_was_told() -> None:
+def test_chat_questions_ask_for_stated_facts() -> None:
     for task in ("chat", "facts"):
         for talk in made(task):
             for at, message in enumerate(talk.messages):
@@ -234,7 +234,7 @@ def test_a_seed_gives_the_same_conversation_again() -> None:
     assert len({str(mix.of_task(seed, "lists", held_out=False)) for seed in SEEDS}) > 140
 
 
-def test_a_conversation_is_about_as_long_as_asked_and_mixes_tasks() -> None:
+def test_a_conversation_has_the_asked_length_and_mixes_tasks() -> None:
     lengths, tasks = [], Counter()
     for seed in range(60):
         talk = mix.conversation(seed, held_out=False, tokens=400, measure=words)
@@ -247,7 +247,7 @@ def test_a_conversation_is_about_as_long_as_asked_and_mixes_tasks() -> None:
     assert set(tasks) == {*mix.TASKS, "system"}
 
 
-def test_a_conversation_may_be_of_some_tasks_alone_until_they_have_nothing_left() -> None:
+def test_a_conversation_may_use_some_tasks_until_exhausted() -> None:
     for seed in range(40):
         talk = mix.conversation(
             seed, held_out=False, tokens=700, measure=words, tasks=("chat", "facts")

@@ -84,7 +84,7 @@ def _noise(keys: torch.Tensor, values: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("damage", [_zero, _noise])
 @pytest.mark.parametrize("layer", range(4))
-def test_one_wrong_block_of_any_layer_changes_the_greedy_continuation(
+def test_a_wrong_block_of_any_layer_changes_the_continuation(
     model: Any, filled: tuple[torch.Tensor, Any], layer: int, damage: Callable[..., None]
 ) -> None:
     ids, cache = filled
@@ -100,7 +100,7 @@ def test_one_wrong_block_of_any_layer_changes_the_greedy_continuation(
     assert changed == 5
 
 
-def test_a_block_in_the_place_of_another_changes_the_greedy_continuation(
+def test_a_block_in_anothers_place_changes_the_continuation(
     model: Any, filled: tuple[torch.Tensor, Any]
 ) -> None:
     """(Two blocks that change places do not: keys carry their positions.)"""
@@ -151,9 +151,7 @@ def test_attention_adds_about_as_much_as_the_mlp(model: Any, tokenizer: Any) -> 
 
 
 @torch.no_grad()
-def test_rounding_stays_far_below_the_gap_between_the_best_two_tokens(
-    model: Any, tokenizer: Any
-) -> None:
+def test_rounding_stays_below_the_gap_of_the_best_two_tokens(model: Any, tokenizer: Any) -> None:
     ids = prompt_ids(tokenizer, 512)
     whole = model(ids).logits[0]
     cache = DynamicCache()
@@ -198,7 +196,7 @@ def test_bfloat16_is_float32_rounded_to_the_nearest(tmp_path: Path) -> None:
             assert torch.equal(exact.get_tensor(name).bfloat16(), rounded.get_tensor(name))
 
 
-def test_the_same_seed_gives_the_same_files_and_another_seed_others(tmp_path: Path) -> None:
+def test_the_seed_determines_the_files(tmp_path: Path) -> None:
     one, same, other = (
         make_shaped_model(tmp_path / name, vocab=4096, **{**TINY, "seed": seed})  # type: ignore[arg-type]
         for name, seed in (("one", 5), ("same", 5), ("other", 6))

@@ -75,7 +75,7 @@ def test_words_of_the_world_are_single_tokens() -> None:
         assert len(TOKENIZER.encode(word).ids) == 1, word
 
 
-def test_calls_are_told_in_the_text() -> None:
+def test_calls_are_written_in_the_text() -> None:
     text = '<tool_call>{"name": "x"}</tool_call>'
     assert TOKENIZER.decode(TOKENIZER.encode(text).ids) == text
 

@@ -63,7 +63,7 @@ def test_both_models_a_curve_and_the_state_are_written(
     assert (folder / "loss.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_finished_run_is_not_done_again_and_gives_the_same_files(
+def test_a_finished_run_is_not_repeated_and_gives_the_same_files(
     trained: tuple[Path, list[tuple[str, float]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = trained

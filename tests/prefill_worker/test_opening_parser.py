@@ -88,7 +88,7 @@ def test_each_full_block_has_the_name_that_the_reader_gives_it() -> None:
     assert set(prompt.identities).isdisjoint(read(cache_salt=b"other").identities)
 
 
-def test_every_choice_draws_from_the_last_position_with_a_history_only_if_needed() -> None:
+def test_choices_draw_from_the_last_position_with_their_history() -> None:
     draws = read(choices=[4, 1]).draws()
     assert [(draw.choice, draw.position, draw.history) for draw in draws] == [
         (4, 9, None),
@@ -100,7 +100,7 @@ def test_every_choice_draws_from_the_last_position_with_a_history_only_if_needed
     assert list(draw.history) == list(range(9))
 
 
-def test_first_tokens_carry_logprobs_only_where_they_were_asked_for() -> None:
+def test_first_tokens_carry_logprobs_only_if_requested() -> None:
     prompt = read()
     prompt.cached = 2
     message = prompt.first_tokens([Drawn(0, 7), Drawn(1, 8, -0.5, ((8, -0.5), (9, -1.0)))], SIZE)
@@ -116,7 +116,7 @@ def test_first_tokens_carry_logprobs_only_where_they_were_asked_for() -> None:
     assert [(top.token, top.logprob) for top in told.top] == [(8, -0.5), (9, -1.0)]
 
 
-async def test_events_come_in_order_and_what_ended_the_prompt_is_raised() -> None:
+async def test_events_are_ordered_and_the_prompts_end_is_raised() -> None:
     prompt = read()
     first = handoff_pb2.FirstTokens(cached_tokens=1)
     for event in (first, None, EngineError("broken")):
@@ -127,7 +127,7 @@ async def test_events_come_in_order_and_what_ended_the_prompt_is_raised() -> Non
         await prompt.next()
 
 
-def test_the_end_is_told_to_the_worker() -> None:
+def test_the_end_is_reported_to_the_worker() -> None:
     ended: list[Prompt] = []
     prompt = read(ended)
     prompt.end()

@@ -81,7 +81,7 @@ def events(prompt: Prompt) -> list[str]:
     return seen
 
 
-def test_offers_follow_the_chunks_and_the_partial_block_comes_last() -> None:
+def test_offers_follow_the_chunks_and_end_with_the_partial_block() -> None:
     bench = Bench()
     prompt = bench.submit(list(range(22)), choices=2)
     bench.run()
@@ -106,7 +106,7 @@ def test_a_cached_prefix_is_offered_at_admission() -> None:
     assert events(second) == ["offer 4+1", "first 1 cached 16", "None"]
 
 
-def test_blocks_that_the_reader_holds_are_computed_but_not_offered() -> None:
+def test_blocks_held_by_the_reader_are_computed_but_not_offered() -> None:
     bench = Bench()
     prompt = bench.submit(list(range(20)), held=3)
     bench.run()
@@ -178,7 +178,7 @@ def test_a_prompt_that_was_not_computed_fails_alone() -> None:
     assert bench.pool.available == bench.pool.total
 
 
-def test_a_chunk_that_memory_is_too_short_for_is_cut_before_its_prompt_fails() -> None:
+def test_a_chunk_too_large_for_memory_is_cut_before_failing() -> None:
     bench = Bench()
     prompt = bench.submit(list(range(22)))
     short = {0: OutOfMemory("no memory")}
@@ -209,7 +209,7 @@ def two_steps(bench: Bench) -> tuple[Prompt, StepPlan, StepPlan]:
     return prompt, first, second
 
 
-def test_the_next_chunk_is_planned_while_one_runs_and_offered_after_it() -> None:
+def test_the_next_chunk_is_planned_during_one_and_offered_after() -> None:
     bench = Bench()
     prompt, first, second = two_steps(bench)
     assert events(prompt) == []
@@ -227,7 +227,7 @@ def test_the_next_chunk_is_planned_while_one_runs_and_offered_after_it() -> None
 
 
 @pytest.mark.parametrize("how", ["ended", "broken", "failed", "step failed"])
-def test_blocks_of_a_prompt_that_is_over_are_freed_with_the_last_step_that_writes_them(
+def test_blocks_of_an_ended_prompt_are_freed_with_the_last_step(
     how: str,
 ) -> None:
     bench = Bench()
@@ -291,7 +291,7 @@ def test_fresh_blocks_are_announced_before_they_get_new_content() -> None:
     assert len(seen) == 4 and set(bench.fresh[4:]) == set(second.pinned)
 
 
-async def test_a_stop_fails_what_waits_and_what_is_computed_and_no_complete_prompt() -> None:
+async def test_a_stop_fails_unfinished_prompts_and_no_complete_one() -> None:
     bench = Bench(max_prompts=1)
     complete = bench.submit([1] * 6)
     bench.run()
@@ -338,7 +338,7 @@ def blocked_prompt(bench: Bench) -> tuple[Prompt, Prompt]:
     return keeps, bench.submit(cached + list(range(200, 232)))
 
 
-def test_blocked_prompt_is_matched_once_however_often_it_is_tried() -> None:
+def test_a_blocked_prompt_is_matched_once_over_all_tries() -> None:
     bench = Bench(blocks=20)
     keeps, waits = blocked_prompt(bench)
     counted = CountedPool(bench.pool)

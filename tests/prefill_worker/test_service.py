@@ -135,7 +135,7 @@ async def test_reads_are_served_promptly_for_a_while_after_a_handshake(
             await asyncio.sleep(0.01)
 
 
-async def test_a_peer_that_does_not_fit_is_told_every_difference(served: Served) -> None:
+async def test_an_unfit_peer_gets_every_difference(served: Served) -> None:
     theirs = handoff_pb2.HandshakeMessage()
     theirs.CopyFrom(served.mine)
     theirs.compatibility.kv_dtype = "float32"
@@ -147,7 +147,7 @@ async def test_a_peer_that_does_not_fit_is_told_every_difference(served: Served)
     assert "kv_dtype" in str(error) and "block_size" in str(error)
 
 
-async def test_a_handoff_offers_every_block_and_ends_when_the_reader_says_so(
+async def test_a_handoff_offers_every_block_until_the_reader_closes_it(
     served: Served,
 ) -> None:
     tokens = list(range(22))
@@ -193,7 +193,7 @@ async def test_a_bad_opening_is_refused_in_its_own_words(served: Served) -> None
     await served.nothing_held()
 
 
-async def test_an_opening_for_the_worker_that_was_here_before_is_refused(served: Served) -> None:
+async def test_an_opening_for_the_previous_worker_is_refused(served: Served) -> None:
     link = served.open()
     await link.send(served.opening([1, 2], granter_boot_id=b"o" * 16))
     assert "has restarted" in str(await failure(link))
@@ -223,7 +223,7 @@ async def test_the_stop_leaves_a_reader_behind_that_renews_for_ever(served: Serv
     await served.nothing_held()
 
 
-async def test_a_reader_that_stops_renewing_is_told_that_its_lease_is_over(served: Served) -> None:
+async def test_a_reader_that_stops_renewing_gets_the_end_of_its_lease(served: Served) -> None:
     link = served.open()
     await link.send(served.opening(list(range(10)), lease_ms=SHORT_MS))
     assert isinstance(await failure(link), LeaseLost)

@@ -43,7 +43,7 @@ def prompt_tokens() -> float:
 
 
 @on_virtual_time
-async def test_who_waits_is_let_in_with_the_end_of_another_and_not_a_step_later(
+async def test_a_waiting_prompt_is_admitted_in_the_step_another_ends(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster()
@@ -63,7 +63,7 @@ async def test_who_waits_is_let_in_with_the_end_of_another_and_not_a_step_later(
 
 
 @on_virtual_time
-async def test_a_chunk_counts_once_though_it_was_cut_and_computed_again(
+async def test_a_chunk_that_was_cut_and_recomputed_counts_once(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = make_cluster()
@@ -85,7 +85,7 @@ async def test_a_chunk_counts_once_though_it_was_cut_and_computed_again(
 
 
 @on_virtual_time
-async def test_a_lease_that_nobody_closes_is_counted_when_it_ends(
+async def test_a_lease_left_unclosed_is_counted_when_it_ends(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster()

@@ -45,7 +45,7 @@ async def test_what_a_worker_kept_may_come_at_once(monkeypatch: pytest.MonkeyPat
 
 
 @on_virtual_time
-async def test_what_comes_at_once_is_taken_whole_and_clients_have_a_turn_then() -> None:
+async def test_outputs_are_taken_whole_and_clients_then_get_a_turn() -> None:
     """In the midst of a message nobody could take anything: far more than eight buffers wait."""
     scene = DispatchScene()
     generation = await scene.start(max_tokens=500)

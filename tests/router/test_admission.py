@@ -42,7 +42,7 @@ def test_tickets_are_bounded_and_come_back(clock: Clock) -> None:
     assert admission.taken == 0
 
 
-def test_arrivals_are_bounded_and_refused_while_there_is_no_ticket(clock: Clock) -> None:
+def test_arrivals_are_bounded_and_refused_without_a_ticket(clock: Clock) -> None:
     admission = Admission(1, clock)
     with admission.arrival():
         with pytest.raises(Overloaded), admission.arrival():
@@ -98,7 +98,7 @@ def test_no_body_makes_room_where_there_is_no_ticket(clock: Clock) -> None:
     assert told == []
 
 
-def test_who_is_refused_is_told_the_pace_at_which_room_is_made(clock: Clock) -> None:
+def test_a_refused_request_gets_the_rate_at_which_room_is_made(clock: Clock) -> None:
     admission = Admission(1, clock)
     for _ in range(10):  # one ends every two seconds
         with admission.ticket():
@@ -108,7 +108,7 @@ def test_who_is_refused_is_told_the_pace_at_which_room_is_made(clock: Clock) -> 
     assert waits == pytest.approx([1.8, 3.6, 5.4, 7.2])  # nine spans of two seconds, ten ends
 
 
-def test_an_error_of_the_inside_gets_the_time_too_and_makes_no_pace(clock: Clock) -> None:
+def test_an_internal_error_gets_the_time_and_sets_no_rate(clock: Clock) -> None:
     admission = Admission(8, clock)
     with admission.ticket():
         clock.now_s += 4

@@ -70,7 +70,7 @@ async def uploads(url: str, count: int) -> AsyncIterator[list[Upload]]:
             await upload.close()
 
 
-async def test_bodies_that_never_come_keep_nobody_out(router: StartRouter) -> None:
+async def test_bodies_that_never_come_keep_no_client_out(router: StartRouter) -> None:
     async with (
         router(config=replace(FAST_ROUTER, max_requests=3)) as running,
         uploads(running.url, 3) as silent,
@@ -86,7 +86,7 @@ async def test_bodies_that_never_come_keep_nobody_out(router: StartRouter) -> No
             assert await upload.status() == 200
 
 
-async def test_who_brings_little_is_as_good_as_silent(router: StartRouter) -> None:
+async def test_a_trickling_client_counts_as_silent(router: StartRouter) -> None:
     async with (
         router(config=replace(FAST_ROUTER, max_requests=2)) as running,
         uploads(running.url, 2) as (honest, dripping),
@@ -104,7 +104,7 @@ async def test_who_brings_little_is_as_good_as_silent(router: StartRouter) -> No
         assert await honest.status() == 200
 
 
-async def test_messages_that_never_come_keep_nobody_out_either(router: StartRouter) -> None:
+async def test_messages_that_never_come_keep_no_client_out(router: StartRouter) -> None:
     config = replace(FAST_ROUTER, max_requests=2, grpc_port=0)
     async with (
         router(config=config) as running,

@@ -7,7 +7,7 @@ import random
 from baton.router.fleet.dialer import Backoff
 
 
-def test_waits_double_up_to_the_longest_and_begin_anew() -> None:
+def test_waits_double_up_to_the_longest_and_start_over() -> None:
     backoff = Backoff(0.05, 1.0, random.Random(3))
     for full_s in (0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
         assert full_s / 2 <= backoff.next_s() <= full_s
@@ -15,7 +15,7 @@ def test_waits_double_up_to_the_longest_and_begin_anew() -> None:
     assert backoff.next_s() <= 0.05
 
 
-def test_those_who_begin_together_spread() -> None:
+def test_simultaneous_retries_spread() -> None:
     waits = []
     for seed in range(200):
         backoff = Backoff(0.05, 1.0, random.Random(seed))

@@ -97,7 +97,7 @@ async def test_the_default_limit_is_8_mib_to_the_byte(router: StartRouter) -> No
         assert (await running.complete(max_tokens=1)).status_code == 200
 
 
-async def test_an_endless_body_is_refused_as_soon_as_the_limit_is_passed(
+async def test_an_endless_body_is_refused_when_it_passes_the_limit(
     router: StartRouter,
 ) -> None:
     async with router(config=replace(FAST_ROUTER, max_body_bytes=4096)) as running:

@@ -87,7 +87,7 @@ async def test_after_the_grace_everything_is_lost() -> None:
 
 
 @on_virtual_time
-async def test_a_link_that_breaks_at_once_is_not_tried_at_once_for_ever() -> None:
+async def test_a_link_that_breaks_at_once_is_retried_with_pauses() -> None:
     """Each time it comes up and breaks; the waits between grow nevertheless."""
     made = LinkScene(link_grace_s=60.0)
     loop = asyncio.get_running_loop()

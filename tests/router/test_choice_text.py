@@ -229,7 +229,7 @@ def test_chat_ends_and_openings() -> None:
     assert json.loads(renderer.usage_chunk(USAGE))["usage"]["total_tokens"] == 7
 
 
-def test_a_call_is_told_name_first() -> None:
+def test_a_call_is_sent_name_first() -> None:
     renderer = ChatRenderer(HEADING, token_bytes, True, tools=True)
     opening = renderer.opening(ChoiceDelta(0))
     assert opening is not None
@@ -320,7 +320,7 @@ def test_completion_bodies() -> None:
     assert "usage" not in json.loads(body)
 
 
-def test_completion_top_logprobs_hold_the_drawn_token_and_keep_parts_apart() -> None:
+def test_completion_top_logprobs_hold_the_drawn_token() -> None:
     pieces = {1: b"a", 2: b"\xe2", 3: b"\x82", 4: b"b"}
     drawn = TokenLogprob(4, -3.0, ((1, -0.5), (2, -1.0), (3, -2.0)), 0)
     renderer = CompletionRenderer(HEADING, pieces.__getitem__, True)

@@ -73,7 +73,7 @@ def test_one_request_probes_and_one_success_closes() -> None:
     assert circuits.counts(half_open_s + 1)["closed"] == 1
 
 
-def test_a_probe_that_fails_opens_for_twice_as_long_up_to_a_longest() -> None:
+def test_a_failed_probe_doubles_the_opening_up_to_a_longest() -> None:
     circuits, now_s = opened(), 0.0
     for opening in range(1, 12):
         full_s = min(OPEN_S * 2 ** (opening - 1), MAX_OPEN_S)
@@ -84,7 +84,7 @@ def test_a_probe_that_fails_opens_for_twice_as_long_up_to_a_longest() -> None:
         circuits.record_failure(A, now_s)
 
 
-def test_on_probation_one_failure_is_enough_and_afterwards_all_is_forgiven() -> None:
+def test_one_failure_reopens_on_probation_but_not_after_it() -> None:
     half_open_s = OPEN_S * 1.2
     circuits = opened()
     circuits.record_placement(A, half_open_s)
@@ -125,7 +125,7 @@ def compare(circuits: Circuits, slow_ms: float, now_s: float, workers: int = 6) 
     circuits.compare_steps(step_ms, [A, B], now_s)
 
 
-def test_who_is_slower_than_its_fellows_for_some_time_is_passed_over() -> None:
+def test_a_worker_slower_than_its_peers_for_long_is_passed_over() -> None:
     circuits = Circuits(random.Random(1))
     compare(circuits, 200.0, 0.0)
     compare(circuits, 200.0, SLOW_FOR_S - 0.1)
@@ -135,7 +135,7 @@ def test_who_is_slower_than_its_fellows_for_some_time_is_passed_over() -> None:
     assert SLOW_FOR_S < 10.0  # what is promised
 
 
-def test_a_slow_moment_short_steps_and_idle_workers_are_no_outliers() -> None:
+def test_slow_moments_short_steps_and_idleness_are_no_outliers() -> None:
     circuits = Circuits(random.Random(1))
     for now_s, slow_ms in enumerate((200.0, 200.0, 90.0, 200.0, 200.0, 200.0)):
         compare(circuits, slow_ms, float(now_s))
@@ -184,7 +184,7 @@ EVENTS = st.lists(
 
 
 @given(events=EVENTS, seed=st.integers(0, 99))
-def test_whatever_happens_two_thirds_stay_and_everyone_comes_back(
+def test_two_thirds_always_stay_and_all_workers_return(
     events: list[tuple[str, int, float]], seed: int
 ) -> None:
     circuits, now_s = Circuits(random.Random(seed)), 0.0

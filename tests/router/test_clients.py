@@ -257,7 +257,7 @@ async def test_readiness_goes_off_before_the_port_closes(router: StartRouter) ->
             await httpx.AsyncClient(base_url=running.url).get("/livez")
 
 
-async def test_a_router_with_nothing_open_ends_at_once_however_long_its_drain(
+async def test_a_router_without_open_requests_ends_at_once(
     router: StartRouter,
 ) -> None:
     """Ctrl-C on a laptop: connections that only stay open are no reason to wait."""
@@ -292,7 +292,7 @@ async def test_a_second_signal_tells_streams_and_ends_at_once(router: StartRoute
         await eventually(lambda: not running.workers["decode-0"].held)
 
 
-async def test_an_upload_that_never_comes_does_not_outlast_a_second_signal(
+async def test_an_endless_upload_does_not_outlast_a_second_signal(
     router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.router.server.LAST_EVENT_S", 0.3)

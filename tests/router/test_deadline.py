@@ -259,7 +259,7 @@ def moved(scene: Any) -> list[str]:
 
 
 @on_virtual_time
-async def test_a_later_attempt_is_told_what_is_left_of_the_time() -> None:
+async def test_a_later_attempt_gets_the_remaining_time() -> None:
     scene = DispatchScene("decode-0", "decode-1")
     await scene.start(within_s=5)
     await asyncio.sleep(0.2)
@@ -280,7 +280,7 @@ async def test_an_end_before_the_deadline_leaves_no_timer() -> None:
     assert generation.timer.cancelled() and generation.error is None
 
 
-async def test_who_would_be_too_late_is_refused_before_the_body(router: StartRouter) -> None:
+async def test_a_request_too_late_is_refused_before_its_body(router: StartRouter) -> None:
     async with router() as running:
         worker = running.workers["decode-0"]
         worker.waiting = 400

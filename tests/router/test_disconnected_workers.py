@@ -12,7 +12,7 @@ from tests.support.scripted_worker import ScriptedWorker
 SMALL, LARGE = WorkerCapacity(16, 8, 4096), WorkerCapacity(16, 20, 4096)
 
 
-def test_who_has_left_is_remembered_for_a_while() -> None:
+def test_a_worker_that_left_is_remembered_for_a_while() -> None:
     workers = DisconnectedWorkers(keep_s=10)
     workers.add_lost("decode-0", SMALL, 100.0)
     workers.add_lost("decode-1", LARGE, 105.0)
@@ -21,7 +21,7 @@ def test_who_has_left_is_remembered_for_a_while() -> None:
     assert workers.capacities(115.0) == {}
 
 
-def test_who_comes_back_is_taken_for_what_it_was_and_who_is_new_for_anything() -> None:
+def test_a_returning_worker_keeps_its_role_and_a_new_one_has_any() -> None:
     workers = DisconnectedWorkers(keep_s=10)
     workers.add_lost("decode-0", SMALL, 100.0)
     workers.add_registered("decode-0", "decode", 108.0)

@@ -68,7 +68,7 @@ async def test_late_ends_of_unknown_requests_are_settled() -> None:
 
 
 @on_virtual_time
-async def test_cancel_is_told_in_the_same_tick() -> None:
+async def test_cancel_is_sent_in_the_same_tick() -> None:
     scene = DispatchScene()
     generation = await scene.start()
     scene.dispatcher.cancel(generation)
@@ -90,7 +90,7 @@ async def test_a_resume_names_open_choices_and_their_next_index() -> None:
 
 
 @on_virtual_time
-async def test_a_stop_string_cancels_one_choice_and_with_the_last_the_request() -> None:
+async def test_a_stop_string_cancels_a_choice_and_the_last_the_request() -> None:
     scene = DispatchScene()
     generation = await scene.start(choices=2)
     scene.dispatcher.finish_choice(generation, 1)
@@ -173,7 +173,7 @@ async def test_a_worker_that_appears_in_time_is_used() -> None:
 
 
 @on_virtual_time
-async def test_cancelling_a_request_that_waits_for_a_worker_leaves_nothing() -> None:
+async def test_cancelling_a_request_before_placement_leaves_nothing() -> None:
     scene = DispatchScene()
     scene.dispatcher.place_wait_s = 20
     generation = await scene.start()
@@ -188,7 +188,7 @@ async def test_cancelling_a_request_that_waits_for_a_worker_leaves_nothing() -> 
 
 
 @on_virtual_time
-async def test_a_router_that_stops_ends_also_what_waits_for_its_first_worker() -> None:
+async def test_a_stopping_router_ends_requests_that_await_a_worker() -> None:
     scene = DispatchScene()
     scene.link().up = False
     waiting = asyncio.create_task(scene.start())
@@ -210,7 +210,7 @@ async def test_close_ends_everything() -> None:
 
 
 @on_virtual_time
-async def test_a_request_that_would_miss_its_deadline_is_refused_at_once() -> None:
+async def test_a_request_due_to_miss_its_deadline_is_refused_at_once() -> None:
     scene = DispatchScene()
     scene.fleet.expected = 10.0
     with pytest.raises(Overloaded, match=r"would take 10\.0 s") as refused:
@@ -226,7 +226,7 @@ async def test_a_request_that_would_miss_its_deadline_is_refused_at_once() -> No
 
 @pytest.mark.parametrize("top", [False, True])
 @on_virtual_time
-async def test_a_token_that_the_model_does_not_have_is_a_failure_of_its_worker(top: bool) -> None:
+async def test_an_unknown_token_is_a_failure_of_its_worker(top: bool) -> None:
     scene = DispatchScene("decode-0", "decode-1")
     scene.fleet.vocab_size = 50
     generation = await scene.start()

@@ -15,7 +15,7 @@ from tests.support.dispatch_scene import DispatchScene, failed, output
 
 
 @on_virtual_time
-async def test_a_worker_that_fails_everything_is_not_asked_again_and_again() -> None:
+async def test_a_worker_that_fails_everything_is_not_retried_at_once() -> None:
     """It is never busy, so it would be chosen for every request."""
     scene = DispatchScene("decode-0", "decode-1", "decode-2")
     for number in range(40):
@@ -172,7 +172,7 @@ async def test_what_no_worker_has_memory_for_is_the_requests_own_fault() -> None
 
 
 @on_virtual_time
-async def test_what_no_worker_has_memory_for_takes_no_moves_from_others() -> None:
+async def test_lack_of_memory_takes_no_retries_from_others() -> None:
     """Such requests may use up their own share of moves; a worker's loss is moved all the same."""
     scene = DispatchScene("decode-0", "decode-1", retry_floor=3, retry_share=0.0, max_attempts=4)
     refused = 0
@@ -251,7 +251,7 @@ async def test_a_worker_accuses_none_but_those_that_it_was_to_ask() -> None:
 
 
 @on_virtual_time
-async def test_who_failed_a_handoff_is_the_last_one_to_be_asked_again() -> None:
+async def test_a_worker_that_failed_a_handoff_is_asked_last() -> None:
     scene = DispatchScene("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
     generation = await scene.start()
     scene.tell(prefill_boot_id=b"", failed_boot_ids=[b"prefill-0"])
@@ -263,7 +263,7 @@ async def test_who_failed_a_handoff_is_the_last_one_to_be_asked_again() -> None:
 
 
 @on_virtual_time
-async def test_a_half_open_circuit_is_probed_by_who_turns_to_it() -> None:
+async def test_a_half_open_circuit_is_probed_by_the_next_request() -> None:
     scene = DispatchScene(
         "decode-0", "prefill-0", "prefill-1", "prefill-2", placement="disaggregated"
     )
@@ -281,7 +281,7 @@ FELLOWS = {b"prefill-0": "prefill", b"prefill-1": "prefill"}
 
 
 @on_virtual_time
-async def test_a_full_worker_has_failed_nobody() -> None:
+async def test_a_full_worker_has_not_failed() -> None:
     """Each move finds its new worker full: it is given back, so that the next one may try."""
     scene = DispatchScene("decode-0", "decode-1", "decode-2", retry_floor=1, retry_share=0.0)
     for number in range(4):

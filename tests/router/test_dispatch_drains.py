@@ -17,7 +17,7 @@ Drained = Callable[..., Awaitable[tuple[Any, ActiveRequest]]]
 
 
 @on_virtual_time
-async def test_what_a_draining_worker_hands_back_goes_on_and_counts_as_no_failure() -> None:
+async def test_requests_returned_by_a_drain_go_on_without_a_failure() -> None:
     scene = DispatchScene("decode-0", "decode-1")
     generation = await scene.start()
     scene.give(output(0, 10))
@@ -45,7 +45,7 @@ async def test_what_a_draining_worker_hands_back_goes_on_and_counts_as_no_failur
 
 
 @on_virtual_time
-async def test_a_worker_that_refuses_as_draining_gets_nothing_more_at_once() -> None:
+async def test_a_worker_that_refuses_as_draining_gets_nothing_more() -> None:
     """Its load may say so only later: nothing may be placed there in between."""
     scene = DispatchScene("decode-0", "decode-1")
     await scene.start()
@@ -56,7 +56,7 @@ async def test_a_worker_that_refuses_as_draining_gets_nothing_more_at_once() -> 
 
 
 @on_virtual_time
-async def test_requests_on_a_link_that_leaves_in_a_drain_are_no_failures() -> None:
+async def test_requests_on_a_link_lost_in_a_drain_are_no_failures() -> None:
     scene = DispatchScene("decode-0", "decode-1")
     generation = await scene.start()
     scene.link(0).load.draining = True
@@ -85,7 +85,7 @@ def drained_alone_fixture() -> Drained:
 
 
 @on_virtual_time
-async def test_what_the_only_worker_hands_back_waits_until_it_has_come_back(
+async def test_requests_returned_by_the_only_worker_wait_for_it(
     drained_alone: Drained,
 ) -> None:
     scene, generation = await drained_alone(30.0)
@@ -122,7 +122,7 @@ async def test_what_was_handed_back_waits_no_longer_than_its_deadline(
 
 
 @on_virtual_time
-async def test_a_placement_whose_prefill_workers_have_left_is_made_anew_without_them() -> None:
+async def test_a_placement_is_repeated_without_departed_candidates() -> None:
     """The decode worker that says so keeps the router's trust, and may have the request again."""
     scene = DispatchScene("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
     links = scene.fleet.links

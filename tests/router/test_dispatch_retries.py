@@ -37,7 +37,7 @@ async def test_a_loss_goes_on_with_the_accepted_tokens() -> None:
 
 
 @on_virtual_time
-async def test_what_is_on_a_hung_worker_goes_elsewhere_and_is_cancelled_there() -> None:
+async def test_requests_on_a_hung_worker_migrate_and_are_cancelled() -> None:
     scene = DispatchScene("decode-0", "decode-1")
     generation = await scene.start()
     scene.give(output(0, 10))
@@ -68,7 +68,7 @@ async def test_parts_of_a_request_that_has_failed_are_not_placed_again() -> None
 
 
 @on_virtual_time
-async def test_an_answer_that_has_begun_stays_with_the_numbers_it_began_with() -> None:
+async def test_a_begun_answer_stays_with_its_numerics() -> None:
     scene = DispatchScene("decode-0", "decode-1", "decode-2")
     scene.fleet.fingerprints = {"decode-1": "other kernels"}
     generation = await scene.start()
@@ -155,7 +155,9 @@ async def test_choices_that_have_not_begun_stay_together() -> None:
 
 
 @on_virtual_time
-async def test_what_goes_wrong_in_a_move_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failure_during_a_migration_is_reported_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Even what no one has thought of: else the client would wait until its deadline."""
     scene = DispatchScene()
     generation = await scene.start()

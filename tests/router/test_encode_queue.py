@@ -87,7 +87,7 @@ def test_two_long_texts_never_run_at_once() -> None:
     assert queue.next() is second
 
 
-def test_full_queue_refuses_who_has_most_in_it() -> None:
+def test_a_full_queue_refuses_the_tenant_with_most_in_it() -> None:
     queue = EncodeQueue(4, 1)
     jobs = filled(queue, job(), job(9000), job(50), job())
     with pytest.raises(Overloaded):

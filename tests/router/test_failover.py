@@ -199,7 +199,7 @@ async def test_final_failure_before_the_first_byte_is_a_status(router: StartRout
         assert "told to fail" not in reply.text
 
 
-async def test_failure_after_the_first_byte_is_told(router: StartRouter) -> None:
+async def test_failure_after_the_first_byte_is_reported(router: StartRouter) -> None:
     async with router() as running:
         worker = running.workers["decode-0"]
         worker.step_s = 0.01

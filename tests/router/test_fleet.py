@@ -40,7 +40,7 @@ async def test_workers_come_and_go(fleet_scene: Any) -> None:
 
 
 @on_virtual_time
-async def test_a_prefill_worker_that_fits_no_decode_worker_is_named_and_not_counted(
+async def test_a_prefill_worker_that_fits_no_other_is_not_counted(
     fleet_scene: Any,
 ) -> None:
     scene = fleet_scene()
@@ -72,7 +72,7 @@ async def test_another_boot_replaces_the_worker(fleet_scene: Any) -> None:
 
 
 @on_virtual_time
-async def test_a_worker_that_changes_its_role_at_its_address_counts_as_what_it_is(
+async def test_a_worker_that_changes_its_role_counts_in_the_new_one(
     fleet_scene: Any,
 ) -> None:
     scene = fleet_scene()
@@ -198,7 +198,7 @@ async def test_a_workers_own_word_does_not_move_it(fleet_scene: Any) -> None:
 
 
 @on_virtual_time
-async def test_a_fleet_of_unlike_decode_workers_is_told_of_once(fleet_scene: Any) -> None:
+async def test_a_fleet_of_unlike_decode_workers_is_logged_once(fleet_scene: Any) -> None:
     scene = fleet_scene()
     with capture_logs() as told:
         scene.add("decode-0", 1)
@@ -243,7 +243,7 @@ async def test_a_worker_of_slow_steps_is_passed_over(
 
 
 @on_virtual_time
-async def test_limits_are_those_of_the_largest_decode_worker_and_of_all(fleet_scene: Any) -> None:
+async def test_limits_are_those_of_the_largest_decode_worker(fleet_scene: Any) -> None:
     scene = fleet_scene()
     assert scene.fleet.limits() == ContextLimits(1000, 300, 1000)
     scene.add("decode-0", max_context=500)
@@ -253,7 +253,7 @@ async def test_limits_are_those_of_the_largest_decode_worker_and_of_all(fleet_sc
 
 
 @on_virtual_time
-async def test_who_is_not_linked_counts_as_what_it_was_until_it_is_gone_for_good(
+async def test_an_unlinked_worker_keeps_its_role_until_it_is_gone(
     fleet_scene: Any,
 ) -> None:
     """Where its link is down, where it is started anew, and where the registry has lost it."""
@@ -281,7 +281,7 @@ async def test_who_is_not_linked_counts_as_what_it_was_until_it_is_gone_for_good
 
 
 @on_virtual_time
-async def test_who_is_new_and_not_linked_yet_may_hold_anything(fleet_scene: Any) -> None:
+async def test_a_new_worker_not_linked_yet_may_hold_anything(fleet_scene: Any) -> None:
     scene = fleet_scene()
     scene.add("decode-0", max_context=500)
     for number, name in ((2, "decode-1"), (3, "prefill-0")):
@@ -292,7 +292,7 @@ async def test_who_is_new_and_not_linked_yet_may_hold_anything(fleet_scene: Any)
 
 
 @on_virtual_time
-async def test_who_has_become_a_prefill_worker_holds_no_answer(fleet_scene: Any) -> None:
+async def test_a_worker_that_became_prefill_holds_no_answer(fleet_scene: Any) -> None:
     scene = fleet_scene()
     old = scene.add("decode-0")
     await eventually(lambda: scene.names() == ["decode-0"])
@@ -306,7 +306,7 @@ async def test_who_has_become_a_prefill_worker_holds_no_answer(fleet_scene: Any)
 
 
 @on_virtual_time
-async def test_a_worker_whose_hello_cannot_be_true_fails_no_ones_placement(
+async def test_a_worker_with_an_impossible_hello_fails_no_placement(
     fleet_scene: Any,
 ) -> None:
     scene = fleet_scene()

@@ -124,7 +124,7 @@ async def test_a_message_that_does_not_come(
         assert error.code() is CODE.INVALID_ARGUMENT and "without a message" in error.details()
 
 
-async def test_more_calls_than_connections_are_refused_but_health_is_asked(
+async def test_calls_beyond_the_limit_are_refused_except_health(
     grpc_router: StartGrpcRouter,
 ) -> None:
     config = replace(FAST_ROUTER, max_connections=3)

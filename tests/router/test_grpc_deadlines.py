@@ -177,7 +177,7 @@ async def test_a_channel_that_closes_is_a_client_that_leaves(grpc_router: StartG
         assert call.done()
 
 
-async def test_a_client_that_does_not_read_is_cancelled_and_others_are_not(
+async def test_only_a_client_that_does_not_read_is_cancelled(
     grpc_router: StartGrpcRouter,
 ) -> None:
     config = replace(FAST_ROUTER, stream_buffer_messages=16)

@@ -86,7 +86,7 @@ async def test_calls_that_have_ended_and_watchers_hold_up_no_end(
         await asyncio.wait_for(running.serving, 10)
 
 
-async def test_a_message_that_never_comes_does_not_outlast_a_second_signal(
+async def test_an_endless_message_does_not_outlast_a_second_signal(
     grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.router.server.LAST_EVENT_S", 0.3)
@@ -187,7 +187,7 @@ async def test_connections_are_bounded(grpc_router: StartGrpcRouter) -> None:
             await channel.close()
 
 
-async def test_who_says_nothing_is_sent_away(
+async def test_a_silent_client_is_disconnected(
     grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_front, "HANDSHAKE_TIMEOUT_S", 1)

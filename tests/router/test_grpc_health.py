@@ -75,7 +75,7 @@ async def test_it_needs_no_key(grpc_router: StartGrpcRouter) -> None:
             await stub.ListModels(client_pb2.ListModelsRequest())
 
 
-async def test_who_watches_hears_each_change_and_the_end(grpc_router: StartGrpcRouter) -> None:
+async def test_a_watching_client_gets_each_change_and_the_end(grpc_router: StartGrpcRouter) -> None:
     async with (
         grpc_router(workers=("decode-0",)) as (running, _),
         grpc.aio.insecure_channel(running.grpc_address) as channel,

@@ -296,7 +296,7 @@ async def test_traces_logs_and_metrics(grpc_router: StartGrpcRouter) -> None:
         assert PROMPT not in str(told) and "Ada" not in str(told)
 
 
-async def test_stopping_lets_open_calls_end_and_tells_those_that_do_not(
+async def test_stopping_lets_calls_end_and_fails_the_remaining_ones(
     grpc_router: StartGrpcRouter,
 ) -> None:
     config = replace(FAST_ROUTER, drain_s=1.0)

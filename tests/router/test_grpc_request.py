@@ -314,7 +314,7 @@ async def test_schemas_are_counted_together_before_any_is_parsed(
         await generate_request(sent, VALIDATOR, LIMITS)
 
 
-async def test_fields_that_are_not_known_are_refused_wherever_they_stand() -> None:
+async def test_unknown_fields_are_refused_at_any_depth() -> None:
     """A newer client asks for something: it is told, rather than answered without."""
     unknown = b"\xf8\x07\x01"  # field 127
     good = message(model="m", prompt="a").SerializeToString()

@@ -39,7 +39,7 @@ async def whole_text(running: Any, eventually: Any) -> str:
     return text
 
 
-async def test_within_three_seconds_a_hung_workers_requests_go_on_elsewhere(
+async def test_requests_of_a_hung_worker_migrate_within_three_seconds(
     router: StartRouter, fair_watch: Any
 ) -> None:
     """With the default times: the worker's loop lives and heartbeats, its device does nothing."""
@@ -81,7 +81,7 @@ async def test_a_silent_worker_is_left_within_three_seconds(
         assert (await answer).json()["choices"][0]["text"] == whole
 
 
-async def test_within_two_seconds_a_silent_worker_is_not_counted_as_ready(
+async def test_a_silent_worker_is_not_ready_within_two_seconds(
     router: StartRouter, fair_watch: Any
 ) -> None:
     """With the default times. Its link stands for longer, and what it has stays there."""
@@ -129,7 +129,7 @@ async def test_late_tokens_of_an_old_attempt_are_refused(router: StartRouter, al
         assert (await answer).json()["choices"][0]["text"] == whole
 
 
-async def test_another_boot_of_a_worker_cannot_speak_for_the_one_before(
+async def test_another_boot_of_a_worker_cannot_speak_for_the_previous(
     router: StartRouter,
 ) -> None:
     async with router() as running:
@@ -183,7 +183,7 @@ def hangs() -> float:
 
 
 @pytest.mark.parametrize("hangs_first", [True, False])
-async def test_a_prompt_does_not_wait_for_a_second_candidate_that_hangs(
+async def test_a_prompt_does_not_wait_for_a_hung_second_candidate(
     router: StartRouter, hangs_first: bool
 ) -> None:
     """Its decode worker tells whom it asks now: whether that one hangs by then, or later."""

@@ -190,7 +190,7 @@ async def test_head_gets_the_same_head_and_no_body(wire: Any) -> None:
     assert (await ask(LIVE)).splitlines()[-1] == whole.splitlines()[-1]
 
 
-async def test_what_comes_after_an_answer_and_is_no_head_ends_the_connection(wire: Any) -> None:
+async def test_bytes_after_an_answer_that_are_no_head_close_it(wire: Any) -> None:
     """Such a byte ended the wait for the next request, and none began: it was there for ever."""
     ask, reader, writer = wire
     assert b"200 OK" in await ask(LIVE)
@@ -245,7 +245,7 @@ async def test_a_surplus_connection_has_a_second_for_its_head(
             each.close()
 
 
-async def test_a_long_body_and_the_next_head_in_one_read_are_no_long_head(
+async def test_a_long_body_and_the_next_head_are_no_long_head(
     router: StartRouter,
 ) -> None:
     async with router() as running:
@@ -334,7 +334,7 @@ METRICS = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
     [METRICS * 20, METRICS.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")],
     ids=["pipelined", "closing"],
 )
-async def test_who_does_not_read_is_cut_off(unread: Any, requests: bytes) -> None:
+async def test_a_client_that_does_not_read_is_cut_off(unread: Any, requests: bytes) -> None:
     """A close alone would wait for the client to take what is left, for ever."""
     _, client, lost = unread
     client.send(requests)
@@ -348,9 +348,7 @@ async def test_an_unread_stream_is_cut_off(unread: Any) -> None:
     await eventually(lambda: not running.workers["decode-0"].held)
 
 
-async def test_who_reads_slowly_gets_everything(
-    unread: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_reader_gets_everything(unread: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One long body, of which something is taken in every SEND_S."""
     _, client, lost = unread
     monkeypatch.setattr(http_protocol, "SEND_BYTES", 1)
@@ -372,9 +370,7 @@ async def test_who_reads_slowly_gets_everything(
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["one-write", "two-writes"])
-async def test_who_leaves_ends_all_that_he_has_asked_for(
-    router: StartRouter, together: bool
-) -> None:
+async def test_a_leaving_client_ends_all_its_requests(router: StartRouter, together: bool) -> None:
     async with router() as running:
         worker = running.workers["decode-0"]
         worker.pause_at = 2

@@ -90,7 +90,7 @@ async def test_others_have_a_turn_between_two_pieces() -> None:
 
 
 @pytest.mark.parametrize("granted", [False, True])
-async def test_who_leaves_keeps_nobody_waiting(granted: bool) -> None:
+async def test_a_leaving_waiter_keeps_no_other_waiting(granted: bool) -> None:
     """Also one that leaves when its turn was given to it, and before it ran."""
     log = Log()
     first = log.start("first", 1.0, 0)

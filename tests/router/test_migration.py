@@ -135,7 +135,7 @@ async def test_a_stop_string_is_found_though_its_worker_died_within_it(
 
 
 @both_ways
-async def test_three_moves_in_a_row_change_neither_text_nor_logprobs_of_any_choice(
+async def test_three_migrations_change_neither_text_nor_logprobs(
     router: StartRouter, arrived: list[int], config: Any, stream: bool
 ) -> None:
     names = tuple(f"decode-{number}" for number in range(6))

@@ -70,7 +70,7 @@ async def test_the_end_of_a_move_calls_the_next_in_order() -> None:
 
 
 @on_virtual_time
-async def test_who_comes_later_does_not_go_first() -> None:
+async def test_a_later_request_does_not_go_first() -> None:
     served = Served(1)
     first, second = served.ask("first"), served.ask("second")
     await pass_turns()
@@ -83,7 +83,7 @@ async def test_who_comes_later_does_not_go_first() -> None:
 
 
 @on_virtual_time
-async def test_moves_that_failed_refuse_all_who_wait() -> None:
+async def test_failed_migrations_refuse_all_waiting_requests() -> None:
     served = Served(2)
     moving = [served.ask(name) for name in ("a", "b")]
     await pass_turns()
@@ -114,7 +114,7 @@ async def test_what_lacks_memory_has_a_line_of_its_own() -> None:
 
 @pytest.mark.parametrize("when", ["waiting", "called"])
 @on_virtual_time
-async def test_who_leaves_takes_no_move_along(when: str) -> None:
+async def test_a_leaving_request_takes_no_retry(when: str) -> None:
     served = Served(1)
     await served.ask("a")
     leaves, stays = served.ask("leaves"), served.ask("stays")
@@ -144,7 +144,7 @@ async def test_more_that_is_served_makes_room() -> None:
         await task
 
 
-def test_what_the_budget_forgets_by_itself_calls_the_next_at_that_time() -> None:
+def test_an_expiry_in_the_budget_wakes_the_next_waiter() -> None:
     async def story() -> None:
         loop = asyncio.get_running_loop()
         served = Served(2)
@@ -162,7 +162,7 @@ def test_what_the_budget_forgets_by_itself_calls_the_next_at_that_time() -> None
     virtual_loop.run(story())
 
 
-def test_a_thousand_who_wait_ask_for_nothing_until_something_ends() -> None:
+def test_a_thousand_waiters_do_nothing_until_something_ends() -> None:
     """Not twenty times a second each."""
 
     async def story() -> None:

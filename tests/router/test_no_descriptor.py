@@ -36,7 +36,7 @@ def none_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-async def test_who_is_connected_is_answered_and_who_comes_waits(router: StartRouter) -> None:
+async def test_connected_clients_are_answered_and_new_ones_wait(router: StartRouter) -> None:
     loop = asyncio.get_running_loop()
     complaints: list[str] = []
     loop.set_exception_handler(lambda _, told: complaints.append(told["message"]))

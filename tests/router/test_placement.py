@@ -56,7 +56,7 @@ def test_an_answer_goes_on_only_where_its_numbers_are_computed() -> None:
     assert isinstance(place(begun, [near, other_kind], "auto", 64), Unavailable)
 
 
-def test_who_was_not_there_any_more_is_no_candidate_however_idle() -> None:
+def test_a_departed_worker_is_no_candidate_however_idle() -> None:
     need = replace(NEED, left=frozenset({P0.boot_id}))
     assert placed(place(need, [D0, P0, P1], "disaggregated", 64)).candidates == (P1,)
     alone = placed(place(need, [D0, P0], "disaggregated", 64))
@@ -145,7 +145,7 @@ def test_failed_workers_are_a_last_resort() -> None:
     assert placed(place(need, [D0], "auto", 64)).decode is D0
 
 
-def test_who_is_passed_over_is_asked_only_where_nobody_else_is() -> None:
+def test_a_passed_over_worker_is_asked_only_without_another() -> None:
     bad, bad_prefill = replace(D0, passed_over=True), replace(P0, passed_over=True)
     busy = replace(D1, running=500)
     found = placed(place(NEED, [bad, busy, bad_prefill, P1], "auto", 64))

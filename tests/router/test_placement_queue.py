@@ -69,7 +69,7 @@ async def wait_all(tasks: list[asyncio.Task[Any]]) -> None:
 
 
 @on_virtual_time
-async def test_who_waits_is_not_tried_before_there_is_room_and_then_in_order() -> None:
+async def test_requests_are_tried_in_order_once_there_is_room() -> None:
     fakes = Fakes()
     line = line_of(fakes)
     names = [f"r{number}" for number in range(3 * AT_ONCE)]
@@ -98,7 +98,7 @@ async def test_who_waits_is_not_tried_before_there_is_room_and_then_in_order() -
     ],
 )
 @on_virtual_time
-async def test_few_are_tried_in_one_turn_of_the_loop_and_of_long_prompts_fewer(
+async def test_few_requests_are_tried_in_one_turn_of_the_loop(
     length: int, count: int, at_once: int
 ) -> None:
     fakes = Fakes()
@@ -116,7 +116,7 @@ async def test_few_are_tried_in_one_turn_of_the_loop_and_of_long_prompts_fewer(
 
 
 @on_virtual_time
-async def test_whom_nobody_takes_keeps_no_one_else_waiting() -> None:
+async def test_a_request_no_worker_takes_keeps_no_other_waiting() -> None:
     fakes = Fakes(refuses={f"stuck{number}" for number in range(AT_ONCE)})
     line = line_of(fakes)
     stuck = [asyncio.create_task(line.place(submission(name), 60)) for name in fakes.refuses]
@@ -148,7 +148,7 @@ async def test_every_wait_has_its_end() -> None:
     "error", [InvalidRequest("too long"), Overloaded("full")], ids=["invalid", "full"]
 )
 @on_virtual_time
-async def test_what_no_wait_can_help_is_told_at_once(error: BatonError) -> None:
+async def test_a_lasting_refusal_is_raised_at_once(error: BatonError) -> None:
     fakes = Fakes(error)
     with pytest.raises(type(error)):
         await line_of(fakes).place(submission("r"), 60)
@@ -159,7 +159,7 @@ async def test_what_no_wait_can_help_is_told_at_once(error: BatonError) -> None:
     "error", [InvalidRequest("too long"), Overloaded("full")], ids=["too small", "full"]
 )
 @on_virtual_time
-async def test_who_has_begun_waits_for_a_fleet_that_is_full_or_too_small(
+async def test_a_begun_request_waits_for_a_full_or_too_small_fleet(
     error: BatonError,
 ) -> None:
     """A worker that could hold it was there, and is being started anew."""
@@ -171,14 +171,14 @@ async def test_who_has_begun_waits_for_a_fleet_that_is_full_or_too_small(
 
 
 @on_virtual_time
-async def test_who_has_begun_is_not_told_that_his_request_was_wrong() -> None:
+async def test_a_begun_request_is_not_reported_as_invalid() -> None:
     line = line_of(Fakes(InvalidRequest("too long")))
     with pytest.raises(Unavailable, match="no worker that could hold this request is left"):
         await line.place(submission("r", attempt=2), 0.1)
 
 
 @on_virtual_time
-async def test_who_is_woken_looks_whether_he_may_wait_on() -> None:
+async def test_a_woken_request_checks_whether_it_may_wait_longer() -> None:
     line = line_of(Fakes())
     one, two = submission("one"), submission("two")
     tasks = [asyncio.create_task(line.place(each, 60)) for each in (one, two)]

@@ -113,7 +113,7 @@ def need(
     choices=st.integers(1, 8),
     growth=st.integers(1, 60),
 )
-def test_a_request_is_placed_where_its_worker_would_take_it_and_nowhere_else(
+def test_a_request_is_placed_only_where_its_worker_would_take_it(
     blocks: int, prompt: int, max_tokens: int, accepted: int, choices: int, growth: int
 ) -> None:
     accepted = min(accepted, max_tokens - 1) if choices == 1 else 0
@@ -155,7 +155,7 @@ def test_what_the_worker_says_of_its_context_counts() -> None:
     assert isinstance(found, InvalidRequest) and "largest KV pool (30 tokens)" in str(found)
 
 
-def test_who_is_too_large_for_all_is_told_what_to_lower() -> None:
+def test_a_request_too_large_for_all_learns_what_to_lower() -> None:
     longest = open_decoders(need(8, 300), [SMALL, LARGE])
     assert isinstance(longest, InvalidRequest) and longest.field == "max_tokens"
     assert "308 tokens of prompt and output" in str(longest) and "(256 tokens)" in str(longest)
@@ -172,7 +172,7 @@ def test_a_full_or_absent_larger_pool_is_no_reason_to_say_never() -> None:
     assert isinstance(away, Unavailable) and "large enough" in str(away)
 
 
-def test_who_fits_one_that_is_away_alone_is_not_too_large() -> None:
+def test_a_request_that_fits_only_a_disconnected_worker_is_valid() -> None:
     wanted, away = need(8, 100), [WorkerCapacity(SIZE, 27, 4096)]
     for none in ([], [WorkerCapacity(SIZE, 26, 4096)], [WorkerCapacity(SIZE, 27, 107)]):
         assert isinstance(open_decoders(wanted, [SMALL], away=none), InvalidRequest)
@@ -184,7 +184,7 @@ def test_who_fits_one_that_is_away_alone_is_not_too_large() -> None:
     assert isinstance(larger, InvalidRequest) and "(108 tokens)" in str(larger)
 
 
-def test_a_prefill_worker_that_cannot_hold_the_prompt_is_no_candidate() -> None:
+def test_a_prefill_worker_too_small_for_a_prompt_is_passed_over() -> None:
     tiny, short = view("prefill-0", 5), view("prefill-1", 64, max_context=20)
     roomy = view("prefill-2", 64)
     for wanted, names in (
@@ -217,7 +217,7 @@ async def test_the_router_counts_them_and_a_small_worker_hears_nothing() -> None
 
 
 @on_virtual_time
-async def test_a_new_request_waits_for_the_only_worker_that_could_hold_it() -> None:
+async def test_a_new_request_waits_for_the_only_fitting_worker() -> None:
     scene = DispatchScene("decode-0", "decode-1")
     unlike(scene)
     large = scene.link(1)
@@ -239,7 +239,7 @@ async def test_a_new_request_waits_for_the_only_worker_that_could_hold_it() -> N
 
 
 @on_virtual_time
-async def test_who_has_lost_the_only_large_worker_waits_for_it() -> None:
+async def test_a_request_that_lost_the_only_large_worker_waits_for_it() -> None:
     """It was let in, so it is not called too large where only smaller ones are left."""
     scene = DispatchScene("decode-0", "decode-1")
     unlike(scene)
@@ -273,14 +273,14 @@ async def length(limits: ContextLimits, **fields: Any) -> int:
     return made.max_tokens
 
 
-async def test_who_asks_for_a_number_may_use_the_largest_pool() -> None:
+async def test_a_request_with_a_token_limit_may_use_the_largest_pool() -> None:
     limits = ContextLimits(max_context=200, vocab_size=300, common_context=30)
     assert await length(limits, max_tokens=180) == 180
     with pytest.raises(InvalidRequest, match="room for 180"):
         await length(limits, max_tokens=181)
 
 
-async def test_who_asks_for_none_stays_where_any_worker_can_take_it() -> None:
+async def test_a_request_without_a_limit_stays_where_any_worker_fits() -> None:
     assert await length(ContextLimits(200, 300, common_context=30)) == 10
     assert await length(ContextLimits(200, 300, common_context=20)) == 16  # OpenAI's default
     assert await length(ContextLimits(30, 300)) == 10

@@ -21,7 +21,7 @@ def now_s() -> float:
 
 
 @on_virtual_time
-async def test_a_hang_is_told_once_and_ends() -> None:
+async def test_a_hang_is_reported_once_and_ends() -> None:
     made = LinkScene()
     far = await made.accept()
     for overdue_ms, hung, told in ((1499, False, 0), (1500, True, 1), (2100, True, 1)):
@@ -84,7 +84,7 @@ async def test_a_quiet_worker_takes_nothing_new_and_keeps_its_link() -> None:
 
 
 @on_virtual_time
-async def test_one_heartbeat_that_is_late_makes_nobody_quiet() -> None:
+async def test_one_late_heartbeat_makes_no_link_quiet() -> None:
     made = LinkScene(link_heartbeat_s=0.4, link_silence_s=1.0, link_grace_s=60.0)
     far = await made.accept()
     for _ in range(2):

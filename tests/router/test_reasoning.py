@@ -39,7 +39,7 @@ def parsed(parts: list[str], opened: bool) -> tuple[str, str]:
 
 @pytest.mark.parametrize("opened", [False, True])
 @pytest.mark.parametrize("text", CASES)
-def test_reasoning_and_content_are_told_apart(text: str, opened: bool) -> None:
+def test_reasoning_and_content_are_separated(text: str, opened: bool) -> None:
     assert parsed([text], opened) == CASES[text][opened]
     assert parsed(list(text), opened) == CASES[text][opened]
 

@@ -19,7 +19,7 @@ BOOT = bytes([1]) * 16  # of stub 1
 
 
 @on_virtual_time
-async def test_the_index_is_rebuilt_once_every_worker_has_told_its_blocks(fleet_scene: Any) -> None:
+async def test_the_index_is_rebuilt_once_all_workers_reported(fleet_scene: Any) -> None:
     scene = fleet_scene()
     feeds = {}
     for name in ("decode-0", "prefill-0"):
@@ -52,7 +52,7 @@ async def test_a_worker_that_cannot_be_linked_is_waited_for_a_moment(
 
 
 @on_virtual_time
-async def test_a_worker_that_does_not_tell_its_blocks_is_not_waited_for_for_ever(
+async def test_a_worker_without_block_reports_is_not_awaited_for_ever(
     fleet_scene: Any,
 ) -> None:
     scene = fleet_scene()
@@ -96,7 +96,7 @@ async def test_a_registry_that_was_never_read_is_no_empty_one(
 
 
 @on_virtual_time
-async def test_the_index_is_rebuilt_though_nobody_asks(fleet_scene: Any) -> None:
+async def test_the_index_is_rebuilt_without_a_request(fleet_scene: Any) -> None:
     scene = fleet_scene()
     with capture_logs() as logs:
         feed = scene.add("decode-0").feed

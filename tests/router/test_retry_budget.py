@@ -21,7 +21,7 @@ def test_the_limit_is_a_share_and_a_floor() -> None:
     assert [budget.limit(active) for active in (1, 15, 16, 20, 1000)] == [3, 3, 3, 4, 200]
 
 
-def test_moves_that_get_on_make_room_and_others_wait() -> None:
+def test_progressing_migrations_make_room_while_others_wait() -> None:
     budget = RetryBudget(0.2, 2)
     first, _ = taken(budget, 5, 0.0), taken(budget, 5, 0.0)
     assert budget.take(5, 1.0) is None
@@ -31,7 +31,7 @@ def test_moves_that_get_on_make_room_and_others_wait() -> None:
     assert budget.take(15, 1.0) is not None  # more is being served
 
 
-def test_one_that_waits_in_a_queue_does_not_keep_its_share_for_ever() -> None:
+def test_a_queued_request_does_not_keep_its_share_for_ever() -> None:
     budget = RetryBudget(0.2, 1)
     slow = taken(budget, 1, 0.0)
     assert budget.take(1, HOLD_S - 0.1) is None
@@ -63,7 +63,7 @@ def test_a_move_that_lapsed_and_then_failed_counts() -> None:
 
 
 @pytest.mark.parametrize("short", [True, False])
-def test_what_finds_no_memory_and_what_fails_take_no_moves_from_each_other(short: bool) -> None:
+def test_memory_shortage_and_failures_have_separate_retries(short: bool) -> None:
     budget = RetryBudget(0.2, 2)
     for now_s in (0.0, 1.0):
         budget.failed(taken(budget, 1, now_s), now_s, short=short)

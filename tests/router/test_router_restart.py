@@ -65,7 +65,7 @@ async def blocks_of_the_prompt(running: Any) -> list[bytes]:
 
 
 @both_ways
-async def test_a_request_waits_for_the_index_and_goes_to_who_holds_its_prompt(
+async def test_a_request_waits_for_the_index_and_goes_to_its_prefix(
     ask: Ask, grpc_router: StartGrpcRouter
 ) -> None:
     config = replace(FAST_ROUTER, rebuild_s=60)
@@ -89,7 +89,7 @@ async def test_a_request_waits_for_the_index_and_goes_to_who_holds_its_prompt(
 
 
 @both_ways
-async def test_a_worker_that_never_tells_its_blocks_holds_nobody_beyond_the_bound(
+async def test_a_worker_that_never_reports_delays_within_the_bound(
     ask: Ask, grpc_router: StartGrpcRouter
 ) -> None:
     config = replace(FAST_ROUTER, rebuild_s=0.5)
@@ -122,7 +122,7 @@ async def test_a_deadline_ends_the_wait_for_the_index(
         assert await ask(running, stub) == "answered"
 
 
-async def test_why_it_was_late_is_told(router: StartRouter) -> None:
+async def test_the_reason_of_the_delay_is_reported(router: StartRouter) -> None:
     config = replace(FAST_ROUTER, rebuild_s=60)
     async with router(config=config, wait=False, tells_blocks=False) as running:
         await eventually(lambda: running.workers["decode-0"].seen("hello"))
@@ -134,7 +134,7 @@ async def test_why_it_was_late_is_told(router: StartRouter) -> None:
         assert reply.status_code == 504 and INDEX_NOT_REBUILT in reply.json()["error"]["message"]
 
 
-async def test_a_worker_that_comes_later_and_tells_nothing_delays_nothing(
+async def test_a_late_worker_without_reports_delays_nothing(
     router: StartRouter,
 ) -> None:
     async with router(config=replace(FAST_ROUTER, rebuild_s=60)) as running:
@@ -151,7 +151,7 @@ async def test_a_worker_that_comes_later_and_tells_nothing_delays_nothing(
 
 
 @on_virtual_time
-async def test_the_wait_for_the_index_is_no_longer_than_that_for_a_worker() -> None:
+async def test_the_wait_for_the_index_is_bounded_by_that_for_a_worker() -> None:
     scene = DispatchScene()
     scene.fleet.known = False
     with pytest.raises(Unavailable, match="not known yet"):

@@ -19,7 +19,7 @@ from tests.support.router_process import StartRouter, eventually
 from tests.support.scripted_worker import ScriptedWorker
 
 
-async def test_a_prompt_is_hashed_once_and_not_before_there_is_a_worker(
+async def test_a_prompt_is_hashed_once_and_only_with_a_worker(
     router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not twenty times a second, as a whole, by every request that waits."""

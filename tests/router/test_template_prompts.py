@@ -139,7 +139,7 @@ async def test_the_loop_goes_on_beside_a_long_chat() -> None:
     assert text == "userassistant" * 100 and beats > 5
 
 
-async def test_a_long_chat_whose_request_ends_leaves_the_thread_to_the_next() -> None:
+async def test_a_long_chat_that_ends_leaves_the_thread_to_the_next() -> None:
     loops = "{% for j in range(9) %}{% for i in range(50000) %}{% endfor %}{% endfor %}"
     template = ChatTemplate(loops + "{{ messages[0].role }}", {})
     first = asyncio.create_task(template.render_apart([ASKED]))

@@ -71,7 +71,7 @@ async def test_waiting_prompts_are_bounded(model_folder: Path) -> None:
     await tokenizer.close()
 
 
-async def test_a_prompt_that_a_thread_is_at_counts_though_its_request_has_ended(
+async def test_a_prompt_in_a_thread_counts_after_its_request_ended(
     held: Held,
 ) -> None:
     """Deadlines would else let in as many as come: a thread cannot be stopped."""
@@ -85,7 +85,7 @@ async def test_a_prompt_that_a_thread_is_at_counts_though_its_request_has_ended(
     assert held.tokenizer.decode(await (await held.ask("e"))) == "e"
 
 
-async def test_a_prompt_whose_request_has_ended_leaves_the_queue_at_once(held: Held) -> None:
+async def test_a_prompt_of_an_ended_request_leaves_the_queue_at_once(held: Held) -> None:
     running = [await held.begin("a"), await held.begin("b")]
     left = await held.ask("c")
     left.cancel()

@@ -176,7 +176,7 @@ async def test_a_model_without_template_refuses_chats() -> None:
         await validator(None).chat(await validator().parsed(body, ChatRequest), LIMITS)
 
 
-async def test_what_may_be_called_is_told_to_the_parser() -> None:
+async def test_the_parser_learns_which_tools_may_be_called() -> None:
     template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}" + TEMPLATE
     made = Validator("m", ByteTokenizer(), ChatTemplate(template, {}), frozenset(), 4, "mistral")
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

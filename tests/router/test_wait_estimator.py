@@ -28,7 +28,7 @@ def test_the_place_in_the_line_times_the_pace() -> None:
     assert estimator.expected_s(0, 56) == 0
 
 
-def test_where_nobody_waits_it_is_not_known() -> None:
+def test_without_waiters_the_estimate_is_unknown() -> None:
     """The estimator of a worker that is not full is that of its clients."""
     estimator = WaitEstimator()
     assert estimator.expected_s(1000, 0) == 0
@@ -87,7 +87,7 @@ def test_a_line_that_comes_again_is_known_before_its_first_ends() -> None:
     assert estimator.expected_s(0, 14.1) == 0  # that was long ago
 
 
-def test_another_start_of_the_worker_begins_anew() -> None:
+def test_another_start_of_the_worker_resets_the_estimate() -> None:
     estimator = WaitEstimator()
     for report in range(3):
         estimator.report(load(1000 + 10 * report), report)

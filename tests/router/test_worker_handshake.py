@@ -25,7 +25,7 @@ def hello(**fields: Any) -> worker_pb2.WorkerHello:
     return made
 
 
-def test_what_a_worker_says_of_itself_is_sound() -> None:
+def test_a_valid_hello_of_a_worker_is_accepted() -> None:
     assert handshake_fault(hello(), VOCABULARY) is None
     assert handshake_fault(hello(**MAX_VALUES), VOCABULARY) is None
     assert handshake_fault(hello(**dict.fromkeys(MAX_VALUES, 1)), VOCABULARY) is None

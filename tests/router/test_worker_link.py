@@ -39,7 +39,7 @@ async def test_outputs_and_load_are_passed_on() -> None:
 
 @on_virtual_time
 @pytest.mark.parametrize("crowded", [True, False])
-async def test_clients_have_a_turn_between_messages_once_their_buffers_are_full(
+async def test_clients_have_a_turn_once_their_buffers_are_full(
     crowded: bool,
 ) -> None:
     made = LinkScene()
@@ -85,7 +85,7 @@ async def test_settled_goes_with_a_heartbeat_at_the_latest() -> None:
 
 
 @on_virtual_time
-async def test_what_was_accepted_goes_with_a_heartbeat_the_last_word_of_each() -> None:
+async def test_a_heartbeat_carries_the_last_accepted_of_each_choice() -> None:
     made = LinkScene()
     far = await made.accept()
     for name, attempt in (("a", 1), ("b", 1), ("a", 2)):

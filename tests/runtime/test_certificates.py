@@ -228,7 +228,7 @@ def test_a_file_of_authorities_may_hold_one_that_has_ended(tmp_path: Path) -> No
     refused(chain.security(old.root, whole), r"security\.authority: the certificate .* ended at")
 
 
-def test_an_ended_authority_vouches_for_nobody(tmp_path: Path) -> None:
+def test_an_ended_authority_vouches_for_no_process(tmp_path: Path) -> None:
     ended, other = Chain(tmp_path / "ended", root_days=-1), Chain(tmp_path / "other")
     both = ended.root + other.root
     refused(ended.security(both, ended.leaf + ended.middle), "is not issued by")

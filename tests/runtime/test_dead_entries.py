@@ -131,7 +131,7 @@ def test_a_newer_starts_entry_is_kept(
     assert registry.workers() == [newer]
 
 
-def test_a_start_that_waited_for_a_deleted_lock_takes_the_new_one(
+def test_a_start_that_awaited_a_deleted_lock_takes_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else two processes could have one id, each with the lock of another file."""

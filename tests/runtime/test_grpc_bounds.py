@@ -67,7 +67,7 @@ class Caller:
         await self._channel.close()
 
 
-async def test_who_says_nothing_is_sent_away_and_has_a_place_only_until_then(
+async def test_a_silent_peer_is_disconnected_and_frees_its_slot(
     served: Any, ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_links, "HANDSHAKE_S", 1)
@@ -117,7 +117,7 @@ async def sent_away(pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01\x00\x01", PREFACE[:30]])
-async def test_who_stops_in_the_middle_of_a_greeting_is_sent_away(
+async def test_a_peer_that_stops_in_its_handshake_is_disconnected(
     served: Any, ends: Ends, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     """Nothing, the head of a TLS hello, or half an HTTP/2 preface: before the TLS handshake, and
@@ -170,7 +170,7 @@ async def greeted(address: str, security: SecurityConfig | None) -> AsyncIterato
     yield False
 
 
-async def test_connections_are_bounded_and_a_place_is_given_back(served: Any, ends: Ends) -> None:
+async def test_connections_are_bounded_and_a_slot_is_released(served: Any, ends: Ends) -> None:
     worker, router = ends
     opened = served(TOKEN, worker and Tls(worker), most=3)
     async with opened as address, AsyncExitStack() as closing:

@@ -79,7 +79,7 @@ async def test_our_errors_keep_their_class_over_a_call(raised: errors.BatonError
     assert str(back) == str(raised)
 
 
-async def test_a_foreign_status_and_a_missing_server_become_unavailable() -> None:
+async def test_a_foreign_status_or_a_missing_server_is_unavailable() -> None:
     async def broken(_: bytes, context: Any) -> None:
         await context.abort(grpc.StatusCode.INTERNAL, "oops")
 

@@ -157,7 +157,7 @@ async def test_the_servers_close_wakes_its_own_receiver() -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.001, 0.02])
-async def test_a_cancelled_receive_on_either_side_keeps_the_link_and_its_messages(
+async def test_a_cancelled_receive_keeps_the_link_and_its_messages(
     delay_s: float,
 ) -> None:
     async def impatient_echo(_: Any, context: Any) -> None:
@@ -215,7 +215,7 @@ async def test_a_cancelled_send_keeps_the_link() -> None:
     assert sizes == [1 << 20] * (sent + 1) + [4]  # the cancelled one went out, whole
 
 
-async def test_a_link_to_nobody_is_closed() -> None:
+async def test_a_link_without_a_peer_is_closed() -> None:
     async with served(echo) as address:
         pass
     async with open_channel(address) as channel:

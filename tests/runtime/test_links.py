@@ -40,7 +40,7 @@ async def test_receive_waits_for_a_message() -> None:
     assert await asyncio.wait_for(waiting, LIMIT_S) == 7
 
 
-async def test_what_was_sent_before_a_close_is_received_by_the_peer_alone() -> None:
+async def test_messages_before_a_close_reach_only_the_peer() -> None:
     near, far = pair()
     await near.send(1)
     await far.send("late")

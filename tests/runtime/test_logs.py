@@ -156,7 +156,7 @@ def test_routine_logs_of_libraries_are_quiet(capsys: Capture) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
-def test_a_full_disk_fails_nobody_who_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_fails_no_caller_that_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = metrics.LOG_LINES_LOST._value.get()
     with open("/dev/full", "w", buffering=1) as full:
         monkeypatch.setattr(sys, "stderr", full)

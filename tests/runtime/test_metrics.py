@@ -95,7 +95,7 @@ def test_no_metric_is_labelled_by_an_id() -> None:
         }
 
 
-def test_every_metric_and_every_value_of_a_label_is_used_by_the_product() -> None:
+def test_every_metric_and_label_value_is_used_by_the_product() -> None:
     """What is declared and never counted is rendered as a zero that says: it never happens."""
     used, words = set(), set()
     for tree in trees():

@@ -80,7 +80,7 @@ FIELDS += [{"memory": nested(600)}, {"proof": nested(600)}]  # JSON's own limit 
 
 
 @pytest.mark.parametrize("content", RUBBISH)
-def test_rubbish_is_passed_over_and_told(tmp_path: Path, content: bytes) -> None:
+def test_invalid_entries_are_skipped_and_reported(tmp_path: Path, content: bytes) -> None:
     registry = DirectoryRegistry(tmp_path)
     registry.announce(ONE)
     (tmp_path / "rubbish.worker").write_bytes(content)
@@ -93,7 +93,7 @@ def test_rubbish_is_passed_over_and_told(tmp_path: Path, content: bytes) -> None
 
 
 @pytest.mark.parametrize("change", FIELDS, ids=lambda change: str(change)[:50])
-def test_a_field_that_cannot_be_true_is_told(tmp_path: Path, change: dict[str, object]) -> None:
+def test_an_impossible_field_is_reported(tmp_path: Path, change: dict[str, object]) -> None:
     registry = DirectoryRegistry(tmp_path, tokens=("s",))
     (tmp_path / "decode-0.worker").write_text(json.dumps(asdict(ONE) | change))
     assert registry.workers() == [] and registry.faults().keys() == {"decode-0"}
@@ -106,7 +106,7 @@ def test_an_announcement_without_end_is_not_read_whole(tmp_path: Path) -> None:
     assert registry.workers() == [] and "65536 bytes" in registry.faults()["long"]
 
 
-def test_what_is_no_file_hides_nobody(tmp_path: Path) -> None:
+def test_a_path_that_is_no_file_hides_no_worker(tmp_path: Path) -> None:
     registry = DirectoryRegistry(tmp_path)
     registry.announce(ONE)
     (tmp_path / "folder.worker").mkdir()
@@ -118,7 +118,7 @@ def test_what_is_no_file_hides_nobody(tmp_path: Path) -> None:
     assert registry.faults() == dict.fromkeys(names, "it is no file")
 
 
-def test_a_file_that_may_not_be_read_hides_nobody(
+def test_an_unreadable_file_hides_no_other_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = DirectoryRegistry(tmp_path)
@@ -168,7 +168,7 @@ def test_an_announcement_is_of_the_worker_that_its_file_names(tmp_path: Path) ->
     assert registry.faults() == {"decode-9": "it is another worker's, 'decode-0'"}
 
 
-def test_in_memory_a_worker_is_of_use_or_not_by_its_last_announcement() -> None:
+def test_in_memory_the_last_announcement_decides_a_workers_state() -> None:
     registry = MemoryRegistry()
     for _ in range(2):
         registry.announce(ONE)

@@ -51,7 +51,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 @pytest.mark.parametrize("jump_s", [-86_400.0, -16.0, 16.0, 86_400.0])
-def test_a_clock_that_is_set_hides_nobody_and_keeps_no_dead_one(host: Host, jump_s: float) -> None:
+def test_a_changed_clock_hides_no_live_worker_and_no_death(host: Host, jump_s: float) -> None:
     reader = host.reader()
     host.announce(ONE)
     host.announce(TWO)
@@ -96,9 +96,7 @@ def test_a_first_look_goes_on_where_the_files_date_ends(host: Host) -> None:
 
 
 @pytest.mark.parametrize("skew_s", [20.0, 86_400.0])
-def test_by_a_wrong_clock_a_first_look_shows_a_dead_worker_for_one_lifetime_at_most(
-    host: Host, skew_s: float
-) -> None:
+def test_with_a_wrong_clock_a_dead_worker_shows_for_one_lifetime(host: Host, skew_s: float) -> None:
     host.announce(skew_s=skew_s)
     host.passes(10.0)
     reader, shown_s = host.reader(), 0.0
@@ -108,7 +106,7 @@ def test_by_a_wrong_clock_a_first_look_shows_a_dead_worker_for_one_lifetime_at_m
     assert shown_s == TTL_S + LOOK_S  # the first look that did not show it
 
 
-def test_by_a_wrong_clock_a_first_look_hides_a_live_worker_until_it_is_heard_again(
+def test_with_a_wrong_clock_a_live_worker_hides_until_renewal(
     host: Host,
 ) -> None:
     host.announce(skew_s=-3600.0)
@@ -119,7 +117,7 @@ def test_by_a_wrong_clock_a_first_look_hides_a_live_worker_until_it_is_heard_aga
     assert reader.workers() == [ONE]
 
 
-def test_a_reader_that_stood_still_asks_the_files_date_how_old_a_change_is(host: Host) -> None:
+def test_a_paused_reader_takes_the_age_of_a_change_from_the_file(host: Host) -> None:
     """As after SIGSTOP, or a decode worker that had nobody to greet for an hour."""
     reader = host.reader()
     host.announce(ONE)

@@ -64,7 +64,7 @@ def test_text_is_read_by_the_settings_own_type(name: str, text: str, value: obje
         assert type(read) is type(value)
 
 
-def test_a_file_may_give_a_whole_number_for_a_float_and_a_list_for_a_tuple(tmp_path: Path) -> None:
+def test_a_file_may_give_an_int_for_a_float_and_lists_for_tuples(tmp_path: Path) -> None:
     file = written(tmp_path, "[handoff]\nlease_s = 3\n[router]\napi_keys = ['k']\n")
     config = load(file, {}, {})
     assert config.handoff.lease_s == 3.0

@@ -9,7 +9,7 @@ from baton.simulation.virtual.virtual_time import on_virtual_time, stand_still
 
 
 @on_virtual_time
-async def test_it_ends_after_its_limit_and_begins_anew_with_each_word() -> None:
+async def test_silence_ends_after_its_limit_and_restarts_with_messages() -> None:
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     silence = Silence(0.2)
@@ -54,7 +54,7 @@ async def test_a_word_is_not_put_into_the_future_by_a_late_sleep() -> None:
 
 
 @on_virtual_time
-async def test_how_long_it_lasts_is_told_without_late_sleeps_too() -> None:
+async def test_silence_is_reported_without_late_sleeps() -> None:
     silence = Silence(5.0)
     assert silence.so_far_s() < 0.01
     await silence.sleep(0.1)

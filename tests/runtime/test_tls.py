@@ -131,7 +131,7 @@ def by(own: SecurityConfig, trusted: str) -> Channels:
 
 
 @pytest.mark.parametrize("caller", [plain, without_certificate, of_another_authority, ended])
-async def test_who_is_not_let_in_and_that_others_do_not_notice(
+async def test_a_refused_peer_gets_a_reason_and_others_do_not_notice(
     served: Any, party: Party, tmp_path: Path, caller: Callable[[Party, Path], Channels]
 ) -> None:
     refused = caller(party, tmp_path)
@@ -261,7 +261,7 @@ async def test_a_replaced_authority_is_believed_while_both_are_named(
         assert await asked(address, Tls(new.router)) == "word"
 
 
-async def test_what_cannot_be_read_anew_is_said_once_and_the_old_one_serves_on(
+async def test_an_unreadable_file_is_logged_once_and_the_old_serves(
     served: Any, party: Party, tmp_path: Path
 ) -> None:
     worker, router = Tls(party.worker), Tls(party.router)

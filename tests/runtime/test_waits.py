@@ -42,7 +42,7 @@ async def test_when_the_time_is_up_the_future_goes_on() -> None:
 
 
 @on_virtual_time
-async def test_who_is_cancelled_while_it_waits_leaves_the_future_alone() -> None:
+async def test_a_caller_cancelled_while_waiting_keeps_the_future() -> None:
     future = asyncio.get_running_loop().create_future()
     waiting = asyncio.create_task(waits.done_within(future, 60.0))
     await asyncio.sleep(0)
@@ -76,7 +76,7 @@ async def test_many_may_wait_for_the_same_future() -> None:
 
 
 @on_virtual_time
-async def test_ended_tasks_have_ended_whatever_they_raise_and_however_late() -> None:
+async def test_ended_tasks_have_ended_whatever_they_raise() -> None:
     ends: list[str] = []
 
     async def slow() -> None:
@@ -107,7 +107,7 @@ async def test_ended_tasks_have_ended_whatever_they_raise_and_however_late() -> 
 
 
 @on_virtual_time
-async def test_who_is_cancelled_while_he_ends_tasks_sees_them_ended_all_the_same() -> None:
+async def test_a_cancelled_caller_still_sees_its_tasks_ended() -> None:
     ends: list[str] = []
 
     async def slow() -> None:
@@ -158,7 +158,7 @@ async def test_the_first_end_of_the_parts_is_the_end_of_all() -> None:
 
 
 @on_virtual_time
-async def test_the_parts_end_with_who_runs_them() -> None:
+async def test_the_parts_end_with_their_runner() -> None:
     ended = asyncio.Event()
 
     async def lasting() -> None:

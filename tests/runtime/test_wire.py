@@ -55,7 +55,7 @@ def test_every_field_comes_through() -> None:
     assert params.needs_history
 
 
-def test_a_cut_beyond_the_vocabulary_cuts_nothing_and_fits_a_devices_numbers() -> None:
+def test_a_cut_beyond_the_vocabulary_cuts_nothing() -> None:
     assert sampling_params(message(top_k=2**32 - 1), VOCAB).top_k == VOCAB
 
 

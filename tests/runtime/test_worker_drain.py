@@ -73,7 +73,7 @@ def start(
 
 
 @on_virtual_time
-async def test_told_once_it_drains_and_then_ends_its_loop() -> None:
+async def test_one_order_to_end_drains_and_then_ends_the_loop() -> None:
     worker = Worker()
     course, serving = start(worker)
     await asyncio.sleep(0.01)
@@ -87,7 +87,7 @@ async def test_told_once_it_drains_and_then_ends_its_loop() -> None:
 
 
 @on_virtual_time
-async def test_told_twice_it_waits_no_longer() -> None:
+async def test_a_second_order_to_end_stops_the_wait() -> None:
     worker = Worker()
     course, serving = start(worker)
     await asyncio.sleep(0.01)
@@ -99,7 +99,7 @@ async def test_told_twice_it_waits_no_longer() -> None:
 
 
 @on_virtual_time
-async def test_an_order_to_drain_given_again_or_before_a_signal_hurries_nothing() -> None:
+async def test_a_repeated_or_early_order_to_drain_hurries_nothing() -> None:
     worker = Worker()
     course, serving = start(worker)
     await asyncio.sleep(0.01)
@@ -157,7 +157,7 @@ async def test_a_watch_that_fails_drains_first_and_is_raised_then() -> None:
     assert worker.story == ["drain 7", "drained", "loop ended", *ENDS]
 
 
-def test_a_course_is_the_last_role_that_was_told_until_it_is_told_to_end() -> None:
+def test_the_next_role_is_the_last_ordered_until_an_end() -> None:
     course = RoleControl("prefill")
     assert course.begin() == "prefill"
     course.change("prefill")
@@ -173,7 +173,7 @@ def test_a_course_is_the_last_role_that_was_told_until_it_is_told_to_end() -> No
 
 
 @on_virtual_time
-async def test_told_another_role_and_then_to_end_it_drains_in_peace() -> None:
+async def test_an_order_to_end_after_a_role_change_drains_in_peace() -> None:
     worker = Worker()
     course, serving = start(worker)
     await asyncio.sleep(0.01)
@@ -222,7 +222,7 @@ async def test_what_failed_first_is_raised_and_what_followed_is_logged(
 
 
 @on_virtual_time
-async def test_a_loop_that_does_not_end_is_told_and_not_waited_for(
+async def test_a_loop_that_does_not_end_is_reported_and_not_awaited(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(drain, "LOOP_END_TIMEOUT_S", 0.05)
@@ -265,7 +265,7 @@ async def test_what_can_finish_nothing_hands_back_at_once() -> None:
 
 @pytest.mark.parametrize("failing", ENDS)
 @on_virtual_time
-async def test_all_that_follows_is_done_in_its_order_whatever_fails_in_it(failing: str) -> None:
+async def test_the_steps_of_an_end_keep_their_order_whatever_fails(failing: str) -> None:
     worker = Worker()
     worker.work.set()
     course, serving = start(worker, failing=failing)
@@ -277,7 +277,7 @@ async def test_all_that_follows_is_done_in_its_order_whatever_fails_in_it(failin
 
 
 @on_virtual_time
-async def test_a_loop_that_failed_is_what_is_raised_whatever_fails_after_it() -> None:
+async def test_the_error_of_a_failed_loop_wins_over_later_failures() -> None:
     """A lost device ends the process by a code of its own."""
     worker = Worker()
     _, serving = start(worker, failing="finished")

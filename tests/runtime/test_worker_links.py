@@ -174,7 +174,7 @@ async def test_heartbeats_are_not_passed_on_and_requests_are() -> None:
 
 
 @on_virtual_time
-async def test_a_drain_is_told_at_once_and_before_what_it_refuses() -> None:
+async def test_a_drain_is_reported_before_its_refusals() -> None:
     handler = Handler()
     link, task = start(handler, silence_s=600, heartbeat_s=500)
     await link.send(HELLO)
@@ -195,7 +195,7 @@ async def test_a_drain_is_told_at_once_and_before_what_it_refuses() -> None:
 
 
 @on_virtual_time
-async def test_a_router_that_comes_during_a_drain_is_told_first() -> None:
+async def test_a_router_that_connects_during_a_drain_learns_it_first() -> None:
     handler = Handler()
     handler.draining.set()
     link, task = start(handler)
@@ -218,20 +218,20 @@ async def beside_a_step(  # type: ignore[no-untyped-def]
 
 
 @on_virtual_time
-async def test_a_hang_is_told_as_soon_as_it_is_one() -> None:
+async def test_a_hang_is_reported_as_soon_as_it_is_one() -> None:
     """Between two heartbeats, once; then with every heartbeat."""
     link, task = await beside_a_step(-0.0503, heartbeat_s=0.2, hang_s=0.35)
     assert await overdue(link, task, 5) == [50, 250, 350, 550, 750]
 
 
 @on_virtual_time
-async def test_one_that_is_sooner_than_a_heartbeat_is_told_with_it() -> None:
+async def test_a_change_before_a_heartbeat_is_sent_with_it() -> None:
     link, task = await beside_a_step(-0.0603, heartbeat_s=0.1, hang_s=0.05)
     assert await overdue(link, task, 3) == [60, 160, 260]
 
 
 @on_virtual_time
-async def test_the_moment_that_makes_the_worker_red_is_told_too() -> None:
+async def test_the_moment_that_turns_the_worker_red_is_reported() -> None:
     """It is red 0.13 s after its step is overdue, which it is not yet with the first load; then
     there are heartbeats, and the moment of the hang."""
     link, task = await beside_a_step(0.0303, heartbeat_s=0.2, hang_s=0.35, red_after_s=0.13)
@@ -239,7 +239,7 @@ async def test_the_moment_that_makes_the_worker_red_is_told_too() -> None:
 
 
 @on_virtual_time
-async def test_what_turns_red_while_a_load_is_sent_is_told_after_it(
+async def test_a_change_to_red_during_a_load_report_is_sent_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The router's end was slow to take the load; no heartbeat is due for minutes."""

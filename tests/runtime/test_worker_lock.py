@@ -58,7 +58,7 @@ def test_a_second_process_of_an_id_is_refused_by_name(
         pass  # another id
 
 
-def test_a_stopped_process_keeps_its_id_and_a_killed_one_leaves_it_at_once(
+def test_a_stopped_process_keeps_its_id_until_it_is_killed(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
     holder.send_signal(signal.SIGSTOP)
@@ -81,7 +81,7 @@ def test_a_process_that_is_about_to_end_is_waited_for(
     ending.join(60)
 
 
-def test_it_is_had_as_long_as_the_context_lasts_and_again_after_a_failure(tmp_path: Path) -> None:
+def test_the_lock_lasts_as_long_as_its_context(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="its end"), hold(tmp_path, "w"):
         with pytest.raises(ConfigError, match=str(os.getpid())), hold(tmp_path, "w"):
             raise AssertionError("both have it")
@@ -106,7 +106,7 @@ def test_drafts_of_starts_that_were_killed_are_removed(tmp_path: Path) -> None:
     assert left == ["w-1.aa.draft", "w.lock", "w.worker"]
 
 
-def test_a_holder_that_could_not_say_who_it_is_is_refused_like_any(tmp_path: Path) -> None:
+def test_an_unnamed_lock_holder_is_refused_like_any(tmp_path: Path) -> None:
     (tmp_path / "w.lock").write_bytes(b"")
     with open(tmp_path / "w.lock") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -141,7 +141,7 @@ def test_a_folder_that_knows_no_locks_is_refused(
         raise AssertionError("nobody knows whether it has it")
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     with pytest.raises(ConfigError, match="cannot be locked"), hold(nowhere, "w"):
         raise AssertionError("there is no folder")

@@ -70,7 +70,7 @@ async def test_a_snapshot_and_what_follows_it(channel: grpc.aio.Channel, feed: B
     await forgotten(feed)
 
 
-async def test_who_leaves_while_nothing_happens_is_forgotten(
+async def test_a_router_that_leaves_while_idle_is_forgotten(
     channel: grpc.aio.Channel, feed: BlockFeed, no_garbage_collector: None
 ) -> None:
     call = watch(channel)
@@ -79,7 +79,7 @@ async def test_who_leaves_while_nothing_happens_is_forgotten(
     await forgotten(feed)
 
 
-async def test_who_leaves_without_having_read_is_forgotten(
+async def test_a_router_that_leaves_without_reading_is_forgotten(
     channel: grpc.aio.Channel, feed: BlockFeed, no_garbage_collector: None
 ) -> None:
     """The worker is writing to it, and nobody collects the garbage."""

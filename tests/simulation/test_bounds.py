@@ -30,7 +30,7 @@ def quiet_logs() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-def test_storms_are_one_seed_of_so_many_and_leave_a_decode_worker_sound() -> None:
+def test_one_seed_in_many_is_a_storm_that_spares_a_decode_worker() -> None:
     many = [seed for seed in range(200) if len(draw(seed).asks) > 10]
     assert many == list(range(STORM_SEED, 200, STORM_EVERY))
     for seed in many:
@@ -42,7 +42,7 @@ def test_storms_are_one_seed_of_so_many_and_leave_a_decode_worker_sound() -> Non
         assert failing < set(storm.decode) and 1 <= len(failing) <= 2
 
 
-def test_in_some_storms_one_worker_fails_and_another_one_has_no_memory() -> None:
+def test_some_storms_have_a_failing_and_a_full_worker() -> None:
     both = [{e.does.what for e in draw(seed).faults} for seed in STORMS]  # type: ignore[union-attr]
     assert 2 <= both.count(set(STORMY)) < len(STORMS)
 
@@ -79,7 +79,7 @@ def test_storms_use_the_budget_up_and_pass_no_bound() -> None:
         (MUTATIONS["no-cap-of-ejection"], " decode workers passed over"),
     ],
 )
-def test_who_passes_a_bound_is_seen(broken: Break, words: str) -> None:
+def test_an_exceeded_bound_is_seen(broken: Break, words: str) -> None:
     breaches = [
         breach
         for seed in STORMS[:8]

@@ -86,7 +86,7 @@ def _by_itself(error: Exception) -> Any:
         (KvReservations, "reserve", _by_itself(IndexError("gone"))),
     ],
 )
-def test_a_break_for_another_product_is_told_from_one_that_is_caught(
+def test_a_mutation_of_another_product_is_not_counted_as_caught(
     owner: Any, name: str, make: Any
 ) -> None:
     """The product takes most of these for failed requests, and breaks its promises then."""

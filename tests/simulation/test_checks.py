@@ -71,7 +71,7 @@ def test_tokens_are_those_of_a_run_without_faults() -> None:
     assert "3 tokens of 6" in breaches(cut_off)
 
 
-def test_logprobs_are_those_of_a_run_without_faults_and_come_if_asked_for() -> None:
+def test_logprobs_equal_those_without_faults_if_requested() -> None:
     asked = history(top_logprobs=2)
     assert breaches(asked) == "" and len(asked.logprobs[0][0][1]) == 2
     (logprob, top), *others = asked.logprobs[0]
@@ -155,14 +155,14 @@ def test_no_failure_of_the_fleet_is_an_excuse(
     assert allowed or f"ended with {how}: for some reason" in found
 
 
-def test_a_refusal_is_none_unless_somebody_is_full() -> None:
+def test_a_refusal_is_a_breach_unless_a_worker_is_full() -> None:
     refused = history("Overloaded", detail="4 wait here")
     assert "ended with Overloaded: 4 wait here" in breaches(refused)
     assert breaches(refused, full=True) == ""
     assert "WorkerLost" in breaches(history("WorkerLost"), full=True)
 
 
-def test_who_gave_much_time_gets_an_answer() -> None:
+def test_a_request_with_much_time_gets_an_answer() -> None:
     patient = history("DeadlineExceeded", took_s=20.0)
     assert "ended with DeadlineExceeded" in breaches(patient)
 

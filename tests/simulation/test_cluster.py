@@ -59,7 +59,7 @@ def test_a_missing_repeated_or_late_index_breaks_the_protocol(indices: list[int]
         seen.tokens()
 
 
-def test_a_retry_that_repeats_an_accepted_token_breaks_the_protocol() -> None:
+def test_a_retry_that_repeats_an_accepted_token_is_a_breach() -> None:
     seen = request(accepted=2)
     seen.emit(output(2, 5))
     assert seen.tokens() == [5]
@@ -96,7 +96,7 @@ async def test_a_held_block_is_not_quiet_and_its_worker_is_named(cluster: Cluste
     await cluster.quiet()
 
 
-async def test_a_killed_worker_is_no_candidate_opens_no_stream_and_leaves_no_task(
+async def test_a_killed_worker_leaves_no_candidate_stream_or_task(
     cluster: Cluster,
 ) -> None:
     node = cluster.prefill["prefill-0"]

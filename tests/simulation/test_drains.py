@@ -39,7 +39,7 @@ class Bench:
         return self.breaches
 
 
-def test_who_hands_back_before_its_time_is_over_breaks_its_promise() -> None:
+def test_a_return_before_the_drain_time_breaks_the_promise() -> None:
     (told,) = Bench().fail(Draining("the decode worker is stopping"), 0.4)
     assert told == "d0 drains, and hands back req-1 after 0.400 s of 1 s"
 
@@ -52,7 +52,7 @@ def test_who_hands_back_before_its_time_is_over_breaks_its_promise() -> None:
         (StalePlacement("every prefill worker of the placement has left"), 0.4),
     ],
 )
-def test_its_time_another_error_and_prefill_workers_that_leave_break_none(
+def test_a_failure_after_the_drain_or_of_another_kind_is_allowed(
     error: BatonError, after_s: float
 ) -> None:
     assert Bench().fail(error, after_s) == []

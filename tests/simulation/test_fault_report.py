@@ -50,7 +50,7 @@ def test_the_report_has_the_keys_that_it_promises(
     assert "0 failing seeds" in capsys.readouterr().out
 
 
-def test_how_far_it_is_and_which_seeds_fail_is_told_on_the_way(
+def test_progress_and_failing_seeds_are_reported_on_the_way(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(fault_report, "TELL_S", 0.0)
@@ -60,7 +60,7 @@ def test_how_far_it_is_and_which_seeds_fail_is_told_on_the_way(
     assert lines[-1].count(f"{len(report.failing_seeds)} failing seeds ({CAUGHT_BY}") == 1
 
 
-def test_a_failing_seed_is_shown_short_and_with_the_line_that_repeats_it(
+def test_a_failing_seed_is_shown_with_the_command_to_repeat_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     report = run(CAUGHT_BY, 1, mutation=MUTATION, past=False)
@@ -75,7 +75,7 @@ def test_a_failing_seed_is_shown_short_and_with_the_line_that_repeats_it(
     assert f"caught by seed {CAUGHT_BY}" in capsys.readouterr().out
 
 
-def test_kept_events_are_of_the_seed_that_is_named_and_not_of_past_bugs() -> None:
+def test_kept_events_are_of_the_named_seed_and_no_regression() -> None:
     last = len(draw(STORM_SEED).events) - 1
     assert any(len(draw(seed).events) <= last for seed in regressions.seeds())
     report = run(STORM_SEED, 1, keep=(0, last))
@@ -98,7 +98,7 @@ def test_a_seed_whose_run_breaks_down_is_shown_like_any_other(
     assert again == "  again: baton faults --from 5 --seeds 1"
 
 
-def test_each_failing_seed_has_its_line_though_not_each_is_shortened(
+def test_each_failing_seed_has_a_line_but_not_all_are_shortened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fault_report, "MOST_SHORTENED", 1)
@@ -181,7 +181,7 @@ def test_several_processes_add_up_to_one(tmp_path: Path) -> None:
         assert alone[key] == together[key], key
 
 
-def test_a_process_that_ends_by_itself_ends_the_others_and_its_seeds_are_named(
+def test_a_process_that_ends_ends_the_others_and_names_its_seeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []

@@ -61,7 +61,7 @@ def on_loop(test: Callable[[Place], Awaitable[None]], **how: bool) -> None:
 
 
 @pytest.mark.parametrize("what", ["", "silently"])
-def test_a_killed_worker_comes_back_as_another_boot_of_the_same_name(what: str) -> None:
+def test_a_killed_worker_returns_with_its_name_and_another_boot(what: str) -> None:
     async def test(place: Place) -> None:
         before = place.world.workers["d0"]
         assert place.linked() == {"prefill": 2, "decode": 1}
@@ -118,7 +118,7 @@ def test_a_worker_takes_on_the_other_role_and_then_its_own_again() -> None:
     on_loop(test)
 
 
-def test_a_worker_that_is_told_to_change_its_role_twice_ends_in_its_first_one() -> None:
+def test_a_worker_ordered_to_change_role_twice_ends_in_its_first() -> None:
     async def test(place: Place, apart_s: float) -> None:
         place.striker.strike(Fault("role", ("p0",), 6.0))
         await asyncio.sleep(apart_s)
@@ -142,7 +142,7 @@ def test_what_a_slow_machine_has_sent_is_late_after_it_too() -> None:
     on_loop(test)
 
 
-def test_a_worker_that_dies_in_another_role_comes_back_in_the_one_it_is_to_have() -> None:
+def test_a_worker_that_dies_in_another_role_returns_in_its_next() -> None:
     async def test(place: Place) -> None:
         place.striker.strike(Fault("role", ("p0",), 5.0))
         await asyncio.sleep(3)
@@ -154,7 +154,7 @@ def test_a_worker_that_dies_in_another_role_comes_back_in_the_one_it_is_to_have(
     on_loop(test)
 
 
-def test_a_cut_lets_no_read_through_unless_reads_have_a_fabric_of_their_own() -> None:
+def test_a_cut_stops_all_reads_without_a_fabric_of_their_own() -> None:
     async def stuck(place: Place) -> None:
         place.striker.strike(Fault("cut", ("d0", "p0"), 1.0, "one way"))
         assert place.fate().stuck  # type: ignore[attr-defined]
@@ -179,7 +179,7 @@ def test_a_paused_granter_is_read_where_reads_are_one_sided() -> None:
 
 
 @pytest.mark.parametrize("what", ["failed", "stuck", "corrupt", "short", "wrong", "stale"])
-def test_reads_of_a_spoilt_worker_have_that_fate_until_it_is_over(what: str) -> None:
+def test_reads_of_a_spoilt_worker_share_its_fate_until_it_ends(what: str) -> None:
     async def test(place: Place) -> None:
         usual = place.fate()
         place.striker.strike(Fault("reads", ("p0",), 1.0, what, share=1.0))

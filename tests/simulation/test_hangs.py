@@ -36,7 +36,7 @@ def faults(seed: int) -> list[Fault]:
     return [event.does for event in draw(seed).faults if isinstance(event.does, Fault)]
 
 
-def test_in_one_seed_of_so_many_a_prefill_worker_hangs_as_another_fails() -> None:
+def test_in_some_seeds_a_prefill_worker_hangs_as_another_fails() -> None:
     long = [seed for seed in range(200) if any(f.for_s == HANG_S for f in faults(seed))]
     assert long == list(range(HANG_SEED, 200, HANG_EVERY))
     for seed in HANGING:
@@ -47,7 +47,7 @@ def test_in_one_seed_of_so_many_a_prefill_worker_hangs_as_another_fails() -> Non
         assert {*hang.targets, *other.targets} <= set(draw(seed).prefill)
 
 
-def test_whoever_turns_to_it_has_left_it_within_three_seconds() -> None:
+def test_requests_leave_a_hung_worker_within_three_seconds() -> None:
     """By the world's clock; a worker's own one differs by the drift at most."""
     places: Counter[int] = Counter()
     waits_s: list[float] = []  # an exception in here would be one candidate's failure

@@ -34,7 +34,7 @@ def expected(tokens: list[int], count: int, params: SamplingParams = GREEDY) -> 
     return expected_output(tokens, count, params, choice=0, slabs=SLABS, vocab_size=VOCAB)
 
 
-async def test_whole_chunked_and_scattered_runs_agree_with_the_expectation() -> None:
+async def test_whole_chunked_and_scattered_runs_agree() -> None:
     tokens = list(range(10))
     (want,) = expected(tokens, 1)
     engine, _ = make()
@@ -84,7 +84,7 @@ async def test_draws_hang_on_seed_and_choice_only_with_a_temperature() -> None:
     assert len(set(tokens_drawn[:4])) == 1 and len(set(tokens_drawn[4:])) == 4
 
 
-async def test_with_a_penalty_draws_hang_on_the_history_and_where_the_output_begins() -> None:
+async def test_with_a_penalty_draws_depend_on_history_and_output_start() -> None:
     tokens = [1, 2, 3]
     params = SamplingParams(temperature=0.0, repetition_penalty=1.5)
     draws = tuple(
@@ -122,7 +122,7 @@ async def test_steps_run_in_their_order_and_feed_each_other() -> None:
     assert (engine.under_way, engine.steps) == ([], 4)
 
 
-async def test_a_copy_waits_for_the_steps_before_it_and_the_next_one_for_the_copy() -> None:
+async def test_a_copy_waits_for_earlier_steps_and_delays_the_next() -> None:
     engine, _ = make()
     engine.submit(StepBatch((Slice([1, 2, 3], 0, [0]),)))
     later = engine.submit(StepBatch((prompt_slice([4], [6], start=3),), ((0, 6),)))

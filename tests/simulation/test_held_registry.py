@@ -16,7 +16,7 @@ from baton.simulation.virtual.held_registry import HeldRegistry
 RECORD = WorkerRecord("d0", "00" * 16, "decode", "127.0.0.1:1", "", "hash", 1)
 
 
-async def test_calls_stay_open_until_the_last_hold_ends_and_see_what_came_meanwhile() -> None:
+async def test_calls_stay_open_until_the_last_hold_ends() -> None:
     registry = MemoryRegistry()
     held = HeldRegistry(registry)
     held.hold()
@@ -31,7 +31,7 @@ async def test_calls_stay_open_until_the_last_hold_ends_and_see_what_came_meanwh
     assert held.workers().done()
 
 
-async def test_a_call_that_nobody_waits_for_is_not_answered() -> None:
+async def test_a_call_without_a_waiter_is_not_answered() -> None:
     held = HeldRegistry(MemoryRegistry())
     held.hold()
     held.workers().cancel()

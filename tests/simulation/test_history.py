@@ -45,7 +45,7 @@ def test_a_penalty_makes_draws_hang_on_the_history() -> None:
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-def test_a_history_has_a_place_for_each_choice_and_keeps_every_end(choices: int) -> None:
+def test_a_history_has_a_slot_per_choice_and_keeps_every_end(choices: int) -> None:
     history = History(ask(choices=choices), 12)
     assert history.request_id == "req-12"
     assert history.tokens == [[]] * choices and history.finishes == [[]] * choices

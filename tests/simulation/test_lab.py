@@ -68,7 +68,7 @@ def test_after_a_run_metrics_count_and_asyncio_lists_tasks_again() -> None:
     assert counter._value.get() == 2
 
 
-def test_within_a_run_its_loop_is_the_running_one_and_after_it_none_is(
+def test_the_loop_of_a_run_is_running_only_within_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asks = [asyncio.get_running_loop, asyncio.events.get_running_loop]
@@ -189,7 +189,7 @@ def repeating() -> Iterator[None]:
     Requests.accept = accept  # type: ignore[method-assign]
 
 
-def test_wrong_bytes_that_nobody_verifies_are_a_breach() -> None:
+def test_unverified_wrong_bytes_are_a_breach() -> None:
     scenario = one_fault(Fault("reads", ("p0",), 4.0, "corrupt"))
     assert any("tokens" in breach for breach in lab.run(scenario, trusting).breaches)
     assert lab.run(scenario).breaches == []
@@ -204,7 +204,7 @@ def test_a_failing_scenario_is_shortened_to_what_it_needs() -> None:
     assert isinstance(scenario.events[kept[-1]].does, Fault)
 
 
-def test_a_request_that_hangs_a_leak_and_a_dead_loop_are_breaches() -> None:
+def test_a_hung_request_a_leak_and_a_dead_loop_are_breaches() -> None:
     async def swallow(self: object, group: object, on_first: object) -> None:
         await asyncio.Event().wait()
 

@@ -94,7 +94,7 @@ def test_nothing_lands_in_blocks_that_are_kept_for_none(early: bool) -> None:
     on_loop(test)
 
 
-def test_nothing_is_read_from_a_process_that_has_a_dead_ones_boot_id() -> None:
+def test_nothing_is_read_from_a_process_with_a_dead_boot_id() -> None:
     async def test(place: Place) -> None:
         place.grant(MINE, 3)
         place.granter.machine.kill()

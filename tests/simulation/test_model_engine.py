@@ -92,7 +92,7 @@ def test_a_seed_is_the_same_run_with_the_same_runners_again(kind: ModelKind) -> 
     assert outcomes[0] == outcomes[1] and traces[0] == traces[1]
 
 
-def test_wrong_kv_that_nobody_verifies_changes_tokens(kind: ModelKind) -> None:
+def test_unverified_wrong_kv_changes_tokens(kind: ModelKind) -> None:
     broken = mutations.named("skip-checksums")
     outcome = lab.run(draw(CAUGHT_BY), broken, kind=kind)
     assert any("tokens" in breach for breach in outcome.breaches)

@@ -172,7 +172,7 @@ def test_a_reset_ends_both_ends_at_once() -> None:
     on_loop(test)
 
 
-def test_who_waits_on_a_dead_process_is_told_but_not_of_a_silent_death() -> None:
+def test_a_waiter_learns_of_a_reported_death_only() -> None:
     async def test(place: Place) -> None:
         near = place.open("hold")
         await asyncio.sleep(1)
@@ -251,7 +251,7 @@ def test_a_cancelled_receive_loses_no_message() -> None:
     on_loop(test)
 
 
-def test_who_serves_a_stream_is_told_of_its_end_once_or_at_once_if_it_is_over() -> None:
+def test_a_stream_server_learns_its_end_once() -> None:
     async def test(place: Place) -> None:
         link = place.open("hold")
         await asyncio.sleep(2 * DELAY_S)

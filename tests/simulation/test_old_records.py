@@ -13,7 +13,7 @@ from baton.simulation.virtual import virtual_loop
 from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 
-def test_a_record_that_leads_to_another_worker_costs_its_requests_nothing() -> None:
+def test_a_record_of_another_worker_costs_its_requests_nothing() -> None:
     """As where a port is used again before the old announcement has faded."""
 
     async def main() -> None:

@@ -61,14 +61,14 @@ def test_a_crowd_with_room_for_all_is_answered() -> None:
 @pytest.mark.parametrize(
     "limit", [{"router": {"max_requests": 8}}, {"step": {"max_queue": 2}}], ids=str
 )
-def test_who_is_full_may_refuse(limit: dict[str, dict[str, int]]) -> None:
+def test_a_full_worker_may_refuse(limit: dict[str, dict[str, int]]) -> None:
     outcome = lab.run(crowd(**limit))
     assert outcome.breaches == []
     assert outcome.ends["Overloaded"] and outcome.ends["finished"]
 
 
 @pytest.mark.parametrize(("name", "who"), [("refuse-at-random", "r0"), ("refuse-with-room", "d0")])
-def test_who_has_room_may_not(name: str, who: str) -> None:
+def test_a_worker_with_room_may_not_refuse(name: str, who: str) -> None:
     breaches = lab.run(crowd(step={"max_queue": 6}), mutations.named(name)).breaches
     assert any(breach.startswith(f"{who} refuses with room: ") for breach in breaches)
 
@@ -89,7 +89,7 @@ def test_a_prefill_worker_with_room_may_not() -> None:
     assert "p0 refuses with room: no" in breaches
 
 
-def test_words_that_nobody_full_has_said_are_no_excuse() -> None:
+def test_an_overload_no_worker_reported_is_no_excuse() -> None:
     refuse = refusing(WorkerLink, "send", "not today")
     outcome = lab.run(crowd(), refuse)
     assert outcome.ends == {"Overloaded": ASKS}

@@ -36,7 +36,7 @@ def test_a_past_bug_is_seen_without_its_fix_and_gone_with_it(name: str) -> None:
     assert lab.run(draw(bug.seed)).breaches == []
 
 
-def test_a_past_bug_is_asked_for_by_name_and_has_a_name_of_its_own() -> None:
+def test_a_regression_is_run_by_its_unique_name() -> None:
     assert not set(PAST_BUGS) & set(MUTATIONS)
     name, bug = next(iter(PAST_BUGS.items()))
     report = fault_report.run(bug.seed, 1, mutation=name, past=False, stop_at_first=True)

@@ -29,7 +29,7 @@ def quiet_logs() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-def test_in_one_seed_of_so_many_reads_share_a_link_and_its_speed_is_drawn() -> None:
+def test_in_some_seeds_reads_share_a_link_of_drawn_speed() -> None:
     linked = [seed for seed in range(120) if draw(seed).blocks_per_s is not None]
     assert linked == list(LINKED)
     within = set()
@@ -41,7 +41,7 @@ def test_in_one_seed_of_so_many_reads_share_a_link_and_its_speed_is_drawn() -> N
     assert within == set(LINK_S)
 
 
-def test_who_stops_working_may_wait_for_one_read_on_the_link() -> None:
+def test_a_stopping_worker_may_wait_for_one_read_on_the_link() -> None:
     made = draw(LINK_SEED)
     assert made.blocks_per_s is not None
     alone = replace(made, blocks_per_s=None)
@@ -75,7 +75,7 @@ def failing_reads(before: Any) -> Any:
     return landing
 
 
-def test_a_read_that_fails_though_nothing_has_befallen_it_is_seen() -> None:
+def test_a_read_that_fails_without_a_fault_is_seen() -> None:
     broken = Break("", HandoffReader, "_await_landing", failing_reads)
     breaches = lab.run(draw(LINK_SEED), lambda: patches.applied(broken)).breaches
     words = "which nothing has befallen, failed: ReadFailed: for no reason"

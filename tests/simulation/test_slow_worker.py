@@ -108,7 +108,7 @@ def test_a_slow_worker_is_passed_over_in_time_and_used_again() -> None:
     virtual_loop.run(main())
 
 
-def test_of_two_among_five_that_become_slow_no_more_than_a_third_is_passed_over() -> None:
+def test_at_most_a_third_of_slow_workers_is_passed_over() -> None:
     async def main() -> None:
         load = Load(decodes=5)
         await asyncio.sleep(1.0)

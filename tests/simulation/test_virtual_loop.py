@@ -36,7 +36,7 @@ def test_a_day_of_virtual_time_takes_no_time() -> None:
     assert time.perf_counter() - started < 60
 
 
-def test_callbacks_run_first_in_first_out_and_timers_by_their_time() -> None:
+def test_callbacks_run_in_order_and_timers_by_their_time() -> None:
     seen: list[str] = []
 
     async def main() -> None:
@@ -75,7 +75,7 @@ def order(seed: int, *, shuffle: bool, timers: bool) -> list[int]:
     return seen
 
 
-def test_timers_that_are_due_together_and_ready_tasks_are_ordered_by_the_seed() -> None:
+def test_simultaneous_timers_and_tasks_are_ordered_by_the_seed() -> None:
     assert order(1, shuffle=False, timers=False) == list(range(8))
     for timers in (True, False):
         orders = {tuple(order(seed, shuffle=True, timers=timers)) for seed in range(5)}
@@ -83,7 +83,7 @@ def test_timers_that_are_due_together_and_ready_tasks_are_ordered_by_the_seed() 
         assert order(3, shuffle=True, timers=timers) == order(3, shuffle=True, timers=timers)
 
 
-def test_a_tasks_own_steps_and_a_queue_keep_their_order_when_tasks_are_shuffled() -> None:
+def test_a_tasks_steps_and_a_queue_keep_order_when_shuffled() -> None:
     async def main() -> list[int]:
         queue: asyncio.Queue[int] = asyncio.Queue(2)
         got: list[int] = []
@@ -108,7 +108,7 @@ def test_a_tasks_own_steps_and_a_queue_keep_their_order_when_tasks_are_shuffled(
         assert virtual_loop.run(main(), seed, shuffle=True) == list(range(50))
 
 
-def test_nothing_that_can_happen_is_an_error_that_names_who_waits() -> None:
+def test_the_error_of_a_deadlock_names_the_waiting_tasks() -> None:
     async def main() -> None:
         async def stuck() -> None:
             await asyncio.Event().wait()
@@ -119,7 +119,7 @@ def test_nothing_that_can_happen_is_an_error_that_names_who_waits() -> None:
         virtual_loop.run(main())
 
 
-def test_a_limit_of_virtual_time_is_an_error_that_names_who_waits() -> None:
+def test_the_error_of_a_time_limit_names_the_waiting_tasks() -> None:
     async def main() -> None:
         while True:
             await asyncio.sleep(1)
@@ -130,7 +130,7 @@ def test_a_limit_of_virtual_time_is_an_error_that_names_who_waits() -> None:
     loop.close()
 
 
-def test_who_polls_without_waiting_sees_the_clock_run() -> None:
+def test_polling_without_waiting_sees_the_clock_run() -> None:
     async def main() -> None:
         until = loop_now() + 0.001
         while loop_now() < until:
@@ -281,7 +281,7 @@ def test_a_paused_process_does_nothing_while_its_clock_runs() -> None:
     ]
 
 
-def test_a_killed_process_runs_no_finally_and_neither_does_what_it_started() -> None:
+def test_a_killed_process_and_its_children_run_no_finally() -> None:
     async def main() -> list[str]:
         seen: list[str] = []
         machine = Machine("m", "m")
@@ -326,7 +326,7 @@ def test_a_machines_clock_has_its_own_rate_and_beginning() -> None:
     assert world == pytest.approx(10, abs=0.001)
 
 
-def test_ready_work_of_other_machines_goes_on_beside_a_paused_one() -> None:
+def test_other_machines_continue_beside_a_paused_one() -> None:
     async def main() -> dict[str, int]:
         counts = {"a": 0, "b": 0}
 

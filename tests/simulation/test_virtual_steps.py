@@ -35,7 +35,7 @@ def expected(tokens: list[int], count: int) -> list[int]:
     return expected_output(tokens, count, GREEDY, choice=0, slabs=SLABS, vocab_size=VOCAB)
 
 
-def test_each_step_takes_its_time_and_begins_with_the_end_of_the_one_before() -> None:
+def test_each_step_takes_its_time_after_the_previous_one() -> None:
     async def main() -> list[float]:
         pool = np.zeros((8, block_bytes(SIZE, SLABS)), dtype=np.uint8)
         engine = HashEngine(
@@ -68,7 +68,7 @@ async def test_a_failing_step_and_a_broken_slice_happen_once() -> None:
     assert await run(engine, prompt_slice([2], [1])) == [expected([2], 1)]
 
 
-async def test_a_step_that_failed_feeds_a_token_that_nobody_wants() -> None:
+async def test_a_failed_step_feeds_an_unused_token() -> None:
     engine, pool = make()
     engine.fail_steps = 1
     failing = engine.submit(StepBatch((prompt_slice([1], [0]),)))
@@ -80,7 +80,7 @@ async def test_a_step_that_failed_feeds_a_token_that_nobody_wants() -> None:
     assert pool[0].any()  # what a step writes for a request that is over
 
 
-async def test_a_step_goes_on_when_nobody_waits_for_it_and_is_closed_in_the_end() -> None:
+async def test_a_step_without_a_waiter_continues_and_is_closed() -> None:
     engine, pool = make()
     engine.submit(StepBatch((prompt_slice([1], [0]),))).result().cancel()
     engine.submit(StepBatch((prompt_slice([2], [1]),))).result().cancel()
@@ -89,7 +89,7 @@ async def test_a_step_goes_on_when_nobody_waits_for_it_and_is_closed_in_the_end(
     assert pool[0].any() and engine.steps == 2 and not engine.under_way
 
 
-async def test_a_step_that_nobody_waits_for_may_fail() -> None:
+async def test_a_step_without_a_waiter_may_fail() -> None:
     engine, _ = make()
     engine.fail_steps = 1
     engine.submit(StepBatch((prompt_slice([2], [1]),))).result().cancel()

@@ -74,7 +74,7 @@ def on_loop(monkeypatch: pytest.MonkeyPatch, test: Any) -> list[str]:
     return virtual_loop.run(main())
 
 
-def test_a_read_that_its_closed_handoff_leaves_behind_is_a_breach(
+def test_a_read_left_behind_by_its_closed_handoff_is_a_breach(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test(place: Place) -> None:
@@ -93,7 +93,7 @@ def test_reads_of_others_and_of_other_blocks_are_none(monkeypatch: pytest.Monkey
     assert on_loop(monkeypatch, test) == []
 
 
-def test_a_late_read_of_a_lapsed_handoff_does_not_accuse_a_later_one(
+def test_a_late_read_of_an_expired_handoff_accuses_no_later_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test(place: Place) -> None:

@@ -48,7 +48,7 @@ async def test_a_decode_worker_that_drains_finishes_what_it_has(make_cluster: Ma
 
 
 @on_virtual_time
-async def test_what_has_no_time_to_finish_is_handed_back_and_goes_on_elsewhere(
+async def test_requests_without_time_to_finish_migrate(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster(decode=2, step_s=STEP_S)
@@ -103,7 +103,7 @@ async def test_a_prefill_worker_waits_until_its_blocks_are_read(make_cluster: Ma
 
 
 @on_virtual_time
-async def test_a_prefill_worker_outlives_the_lease_of_a_reader_that_never_closes(
+async def test_a_prefill_worker_outlives_the_lease_of_a_lost_reader(
     make_cluster: MakeCluster,
 ) -> None:
     """The reader's stream breaks in the middle of a READ: only the lease's end unpins."""
@@ -126,7 +126,7 @@ async def test_a_prefill_worker_outlives_the_lease_of_a_reader_that_never_closes
 
 
 @on_virtual_time
-async def test_a_prompt_that_a_drain_leaves_unfinished_is_prefilled_by_another(
+async def test_a_prompt_unfinished_by_a_drain_is_prefilled_by_another(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster(prefill=2, step_s=0.05)

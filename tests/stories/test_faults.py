@@ -60,7 +60,7 @@ async def test_with_no_prefill_worker_left_the_decode_worker_prefills(
 
 
 @on_virtual_time
-async def test_a_stuck_read_puts_its_blocks_in_quarantine_until_it_lands(
+async def test_a_stuck_read_quarantines_its_blocks_until_it_lands(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster(prefill=2)
@@ -74,7 +74,7 @@ async def test_a_stuck_read_puts_its_blocks_in_quarantine_until_it_lands(
 
 
 @on_virtual_time
-async def test_a_late_read_harms_nobody(make_cluster: MakeCluster) -> None:
+async def test_a_late_read_harms_no_request(make_cluster: MakeCluster) -> None:
     """The blocks of an abandoned READ are used by nobody while it may still land."""
     cluster = make_cluster(prefill=1, blocks=64)
     cluster.exchange.decide = fates(r1=Fate(stuck=True))
@@ -91,7 +91,7 @@ async def test_a_late_read_harms_nobody(make_cluster: MakeCluster) -> None:
 
 
 @on_virtual_time
-async def test_requests_whose_blocks_share_a_slow_link_are_not_taken_for_stuck(
+async def test_requests_on_a_shared_slow_link_do_not_count_as_stuck(
     make_cluster: MakeCluster,
 ) -> None:
     """The link needs three times as long as a READ may stand still. None is given up for that:
@@ -187,7 +187,7 @@ async def test_a_busy_prefill_fleet_is_waited_for(make_cluster: MakeCluster) -> 
 
 
 @on_virtual_time
-async def test_a_prompt_over_the_prefill_pool_is_computed_by_the_decode_worker(
+async def test_a_prompt_over_the_prefill_pool_is_computed_locally(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster(prefill_blocks=8)

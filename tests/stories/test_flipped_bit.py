@@ -68,7 +68,7 @@ async def answer(cluster: ModelCluster, tokenizer: Tokenizer, prompt: list[int])
     return said
 
 
-async def test_one_flipped_bit_changes_the_answer_unless_blocks_are_verified(
+async def test_one_flipped_bit_changes_the_answer_unless_verified(
     make: Cluster, tokenizer: Tokenizer, question: tuple[list[int], str]
 ) -> None:
     prompt, right = question

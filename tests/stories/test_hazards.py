@@ -21,7 +21,7 @@ MakeCluster = Callable[..., Cluster]
 
 
 @on_virtual_time
-async def test_a_request_cancelled_before_its_handoff_began_leaves_nothing(
+async def test_a_request_cancelled_before_its_handoff_leaves_nothing(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster()
@@ -94,7 +94,7 @@ async def test_a_granter_that_turns_busy_amid_a_read_harms_no_block(
 
 
 @on_virtual_time
-async def test_an_error_that_nobody_foresaw_ends_one_request_and_no_worker(
+async def test_an_unforeseen_error_ends_one_request_and_no_worker(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = make_cluster()
@@ -130,7 +130,7 @@ async def test_an_id_in_use_is_refused_and_the_first_request_goes_on(
 
 
 @on_virtual_time
-async def test_a_worker_that_stops_takes_nothing_and_sends_its_readers_elsewhere(
+async def test_a_stopping_worker_sends_its_readers_elsewhere(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster(prefill=2, step_s=0.01)
@@ -149,7 +149,7 @@ async def test_a_worker_that_stops_takes_nothing_and_sends_its_readers_elsewhere
 
 
 @on_virtual_time
-async def test_a_device_that_does_not_answer_ends_its_worker_and_every_request_of_it(
+async def test_a_hung_device_ends_its_worker_and_all_its_requests(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What its step still writes is unknown: no block of that pool may be used again."""

@@ -52,7 +52,7 @@ async def turns(worker: Any, *, red: bool) -> float:
     ("role", "step_s"), [("prefill", 0.002), ("decode", 0.002), ("decode", 0.08)]
 )
 @on_virtual_time
-async def test_an_idle_worker_whose_device_hangs_is_red_and_green_again(
+async def test_an_idle_worker_with_a_hung_device_turns_red_and_green(
     make_cluster: MakeCluster, role: str, step_s: float
 ) -> None:
     cluster = make_cluster(step_s=step_s)
@@ -141,7 +141,7 @@ async def test_steps_that_fail_are_red_until_one_ends_well(
 
 
 @on_virtual_time
-async def test_numbers_that_are_not_finite_are_red_if_they_are_a_probes(
+async def test_non_finite_numbers_are_red_if_a_probe_has_them(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster()

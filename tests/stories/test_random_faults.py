@@ -182,7 +182,7 @@ async def ended(disaster: Disaster) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @on_virtual_time
-async def test_whatever_happens_every_request_ends_once_and_nothing_is_left(
+async def test_every_request_ends_once_and_nothing_is_left(
     make_cluster: MakeCluster, seed: int
 ) -> None:
     disaster = Disaster(seed, make_cluster)

@@ -145,7 +145,7 @@ async def test_a_prompt_over_the_pool_is_refused_at_once(make_cluster: MakeClust
 
 
 @on_virtual_time
-async def test_a_full_queue_refuses_and_harms_nobody(make_cluster: MakeCluster) -> None:
+async def test_a_full_queue_refuses_and_harms_no_request(make_cluster: MakeCluster) -> None:
     from baton.runtime.config import Config, PoolConfig
 
     settings = Config(

@@ -91,7 +91,7 @@ def busy(cluster: Cluster) -> None:
     ],
 )
 @on_virtual_time
-async def test_a_failed_handoff_is_found_by_its_request_on_both_workers(
+async def test_a_failed_handoff_is_found_by_request_on_both_workers(
     make_cluster: MakeCluster,
     events: Events,
     fault: Callable[[Cluster], None],
@@ -121,7 +121,7 @@ async def test_a_failed_handoff_is_found_by_its_request_on_both_workers(
 
 
 @on_virtual_time
-async def test_two_requests_under_way_are_told_apart(
+async def test_two_concurrent_requests_are_distinguished(
     make_cluster: MakeCluster, events: Events
 ) -> None:
     """Every READ of the second one is spoiled; the first one has nothing to tell but its end."""

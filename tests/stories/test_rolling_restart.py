@@ -86,7 +86,7 @@ def on_fleet(test: Callable[[Fleet], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("restarts", [1, 3])
-def test_what_waits_during_restarts_is_prefilled_by_the_new_workers(restarts: int) -> None:
+def test_requests_waiting_in_restarts_use_the_new_workers(restarts: int) -> None:
     async def test(fleet: Fleet) -> None:
         fleet.ask(0, 400)
         await asyncio.sleep(0.2)
@@ -104,7 +104,7 @@ def test_what_waits_during_restarts_is_prefilled_by_the_new_workers(restarts: in
     on_fleet(test)
 
 
-def test_who_was_handed_back_waits_through_the_next_restart_too() -> None:
+def test_a_returned_request_waits_through_the_next_restart_too() -> None:
     """Each of them is placed anew once for each restart that it waited through."""
 
     async def test(fleet: Fleet) -> None:
@@ -122,7 +122,7 @@ def test_who_was_handed_back_waits_through_the_next_restart_too() -> None:
     on_fleet(test)
 
 
-def test_where_the_router_knows_less_than_the_decode_worker_nobody_goes_round_in_a_ring() -> None:
+def test_a_router_with_a_stale_view_causes_no_endless_migration() -> None:
     """Its links stand, and the registry has forgotten every prefill worker."""
 
     async def test(fleet: Fleet) -> None:

@@ -99,7 +99,7 @@ async def test_nothing_is_computed_beyond_max_tokens(
 
 
 @on_virtual_time
-async def test_after_a_stop_token_the_step_under_way_is_dropped_and_then_its_block_freed(
+async def test_a_stop_token_drops_the_running_step_and_frees_its_block(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster(step_s=STEP_S)
@@ -144,7 +144,7 @@ async def test_output_tokens_are_counted_once_each(make_cluster: MakeCluster) ->
 
 
 @on_virtual_time
-async def test_a_cancel_with_two_steps_under_way_ends_the_work_with_them(
+async def test_a_cancel_with_two_steps_running_ends_with_them(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster(step_s=0.02)
@@ -163,7 +163,7 @@ async def test_a_cancel_with_two_steps_under_way_ends_the_work_with_them(
 
 @pytest.mark.parametrize("tokens", range(1, 6))
 @on_virtual_time
-async def test_a_failed_step_ends_its_requests_and_nobody_who_joins_the_next(
+async def test_a_failed_step_ends_its_requests_and_no_others(
     make_cluster: MakeCluster, tokens: int
 ) -> None:
     cluster = make_cluster(step_s=STEP_S)
@@ -181,7 +181,7 @@ async def test_a_failed_step_ends_its_requests_and_nobody_who_joins_the_next(
 
 
 @on_virtual_time
-async def test_of_a_step_without_memory_for_a_slice_the_next_one_goes_on(
+async def test_the_step_after_one_without_memory_for_a_slice_continues(
     make_cluster: MakeCluster,
 ) -> None:
     """Memory is short for everything for one step, while the next one is queued."""
@@ -203,7 +203,7 @@ async def test_of_a_step_without_memory_for_a_slice_the_next_one_goes_on(
 
 @pytest.mark.parametrize("memory_tokens", [4, 5, 8, 12])
 @on_virtual_time
-async def test_a_prompt_whose_chunks_do_not_fit_is_computed_in_smaller_ones(
+async def test_a_prompt_whose_chunks_do_not_fit_uses_smaller_ones(
     make_cluster: MakeCluster, memory_tokens: int
 ) -> None:
     cluster = make_cluster(step_s=STEP_S)
@@ -239,7 +239,7 @@ async def test_a_prompt_of_which_not_one_block_fits_fails_alone(
 
 @pytest.mark.parametrize("blocks", [24, 31, 40])
 @on_virtual_time
-async def test_preemption_waits_for_the_step_under_way_and_changes_no_token(
+async def test_preemption_waits_for_the_running_step(
     make_cluster: MakeCluster, blocks: int
 ) -> None:
     cluster = make_cluster(blocks=blocks, step_s=0.001)
@@ -274,7 +274,7 @@ async def test_chunks_of_a_prompt_follow_each_other_without_a_gap(
 
 
 @on_virtual_time
-async def test_a_reader_that_leaves_amid_two_chunks_frees_their_blocks_with_the_second(
+async def test_a_reader_that_leaves_between_chunks_frees_their_blocks(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster(step_s=0.01)

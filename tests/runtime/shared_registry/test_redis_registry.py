@@ -289,7 +289,7 @@ async def test_clusters_of_one_server_do_not_meet(open_client: OpenRegistry) -> 
     await become(open_client(cluster="green"), [TWO])
 
 
-async def test_a_password_that_is_wrong_is_an_outage_that_names_no_password(
+async def test_a_wrong_password_is_an_outage_that_does_not_show_it(
     open_client: OpenRegistry, raw: Redis
 ) -> None:
     await raw.config_set("requirepass", "right")
