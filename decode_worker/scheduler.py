@@ -250,7 +250,7 @@ class DecodeScheduler:
     def abandon_step(self, plan: StepPlan) -> list[Sequence]:
         """Discard a step that the device failed to compute. Returns its living sequences."""
         self._step_over(plan)
-        held = [*plan.decoding, *(s for chunk in plan.chunks for s in chunk.key.sequences)]
+        held = [*plan.decoding, *(s for c in plan.chunks for s in c.key.sequences)]
         return [sequence for sequence in held if not sequence.ended]
 
     def end(self, sequence: Sequence) -> None:
@@ -333,15 +333,15 @@ class DecodeScheduler:
         young_group = max(groups, key=lambda g: g.arrived_s, default=None)
         young = max(self._running, key=lambda s: s.request.arrived_s)
         self.preemptions += 1
-        metrics.PREEMPTIONS.inc()
         if young_group is not None and young_group.arrived_s >= young.request.arrived_s:
+            metrics.PREEMPTIONS.labels("prefilling").inc()
             young_group.local = "recompute"
-            young_group.recomputed_tokens = max(
-                young_group.recomputed_tokens, self._chunks.computed(young_group)
-            )
+            computed = self._chunks.computed(young_group)
+            young_group.recomputed_tokens = max(young_group.recomputed_tokens, computed)
             self._chunks.remove(young_group)
             self.requeue(young_group)
             return
+        metrics.PREEMPTIONS.labels("running").inc()
         self._running.remove(young)
         credit.pass_on(young)
         self.reservations.free(young)

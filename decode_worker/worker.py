@@ -376,6 +376,8 @@ class DecodeWorker:
                 request_id=group.request.request_id,
                 reason="a running sequence needs its blocks",
             )
+            if not self._fetches[group].cancelling():
+                metrics.PREEMPTIONS.labels("fetching").inc()
             self._fetches[group].cancel()
 
     def _after_ends(self) -> None:

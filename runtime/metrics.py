@@ -9,30 +9,38 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    PlatformCollector,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import generate_latest
 
 from baton.runtime import process_memory
+from baton.runtime.metric_factory import (
+    REGISTRY,
+    TOKENS_BUCKETS,
+    counter,
+    counter_of_pairs,
+    gauge,
+    histogram,
+)
 from baton.runtime.sampling import MAX_DRAFT_TOKENS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-REGISTRY = CollectorRegistry()
-ProcessCollector(registry=REGISTRY)
-PlatformCollector(registry=REGISTRY)
 
 POOL_STATES = ("free", "cached", "used", "leased", "pinned", "quarantined")
+DECISIONS = (
+    ("disaggregated", "configured"),
+    ("disaggregated", "cheaper"),
+    ("local", "configured"),
+    ("local", "cheaper"),
+    ("local", "short"),
+    ("local", "cached"),
+    ("local", "alone"),
+    ("local", "no_prefill_worker"),
+    ("local", "incompatible"),
+    ("local", "too_large"),
+    ("local", "left"),
+)
 PROPOSERS = ("ngram", "suffix", "draft", "eagle3")
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_TOKENS = (1, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 
 
 def render() -> bytes:
@@ -60,220 +68,219 @@ def watch_process(loop: asyncio.AbstractEventLoop) -> None:
     PYTHON_BLOCKS.set_function(sys.getallocatedblocks)
 
 
-def _counter(name: str, meaning: str, label: str = "", values: Sequence[str] = ()) -> Counter:
-    made = Counter(name, meaning, [label] if label else [], registry=REGISTRY)
-    for value in values:  # known series start at zero, so that a rate sees the first event
-        made.labels(value)
-    return made
-
-
-def _gauge(name: str, meaning: str, label: str = "", values: Sequence[str] = ()) -> Gauge:
-    made = Gauge(name, meaning, [label] if label else [], registry=REGISTRY)
-    for value in values:
-        made.labels(value)
-    return made
-
-
-def _histogram(
-    name: str,
-    meaning: str,
-    label: str = "",
-    values: Sequence[str] = (),
-    buckets: Sequence[float] = _SECONDS,
-) -> Histogram:
-    labels = [label] if label else []
-    made = Histogram(name, meaning, labels, registry=REGISTRY, buckets=tuple(buckets))
-    for value in values:
-        made.labels(value)
-    return made
-
-
 # -- every process -------------------------------------------------------------------------
 
-LOG_LINES_LOST = _counter(
+LOG_LINES_LOST = counter(
     "baton_log_lines_lost_total", "Log lines that could not be written when they were due."
 )
-TASKS = _gauge("baton_tasks", "Tasks of the process's event loop.")
-HEAP_BYTES = _gauge(
+TASKS = gauge("baton_tasks", "Tasks of the process's event loop.")
+HEAP_BYTES = gauge(
     "baton_heap_bytes",
     "Bytes allocated from the C library and not freed; a leak makes it grow, fragmentation does "
     "not. 0 where the C library does not report it.",
 )
-PYTHON_BLOCKS = _gauge(
+PYTHON_BLOCKS = gauge(
     "baton_python_blocks", "Memory blocks that Python has allocated for its objects."
 )
 
 # -- router --------------------------------------------------------------------------------
 
-REQUESTS = _counter(
+REQUESTS = counter(
     "baton_requests_total",
     "Requests ended, by how: finished, failed, cancelled, or refused before any work.",
     "outcome",
     ("finished", "failed", "cancelled", "refused"),
 )
-ACTIVE_REQUESTS = _gauge("baton_active_requests", "Requests that hold an admission ticket.")
-BODY_BYTES = _gauge(
+ACTIVE_REQUESTS = gauge("baton_active_requests", "Requests that hold an admission ticket.")
+BODY_BYTES = gauge(
     "baton_body_bytes", "Bytes of request bodies that are being received or tokenized."
 )
-BODY_REFUSALS = _counter(
+BODY_REFUSALS = counter(
     "baton_body_refusals_total",
     "Bodies refused or cut off because such bodies held too many bytes: those of one API key, or "
     "all.",
     "reason",
     ("key", "all"),
 )
-TTFT = _histogram("baton_ttft_seconds", "From a request's arrival to its first token sent.")
-ITL = _histogram("baton_itl_seconds", "Between two tokens of one choice, as sent.")
-E2E = _histogram("baton_request_seconds", "From a request's arrival to its end.")
-PROMPT_TOKENS = _histogram("baton_prompt_tokens", "Tokens of a prompt.", buckets=_TOKENS)
-MIGRATIONS = _counter(
-    "baton_migrations_total",
-    "Migrations of a request, or of one of its choices, to another worker: its decode worker was "
-    "lost, drained, failed it or was full.",
+TTFT = histogram("baton_ttft_seconds", "From a request's arrival to its first token sent.")
+ITL = histogram("baton_itl_seconds", "Between two tokens of one choice, as sent.")
+E2E = histogram("baton_request_seconds", "From a request's arrival to its end.")
+PROMPT_TOKENS = histogram("baton_prompt_tokens", "Tokens of a prompt.", buckets=TOKENS_BUCKETS)
+REFUSALS = counter(
+    "baton_refusals_total",
+    "Requests for an answer that were refused, by the error that the client got; of those without "
+    "a valid key, requests of any kind.",
+    "reason",
+    (
+        "unauthenticated",
+        "invalid",
+        "context_exceeded",
+        "not_found",
+        "body_too_large",
+        "rate_limited",
+        "overloaded",
+        "deadline",
+        "draining",
+        "unavailable",
+        "client_left",
+        "internal",
+    ),
 )
-RETRIES_REFUSED = _counter(
+MIGRATIONS = counter(
+    "baton_migrations_total",
+    "Migrations of a request, or of one of its choices, to another worker, by why: its decode "
+    "worker was lost or hung, drained, was full, had no device memory, or failed it; or the "
+    "prefill workers of its placement had left.",
+    "reason",
+    ("worker_lost", "draining", "overloaded", "out_of_memory", "failed", "stale_placement"),
+)
+RETRIES_REFUSED = counter(
     "baton_retries_refused_total",
     "Requests that lost their worker and were not migrated: their own attempts, or the router's "
     "retry budget, were used up.",
     "reason",
     ("attempts", "budget"),
 )
-DEADLINES_PASSED = _counter(
+DEADLINES_PASSED = counter(
     "baton_deadlines_passed_total",
     "Requests ended by their deadline, by phase: received and tokenized, waiting "
     "to be placed, or answered.",
     "phase",
     ("receiving", "placing", "answering"),
 )
-STALE_OUTPUTS = _counter(
+STALE_OUTPUTS = counter(
     "baton_stale_outputs_total",
     "Outputs of an older attempt, of an ended choice, or seen before; they are dropped.",
 )
-REGISTRY_UP = _gauge(
+REGISTRY_UP = gauge(
     "baton_registry_up",
     "Whether the registry can be used: 1, or 0 during an outage, in which known workers serve on.",
 )
 REGISTRY_UP.set(1)
-LINKS = _gauge(
+LINKS = gauge(
     "baton_links",
     "Links of this process that are up, by the role of the other end.",
     "peer",
     ("prefill", "decode", "router"),
 )
-LINK_BREAKS = _counter("baton_link_breaks_total", "Links lost by an error or by silence.")
-HANGS = _counter(
+LINK_BREAKS = counter("baton_link_breaks_total", "Links lost by an error or by silence.")
+HANGS = counter(
     "baton_hangs_total",
     "Workers that answered on their link but finished no step in time, by role.",
     "role",
     ("prefill", "decode"),
 )
-QUARANTINED_REQUESTS = _counter(
+QUARANTINED_REQUESTS = counter(
     "baton_requests_quarantined_total",
     "Requests that failed because workers hung on them, the last worker with no other request.",
 )
-CIRCUITS = _gauge(
+CIRCUITS = gauge(
     "baton_circuits",
     "Workers by the state of their circuit: open ones get no requests, half-open ones one.",
     "state",
     ("closed", "open", "half_open"),
 )
-DEGRADED_PAIRS = _gauge(
+DEGRADED_PAIRS = gauge(
     "baton_degraded_pairs",
     "Pairs of linked workers whose first READs were below the floor: placement avoids them while "
     "the decode worker has another prefill worker.",
 )
-CIRCUITS_OPENED = _counter(
+CIRCUITS_OPENED = counter(
     "baton_circuits_opened_total",
     "Circuits opened, by why: the worker failed requests, was much slower than the others, or "
     "hung.",
     "reason",
     ("failing", "slow", "hung"),
 )
-PLACEMENTS = _counter(
-    "baton_placements_total",
-    "Placements, by where the prompt was to be prefilled.",
-    "mode",
-    ("disaggregated", "local"),
+DECISIONS_MADE = counter_of_pairs(
+    "baton_disaggregation_decisions_total",
+    "Placements, by where the prompt was to be prefilled and why.",
+    ("decision", "reason"),
+    DECISIONS,
 )
-PLACEMENT_SECONDS = _histogram(
+PLACEMENT_SECONDS = histogram(
     "baton_placement_seconds",
     "Time of one placement decision.",
     buckets=(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 1e-2),
 )
-INDEX_BLOCKS = _gauge("baton_index_blocks", "Blocks of the workers' caches in the router's index.")
-INDEX_EVICTIONS = _counter(
+INDEX_BLOCKS = gauge("baton_index_blocks", "Blocks of the workers' caches in the router's index.")
+INDEX_EVICTIONS = counter(
     "baton_index_evictions_total",
     "Blocks forgotten, those of the oldest use, because the index was full (4,194,304 blocks).",
 )
-GRAMMARS_REFUSED = _counter(
+GRAMMARS_REFUSED = counter(
     "baton_grammars_refused_total", "Requests refused because of their grammar."
 )
-GRAMMAR_SECONDS = _histogram("baton_grammar_seconds", "Validation of a grammar.")
-TOKENIZE_SECONDS = _histogram("baton_tokenize_seconds", "Template and tokenization of a prompt.")
+GRAMMAR_SECONDS = histogram("baton_grammar_seconds", "Validation of a grammar.")
+TOKENIZE_SECONDS = histogram("baton_tokenize_seconds", "Template and tokenization of a prompt.")
 
 # -- both kinds of worker --------------------------------------------------------------------
 
-TOKENS = _counter(
+TOKENS = counter(
     "baton_tokens_total",
     "Tokens computed or drawn: prompt tokens computed, output tokens, and tokens computed again "
     "after a preemption.",
     "kind",
     ("prompt", "output", "recomputed"),
 )
-PROPOSED_TOKENS = _counter(
+PROPOSED_TOKENS = counter(
     "baton_proposed_tokens_total",
     "Tokens proposed to be verified in one step with a known one, by proposer.",
     "proposer",
     PROPOSERS,
 )
-ACCEPTED_TOKENS = _counter(
+ACCEPTED_TOKENS = counter(
     "baton_accepted_tokens_total",
     "Proposed tokens that equalled the model's own draws, by proposer.",
     "proposer",
     PROPOSERS,
 )
-ACCEPTED_DRAFT_TOKENS = _histogram(
+ACCEPTED_DRAFT_TOKENS = histogram(
     "baton_accepted_draft_tokens",
     "Accepted tokens of one draft: those above n accepted position n + 1.",
     buckets=range(MAX_DRAFT_TOKENS),
 )
-PREFIX_CACHED_TOKENS = _counter(
+PREFIX_CACHED_TOKENS = counter(
     "baton_prefix_cached_tokens_total", "Prompt tokens taken from the prefix cache."
 )
-QUEUE_SECONDS = _histogram("baton_queue_seconds", "From a request's receipt to its admission.")
-GRAMMARS_COMPILED = _counter("baton_grammars_compiled_total", "Grammars compiled on this worker.")
-GRAMMAR_COMPILE_SECONDS = _histogram(
+QUEUE_SECONDS = histogram("baton_queue_seconds", "From a request's receipt to its admission.")
+GRAMMARS_COMPILED = counter("baton_grammars_compiled_total", "Grammars compiled on this worker.")
+GRAMMAR_COMPILE_SECONDS = histogram(
     "baton_grammar_compile_seconds", "Compiling of a grammar that the worker did not have."
 )
-MASK_SECONDS = _counter(
+MASK_SECONDS = counter(
     "baton_mask_seconds_total", "Seconds of mask threads in which masks of grammars were computed."
 )
-MASKS = _counter("baton_masks_total", "Masks of grammars computed.")
-MASK_WAIT_SECONDS = _counter(
+MASKS = counter("baton_masks_total", "Masks of grammars computed.")
+MASK_WAIT_SECONDS = counter(
     "baton_mask_wait_seconds_total", "Seconds for which draws waited for the masks of grammars."
 )
-STEP_SECONDS = _histogram(
+STEP_SECONDS = histogram(
     "baton_step_seconds",
     "Device time of an engine step, by the worker's role.",
     "role",
     ("prefill", "decode"),
 )
-STEP_SEQUENCES = _histogram(
+STEP_SEQUENCES = histogram(
     "baton_step_sequences", "Sequences of a step.", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256)
 )
-POOL_BLOCKS = _gauge(
+POOL_BLOCKS = gauge(
     "baton_pool_blocks",
     "Blocks of the KV pool by state; the states add up to the pool.",
     "state",
     POOL_STATES,
 )
-PREEMPTIONS = _counter(
-    "baton_preemptions_total", "Sequences put back to recompute because blocks ran out."
+PREEMPTIONS = counter(
+    "baton_preemptions_total",
+    "Put back because blocks ran out, to be computed or fetched again: running sequences, prompts "
+    "that were prefilled locally, and handoffs whose credit was taken back.",
+    "kind",
+    ("running", "prefilling", "fetching"),
 )
-BROKEN_SLICES = _counter(
+BROKEN_SLICES = counter(
     "baton_broken_slices_total", "Slices whose logits were not finite; their request failed."
 )
-MEMORY_SHORTAGES = _counter(
+MEMORY_SHORTAGES = counter(
     "baton_memory_shortages_total",
     "How often the device had no memory for a step or a part of it, which was then run again in "
     "smaller parts; a slice that does not fit alone is cut, or its request fails.",
@@ -281,53 +288,53 @@ MEMORY_SHORTAGES = _counter(
 
 # -- handoffs --------------------------------------------------------------------------------
 
-HANDOFFS = _counter(
+HANDOFFS = counter(
     "baton_handoffs_total",
     "Handoffs ended on this worker. Of the reader: completed, failed, cancelled, refused "
     "by one that drains; of the granter: closed by the reader, expired by the lease, refused.",
     "outcome",
     ("completed", "failed", "cancelled", "closed", "expired", "refused"),
 )
-OPEN_HANDOFFS = _gauge("baton_open_handoffs", "Handoffs now open on this worker.")
-HANDOFF_SECONDS = _histogram(
+OPEN_HANDOFFS = gauge("baton_open_handoffs", "Handoffs now open on this worker.")
+HANDOFF_SECONDS = histogram(
     "baton_handoff_seconds",
     "From a handoff's beginning to its last block verified; of those that were completed.",
 )
-HANDOFF_TAIL_SECONDS = _histogram(
+HANDOFF_TAIL_SECONDS = histogram(
     "baton_handoff_tail_seconds", "From the last offer's arrival to the last block verified."
 )
-HANDOFF_BYTES = _counter(
+HANDOFF_BYTES = counter(
     "baton_handoff_bytes_total",
     "Bytes of KV that handoffs read which were completed, those read again included.",
 )
-LOCAL_PREFILLS = _counter(
+LOCAL_PREFILLS = counter(
     "baton_local_prefills_total",
     "Prompts that a decode worker prefilled by itself, by why.",
     "reason",
     ("placed", "no_candidate", "recompute"),
 )
-REREAD_BLOCKS = _counter(
+REREAD_BLOCKS = counter(
     "baton_reread_blocks_total", "Blocks read again because their bytes were not the ones offered."
 )
-CHECKSUM_FAILURES = _counter(
+CHECKSUM_FAILURES = counter(
     "baton_checksum_failures_total",
     "Blocks whose bytes were not the ones offered, each time that they were read.",
 )
-OLDEST_CHECKSUM_SECONDS = _gauge(
+OLDEST_CHECKSUM_SECONDS = gauge(
     "baton_oldest_checksum_seconds",
     "How long the oldest checksums have been pending: of the granter, those that its checksum "
     "thread computes; of the reader, those that a granter owes it for blocks that have landed.",
 )
-QUARANTINED_BLOCKS = _gauge(
+QUARANTINED_BLOCKS = gauge(
     "baton_quarantined_blocks", "Blocks that an unfinished READ may still write to."
 )
-PEERS = _counter(
+PEERS = counter(
     "baton_peers_total",
     "Prefill workers met, by the bandwidth of the first READs: good, or below the floor.",
     "state",
     ("good", "degraded"),
 )
-LEASES_EXPIRED = _counter(
+LEASES_EXPIRED = counter(
     "baton_leases_expired_total",
     "Leases that ended by a clock: the granter's, which heard no close, or the reader's, which "
     "heard no acknowledgement in time.",

@@ -101,7 +101,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "dispatch": {"requests", "fleet"},
         "answers": {"text", "requests", "dispatch"},
         "client_access": {"text", "requests", "fleet", "answers"},
-        "http_frontend": {"text", "requests", "answers", "client_access"},
+        "http_frontend": {"text", "requests", "fleet", "answers", "client_access"},
         "grpc_frontend": {"text", "requests", "answers", "client_access"},
         ".": {
             "text",

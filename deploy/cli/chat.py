@@ -108,6 +108,20 @@ class ChatClient:
             except (ValueError, KeyError, TypeError) as error:
                 raise BatonError(f"{self._url} sent what is no answer") from error
 
+    def explanation(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return how the server would place a request of this route. Raises what `answer` does."""
+        connection, response = self._ask("POST", f"{path}/explain", body)
+        with closing(connection), response:
+            try:
+                found = json.loads(response.read())
+                if not isinstance(found["prompts"], list):
+                    raise ValueError("no list of prompts")
+                return dict(found)
+            except (OSError, http.client.HTTPException) as error:
+                raise Unavailable(f"{self._url} stopped answering ({error})") from error
+            except (ValueError, KeyError, TypeError) as error:
+                raise BatonError(f"{self._url} sent what is no explanation") from error
+
     def _ask(
         self, method: str, path: str, body: dict[str, Any] | None
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:

@@ -45,7 +45,7 @@ def chat(url: str | None, model: str | None, api_key: str | None, system: str | 
     first that is served. Raises ConfigError if several instances run."""
     from rich.console import Console
 
-    url = url or _running_url()
+    url = url or running_url()
     client = ChatClient(url, api_key)
     chosen = ServedModel(model) if model else client.models()[0]
     session = ChatSession(client, chosen, Console(), system)
@@ -53,7 +53,7 @@ def chat(url: str | None, model: str | None, api_key: str | None, system: str | 
     session.run()
 
 
-def _running_url() -> str:
+def running_url() -> str:
     urls = router_urls()
     if len(urls) > 1:
         raise ConfigError(f"several instances run: choose one with --url {' or '.join(urls)}")

@@ -223,6 +223,12 @@ def nixl_transport(config: Config) -> list[Finding]:
     return transport(config.handoff, config.worker.device)
 
 
+def kv_transfers() -> list[Finding]:
+    from baton.deploy.cli.handoff_check import kv_transfers  # it needs the Finding of this module
+
+    return kv_transfers()
+
+
 def checks(config: Config) -> list[tuple[str, Callable[[], Finding | list[Finding]]]]:
     """Name and check, the slow ones last."""
     return [
@@ -237,6 +243,7 @@ def checks(config: Config) -> list[tuple[str, Callable[[], Finding | list[Findin
         ("tls", lambda: certificates(config)),
         ("gpu", gpu),
         ("device", lambda: device(config.worker.device)),
+        ("kv transfers", kv_transfers),
         ("nixl transport", lambda: nixl_transport(config)),
     ]
 

@@ -1,4 +1,4 @@
-"""The commands beside serving: `chat`, `faults` and `doctor`."""
+"""The commands beside serving: `chat`, `explain`, `faults` and `doctor`."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ def add_chat(commands: Any) -> None:
         "--model", metavar="NAME", help="the model (default: the first that the server lists)"
     )
     command.add_argument("--system", metavar="TEXT", help="the system message (default: none)")
+
+
+def add_explain(commands: Any) -> None:
+    text = "how a running server would place a request; BATON_API_KEY as for `baton chat`"
+    command = add_command(commands, "explain", text, _explain)
+    command.add_argument("file", metavar="FILE", help="the request's JSON body; - for stdin")
+    command.add_argument(
+        "--url", help="URL of the server (default: the instance that runs on this host)"
+    )
+    command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_faults(commands: Any) -> None:
@@ -69,6 +79,13 @@ def _chat(options: argparse.Namespace) -> None:
     from baton.deploy.cli.chat_session import chat
 
     chat(options.url, options.model, os.environ.get("BATON_API_KEY"), options.system)
+
+
+def _explain(options: argparse.Namespace) -> None:
+    from baton.deploy.cli.explain import explain
+
+    api_key = os.environ.get("BATON_API_KEY")
+    explain(options.file, options.url, api_key, as_json=options.json)
 
 
 def _faults(options: argparse.Namespace) -> int:

@@ -25,6 +25,7 @@ from baton.router.dispatch.active_request import ActiveRequest, OutputToken
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.dispatch.prompt_logprobs import PromptScores
 from baton.router.requests.admission import Admission
+from baton.router.requests.refusals import count_refusal
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.text.tokenizer import Tokenizer
 from baton.runtime import logs, metrics, tracing
@@ -104,6 +105,7 @@ class RequestHandler:
         means that the client left."""
         outcome = "failed"  # also for an exception that is a bug
         started_s = time.time()
+        refusal: BatonError | None = None
         try:
             with (
                 self._serving.admission.ticket(),
@@ -116,9 +118,10 @@ class RequestHandler:
             raise
         except BatonError as error:
             outcome = _outcome(error)
+            refusal = error if outcome == "refused" else None
             raise
         finally:
-            self._note_end(outcome, started_s)
+            self._note_end(outcome, started_s, refusal)
 
     async def begin(self) -> None:
         """Place the request. Raises the same errors as `Dispatcher.start`."""
@@ -226,8 +229,11 @@ class RequestHandler:
                     metrics.ITL.observe((now_s - self._last_s[choice]) / len(outputs))
             self._last_s[choice] = now_s
 
-    def _note_end(self, outcome: str, started_s: float) -> None:
-        metrics.REQUESTS.labels(outcome).inc()
+    def _note_end(self, outcome: str, started_s: float, refusal: BatonError | None) -> None:
+        if refusal is not None:
+            count_refusal(refusal)
+        else:
+            metrics.REQUESTS.labels(outcome).inc()
         metrics.E2E.observe(time.perf_counter() - self._arrival_s)
         usage = self.usage()
         log.info(

@@ -11,6 +11,7 @@ import re
 import secrets
 from collections.abc import Sequence
 
+from baton.runtime import metrics
 from baton.runtime.errors import Unauthenticated
 
 _LABEL = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
@@ -34,7 +35,8 @@ class ApiKeys:
 
 
 def missing_key() -> Unauthenticated:
-    """Return the error for a request without a valid key."""
+    """Count a request without a valid key, and return its error."""
+    metrics.REFUSALS.labels("unauthenticated").inc()
     return Unauthenticated("give one of this server's API keys as a Bearer token")
 
 

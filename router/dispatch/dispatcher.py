@@ -26,6 +26,7 @@ from baton.router.dispatch.output_check import CheckedOutput, check_output
 from baton.router.dispatch.placement_queue import STOPPING, PlacementQueue
 from baton.router.dispatch.retry_policy import Retry, RetryPolicy
 from baton.router.dispatch.submitter import Submitter
+from baton.router.fleet.explain import Explanation
 from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.worker_link import WorkerLink
 from baton.router.requests.deadline import passed
@@ -107,6 +108,13 @@ class Dispatcher:
         if self._stopping:
             raise Unavailable(STOPPING)
         self._submitter.check_deadline(deadline_s)
+
+    def explain(self, request: ValidatedRequest) -> Explanation:
+        """Same as `Submitter.explain`, for a new request."""
+        generation = ActiveRequest("", request, 1, _now())
+        return self._submitter.explain(
+            Attempt("", generation, set(range(request.choices)), Context())
+        )
 
     def cancel(self, generation: ActiveRequest, error: BatonError | None = None) -> None:
         """End a request now; the cancels to its workers are sent in the same tick."""
@@ -335,7 +343,7 @@ class Dispatcher:
         await asyncio.sleep(retry.pause_s)
         try:
             await self._retries.acquire(attempt, retry)
-            metrics.MIGRATIONS.inc()
+            metrics.MIGRATIONS.labels(retry.reason).inc()
             attempt.generation.migrations += 1
             wait_s = self._config.returned_wait_s if retry.returned else self.place_wait_s
             link = await self._queue.place(attempt, wait_s, retry.returned)

@@ -17,7 +17,14 @@ from baton.router.dispatch.migration_queue import MigrationQueue
 from baton.router.dispatch.retry_budget import RetryBudget
 from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
-from baton.runtime.errors import BatonError, Draining, OutOfMemory, Overloaded
+from baton.runtime.errors import (
+    BatonError,
+    Draining,
+    OutOfMemory,
+    Overloaded,
+    StalePlacement,
+    WorkerLost,
+)
 
 BUSY_PAUSE_S = 0.25  # before a request that has begun asks an overloaded worker again
 
@@ -26,11 +33,12 @@ BUSY_PAUSE_S = 0.25  # before a request that has begun asks an overloaded worker
 class Retry:
     """The verdict that a request goes on. `returned`: a draining worker returned it and nothing
     failed, so it needs no permit. `no_memory`: its worker had no memory for it, which the budget
-    counts apart."""
+    counts apart. `reason` is a label of the metric."""
 
     pause_s: float
     returned: bool
     no_memory: bool
+    reason: str
 
 
 class RetryPolicy:
@@ -65,6 +73,7 @@ class RetryPolicy:
             pause_s=BUSY_PAUSE_S * attempt.attempt if paused else 0.0,
             returned=returned,
             no_memory=isinstance(error, OutOfMemory),
+            reason=_reason(error),
         )
 
     async def acquire(self, attempt: Attempt, retry: Retry) -> None:
@@ -84,3 +93,15 @@ class RetryPolicy:
         if attempt.permit is not None:
             permit, attempt.permit = attempt.permit, None
             self._queue.release(permit)
+
+
+def _reason(error: BatonError) -> str:
+    """Return the label of the metric for the error that an attempt failed with."""
+    reasons: tuple[tuple[type[BatonError], str], ...] = (
+        (StalePlacement, "stale_placement"),  # before Draining, of which it is one
+        (Draining, "draining"),
+        (WorkerLost, "worker_lost"),
+        (Overloaded, "overloaded"),
+        (OutOfMemory, "out_of_memory"),
+    )
+    return next((reason for kind, reason in reasons if isinstance(error, kind)), "failed")

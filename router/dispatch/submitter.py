@@ -8,18 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from baton.proto import worker_pb2
 from baton.router.dispatch.attempt import Attempt, build_submit
+from baton.router.fleet.explain import Explanation, explain
 from baton.router.fleet.fleet import INDEX_NOT_REBUILT, Fleet
 from baton.router.fleet.placement import FleetView, Need, Placement, open_groups, place
+from baton.router.fleet.radix_index import Holders
+from baton.router.fleet.roster import WorkerGroup
 from baton.router.fleet.worker_link import WorkerLink
+from baton.router.fleet.worker_view import KvFormat
 from baton.runtime import metrics, tracing
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import BatonError, Overloaded, Unavailable, WorkerLost
 from baton.runtime.links import LinkClosed
 
 DEADLINE_SHARE = 0.8  # of the time to its deadline, which a request may be expected to take
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A placement, and what it was made from."""
+
+    need: Need
+    fleet: FleetView
+    groups: Sequence[WorkerGroup]
+    held: Callable[[KvFormat], Holders]
+    placement: Placement
 
 
 class Submitter:
@@ -53,19 +70,33 @@ class Submitter:
         if not self._fleet.rebuilt():
             return Unavailable(INDEX_NOT_REBUILT)
         started_s = time.perf_counter()
+        found = self._find(attempt)
+        if isinstance(found, BatonError):
+            return found
+        metrics.PLACEMENT_SECONDS.observe(time.perf_counter() - started_s)
+        return self._submit(attempt, found.placement, found.need.tokens)
+
+    def explain(self, attempt: Attempt) -> Explanation:
+        """Return the costs of the placement that the attempt would get now, and submit nothing.
+        Raises the error for which no worker could take it."""
+        found = Unavailable(INDEX_NOT_REBUILT) if not self._fleet.rebuilt() else self._find(attempt)
+        if isinstance(found, BatonError):
+            raise found
+        return explain(found.need, found.fleet, found.groups, found.held, found.placement)
+
+    def _find(self, attempt: Attempt) -> _Found | BatonError:
         need = self._need(attempt)
         fleet = FleetView(self._fleet.roster(), self._fleet.passed_over())
-        kinds = open_groups(need, fleet, self._fleet.disconnected_capacities)
-        if isinstance(kinds, BatonError):
-            return kinds
+        groups = open_groups(need, fleet, self._fleet.disconnected_capacities)
+        if isinstance(groups, BatonError):
+            return groups
         salt, known = attempt.generation.request.cache_salt, attempt.identities
         wanted = () if attempt.scored else attempt.tokens()  # what is scored is computed
         held = self._fleet.holders(wanted, salt, known)
         # A step of a prefill worker is shared: what is computed alone stays where it is decoded.
         mode = "local" if attempt.alone else self._config.placement
-        placement = place(need, fleet, kinds, held, mode, self._config.local_prefill_tokens)
-        metrics.PLACEMENT_SECONDS.observe(time.perf_counter() - started_s)
-        return self._submit(attempt, placement, need.tokens)
+        placement = place(need, fleet, groups, held, mode, self._config.local_prefill_tokens)
+        return _Found(need, fleet, groups, held, placement)
 
     def _need(self, attempt: Attempt) -> Need:
         generation = attempt.generation
@@ -105,7 +136,9 @@ class Submitter:
             first = self._fleet.link(placement.candidates[0].worker_id)
             if first is not None:
                 _note_placed(first, tokens)
-        metrics.PLACEMENTS.labels("local" if placement.local else "disaggregated").inc()
+        decision = "local" if placement.local else "disaggregated"
+        reason = "alone" if attempt.alone else placement.reason
+        metrics.DECISIONS_MADE.labels(decision, reason).inc()
         return link
 
 

@@ -17,8 +17,9 @@ wins. The time that a placement takes hardly depends on the number of workers: s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
+from typing import Literal
 
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.roster import Ranking, Roster, WorkerGroup
@@ -37,6 +38,12 @@ MOVE_COST = 1  # moving a token's KV
 LOCAL_COST = 40  # a decode worker computes a quarter as many prompt tokens, and delays its batch
 MAX_CANDIDATES = 8
 BUSY_RETRY_S = 1.0
+
+# Why a prompt is prefilled where it is; docs/metrics.md explains each.
+Reason = Literal[
+    "configured", "cheaper", "short", "cached", "alone",
+    "no_prefill_worker", "incompatible", "too_large", "left",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,7 @@ class Placement:
     decode: WorkerView
     candidates: tuple[WorkerView, ...]
     local: bool
+    reason: Reason = field(default="configured", compare=False)
 
 
 def open_groups(
@@ -114,19 +122,15 @@ def place(
     local_prefill_tokens: int,
 ) -> Placement:
     """Return the cheapest placement on a decode worker of these open `groups`."""
-    wanted = need.tokens + need.output_tokens * need.sequences
+    wanted = wanted_tokens(need)
     decode = _ranked(
         _WorkerSearch(need, fleet.passed_over, held, count=1),
         groups,
-        lambda worker, uncached: (
-            uncached * MOVE_COST
-            + worker.batch_cost
-            + max(0, wanted - worker.room_tokens) * ROOM_COST
-        ),
+        lambda worker, uncached: decode_cost(worker, uncached, wanted),
         lambda uncached: (uncached * MOVE_COST, uncached * MOVE_COST + wanted * ROOM_COST),
     )[0]
     if mode == "local":
-        return Placement(decode, (), local=True)
+        return Placement(decode, (), local=True, reason="configured")
     compatible = [
         group
         for group in fleet.roster.groups("prefill")
@@ -135,13 +139,36 @@ def place(
     candidates = _ranked(
         _WorkerSearch(need, fleet.passed_over, held, MAX_CANDIDATES, need.left, decode.degraded),
         compatible,
-        lambda worker, uncached: uncached + worker.queue_tokens,
+        prefill_cost,
         lambda uncached: (uncached,),
     )
-    holders = held(decode.kv_format)
-    if _stays_local(need, holders, decode, candidates, mode, local_prefill_tokens):
-        return Placement(decode, (), local=True)
-    return Placement(decode, tuple(candidates), local=False)
+    if not candidates:
+        reason = _no_candidate(decode.kv_format, fleet.roster, compatible)
+        return Placement(decode, (), local=True, reason=reason)
+    if mode == "disaggregated":
+        return Placement(decode, tuple(candidates), local=False, reason="configured")
+    local = _local_reason(need, held(decode.kv_format), decode, candidates[0], local_prefill_tokens)
+    if local is not None:
+        return Placement(decode, (), local=True, reason=local)
+    return Placement(decode, tuple(candidates), local=False, reason="cheaper")
+
+
+def wanted_tokens(need: Need) -> int:
+    """Return the tokens for which a decode worker should have room."""
+    return need.tokens + need.output_tokens * need.sequences
+
+
+def decode_cost(worker: WorkerView, uncached: int, wanted: int) -> int:
+    """Return the cost of a request on a decode worker that lacks `uncached` of its prompt's tokens
+    and should have room for `wanted` tokens."""
+    lacking = max(0, wanted - worker.room_tokens)
+    return uncached * MOVE_COST + worker.batch_cost + lacking * ROOM_COST
+
+
+def prefill_cost(worker: WorkerView, uncached: int) -> int:
+    """Return the tokens that a prefill worker computes until a prompt is complete of which it lacks
+    `uncached` tokens."""
+    return uncached + worker.queue_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +199,7 @@ def _ranked(
         ranking = Ranking(search.count)
         for group in groups:
             for workers, others, blocks in search.held(group.kv_format).sets():
-                uncached = _uncached(need, blocks, group.capacity)
+                uncached = uncached_tokens(need, blocks, group.capacity)
 
                 def priced(worker: WorkerView, uncached: int = uncached) -> int | None:
                     boot_id = worker.boot_id
@@ -200,24 +227,32 @@ def _trusts(workers: Iterable[WorkerView], passed_over: frozenset[bytes]) -> boo
     return any(worker.boot_id not in passed_over for worker in workers)
 
 
-def _stays_local(
+def _no_candidate(kv_format: KvFormat, roster: Roster, usable: Sequence[WorkerGroup]) -> Reason:
+    """Return why no prefill worker can be a candidate. `usable` ones hold the prompt, but are
+    draining or have left."""
+    groups = roster.groups("prefill")
+    if not groups:
+        return "no_prefill_worker"
+    if usable:
+        return "left"
+    readable = any(group.kv_format == kv_format for group in groups)
+    return "too_large" if readable else "incompatible"
+
+
+def _local_reason(
     need: Need,
     holders: Holders,
     decode: WorkerView,
-    ranked: Sequence[WorkerView],
-    mode: PlacementMode,
+    prefill: WorkerView,
     local_prefill_tokens: int,
-) -> bool:
-    """Return whether the decode worker computes the prompt. `disaggregated` is never local while a
-    prefill worker is there; `auto` is local if the decode worker lacks few tokens, or computes them
-    at less cost than the first of the `ranked` prefill workers."""
-    if not ranked:
-        return True
-    if mode == "disaggregated":
-        return False
-    here = _uncached(need, holders.blocks(decode), decode.capacity)
-    there = _uncached(need, holders.blocks(ranked[0]), ranked[0].capacity)
-    return here < local_prefill_tokens or local_cost(here) < remote_cost(here, there)
+) -> Reason | None:
+    """Return why the decode worker computes the prompt: it lacks few tokens, or computes them at
+    less cost than the best prefill worker. None if it does not."""
+    here = uncached_tokens(need, holders.blocks(decode), decode.capacity)
+    there = uncached_tokens(need, holders.blocks(prefill), prefill.capacity)
+    if here < local_prefill_tokens:
+        return "short" if need.tokens < local_prefill_tokens else "cached"
+    return "cheaper" if local_cost(here) < remote_cost(here, there) else None
 
 
 def local_cost(uncached: int) -> int:
@@ -232,7 +267,7 @@ def remote_cost(moved: int, uncached: int) -> int:
     return uncached * TOKEN_COST + moved * MOVE_COST
 
 
-def _uncached(need: Need, held_blocks: int, worker: WorkerCapacity) -> int:
+def uncached_tokens(need: Need, held_blocks: int, worker: WorkerCapacity) -> int:
     """Return the tokens that the worker has to compute; the last prompt token is always one."""
     return need.tokens - min(held_blocks * worker.block_size, need.tokens - 1)
 

@@ -23,6 +23,7 @@ from baton.router.grpc_frontend.request import (
     tokenize_request,
 )
 from baton.router.requests.body_budget import HeldBody
+from baton.router.requests.refusals import count_refusal
 from baton.runtime import metrics, tracing
 from baton.runtime.errors import BatonError
 
@@ -49,8 +50,8 @@ class InferenceService:
                 sent = await self._read(call, body, client_pb2.GenerateRequest)
                 limits = router.fleet.limits()
                 request = await generate_request(sent, router.validator, limits)
-        except BatonError:
-            metrics.REQUESTS.labels("refused").inc()
+        except BatonError as error:
+            count_refusal(error)
             raise
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - call.arrival_s)
         metrics.PROMPT_TOKENS.observe(len(request.prompt))

@@ -21,6 +21,7 @@ from baton.router.answers.prompt_batch import PromptBatch
 from baton.router.answers.request_handler import RequestHandler
 from baton.router.client_access.router import Router
 from baton.router.http_frontend.auth_middleware import read_body
+from baton.router.http_frontend.explanation_body import explained
 from baton.router.http_frontend.http_error import MethodNotAllowed, error_response
 from baton.router.http_frontend.http_responder import HttpResponder
 from baton.router.http_frontend.openai_body import (
@@ -30,7 +31,13 @@ from baton.router.http_frontend.openai_body import (
     ResponseHead,
 )
 from baton.router.http_frontend.openapi import OPENAPI_PATH, openapi_document
-from baton.router.http_frontend.routes import CHAT_PATH, COMPLETION_PATH, GENERATION_PATHS, no_route
+from baton.router.http_frontend.routes import (
+    CHAT_PATH,
+    COMPLETION_PATH,
+    EXPLAIN,
+    GENERATION_PATHS,
+    no_route,
+)
 from baton.router.requests.body_budget import HeldBody
 from baton.router.requests.deadline import HEADER, deadline_of
 from baton.router.requests.openai_schema import (
@@ -39,6 +46,7 @@ from baton.router.requests.openai_schema import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from baton.router.requests.refusals import count_refusal
 from baton.router.requests.schema_body import Body
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import logs, metrics, tracing
@@ -54,6 +62,7 @@ def build_app(router: Router) -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_errors(app)
     _add_generation(app, router)
+    _add_explanation(app, router)
     _add_tokenizer(app, router)
     _add_operation(app, router)
     if router.config.publishes_openapi:
@@ -97,6 +106,29 @@ def _add_generation(app: FastAPI, router: Router) -> None:
     async def model(name: str) -> Response:
         router.validator.check_model(name)
         return _json(_model_body(router))
+
+
+def _add_explanation(app: FastAPI, router: Router) -> None:
+    """Answer how a request would be placed now, and place nothing. No part of a prompt is kept."""
+
+    @app.post(CHAT_PATH + EXPLAIN)
+    async def explain_chat(request: Request) -> Response:
+        async with router.receiving(_deadline(router, request), request.state.tenant) as body:
+            asked = await _read(router, request, body, ChatRequest)
+            validated = await router.validator.chat(asked, router.fleet.limits())
+        return _explained(router, request, [validated])
+
+    @app.post(COMPLETION_PATH + EXPLAIN)
+    async def explain_completion(request: Request) -> Response:
+        async with router.receiving(_deadline(router, request), request.state.tenant) as body:
+            asked = await _read(router, request, body, CompletionRequest)
+            validated = await router.validator.completions(asked, router.fleet.limits())
+        return _explained(router, request, validated)
+
+
+def _explained(router: Router, request: Request, validated: Sequence[ValidatedRequest]) -> Response:
+    own = [router.of_tenant(each, request.state.tenant) for each in validated]
+    return _json({"prompts": [explained(router.serving.dispatcher.explain(each)) for each in own]})
 
 
 def _readable(app: FastAPI, path: str) -> Callable[[_Route], _Route]:
@@ -159,7 +191,7 @@ def _add_errors(app: FastAPI) -> None:
     async def baton_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, BatonError)
         if request.url.path in GENERATION_PATHS:
-            metrics.REQUESTS.labels("refused").inc()
+            count_refusal(error)
         return error_response(error)
 
     @app.exception_handler(HTTPException)

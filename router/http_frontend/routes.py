@@ -11,10 +11,13 @@ from baton.runtime.errors import NotFound
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"
+EXPLAIN = "/explain"  # behind one of the two: how such a request would be placed
 GENERATION_PATHS = frozenset({CHAT_PATH, COMPLETION_PATH})
 ROUTES = (
     CHAT_PATH,
     COMPLETION_PATH,
+    CHAT_PATH + EXPLAIN,
+    COMPLETION_PATH + EXPLAIN,
     "/v1/models",
     "/tokenize",
     "/detokenize",

@@ -34,7 +34,7 @@ def attributes(span: Span) -> dict[str, Any]:
 
 
 def counted() -> dict[str, float]:
-    found = {"preemptions": metrics.PREEMPTIONS._value.get()}
+    found = {"preemptions": metrics.PREEMPTIONS.labels("running")._value.get()}
     found |= {kind: metrics.TOKENS.labels(kind)._value.get() for kind in ("prompt", "recomputed")}
     for reason in REASONS:
         found[reason] = metrics.LOCAL_PREFILLS.labels(reason)._value.get()

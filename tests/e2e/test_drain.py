@@ -69,8 +69,8 @@ def is_a(cluster: Any, name: str, role: str) -> Callable[[], bool]:
 def moved(cluster: Any) -> float:
     """Requests that the router has placed again."""
     text = httpx.get(f"{cluster.url}/metrics", timeout=10).text
-    (line,) = [each for each in text.splitlines() if each.startswith("baton_migrations_total ")]
-    return float(line.split()[1])
+    lines = [each for each in text.splitlines() if each.startswith("baton_migrations_total{")]
+    return sum(float(line.split()[1]) for line in lines)
 
 
 class Balancer:

@@ -79,5 +79,5 @@ async def test_killing_a_speculating_decode_worker_changes_no_token(
         assert answer[0]["finish"] == ["stop"]
         jsonschema.validate(json.loads(answer[0]["text"]), SCHEMA)
     assert fleet.total("baton_accepted_tokens_total", proposer="ngram") > 0
-    assert fleet.metric("router", "baton_migrations_total") > 0
+    assert fleet.metric("router", "baton_migrations_total", reason="worker_lost") > 0
     fleet.quiet(within_s=3.0)

@@ -85,6 +85,7 @@ def test_no_metric_is_labelled_by_an_id() -> None:
         assert set(metric._labelnames) <= {
             "outcome",
             "reason",
+            "decision",
             "kind",
             "state",
             "role",

@@ -54,7 +54,7 @@ def place(
     found = place_on(need, fleet, kinds, lambda shape: holders, mode, local_tokens)
     own = {worker.worker_id: worker for worker in workers}
     candidates = tuple(own[worker.worker_id] for worker in found.candidates)
-    return Placement(own[found.decode.worker_id], candidates, found.local)
+    return Placement(own[found.decode.worker_id], candidates, found.local, found.reason)
 
 
 def placed(found: Placement | BatonError) -> Placement:

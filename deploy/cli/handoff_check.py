@@ -1,0 +1,94 @@
+"""The finding of `baton doctor` about running instances: does KV move to the decode workers?
+
+A fleet whose prefill workers are never used serves on, only slower. Reads the metrics of each
+router and of its workers; changes nothing.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Mapping, Sequence
+
+from baton.deploy.cli.doctor import Finding
+from baton.deploy.cli.process_list import running
+from baton.deploy.serve.plan import ROUTER_JOB
+
+NAME = "kv transfers"
+SCRAPE_TIMEOUT_S = 2.0
+_SAMPLE = re.compile(r"^(baton_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+DECISIONS = "baton_disaggregation_decisions_total"
+REMEDIES = {
+    "configured": "router.placement is local: set it to auto",
+    "short": "prompts of fewer than 64 tokens stay local: send longer ones, or serve with "
+    "colocated workers only",
+    "cached": "decode workers hold the prompts' prefixes: nothing is to be done",
+    "cheaper": "`baton explain FILE` shows the costs of a request; router.placement=disaggregated "
+    "uses prefill workers in any case",
+    "alone": "requests hung workers before: see the log for `worker hung`",
+    "no_prefill_worker": "a prefill worker was linked only later: send requests again",
+    "incompatible": "run all workers with the same model, dtype, pool settings and processor type",
+    "too_large": "give prefill workers a larger pool (pool.blocks, pool.memory_fraction)",
+    "left": "prefill workers drain or restart: see `baton ps` and their logs",
+}
+HANDOFFS_FAIL = "handoffs fail: see `handoff failed` in the decode workers' logs"
+
+Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def kv_transfers() -> list[Finding]:
+    """Return a finding for each instance of this user whose router answers."""
+    rows = running()
+    found = []
+    for instance in sorted({row.instance for row in rows}):
+        own = [row for row in rows if row.instance == instance]
+        routers = [_scrape(row.address) for row in own if row.name == ROUTER_JOB and row.address]
+        workers = [_scrape(row.admin) for row in own if row.admin]
+        found += [judged(instance, router, workers) for router in routers if router]
+    return found
+
+
+def judged(instance: str, router: Samples, workers: Sequence[Samples]) -> Finding:
+    """Return the finding for one instance, from its processes' metrics."""
+    linked = int(total(router, "baton_links", peer="prefill"))
+    placed = int(total(router, DECISIONS))
+    sent = int(total(router, DECISIONS, decision="disaggregated"))
+    moved = int(sum(total(each, "baton_handoffs_total", outcome="completed") for each in workers))
+    seen = f"{instance}: {linked} prefill workers, {placed} placements, {moved} handoffs completed"
+    if not linked or not placed or moved:
+        return Finding(NAME, "ok", seen)
+    if sent:
+        return Finding(
+            NAME, "warn", f"{seen}, though {sent} were to be disaggregated", HANDOFFS_FAIL
+        )
+    reasons = {reason: int(total(router, DECISIONS, reason=reason)) for reason in REMEDIES}
+    counted = sorted(((n, reason) for reason, n in reasons.items() if n), reverse=True)
+    why = ", ".join(f"{reason} {n}" for n, reason in counted)
+    return Finding(NAME, "warn", f"{seen}; local because: {why}", REMEDIES[counted[0][1]])
+
+
+def total(samples: Samples, name: str, **labels: str) -> float:
+    """Return the sum of a metric over the series that have these labels."""
+    wanted = set(labels.items())
+    return sum(n for (found, own), n in samples.items() if found == name and wanted <= own)
+
+
+def parsed(text: str) -> Samples:
+    """Return Baton's own samples of a /metrics body."""
+    return {
+        (name, frozenset(_LABEL.findall(labels))): float(value)
+        for name, labels, value in _SAMPLE.findall(text)
+    }
+
+
+def _scrape(address: str) -> Samples:
+    """Return the samples of a process; none where it does not answer in time."""
+    connection = http.client.HTTPConnection(address, timeout=SCRAPE_TIMEOUT_S)
+    try:
+        connection.request("GET", "/metrics")
+        return parsed(connection.getresponse().read().decode())
+    except (OSError, http.client.HTTPException, ValueError):
+        return {}  # `baton ps` shows a process that does not answer
+    finally:
+        connection.close()

@@ -1,0 +1,128 @@
+"""Explains a placement: what each worker would cost a request, and why the prompt goes where.
+
+Pure, from the same roster and the same costs as placement.py. Places nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from baton.router.fleet.placement import (
+    FleetView,
+    Need,
+    Placement,
+    decode_cost,
+    local_cost,
+    prefill_cost,
+    remote_cost,
+    uncached_tokens,
+    wanted_tokens,
+)
+from baton.router.fleet.radix_index import Holders
+from baton.router.fleet.roster import WorkerGroup
+from baton.router.fleet.worker_view import KvFormat, WorkerView
+
+MAX_SHOWN = 64  # workers of a role, the cheapest
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCost:
+    """The cost of a request on one worker. `uncached_tokens` of its prompt are not there.
+    `cost` of a decode worker is in tenths of a prompt token's computation, of a prefill worker in
+    tokens. `obstacle` is why the worker gets no such request now; empty: it may get it."""
+
+    worker_id: str
+    cost: int
+    uncached_tokens: int
+    queued_tokens: int
+    running: int
+    waiting: int
+    room_tokens: int
+    obstacle: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`local_cost` and `remote_cost` are those of the prompt's prefill on the chosen decode worker
+    and on the best prefill worker, in tenths of a prompt token's computation; `remote_cost` is None
+    without a candidate. Workers are sorted by cost, at most MAX_SHOWN of a role."""
+
+    placement: Placement
+    prompt_tokens: int
+    local_cost: int
+    remote_cost: int | None
+    decode: Sequence[WorkerCost]
+    prefill: Sequence[WorkerCost]
+
+
+def explain(
+    need: Need,
+    fleet: FleetView,
+    open_decode: Sequence[WorkerGroup],
+    held: Callable[[KvFormat], Holders],
+    placement: Placement,
+) -> Explanation:
+    """Return the costs behind `placement`, which was made for `need` on the `open_decode` groups
+    of this fleet."""
+    chosen = placement.decode
+    takes = {name for group in open_decode for name in group.open}
+    decode, prefill = [], []
+    for view in fleet.roster.views():
+        uncached = uncached_tokens(need, held(view.kv_format).blocks(view), view.capacity)
+        if view.role == "decode":
+            cost = decode_cost(view, uncached, wanted_tokens(need))
+            obstacle = "" if view.worker_id in takes else "full, or too small for this request"
+            decode.append(_cost(view, cost, uncached, _obstacle(view, fleet) or obstacle))
+        else:
+            cost = prefill_cost(view, uncached)
+            obstacle = _prefill_obstacle(view, chosen, need)
+            prefill.append(_cost(view, cost, uncached, _obstacle(view, fleet) or obstacle))
+    here = uncached_tokens(need, held(chosen.kv_format).blocks(chosen), chosen.capacity)
+    remote = None
+    usable = [each for each in _sorted(prefill) if not each.obstacle]
+    if usable:
+        best = placement.candidates[0].worker_id if placement.candidates else usable[0].worker_id
+        (there,) = [each.uncached_tokens for each in prefill if each.worker_id == best]
+        remote = remote_cost(here, there)
+    return Explanation(
+        placement=placement,
+        prompt_tokens=need.tokens,
+        local_cost=local_cost(here),
+        remote_cost=remote,
+        decode=_sorted(decode)[:MAX_SHOWN],
+        prefill=_sorted(prefill)[:MAX_SHOWN],
+    )
+
+
+def _cost(view: WorkerView, cost: int, uncached: int, obstacle: str) -> WorkerCost:
+    return WorkerCost(
+        worker_id=view.worker_id,
+        cost=cost,
+        uncached_tokens=uncached,
+        queued_tokens=view.queue_tokens,
+        running=view.running,
+        waiting=view.queued_requests,
+        room_tokens=view.room_tokens,
+        obstacle=obstacle,
+    )
+
+
+def _obstacle(view: WorkerView, fleet: FleetView) -> str:
+    if view.draining:
+        return "draining"
+    return "its circuit is open" if view.boot_id in fleet.passed_over else ""
+
+
+def _prefill_obstacle(view: WorkerView, decode: WorkerView, need: Need) -> str:
+    """Return why `decode` cannot use this prefill worker for the request."""
+    if view.kv_format != decode.kv_format:
+        return "another KV format than the decode worker's"
+    room = min(view.total_blocks * view.block_size, view.max_context)
+    if need.tokens > room:
+        return f"its pool holds {room} tokens"
+    return "slow pair with the decode worker" if view.boot_id in decode.degraded else ""
+
+
+def _sorted(costs: Sequence[WorkerCost]) -> list[WorkerCost]:
+    return sorted(costs, key=lambda each: (bool(each.obstacle), each.cost, each.worker_id))

@@ -1,0 +1,193 @@
+"""Why a prompt is prefilled where it is: each reason, its counter, and the costs behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.router.dispatch.retry_policy import _reason as migration_reason
+from baton.router.requests import refusals
+from baton.runtime import errors, metrics
+from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.dispatch_scene import DispatchScene, failed, output
+from tests.support.placement_scene import NEED, Seen, place, placed, view
+from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
+
+D0, P0 = view("decode-0"), view("prefill-0")
+SMALL = replace(NEED, tokens=20)
+
+
+def decisions() -> dict[tuple[str, str], float]:
+    (family,) = metrics.DECISIONS_MADE.collect()
+    return {
+        (sample.labels["decision"], sample.labels["reason"]): sample.value
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    }
+
+
+@pytest.mark.parametrize(
+    ("need", "workers", "mode", "expected"),
+    [
+        (NEED, [D0, P0], "auto", (False, "cheaper")),
+        (NEED, [D0, P0], "disaggregated", (False, "configured")),
+        (SMALL, [D0, P0], "disaggregated", (False, "configured")),
+        (NEED, [D0, P0], "local", (True, "configured")),
+        (SMALL, [D0, P0], "auto", (True, "short")),
+        (NEED, [replace(D0, held_blocks=60), P0], "auto", (True, "cached")),
+        (NEED, [replace(D0, held_blocks=50), P0], "auto", (True, "cheaper")),
+        (NEED, [D0], "auto", (True, "no_prefill_worker")),
+        (NEED, [D0, replace(P0, kv_format=("g", "float32", 16))], "auto", (True, "incompatible")),
+        (NEED, [D0, replace(P0, total_blocks=10)], "auto", (True, "too_large")),
+        (NEED, [D0, replace(P0, draining=True)], "auto", (True, "left")),
+        (replace(NEED, left=frozenset({P0.boot_id})), [D0, P0], "auto", (True, "left")),
+    ],
+)
+def test_each_reason_has_its_case(
+    need: Any, workers: Sequence[Seen], mode: Any, expected: tuple[bool, str]
+) -> None:
+    found = placed(place(need, workers, mode, 64))
+    assert (found.local, found.reason) == expected
+    assert ("local" if found.local else "disaggregated", found.reason) in metrics.DECISIONS
+
+
+@on_virtual_time
+async def test_a_placement_counts_its_reason_once() -> None:
+    before = decisions()
+    await DispatchScene("decode-0").start()
+    changed = {pair: count - before[pair] for pair, count in decisions().items()}
+    assert {pair: count for pair, count in changed.items() if count} == {
+        ("local", "no_prefill_worker"): 1
+    }
+
+
+@on_virtual_time
+async def test_a_migration_counts_why_the_worker_was_left() -> None:
+    scene = DispatchScene("decode-0", "decode-1")
+    lost = metrics.MIGRATIONS.labels("worker_lost")._value.get()
+    full = metrics.MIGRATIONS.labels("overloaded")._value.get()
+    await scene.start()
+    scene.give(output(0, 10))
+    scene.link(0).up = False
+    scene.dispatcher.lost(scene.link(0), None, "dead")
+    await scene.settle_down()
+    assert metrics.MIGRATIONS.labels("worker_lost")._value.get() == lost + 1
+    scene.link(0).up = True
+    scene.give(failed("Overloaded", True, attempt=2), number=1)
+    await asyncio.sleep(2.0)  # a pause before an overloaded worker is asked again
+    assert metrics.MIGRATIONS.labels("overloaded")._value.get() == full + 1
+
+
+def known(counter: Any, label: str) -> set[str]:
+    return {sample.labels[label] for sample in counter.collect()[0].samples}
+
+
+def classes(root: type[errors.BatonError] = errors.BatonError) -> list[type[errors.BatonError]]:
+    """All error classes of the module; tests' own subclasses are not among them."""
+    below = [found for child in root.__subclasses__() for found in classes(child)]
+    return [kind for kind in (root, *below) if kind.__module__ == errors.__name__]
+
+
+def test_every_error_has_a_known_reason() -> None:
+    assert len(classes()) > 20
+    for kind in classes():
+        error = kind("words")
+        assert refusals.refusal_reason(error) in known(metrics.REFUSALS, "reason")
+        assert migration_reason(error) in known(metrics.MIGRATIONS, "reason")
+
+
+def test_errors_that_share_a_parent_are_told_apart() -> None:
+    assert refusals.refusal_reason(errors.RateLimited("")) == "rate_limited"
+    assert refusals.refusal_reason(errors.Overloaded("")) == "overloaded"
+    assert refusals.refusal_reason(errors.ContextExceeded("")) == "context_exceeded"
+    assert migration_reason(errors.StalePlacement("")) == "stale_placement"
+    assert migration_reason(errors.Draining("")) == "draining"
+
+
+async def test_refusals_are_counted_by_the_clients_error(router: StartRouter) -> None:
+    def counted(reason: str) -> float:
+        return float(metrics.REFUSALS.labels(reason)._value.get())
+
+    config = replace(FAST_ROUTER, api_keys=("secret-key-of-the-test",))
+    async with router(config=config) as running:
+        before = counted("unauthenticated")
+        assert (await running.chat()).status_code == 401
+        assert counted("unauthenticated") == before + 1
+        running.http.headers["authorization"] = "Bearer secret-key-of-the-test"
+        for fields, reason in (
+            ({"temperature": -1}, "invalid"),
+            ({"model": "another"}, "not_found"),
+            ({"max_tokens": 10**6}, "context_exceeded"),
+        ):
+            before, total = counted(reason), metrics.REQUESTS.labels("refused")._value.get()
+            assert (await running.chat(**fields)).is_client_error
+            assert counted(reason) == before + 1, reason
+            assert metrics.REQUESTS.labels("refused")._value.get() == total + 1
+
+
+LONG = {"prompt": "the quick brown fox " * 60}
+
+
+async def test_explain_returns_the_costs_and_places_nothing(router: StartRouter) -> None:
+    async with router(workers=("decode-0", "decode-1", "prefill-0")) as running:
+        before = decisions()
+        reply = await running.http.post("/v1/completions/explain", json={"model": "tiny", **LONG})
+        assert reply.status_code == 200, reply.text
+        (found,) = reply.json()["prompts"]
+        assert (found["decision"], found["reason"]) == ("disaggregated", "cheaper")
+        assert found["prefill_candidates"] == ["prefill-0"]
+        assert found["prefill_cost"]["remote"] < found["prefill_cost"]["here"]
+        names = [each["worker_id"] for each in found["decode_costs"]["workers"]]
+        assert sorted(names) == ["decode-0", "decode-1"] and names[0] == found["decode_worker"]
+        (prefill,) = found["prefill_costs"]["workers"]
+        assert prefill["cost"] == prefill["uncached_tokens"] == found["prompt_tokens"]
+        assert decisions() == before
+        assert not any(worker.seen("submit") for worker in running.workers.values())
+        assert LONG["prompt"][:9] not in reply.text
+
+
+async def test_explain_answers_a_chat_and_several_prompts(router: StartRouter) -> None:
+    async with router() as running:
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+        reply = await running.http.post("/v1/chat/completions/explain", json=chat)
+        (found,) = reply.json()["prompts"]
+        assert (found["decision"], found["reason"]) == ("local", "no_prefill_worker")
+        assert found["prefill_cost"]["remote"] is None
+        several = {"model": "tiny", "prompt": ["one", "two"]}
+        reply = await running.http.post("/v1/completions/explain", json=several)
+        assert len(reply.json()["prompts"]) == 2
+        chosen = (await running.chat(max_tokens=2)).json()
+        assert chosen["choices"][0]["finish_reason"] == "length"
+
+
+async def test_explain_names_the_obstacle_of_a_worker(router: StartRouter) -> None:
+    config = replace(FAST_ROUTER, placement="disaggregated")
+    async with router(workers=("decode-0", "prefill-0"), config=config) as running:
+        running.workers["prefill-0"].draining = True
+        found: dict[str, Any] = {}
+
+        async def left() -> bool:
+            body = {"model": "tiny", **LONG}
+            reply = await running.http.post("/v1/completions/explain", json=body)
+            found.update(reply.json()["prompts"][0])
+            return bool(found["reason"] == "left")
+
+        await eventually(left)
+        assert found["decision"] == "local"
+        (prefill,) = found["prefill_costs"]["workers"]
+        assert prefill["obstacle"] == "draining"
+
+
+async def test_explain_needs_a_key_and_a_decode_worker(router: StartRouter) -> None:
+    config = replace(FAST_ROUTER, api_keys=("secret-key-of-the-test",))
+    async with router(workers=(), config=config, wait=False) as running:
+        url, body = "/v1/completions/explain", {"model": "tiny", "prompt": "x"}
+        assert (await running.http.post(url, json=body)).status_code == 401
+        running.http.headers["authorization"] = "Bearer secret-key-of-the-test"
+        reply = await running.http.post(url, json=body)
+        assert reply.status_code == 503 and "decode worker" in reply.text
+        assert (await running.http.post(url, json={"model": "tiny"})).status_code == 400
