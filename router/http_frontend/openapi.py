@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from baton.router.http_frontend.routes import CHAT_PATH, COMPLETION_PATH
+from baton.router.http_frontend.routes import CHAT_PATH, COMPLETION_PATH, EXPLAIN
 from baton.router.requests.deadline import HEADER
 from baton.router.requests.openai_schema import (
     ChatRequest,
@@ -25,6 +25,8 @@ Schema = dict[str, Any]
 _BODIES: dict[str, type[Body]] = {
     CHAT_PATH: ChatRequest,
     COMPLETION_PATH: CompletionRequest,
+    CHAT_PATH + EXPLAIN: ChatRequest,
+    COMPLETION_PATH + EXPLAIN: CompletionRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -59,7 +61,7 @@ _ERRORS = {
 def openapi_document(model: str, version: str, needs_key: bool) -> Schema:
     """Return the document of a router that serves `model`."""
     shapes, definitions = models_json_schema(
-        [(shape, "validation") for shape in _BODIES.values()],
+        [(shape, "validation") for shape in dict.fromkeys(_BODIES.values())],
         ref_template="#/components/schemas/{model}",
     )
     components = {**definitions["$defs"], **_ANSWERS}
@@ -235,9 +237,12 @@ _ANSWERS: Schema = {
     "Models": _object({"object": {"const": "list"}, "data": _list(_ref("Model"))}),
     "Ready": _object({"status": {"const": "ready"}, "workers": {"type": "object"}}),
 }
+_EXPLANATION = _object({"prompts": {"type": "array", "items": {"type": "object"}}})
 _POSTED: dict[str, tuple[str, Schema]] = {
     CHAT_PATH: ("the model's answer to a chat", _ref("ChatCompletion")),
     COMPLETION_PATH: ("the model's continuation of a prompt", _ref("Completion")),
+    CHAT_PATH + EXPLAIN: ("where a chat would be computed, and why", _EXPLANATION),
+    COMPLETION_PATH + EXPLAIN: ("where a prompt would be computed, and why", _EXPLANATION),
     "/tokenize": ("the token ids of a prompt or a chat", _ref("Tokens")),
     "/detokenize": ("the text of token ids", _ref("Text")),
 }
