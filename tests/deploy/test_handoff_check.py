@@ -25,7 +25,7 @@ def judged(prefill: int, sent: int, local: int, moved: int) -> handoff_check.Fin
     return handoff_check.judged("port-8000", router, workers)
 
 
-def test_prefill_workers_without_any_transfer_are_a_warning_with_the_reason() -> None:
+def test_unused_prefill_workers_warn_with_the_reason() -> None:
     found = judged(prefill=2, sent=0, local=7, moved=0)
     assert found.level == "warn" and "incompatible 7, short 1" in found.found
     assert found.remedy == handoff_check.REMEDIES["incompatible"]

@@ -100,7 +100,7 @@ def test_every_error_has_a_known_reason() -> None:
         assert migration_reason(error) in known(metrics.MIGRATIONS, "reason")
 
 
-def test_errors_that_share_a_parent_are_told_apart() -> None:
+def test_errors_of_one_parent_have_different_reasons() -> None:
     assert refusals.refusal_reason(errors.RateLimited("")) == "rate_limited"
     assert refusals.refusal_reason(errors.Overloaded("")) == "overloaded"
     assert refusals.refusal_reason(errors.ContextExceeded("")) == "context_exceeded"
