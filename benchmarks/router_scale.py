@@ -28,7 +28,7 @@ from baton.router.dispatch.active_request import ActiveRequest
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.dialer import Connection, RouterLink
 from baton.router.fleet.fleet import Fleet
-from baton.router.requests.context_limits import ContextLimits
+from baton.router.requests.prompt_limits import ContextLimits
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import process_memory
 from baton.runtime.config import RouterConfig, StepConfig

@@ -24,7 +24,6 @@ import orjson
 
 from baton.proto import worker_pb2
 from baton.router import server
-from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import (
     MAX_MESSAGES,
@@ -33,6 +32,7 @@ from baton.router.requests.openai_schema import (
     CompletionRequest,
     DetokenizeRequest,
 )
+from baton.router.requests.prompt_limits import ContextLimits
 from baton.router.requests.request_parser import MOST_CONTAINERS, MOST_STRINGS
 from baton.router.requests.schema_body import MOST_VALUES, Body
 from baton.router.requests.validator import Validator

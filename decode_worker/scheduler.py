@@ -19,10 +19,9 @@ from functools import partial
 from baton.decode_worker import credit
 from baton.decode_worker.credit_queue import CreditQueue
 from baton.decode_worker.kv_reservations import KvReservations
-from baton.decode_worker.request_turns import RequestTurns
 from baton.decode_worker.sequences import Group, Local, Phase, Request, Sequence
 from baton.decode_worker.speculator import Speculator
-from baton.decode_worker.step_plan import StepOutcome, StepPlan, VerifiedRun
+from baton.decode_worker.step_plan import RequestTurns, StepOutcome, StepPlan, VerifiedRun
 from baton.engine.scheduling.batch import EMPTY_BATCH, Slice, StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool
 from baton.engine.scheduling.chunks import Chunk, ChunkScheduler

@@ -1,8 +1,9 @@
-"""The reader's ledger of the blocks that it fetches: offered, checksummed, verified, by index.
+"""The books of a fetch: its blocks by index (offered, checksummed, verified), and its READs and
+bytes in flight.
 
 An index is a position in the sequence's block table. The ledger checks every message of a granter
-before it is used: ids must be in its pool, indices in the fetch, and nothing may repeat. It is
-pure: it reads and sends nothing. The handoff's reader owns it.
+before it is used: ids must be in its pool, indices in the fetch, and nothing may repeat. The window
+bounds what is in flight. Both are pure: they read and send nothing. The handoff's reader owns them.
 """
 
 from __future__ import annotations
@@ -146,3 +147,36 @@ class FetchLedger:
             return tokens == self._tokens
         size, rest = divmod(self._tokens - tokens, self._full)
         return rest == 0 and size > tokens
+
+
+class Window:
+    """The READs in flight of one handoff. A READ is admitted if both limits hold. A READ that
+    exceeds the byte limit is admitted alone, since it could never start otherwise."""
+
+    def __init__(self, max_reads: int, max_bytes: int) -> None:
+        if max_reads < 1 or max_bytes < 1:
+            raise ValueError(f"a window of {max_reads} READs and {max_bytes} bytes is empty")
+        self._max_reads = max_reads
+        self._max_bytes = max_bytes
+        self.reads = 0  # in flight
+        self.bytes = 0
+
+    def admits(self, size: int) -> bool:
+        """Return whether a READ of `size` bytes may start now."""
+        if self.reads == 0:
+            return True
+        return self.reads < self._max_reads and self.bytes + size <= self._max_bytes
+
+    def started(self, size: int) -> None:
+        """Count a READ; raises ValueError if the window does not admit it."""
+        if not self.admits(size):
+            raise ValueError(f"a READ of {size} bytes is outside the window")
+        self.reads += 1
+        self.bytes += size
+
+    def ended(self, size: int) -> None:
+        """Record that a READ of `size` bytes has landed or failed."""
+        if self.reads == 0 or size > self.bytes:
+            raise ValueError(f"no READ of {size} bytes is in flight")
+        self.reads -= 1
+        self.bytes -= size

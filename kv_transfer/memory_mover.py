@@ -19,9 +19,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.kv_transfer.checksum_monitor import ChecksumMonitor
 from baton.kv_transfer.local_pool import HostPool
-from baton.kv_transfer.mover import PeerPool
+from baton.kv_transfer.mover import ChecksumMonitor, PeerPool
 from baton.runtime import waits
 from baton.runtime.errors import ReadFailed
 

@@ -1,7 +1,8 @@
 """The `Mover` interface: one-sided READs from peers' pools into the own pool.
 
 A mover knows one local pool, and its peers' pools by boot id. It never writes into a peer's memory
-(invariant I1). It knows no leases: the reader decides whether to trust the bytes.
+(invariant I1). It knows no leases: the reader decides whether to trust the bytes. Every mover
+computes checksums of its own pool in one thread, and a `ChecksumMonitor` reports if that is stuck.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+STUCK_S = 2.0  # a call checksums 64 MiB at most, in about 50 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +112,33 @@ class Mover(Protocol):
     def drop_progress(self) -> None: ...
 
     async def close(self) -> None: ...
+
+
+class ChecksumMonitor:
+    """The age of a granter's checksum calls, and whether their thread is stuck. The mover reports
+    the begin and the end of each call in the thread, since a caller that stops waiting does not
+    free a stuck thread. Pure: time is passed in."""
+
+    def __init__(self) -> None:
+        self._pending: dict[object, float] = {}  # the oldest first
+        self._ended_s = 0.0
+
+    def begin(self, call: object, now_s: float) -> None:
+        self._pending[call] = now_s
+
+    def end(self, call: object, now_s: float) -> None:
+        self._pending.pop(call, None)
+        self._ended_s = now_s
+
+    def oldest_s(self, now_s: float) -> float:
+        """Return the age of the oldest pending call; 0: none is pending."""
+        return max(0.0, now_s - next(iter(self._pending.values()), now_s))
+
+    def failure_reason(self, now_s: float) -> str | None:
+        """Return why no checksum can be computed any more; None while calls end."""
+        if not self._pending:
+            return None
+        stuck_s = min(self.oldest_s(now_s), now_s - self._ended_s)
+        if stuck_s < STUCK_S:
+            return None
+        return f"the checksum thread has ended no call for {stuck_s:.1f} s"

@@ -15,9 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.kv_transfer.checksum_monitor import ChecksumMonitor
 from baton.kv_transfer.local_pool import DRAM, LocalPool
-from baton.kv_transfer.mover import PeerPool
+from baton.kv_transfer.mover import ChecksumMonitor, PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.read_segments import SegmentedRead, blocks_each, cut
 from baton.kv_transfer.segment_queue import SegmentQueue

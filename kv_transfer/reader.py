@@ -23,11 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.kv_transfer.fetch_ledger import FetchLedger
+from baton.kv_transfer.fetch_ledger import FetchLedger, Window
 from baton.kv_transfer.fetch_report import FetchReport
 from baton.kv_transfer.mover import Mover, Read
 from baton.kv_transfer.session import ReaderLink, ReaderSession
-from baton.kv_transfer.window import Window
 from baton.proto import handoff_pb2
 from baton.runtime import waits
 from baton.runtime.config import HandoffConfig

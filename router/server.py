@@ -29,7 +29,7 @@ from baton.router.http_frontend.auth_middleware import AuthMiddleware
 from baton.router.http_frontend.http_protocol import BoundedHttpProtocol
 from baton.router.requests.admission import Admission
 from baton.router.requests.body_budget import body_budget
-from baton.router.requests.context_limits import ContextLimits
+from baton.router.requests.prompt_limits import ContextLimits
 from baton.router.requests.sampling_defaults import sampling_defaults
 from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import template_of

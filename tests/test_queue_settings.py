@@ -12,7 +12,7 @@ from baton.kv_transfer.granter import OFFER_QUEUE, _Handoff
 from baton.proto import handoff_pb2
 from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.radix_index import CAPACITY_BLOCKS
-from baton.router.requests.context_limits import ContextLimits
+from baton.router.requests.prompt_limits import ContextLimits
 from baton.router.server import bind
 from baton.runtime import grpc_links, tracing
 from baton.runtime.config import Config, HandoffConfig, RouterConfig

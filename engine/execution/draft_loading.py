@@ -26,10 +26,13 @@ from baton.engine.model.step_layout import Bounds
 from baton.engine.model.weights import Weights
 from baton.engine.spec.eagle3_spec import Eagle3Spec
 from baton.engine.spec.model_spec import ModelSpec, read_spec
-from baton.engine.speculation.draft_model import DraftModel
-from baton.engine.speculation.draft_pair import check_pair
-from baton.engine.speculation.eagle3_drafter import Eagle3Drafter, FeatureDecoder
-from baton.engine.speculation.eagle3_pair import head_spec_for, refuse_head
+from baton.engine.speculation.draft_model import DraftModel, check_pair
+from baton.engine.speculation.eagle3_drafter import (
+    Eagle3Drafter,
+    FeatureDecoder,
+    head_spec_for,
+    refuse_head,
+)
 
 
 @dataclass(frozen=True, slots=True)

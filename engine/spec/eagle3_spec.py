@@ -4,7 +4,7 @@
     speculators            `transformer_layer_config`; the top names layers by their input
 
 A head is one layer that reads three of the target's hidden states, of the inputs of some layers.
-Knows no tensors; whether a head fits its target is decided by `eagle3_pair`. Immutable.
+Knows no tensors; whether a head fits its target is decided by `eagle3_drafter`. Immutable.
 """
 
 from __future__ import annotations

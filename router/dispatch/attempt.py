@@ -1,4 +1,5 @@
-"""An attempt: the part of a request that is, or will be, on one worker; and its message.
+"""An attempt: the part of a request that is, or will be, on one worker; its message, and the check
+of what the worker answers.
 
 Knows the request, its accepted tokens and its link. Owned by the dispatcher.
 """
@@ -12,12 +13,13 @@ from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
 from baton.router.dispatch.active_request import ActiveRequest, Finish, OutputToken
+from baton.router.dispatch.prompt_logprobs import PromptScores, scores_of
 from baton.router.dispatch.retry_budget import RetryPermit
 from baton.router.fleet.placement import Placement
 from baton.router.fleet.worker_link import WorkerLink
 from baton.router.fleet.worker_view import KvFormat
 from baton.runtime import logs, metrics
-from baton.runtime.errors import EngineError, Overloaded
+from baton.runtime.errors import EngineError, Overloaded, WorkerLost
 from baton.runtime.links import LinkClosed
 from baton.runtime.sampling import MAX_DRAFT_TOKENS
 
@@ -226,3 +228,35 @@ def build_submit(attempt: Attempt, placement: Placement, remaining_s: float) -> 
 
 
 _FINISH: dict[int, Finish] = {worker_pb2.STOP: "stop", worker_pb2.LENGTH: "length"}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedOutput:
+    """`scores` are the prompt's log-probabilities where this output has to bring them."""
+
+    token: OutputToken
+    scores: PromptScores | None
+
+
+def check_output(
+    attempt: Attempt, output: worker_pb2.Output, vocab_size: int
+) -> CheckedOutput | None:
+    """Return the next output of its choice, or None where it was accepted before. Raises
+    WorkerLost if it cannot follow what was accepted: the worker is not believed."""
+    request = attempt.generation
+    accepted = len(request.choices[output.choice].accepted)
+    if output.end == worker_pb2.CANCELLED:
+        raise WorkerLost("the worker cancelled the request")
+    if output.index < accepted:
+        return None
+    if output.index > accepted:
+        raise WorkerLost("outputs are missing between two indices")
+    token = output_token(output)
+    if token.largest >= vocab_size:
+        raise WorkerLost("a token is outside the model's vocabulary")
+    scores = None
+    if request.unscored and output.choice == 0 and token.token is not None:
+        scores = scores_of(output.prompt_logprobs, len(request.request.prompt), vocab_size)
+        if scores is None:
+            raise WorkerLost("the prompt's log-probabilities are missing or malformed")
+    return CheckedOutput(token, scores)

@@ -20,9 +20,15 @@ from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
 from baton.router.dispatch.active_request import ActiveRequest, OutputToken
-from baton.router.dispatch.attempt import SUSPECT, Attempt, ended_before_loss, quarantine_error
+from baton.router.dispatch.attempt import (
+    SUSPECT,
+    Attempt,
+    CheckedOutput,
+    check_output,
+    ended_before_loss,
+    quarantine_error,
+)
 from baton.router.dispatch.attempts import Attempts
-from baton.router.dispatch.output_check import CheckedOutput, check_output
 from baton.router.dispatch.placement_queue import STOPPING, PlacementQueue
 from baton.router.dispatch.retry_policy import Retry, RetryPolicy
 from baton.router.dispatch.submitter import Submitter

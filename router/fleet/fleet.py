@@ -18,14 +18,18 @@ from functools import cache
 from baton.proto import worker_pb2
 from baton.router.fleet.circuits import Circuits
 from baton.router.fleet.dialer import Dialer
-from baton.router.fleet.disconnected_workers import DisconnectedWorkers
-from baton.router.fleet.kv_compatibility import incompatible_prefill_workers
 from baton.router.fleet.radix_index import CAPACITY_BLOCKS, Holders, RadixIndex
 from baton.router.fleet.registry_watcher import RegistryWatcher
-from baton.router.fleet.roster import Roster
+from baton.router.fleet.roster import DisconnectedWorkers, Roster
 from baton.router.fleet.worker_link import LinkListener, WorkerLink
-from baton.router.fleet.worker_view import KvFormat, NumericsId, WorkerCapacity, WorkerView
-from baton.router.requests.context_limits import ContextLimits
+from baton.router.fleet.worker_view import (
+    KvFormat,
+    NumericsId,
+    WorkerCapacity,
+    WorkerView,
+    incompatible_prefill_workers,
+)
+from baton.router.requests.prompt_limits import ContextLimits
 from baton.runtime import logs, metrics
 from baton.runtime.config import RouterConfig
 from baton.runtime.identity import chain, root

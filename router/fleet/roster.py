@@ -1,9 +1,10 @@
-"""The linked workers in groups of equal workers, each group in the orders of placement.
+"""The linked workers in groups of equal workers, each group in the orders of placement; and the
+decode workers that are not linked now.
 
     put(view) ─▶ group ─▶ members, accepting, open ─▶ orders (worker_order.py)
 
 A view is put again whenever its worker has changed. `Ranking` finds the cheapest workers for a
-request among the first few of each order. Pure. Owned by the fleet.
+request among the first few of each order. Pure: time is given. Owned by the fleet.
 """
 
 from __future__ import annotations
@@ -178,3 +179,33 @@ class Ranking:
 
     def _full(self) -> bool:
         return len(self._best) == self._count
+
+
+class DisconnectedWorkers:
+    """The capacities of decode workers that are not linked, each kept for `keep_s` after its worker
+    was last registered or linked. A request that only one of them could hold is not too large for
+    this fleet: it waits, or its client is asked to retry."""
+
+    def __init__(self, keep_s: float) -> None:
+        self._keep_s = keep_s
+        self._kept: dict[str, tuple[WorkerCapacity, float]] = {}  # with their expiry
+
+    def add_registered(self, worker_id: str, role: str, now_s: float) -> None:
+        """Record a worker that the registry names and that is not linked yet. One that is not
+        known may have any capacity."""
+        known = self._kept.pop(worker_id, (WorkerCapacity(), 0.0))[0]
+        if role == "decode":
+            self.add_lost(worker_id, known, now_s)
+
+    def add_lost(self, worker_id: str, capacity: WorkerCapacity, now_s: float) -> None:
+        """Record a worker that the fleet has dropped."""
+        self._kept[worker_id] = capacity, now_s + self._keep_s
+
+    def next_expiry_s(self) -> float:
+        """Return when the next worker is forgotten."""
+        return min((until_s for _, until_s in self._kept.values()), default=float("inf"))
+
+    def capacities(self, now_s: float) -> dict[str, WorkerCapacity]:
+        """Return the remembered workers, also those that are linked again."""
+        self._kept = {name: kept for name, kept in self._kept.items() if now_s < kept[1]}
+        return {name: capacity for name, (capacity, _) in self._kept.items()}

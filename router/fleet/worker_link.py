@@ -25,8 +25,7 @@ from baton.router.fleet.block_watcher import BlockWatcher
 from baton.router.fleet.dialer import Backoff, Connection, Dialer, RouterLink
 from baton.router.fleet.radix_index import RadixIndex
 from baton.router.fleet.wait_estimator import WaitEstimator
-from baton.router.fleet.worker_handshake import BOOT_ID_BYTES, handshake_fault
-from baton.router.fleet.worker_view import ViewField
+from baton.router.fleet.worker_view import BOOT_ID_BYTES, ViewField, handshake_fault
 from baton.runtime import logs, metrics, waits
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import Overloaded

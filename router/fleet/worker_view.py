@@ -1,4 +1,9 @@
-"""One worker as placement sees it: its capacity, its load, and what that costs a request.
+"""One worker as placement sees it: its hello, its capacity, its load, and what that costs a
+request.
+
+A worker whose hello cannot be true is not linked: one wrong number would make the placement of
+every request fail, on whichever worker. A prefill worker whose KV no decode worker can take is
+linked and reported: no placement names it, and a whole pool would stand idle unseen.
 
 The costs here do not depend on the request, so workers can be kept in their order (roster.py).
 They are whole tenths of a prompt token's computation, so equal costs compare as equal.
@@ -6,11 +11,20 @@ They are whole tenths of a prompt token's computation, so equal costs compare as
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, cast, overload
 
+from baton.proto import worker_pb2
+from baton.runtime.links import LINK_PROTOCOL_VERSION
+
 SEQUENCE_COST = 80  # one more sequence in the batch slows every step
 ROOM_COST = 40  # a token without room waits for another request's end
+# Of a hello: no smaller than what a worker's own settings allow.
+MAX_VALUES = {"block_size": 256, "max_context": 1 << 24, "total_blocks": 1 << 31}
+MAX_NAME_CHARACTERS = 256  # of a fingerprint or a KV dtype
+BOOT_ID_BYTES = 16
+_FORMAT_FIELDS = ("model fingerprint", "KV dtype", "block size")
 _T = TypeVar("_T")
 
 # Model fingerprint and KV dtype: workers in which these are equal compute the same tokens.
@@ -118,3 +132,47 @@ class ViewField(Generic[_T]):
         if link.__dict__.get(self._name, self) is not value:
             link.__dict__[self._name] = value
             link.note_change()
+
+
+def incompatible_prefill_workers(
+    prefill: Mapping[str, KvFormat], decode: Mapping[str, KvFormat]
+) -> dict[str, str]:
+    """Return, for each prefill worker without a decode worker of its KV format, what differs from
+    the most similar one. Empty while there is no decode worker to compare with."""
+    formats = set(decode.values())
+    found = {}
+    for worker_id, kv_format in prefill.items():
+        if formats and kv_format not in formats:
+            nearest = min(sorted(formats), key=lambda other: len(_differences(kv_format, other)))
+            found[worker_id] = "; ".join(_differences(kv_format, nearest))
+    return found
+
+
+def _differences(kv_format: KvFormat, other: KvFormat) -> list[str]:
+    pairs = zip(_FORMAT_FIELDS, kv_format, other, strict=True)
+    return [
+        f"{name} {own!r}, decode workers have {its!r}" for name, own, its in pairs if own != its
+    ]
+
+
+def handshake_fault(hello: worker_pb2.WorkerHello, vocab_size: int) -> str | None:
+    """Return the first field that cannot be true, with its value and the expected one; None if
+    all are plausible. `vocab_size` is that of the router's model."""
+    if hello.protocol_version != LINK_PROTOCOL_VERSION:
+        return (
+            f"protocol_version is {hello.protocol_version}, this router's is "
+            f"{LINK_PROTOCOL_VERSION}"
+        )
+    if len(hello.boot_id) != BOOT_ID_BYTES:
+        return f"boot_id has {len(hello.boot_id)} bytes, not {BOOT_ID_BYTES}"
+    for name, largest in MAX_VALUES.items():
+        value = getattr(hello, name)
+        if not 1 <= value <= largest:
+            return f"{name} is {value}, not from 1 to {largest}"
+    for name in ("model_fingerprint", "kv_dtype"):
+        length = len(getattr(hello, name))
+        if not 1 <= length <= MAX_NAME_CHARACTERS:
+            return f"{name} has {length} characters, not 1 to {MAX_NAME_CHARACTERS}"
+    if hello.vocab_size != vocab_size:
+        return f"vocab_size is {hello.vocab_size}, this router's model has {vocab_size}"
+    return None

@@ -16,7 +16,6 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from pydantic import Field
 
 from baton.proto import client_pb2
-from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import (
     MAX_BIAS,
@@ -28,6 +27,7 @@ from baton.router.requests.openai_schema import (
     TokenizeRequest,
     Tokens,
 )
+from baton.router.requests.prompt_limits import ContextLimits
 from baton.router.requests.request_parser import check_counts, shaped
 from baton.router.requests.schema_body import MOST_VALUES
 from baton.router.requests.validated_request import ValidatedRequest

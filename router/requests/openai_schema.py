@@ -1,7 +1,7 @@
 """The schema of the OpenAI-compatible requests that are served: names, types and bounds.
 
 What depends on the model (context, vocabulary, template) is checked in `validator.py`. A field that
-is neither here nor neutral (`neutral_fields.py`) is refused by name, unless it is null: no field
+is neither here nor neutral (`schema_body.py`) is refused by name, unless it is null: no field
 that a client sends is dropped silently. Clients send back what servers sent, so unknown fields of
 an assistant's message are ignored. The check of a list ends at its first fault and each object is
 small: the event loop waits for this check, and millions of faults in one body would block it for
@@ -17,16 +17,14 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from baton.router.requests.constraint_schema import ResponseFormat, StructuredOutputs
-from baton.router.requests.neutral_fields import (
+from baton.router.requests.schema_body import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
+    MAX_DEPTH,
+    MAX_SCHEMA_VALUES,
     PART_FIELDS,
     STREAM_FIELDS,
     TOKENIZE_FIELDS,
-)
-from baton.router.requests.schema_body import (
-    MAX_DEPTH,
-    MAX_SCHEMA_VALUES,
     Body,
     at_most,
     count_values,

@@ -1,4 +1,5 @@
-"""Bounds on how much of its prompts one answer may hold.
+"""The limits of prompts: the context of the workers, and how much of its prompts one answer may
+hold.
 
 Knows validated requests alone. Stateless.
 """
@@ -6,12 +7,24 @@ Knows validated requests alone. Stateless.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.errors import InvalidRequest
 
 MAX_SCORES = 1 << 15  # log-probabilities of prompts in one answer
 MAX_REPEATED_TOKENS = 1 << 18  # of prompts, in all choices of one answer
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLimits:
+    """The limits of the workers, in tokens: the fleet knows them, requests are checked against
+    them. `max_context` is the context of the largest worker now, and `common_context` what each of
+    them has (0: as much)."""
+
+    max_context: int
+    vocab_size: int
+    common_context: int = 0
 
 
 def check_scored(requests: Sequence[ValidatedRequest]) -> None:

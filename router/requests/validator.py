@@ -17,7 +17,6 @@ from baton.router.grammars.constraint import Constraint
 from baton.router.grammars.grammar_validator import GrammarValidator
 from baton.router.requests.answer_forms import AnswerForms, reasoning_form
 from baton.router.requests.chat_prompt import ChatPrompt
-from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import (
     ChatRequest,
@@ -29,7 +28,7 @@ from baton.router.requests.openai_schema import (
     Tool,
 )
 from baton.router.requests.output_constraint import chat_constraint, output_constraint
-from baton.router.requests.prompt_limits import check_repeated, check_scored
+from baton.router.requests.prompt_limits import ContextLimits, check_repeated, check_scored
 from baton.router.requests.request_parser import counting, decoded, shaped
 from baton.router.requests.sampling_defaults import OPENAI, SamplingDefaults
 from baton.router.requests.schema_body import Body

@@ -37,7 +37,7 @@ from baton.proto import handoff_pb2
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.fleet import Fleet
 from baton.router.requests.admission import Admission
-from baton.router.requests.context_limits import ContextLimits
+from baton.router.requests.prompt_limits import ContextLimits
 from baton.runtime.config import Config
 from baton.runtime.errors import DeviceLost
 from baton.runtime.grammar.grammar_compiler import GrammarCompiler

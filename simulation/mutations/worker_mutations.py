@@ -15,7 +15,7 @@ from baton.decode_worker.requests import Requests
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.step_health import StepHealth
 from baton.kv_transfer import granter
-from baton.kv_transfer.checksum_monitor import ChecksumMonitor
+from baton.kv_transfer.mover import ChecksumMonitor
 from baton.kv_transfer.reader import HandoffReader
 from baton.prefill_worker.worker import PrefillWorker
 from baton.runtime.errors import Draining

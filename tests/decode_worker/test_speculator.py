@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from baton.decode_worker import speculator as speculator_module
-from baton.decode_worker.acceptance_watch import WINDOW_PROPOSALS, AcceptanceWatch
 from baton.decode_worker.sequences import Sequence
-from baton.decode_worker.speculator import Speculator
+from baton.decode_worker.speculator import WINDOW_PROPOSALS, AcceptanceWatch, Speculator
 from baton.engine.scheduling.batch import Drawn, Slice, StepBatch, StepResult
 from baton.runtime import metrics
 from baton.simulation.fleet.oracle_proposer import OracleProposer

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.kv_transfer.window import Window
+from baton.kv_transfer.fetch_ledger import Window
 
 
 def test_both_limits_hold() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton.kv_transfer.checksum_monitor import STUCK_S, ChecksumMonitor
 from baton.kv_transfer.local_pool import HostPool
+from baton.kv_transfer.mover import STUCK_S, ChecksumMonitor
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime.errors import AnswerOverdue, EngineError, HandoffError, LeaseLost
 from tests.support import handoff_stage
@@ -150,7 +150,7 @@ def test_monitor_counts_from_the_last_end() -> None:
 def test_nixl_mover_is_red_while_its_checksum_thread_is_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("baton.kv_transfer.checksum_monitor.STUCK_S", 0.05)
+    monkeypatch.setattr("baton.kv_transfer.mover.STUCK_S", 0.05)
     go_on = threading.Event()
 
     class StuckPool(HostPool):

@@ -11,15 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from baton.router.requests.neutral_fields import (
+from baton.router.requests.openai_schema import ChatRequest, CompletionRequest, DetokenizeRequest
+from baton.router.requests.request_parser import MOST_PIECES, decoded, shaped
+from baton.router.requests.schema_body import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     TOKENIZE_FIELDS,
+    Body,
     Neutral,
 )
-from baton.router.requests.openai_schema import ChatRequest, CompletionRequest, DetokenizeRequest
-from baton.router.requests.request_parser import MOST_PIECES, decoded, shaped
-from baton.router.requests.schema_body import Body
 from baton.runtime.errors import InvalidRequest
 from tests.support.router_process import StartRouter
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
-from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.openai_schema import ChatRequest
+from baton.router.requests.prompt_limits import ContextLimits
 from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.text.control_tokens import (

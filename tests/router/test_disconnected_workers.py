@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.router.fleet.disconnected_workers import DisconnectedWorkers
+from baton.router.fleet.roster import DisconnectedWorkers
 from baton.router.fleet.worker_view import WorkerCapacity
 from tests.support.router_process import StartRouter, eventually
 from tests.support.scripted_worker import ScriptedWorker

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from baton.proto import worker_pb2
 from baton.router.fleet.fleet import REGISTRY_POLL_S
 from baton.router.fleet.worker_view import WorkerCapacity
-from baton.router.requests.context_limits import ContextLimits
+from baton.router.requests.prompt_limits import ContextLimits
 from baton.runtime import metrics
 from baton.runtime.identity import chain, root
 from baton.runtime.registry import WorkerRecord

@@ -19,13 +19,13 @@ from baton.router.grpc_frontend.request import (
     generate_request,
     tokenize_request,
 )
-from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.openai_schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
+from baton.router.requests.prompt_limits import ContextLimits
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.router.fleet.kv_compatibility import incompatible_prefill_workers
-from baton.router.fleet.worker_view import KvFormat
+from baton.router.fleet.worker_view import KvFormat, incompatible_prefill_workers
 
 DECODE: KvFormat = ("f", "bfloat16", 16)
 

@@ -14,8 +14,8 @@ from baton.router.grpc_frontend.request import (
     generate_request,
     tokenize_request,
 )
-from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.loop_budget import SHARE_S, LoopBudget
+from baton.router.requests.prompt_limits import ContextLimits
 from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate
 from baton.simulation.fleet.byte_tokenizer import ByteTokenizer

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from baton.router.dispatch.migration_queue import MigrationQueue
 from baton.router.dispatch.retry_budget import HOLD_S, RetryBudget, RetryPermit
+from baton.router.dispatch.retry_policy import MigrationQueue
 from baton.runtime.errors import Overloaded
 from baton.simulation.virtual import virtual_loop
 from baton.simulation.virtual.virtual_time import on_virtual_time

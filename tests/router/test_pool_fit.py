@@ -22,8 +22,8 @@ from baton.router.fleet.placement import place as place_on
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.worker_view import WorkerCapacity, WorkerView
-from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
+from baton.router.requests.prompt_limits import ContextLimits
 from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime.config import StepConfig

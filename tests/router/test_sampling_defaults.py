@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.openai_schema import CompletionRequest
+from baton.router.requests.prompt_limits import ContextLimits
 from baton.router.requests.sampling_defaults import OPENAI, SamplingDefaults, sampling_defaults
 from baton.router.requests.validator import Validator
 from baton.runtime.errors import ModelError

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from baton.router.requests.chat_prompt import plain_messages, plain_tools
 from baton.router.requests.openai_schema import Message, Tool
-from baton.router.requests.template_messages import plain_messages, plain_tools
 from baton.runtime.errors import InvalidRequest
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from baton.router.requests.context_limits import ContextLimits
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest, DetokenizeRequest
+from baton.router.requests.prompt_limits import ContextLimits
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.proto import worker_pb2
-from baton.router.fleet.worker_handshake import MAX_VALUES, handshake_fault
+from baton.router.fleet.worker_view import MAX_VALUES, handshake_fault
 from baton.runtime.config import Config, PoolConfig, StepConfig, WorkerConfig
 from baton.runtime.errors import ConfigError
 from baton.runtime.settings.checks import validate

@@ -17,7 +17,7 @@ import pytest
 import structlog
 from opentelemetry.context import Context
 
-from baton.decode_worker.request_turns import RequestTurns
+from baton.decode_worker.step_plan import RequestTurns
 from baton.engine.scheduling.batch import StepBatch
 from baton.proto import worker_pb2
 from baton.router.dispatch.attempt import Attempt

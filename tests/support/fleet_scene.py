@@ -8,7 +8,7 @@ from typing import Any
 
 from baton.proto import worker_pb2
 from baton.router.fleet.fleet import Fleet
-from baton.router.requests.context_limits import ContextLimits
+from baton.router.requests.prompt_limits import ContextLimits
 from baton.runtime.config import RouterConfig
 from baton.runtime.identity import cluster_key
 from baton.runtime.links import LinkClosed, memory_link
