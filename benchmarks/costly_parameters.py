@@ -44,7 +44,7 @@ RATE = 2.0  # requests of other clients a second
 TOKENS = 16
 START_S = 240.0
 ANSWER_S = 120.0
-MOST_RATIO = 2.0
+MAX_RATIO = 2.0
 _READY = re.compile(r"http://[\w.:\[\]]+")
 _HANGS = re.compile(r'^baton_hangs_total\{role="decode"\} (\S+)$', re.MULTILINE)
 LONG = "the same words again and again " * 150
@@ -191,7 +191,7 @@ async def measure(url: str, options: argparse.Namespace) -> tuple[list[Figure], 
         beside = await clients.phase(KINDS[kind], options.seconds, dice)
         ratio = beside.percentile_ms(0.99) / alone.percentile_ms(0.99) if beside.took_s else 1e9
         figures += [
-            at_most(f"p99_ratio_{kind}", ratio, MOST_RATIO),
+            at_most(f"p99_ratio_{kind}", ratio, MAX_RATIO),
             Figure(f"answered_{kind}", beside.costly),
             at_most(f"failed_{kind}", beside.failed, 0),
         ]

@@ -27,14 +27,14 @@ from baton.router import server
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import (
     MAX_MESSAGES,
-    MOST_TOKEN_VALUES,
+    MAX_TOKEN_VALUES,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
 )
 from baton.router.requests.prompt_limits import ContextLimits
-from baton.router.requests.request_parser import MOST_CONTAINERS, MOST_STRINGS
-from baton.router.requests.schema_body import MOST_VALUES, Body
+from baton.router.requests.request_parser import MAX_CONTAINERS, MAX_STRINGS
+from baton.router.requests.schema_body import MAX_VALUES, Body
 from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime import process_memory
@@ -47,7 +47,7 @@ assert server  # what a router process has loaded is what its collections look t
 
 _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
-LIMITS = ContextLimits(max_context=MOST_TOKEN_VALUES, vocab_size=1 << 17)
+LIMITS = ContextLimits(max_context=MAX_TOKEN_VALUES, vocab_size=1 << 17)
 PLACED = (1 << 17, 1 << 20)  # tokens of a prompt
 SPARE = 700  # of each bound, for what frames the rest
 TEMPLATE = """{%- for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages -%}
@@ -61,9 +61,9 @@ def _chat(messages: list[dict[str, Any]]) -> bytes:
     """With tools whose schemas use up what the messages leave of the bounds."""
     plain = orjson.dumps({"model": "m", "messages": messages})
     outside = b"".join(plain.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
-    strings = MOST_STRINGS - plain.replace(b'\\"', b"").count(b'"') // 2 - SPARE
-    containers = MOST_CONTAINERS - outside.count(b"[") - outside.count(b"{") - SPARE
-    commas = MOST_VALUES - outside.count(b",") - SPARE
+    strings = MAX_STRINGS - plain.replace(b'\\"', b"").count(b'"') // 2 - SPARE
+    containers = MAX_CONTAINERS - outside.count(b"[") - outside.count(b"{") - SPARE
+    commas = MAX_VALUES - outside.count(b",") - SPARE
     tools: list[dict[str, Any]] = []
     while (objects := min(containers, strings, commas, 7000)) > 0:
         texts = max(0, min(strings - objects, commas - objects, 900))
@@ -99,7 +99,7 @@ def _parts() -> bytes:
 
 def _tokens(field: str, digits: bytes) -> bytes:
     room = RouterConfig().max_body_bytes - 100
-    count = min(MOST_TOKEN_VALUES, room // (len(digits) + 1))
+    count = min(MAX_TOKEN_VALUES, room // (len(digits) + 1))
     return b'{"model":"m","%s":[' % field.encode() + b",".join([digits] * count) + b"]}"
 
 

@@ -43,13 +43,13 @@ from chaos.clients import Clients, Outcome, Trace
 from chaos.cluster import Cluster, end_cleanly
 from chaos.run import ALONE, API_KEY, FULL, SEED, SETTINGS
 
-MOST_GROWTH_MB_H = 1.0
+MAX_GROWTH_MB_H = 1.0
 WARM_SHARE = 0.25  # of the run, at most WARM_MOST_S
 WARM_MOST_S = 900.0
 SAMPLES = 360  # in a run, at least one every 20 s
 QUIET_S = 10.0
 MB = 1e6
-MOST_MORE = 5.0  # descriptors, and tasks, of a process
+MAX_MORE = 5.0  # descriptors, and tasks, of a process
 FAILED, CANNOT_TELL = 1, 3  # exit codes; 2 is for a command line that cannot be read
 IN_USE = ("used", "leased", "pinned", "quarantined")
 KINDS = {"memory_mb": "MB of its own", "heap_mb": "MB allocated in C",
@@ -78,9 +78,9 @@ class Growth:
 
     @property
     def state(self) -> str:
-        if self.mb_h - 2 * self.error_mb_h > MOST_GROWTH_MB_H:
+        if self.mb_h - 2 * self.error_mb_h > MAX_GROWTH_MB_H:
             return "GROWS"
-        return "holds" if self.mb_h + 2 * self.error_mb_h <= MOST_GROWTH_MB_H else "cannot tell"
+        return "holds" if self.mb_h + 2 * self.error_mb_h <= MAX_GROWTH_MB_H else "cannot tell"
 
 
 def growth(points: Sequence[tuple[float, float]], warm_minutes: float) -> Growth:
@@ -116,7 +116,7 @@ def states(mine: Series, warm_minutes: float) -> dict[str, str]:
     found = {"memory_mb": growth(mine.memory_mb, warm_minutes).state}
     for kind in ("descriptors", "tasks"):
         grown = more(getattr(mine, kind), warm_minutes)
-        found[kind] = "GROWS" if grown > MOST_MORE else "holds"
+        found[kind] = "GROWS" if grown > MAX_MORE else "holds"
     return found
 
 

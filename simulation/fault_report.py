@@ -32,8 +32,8 @@ from baton.simulation.fleet.engine_kind import HASHES, EngineKind
 from baton.simulation.fleet.scenario import BLOCK, Scenario
 from baton.simulation.mutations import mutations, patches, regressions
 
-MOST_VOID = 9  # void seeds that are named
-MOST_SHORTENED = 5  # failing seeds: it takes many runs each; of others all events are kept
+MAX_VOID = 9  # void seeds that are named
+MAX_SHORTENED = 5  # failing seeds: it takes many runs each; of others all events are kept
 TELL_S = 30.0  # between two lines about how far a process is
 
 
@@ -64,7 +64,7 @@ class Report:
         self.void += outcome.void
         self.void_past += outcome.void and past
         if outcome.void and not past:
-            self.void_seeds = [*self.void_seeds, outcome.seed][:MOST_VOID]
+            self.void_seeds = [*self.void_seeds, outcome.seed][:MAX_VOID]
         self.requests += outcome.requests
         self.migrations += outcome.migrations
         self.virtual_s += outcome.virtual_s
@@ -76,7 +76,7 @@ class Report:
     def merge(self, other: dict[str, Any]) -> None:
         for name in ("seeds", "past", "void", "void_past", "requests", "migrations", "virtual_s"):
             setattr(self, name, getattr(self, name) + other[name])
-        self.void_seeds = [*self.void_seeds, *other["void_seeds"]][:MOST_VOID]
+        self.void_seeds = [*self.void_seeds, *other["void_seeds"]][:MAX_VOID]
         self.violations += other["violations"]
         self.failing_seeds += other["failing_seeds"]
         self.faults.update(other["faults"])
@@ -153,7 +153,7 @@ def _run(
         outcome = how.run(_scenario(seed, keep))
         report.add(outcome, past=number < len(before))
         if outcome.breaches:
-            shorten = keep is None and len(report.failing_seeds) <= MOST_SHORTENED
+            shorten = keep is None and len(report.failing_seeds) <= MAX_SHORTENED
             report.violations.append("\n".join(_shown(outcome, how, keep, shorten=shorten)))
             if stop_at_first:
                 break

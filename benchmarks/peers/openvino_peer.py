@@ -21,7 +21,7 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from benchmarks.peers.request_loop import options, serve
 
-MOST_TOKENS = 4096  # more than any sequence draws
+MAX_TOKENS = 4096  # more than any sequence draws
 DEVICE = "CPU"
 
 
@@ -45,7 +45,7 @@ class OpenVino:
 
     def add(self, prompt: list[int]) -> str:
         greedy = openvino_genai.GenerationConfig()
-        greedy.max_new_tokens, greedy.ignore_eos, greedy.do_sample = MOST_TOKENS, True, False
+        greedy.max_new_tokens, greedy.ignore_eos, greedy.do_sample = MAX_TOKENS, True, False
         ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
         self._number += 1
         handle = self._pipeline.add_request(self._number, ids, greedy)

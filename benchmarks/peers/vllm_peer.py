@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.peers.request_loop import options, serve
 
-MOST_TOKENS = 1024  # more than any sequence draws
+MAX_TOKENS = 1024  # more than any sequence draws
 CONTEXT_TOKENS = 2048
 
 
@@ -60,7 +60,7 @@ class Vllm:
         self._number += 1
         name = str(self._number)
         greedy = SamplingParams(
-            temperature=0.0, ignore_eos=True, max_tokens=MOST_TOKENS, detokenize=False
+            temperature=0.0, ignore_eos=True, max_tokens=MAX_TOKENS, detokenize=False
         )
         self._engine.add_request(name, {"prompt_token_ids": prompt}, greedy)
         self._held.append(name)

@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 LONGEST_DRAFT = 8
 SWITCH_MARGIN = 0.02  # better than the lengths before by this, or they stay
 PROBE_STEPS = 64  # without a proposal, before the first probe; doubled after one that fails
-MOST_PROBE_STEPS = 1024
+MAX_PROBE_STEPS = 1024
 PROBED_SEQUENCES = 4  # of a step with a probe, one token each
 _DECAY = 0.95  # of a sequence's evidence, for each verified step
 _SHARED_DECAY = 0.99
@@ -166,7 +166,7 @@ class _Probes:
         silent = [i for i, cap in enumerate(caps) if cap and not lengths[i]]
         if self._probed:
             helped = any(sequence.length for sequence in self._probed)
-            doubled = min(2 * self._interval, MOST_PROBE_STEPS)
+            doubled = min(2 * self._interval, MAX_PROBE_STEPS)
             self._interval = PROBE_STEPS if helped else doubled
             self._probed = []
         self._steps += bool(silent)

@@ -7,7 +7,7 @@
 A node of a suffix tree is the set of places at which its string ends, and its children are counted
 from the tokens behind them. This index evaluates the nodes that a caller visits and stores none:
 a lazy suffix tree (Giegerich, Kurtz and Stoye, 2003), over hash chains as in deflate. A node lists
-its `MOST_PLACES` newest places at most, so no text makes a search long. Several texts may grow in
+its `MAX_PLACES` newest places at most, so no text makes a search long. Several texts may grow in
 one index by turns. Places count up for ever; the slots of the oldest are used again.
 Owned by one proposer or one of its tenants; knows no probabilities.
 """
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 SHORTEST_MATCH = 2  # tokens that are hashed
 LONGEST_MATCH = 16
-MOST_PLACES = 16
+MAX_PLACES = 16
 NOWHERE = -1
 _FIRST_SLOTS = 1024
 _MULTIPLIER, _SECOND_MULTIPLIER = 0x9E3779B1, 0x85EBCA77
@@ -71,7 +71,7 @@ class SuffixIndex:
 
     def matches(self, context: Sequence[int]) -> list[Match]:
         """Return places where the last tokens of `context` ended and that a token follows, newest
-        first. Looks at `MOST_PLACES` chain links at most, and compares `LONGEST_MATCH` tokens for
+        first. Looks at `MAX_PLACES` chain links at most, and compares `LONGEST_MATCH` tokens for
         each."""
         if len(context) < SHORTEST_MATCH:
             return []
@@ -88,7 +88,7 @@ class SuffixIndex:
     def _chain(self, key: int) -> Iterator[int]:
         """Places whose two last tokens have this hash, newest first."""
         place, floor = self._head[key], self._end - len(self._tokens)
-        for _ in range(MOST_PLACES):
+        for _ in range(MAX_PLACES):
             if place < floor or place == NOWHERE:
                 return
             self.visits += 1

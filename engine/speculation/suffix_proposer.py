@@ -23,7 +23,7 @@ from baton.engine.speculation.suffix_index import (
 )
 
 TENANT_TOKENS = 1 << 16  # of recent output
-MOST_TENANTS = 32  # whose output is kept while they have no sequence
+MAX_TENANTS = 32  # whose output is kept while they have no sequence
 PROBABILITY_FLOOR = 0.2
 _SHARES_OF_MATCH = (1, 2, 4)  # nodes that are tried: whole match, half of it, a quarter
 _LIKELY_SHARE = 0.8  # of `limit`, expected of a path: no other is tried
@@ -50,9 +50,7 @@ class SuffixProposer:
 
     name = "suffix"
 
-    def __init__(
-        self, tenant_tokens: int = TENANT_TOKENS, most_tenants: int = MOST_TENANTS
-    ) -> None:
+    def __init__(self, tenant_tokens: int = TENANT_TOKENS, most_tenants: int = MAX_TENANTS) -> None:
         self._tenant_tokens, self._most_tenants = tenant_tokens, most_tenants
         self._active: dict[bytes, _TenantOutput] = {}
         self._idle: OrderedDict[bytes, _TenantOutput] = OrderedDict()  # least recent first

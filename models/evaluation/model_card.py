@@ -43,7 +43,7 @@ WORDINGS = (  # a chat; baton-tiny answers so (tests/models/test_embedded.py)
 def write_cards(folder: Path, score: Score) -> None:
     """README.md in the folders of both models, which lie in `folder`. The minutes of training
     are those in the state of each stage. Raises ConfigError if a model is missing."""
-    for name in tiny_folder.MOST_PARAMETERS:
+    for name in tiny_folder.MAX_PARAMETERS:
         shape = tiny_folder.read_model(folder / name).shape
         states = sorted((folder / "state").glob(f"stage-*/{name}"))
         minutes = {state.parent.name: read_progress(state).elapsed_s / 60 for state in states}

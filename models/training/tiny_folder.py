@@ -17,8 +17,8 @@ from baton.models.training import tiny_tokenizer
 from baton.models.training.training_model import NORM_EPS, ROPE_THETA, TinyShape, TrainingModel
 from baton.runtime.errors import ConfigError
 
-MOST_PARAMETERS = {"baton-tiny": 6_000_000, "baton-tiny-draft": 1_000_000}
-MOST_BYTES = 12_000_000  # of the weights of the larger one
+MAX_PARAMETERS = {"baton-tiny": 6_000_000, "baton-tiny-draft": 1_000_000}
+MAX_BYTES = 12_000_000  # of the weights of the larger one
 _ROWS_OF = 64  # the embedding's rows are a multiple of it
 
 

@@ -19,7 +19,7 @@ from baton.proto import client_pb2
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import (
     MAX_BIAS,
-    MOST_TOKEN_VALUES,
+    MAX_TOKEN_VALUES,
     Alternatives,
     ChatRequest,
     CompletionRequest,
@@ -28,8 +28,8 @@ from baton.router.requests.openai_schema import (
     Tokens,
 )
 from baton.router.requests.prompt_limits import ContextLimits
-from baton.router.requests.request_parser import check_counts, shaped
-from baton.router.requests.schema_body import MOST_VALUES
+from baton.router.requests.request_parser import check_counts, parse_fields
+from baton.router.requests.schema_body import MAX_VALUES
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.requests.validator import Validator
 from baton.runtime.errors import InvalidRequest
@@ -58,10 +58,10 @@ async def generate_request(
     if sources == ["messages"]:
         sent["with_logprobs"] = "logprobs" in sent
         _name_tool(sent)
-        chat = await validator.turns.run(0, shaped, sent, GrpcChatRequest)
+        chat = await validator.turns.run(0, parse_fields, sent, GrpcChatRequest)
         return await validator.chat(chat, limits)
     request_type = CompletionRequest if sources == ["prompt"] else TokenCompletionRequest
-    completion = await validator.turns.run(0, shaped, sent, request_type)
+    completion = await validator.turns.run(0, parse_fields, sent, request_type)
     return await validator.completion(completion, limits, *sources)
 
 
@@ -69,14 +69,14 @@ async def tokenize_request(
     message: client_pb2.TokenizeRequest, turns: LoopBudget
 ) -> TokenizeRequest:
     sent = await turns.run(0, _fields, message)
-    return await turns.run(0, shaped, sent, TokenizeRequest)
+    return await turns.run(0, parse_fields, sent, TokenizeRequest)
 
 
 async def detokenize_request(
     message: client_pb2.DetokenizeRequest, turns: LoopBudget
 ) -> DetokenizeRequest:
     sent = {"tokens": [], **await turns.run(0, _fields, message)}
-    return await turns.run(0, shaped, sent, DetokenizeRequest)
+    return await turns.run(0, parse_fields, sent, DetokenizeRequest)
 
 
 def _name_tool(sent: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ def _fields(message: Message) -> dict[str, Any]:
         for index, tool in enumerate(sent.get("tools", ()))
         if "parameters" in tool.get("function", ())
     }
-    check_counts(MOST_VALUES, *(function["parameters"].encode() for function in functions.values()))
+    check_counts(MAX_VALUES, *(function["parameters"].encode() for function in functions.values()))
     for field, function in functions.items():
         try:
             function["parameters"] = orjson.loads(function["parameters"])
@@ -140,8 +140,8 @@ class _FieldReader:
         if isinstance(value[0], Message):
             self._count(len(value))
             return [self.fields(entry) for entry in value]
-        if len(value) > MOST_TOKEN_VALUES:
-            raise InvalidRequest(f"{name} has over {MOST_TOKEN_VALUES} values: send fewer", name)
+        if len(value) > MAX_TOKEN_VALUES:
+            raise InvalidRequest(f"{name} has over {MAX_TOKEN_VALUES} values: send fewer", name)
         return list(value)
 
     def _count(self, messages: int) -> None:

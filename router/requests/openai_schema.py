@@ -37,7 +37,7 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 TokenLists = Annotated[list[Tokens], Field(fail_fast=True)]
-Alternatives = Annotated[int, Field(ge=0, le=20)]  # told of each token
+Alternatives = Annotated[int, Field(ge=0, le=20)]  # reported of each token
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 MAX_TOKENS = 1 << 24
 MAX_BIAS = 1024
@@ -46,7 +46,7 @@ MAX_TOOLS = 128
 MAX_CALLS = 128  # of one message
 MAX_VARIABLES = 32  # of a chat template
 MAX_VARIABLE_VALUES = 1024  # in all of them
-MOST_TOKEN_VALUES = 1 << 20  # commas in one whose prompt may be token ids
+MAX_TOKEN_VALUES = 1 << 20  # commas in one whose prompt may be token ids
 
 
 RESERVED_VARIABLES = {
@@ -274,7 +274,7 @@ class ChatRequest(GenerationBody):
 
 class CompletionRequest(GenerationBody):
     neutral = COMPLETION_FIELDS
-    most_values = MOST_TOKEN_VALUES
+    max_values = MAX_TOKEN_VALUES
     prompt: Annotated[str | Tokens | Texts | TokenLists, BeforeValidator(_few_prompts)]
     echo: bool | None = None
     logprobs: Alternatives | None = None
@@ -293,6 +293,6 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
-    most_values = MOST_TOKEN_VALUES
+    max_values = MAX_TOKEN_VALUES
     model: str | None = None
     tokens: Tokens

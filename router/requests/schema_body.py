@@ -98,7 +98,7 @@ UNSUPPORTED = "unsupported"  # the type of the error; its context names the fiel
 MAX_FIELDS = 128  # of one object
 MAX_DEPTH = 32  # of lists and objects in a schema, or in a call's arguments
 MAX_SCHEMA_VALUES = 8192  # of one function, or of one answer
-MOST_VALUES = 1 << 16  # commas in a body
+MAX_VALUES = 1 << 16  # commas in a body
 
 
 def at_most(entries: int, what: str) -> Callable[[Any], Any]:
@@ -137,7 +137,7 @@ class Body(BaseModel):
     """A request model. `neutral` maps fields that are not served to the values that are dropped."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    most_values: ClassVar[int] = MOST_VALUES
+    max_values: ClassVar[int] = MAX_VALUES
     neutral: ClassVar[Neutral] = {}
 
     @model_validator(mode="before")

@@ -29,7 +29,7 @@ from baton.router.requests.openai_schema import (
 )
 from baton.router.requests.output_constraint import chat_constraint, output_constraint
 from baton.router.requests.prompt_limits import ContextLimits, check_repeated, check_scored
-from baton.router.requests.request_parser import counting, decoded, shaped
+from baton.router.requests.request_parser import count_steps, decode_body, parse_fields
 from baton.router.requests.sampling_defaults import OPENAI, SamplingDefaults
 from baton.router.requests.schema_body import Body
 from baton.router.requests.validated_request import ValidatedRequest
@@ -94,12 +94,12 @@ class Validator:
 
     async def parsed(self, body: bytes, shape: type[BodyT]) -> BodyT:
         """Parse the body as `shape`. Raises InvalidRequest naming the first bad field."""
-        await self._count(body, shape.most_values)
-        found = await self.turns.run(0, decoded, body)
-        return await self.turns.run(0, shaped, found, shape)
+        await self._count(body, shape.max_values)
+        found = await self.turns.run(0, decode_body, body)
+        return await self.turns.run(0, parse_fields, found, shape)
 
-    async def _count(self, body: bytes, most_values: int) -> None:
-        pieces, size = counting(most_values, body), len(body)
+    async def _count(self, body: bytes, max_values: int) -> None:
+        pieces, size = count_steps(max_values, body), len(body)
         while await self.turns.run(size, next, pieces, _COUNTED) is not _COUNTED:
             size = 0
 

@@ -6,7 +6,7 @@ import pytest
 
 from baton.router.requests import request_parser
 from baton.router.requests.openai_schema import MAX_MESSAGES, ChatRequest
-from baton.router.requests.request_parser import check_counts, decoded
+from baton.router.requests.request_parser import check_counts, decode_body
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import InvalidRequest
 from benchmarks import worst_bodies as worst
@@ -18,15 +18,15 @@ def test_each_is_as_large_as_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, (make, shape) in worst.BODIES.items():
         body = make()
         assert len(body) <= limit, name
-        check_counts(shape.most_values, body)
+        check_counts(shape.max_values, body)
         if shape is not ChatRequest:
             assert len(body) > limit - 200 or body.count(b",") > 1 << 19, name
             continue
-        assert len(decoded(body)["messages"]) == MAX_MESSAGES
+        assert len(decode_body(body)["messages"]) == MAX_MESSAGES
         with monkeypatch.context() as lower, pytest.raises(InvalidRequest, match="body holds"):
-            lower.setattr(request_parser, "MOST_STRINGS", request_parser.MOST_STRINGS - less)
-            lower.setattr(request_parser, "MOST_CONTAINERS", request_parser.MOST_CONTAINERS - less)
-            check_counts(shape.most_values - less, body)
+            lower.setattr(request_parser, "MAX_STRINGS", request_parser.MAX_STRINGS - less)
+            lower.setattr(request_parser, "MAX_CONTAINERS", request_parser.MAX_CONTAINERS - less)
+            check_counts(shape.max_values - less, body)
 
 
 def test_every_step_is_timed() -> None:

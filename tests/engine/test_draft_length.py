@@ -8,7 +8,7 @@ import random
 import pytest
 
 from baton.engine.speculation.draft_length import (
-    MOST_PROBE_STEPS,
+    MAX_PROBE_STEPS,
     PROBE_STEPS,
     PROBED_SEQUENCES,
     SWITCH_MARGIN,
@@ -137,7 +137,7 @@ def test_probes_are_rare_few_and_rarer_while_they_fail() -> None:
     gaps = [after - before for before, after in itertools.pairwise(probes)]
     assert probes[0] == PROBE_STEPS - 1
     assert gaps == sorted(gaps)
-    assert gaps[-1] == MOST_PROBE_STEPS
+    assert gaps[-1] == MAX_PROBE_STEPS
 
 
 def test_a_probe_finds_that_speculation_pays_again() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from baton.engine.speculation.ngram_proposer import NgramProposer
 from baton.engine.speculation.proposer import Proposer
-from baton.engine.speculation.suffix_index import LONGEST_MATCH, MOST_PLACES
+from baton.engine.speculation.suffix_index import LONGEST_MATCH, MAX_PLACES
 from baton.engine.speculation.suffix_proposer import SuffixProposer
 
 TENANT, OTHER = b"one", b"two"
@@ -130,7 +130,7 @@ def test_proposing_in_a_long_text_costs_a_constant(text: str) -> None:
         "two words": [generator.randrange(2) for _ in range(size)],
         "near misses": [place % 15 if place % 16 else place for place in range(size)],
     }[text]
-    search = MOST_PLACES * (LONGEST_MATCH + 2)
+    search = MAX_PLACES * (LONGEST_MATCH + 2)
     ngram = NgramProposer().start(TENANT, tokens)
     before = ngram.index.visits
     ngram.propose(8)
@@ -141,4 +141,4 @@ def test_proposing_in_a_long_text_costs_a_constant(text: str) -> None:
         suffix.extend([token])
     before = suffix.visits
     suffix.propose(8)
-    assert suffix.visits - before <= 2 * (search + 3 * 8 * MOST_PLACES)
+    assert suffix.visits - before <= 2 * (search + 3 * 8 * MAX_PLACES)

@@ -8,14 +8,14 @@ import pytest
 
 from baton.engine.speculation.suffix_index import (
     LONGEST_MATCH,
-    MOST_PLACES,
+    MAX_PLACES,
     NOWHERE,
     SHORTEST_MATCH,
     Match,
     SuffixIndex,
 )
 
-COST = MOST_PLACES * (LONGEST_MATCH + 2)  # visits of one search
+COST = MAX_PLACES * (LONGEST_MATCH + 2)  # visits of one search
 
 
 def naive(tokens: list[int], kept: int) -> list[Match]:
@@ -48,7 +48,7 @@ def test_matches_equal_a_search_of_the_whole_text(seed: int) -> None:
         found = index.matches(tokens)
         # chains also list places of other strings with the same hash, so fewer may be found
         assert found == [match for match in expected if match in found]
-        assert len(found) >= min(len(expected), MOST_PLACES // 2)
+        assert len(found) >= min(len(expected), MAX_PLACES // 2)
 
 
 def test_a_ring_finds_only_what_it_still_holds() -> None:

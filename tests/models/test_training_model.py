@@ -110,7 +110,7 @@ def test_padding_and_other_rows_change_nothing(model: TrainingModel) -> None:
     assert (model(padded)[1, :40] - alone[0]).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", tiny_folder.MOST_PARAMETERS)
+@pytest.mark.parametrize("name", tiny_folder.MAX_PARAMETERS)
 @torch.no_grad()
 def test_half_of_the_first_heads_begin_by_looking_back(name: str) -> None:
     model = TrainingModel(tiny_folder.shape_of(name, VOCAB))
@@ -140,14 +140,14 @@ def test_the_seed_decides_the_weights() -> None:
     assert not torch.equal(one[name], other[name])
 
 
-@pytest.mark.parametrize("name", tiny_folder.MOST_PARAMETERS)
+@pytest.mark.parametrize("name", tiny_folder.MAX_PARAMETERS)
 def test_sizes_are_within_what_was_promised(name: str, tmp_path: Path) -> None:
     shape = tiny_folder.shape_of(name, TOKENIZER.get_vocab_size())
     model = TrainingModel(shape)
     assert sum(weight.numel() for weight in model.parameters()) == shape.parameters
-    assert shape.parameters <= tiny_folder.MOST_PARAMETERS[name]
+    assert shape.parameters <= tiny_folder.MAX_PARAMETERS[name]
     folder = tiny_folder.write_model(tmp_path / name, model, TOKENIZER)
-    assert (folder / "model.safetensors").stat().st_size <= tiny_folder.MOST_BYTES
+    assert (folder / "model.safetensors").stat().st_size <= tiny_folder.MAX_BYTES
     spec = read_spec(folder)
     assert (spec.family, spec.max_context, spec.tied_embeddings) == ("qwen3", 2048, True)
     assert spec.eos_ids == (tiny_tokenizer.SPECIAL_TOKENS.index("<|end|>"),)

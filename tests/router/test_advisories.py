@@ -12,7 +12,7 @@ import pytest
 from baton.router.client_access.error_body import error_body
 from baton.router.http_frontend.auth_middleware import OPEN_PATHS
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
-from baton.router.requests.request_parser import decoded, shaped
+from baton.router.requests.request_parser import decode_body, parse_fields
 from baton.router.requests.schema_body import Body
 from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime import errors
@@ -59,10 +59,10 @@ OTHERS_FIELDS: dict[str, Any] = {
 def test_what_only_servers_may_say_is_refused_from_a_client(shape: type[Body], name: str) -> None:
     good = CHAT if shape is ChatRequest else COMPLETE
     with pytest.raises(InvalidRequest) as refused:
-        shaped(decoded(json.dumps({**good, name: OTHERS_FIELDS[name]}).encode()), shape)
+        parse_fields(decode_body(json.dumps({**good, name: OTHERS_FIELDS[name]}).encode()), shape)
     assert refused.value.field == name
-    plain = shaped(decoded(json.dumps(good).encode()), shape)
-    null = shaped(decoded(json.dumps({**good, name: None}).encode()), shape)
+    plain = parse_fields(decode_body(json.dumps(good).encode()), shape)
+    null = parse_fields(decode_body(json.dumps({**good, name: None}).encode()), shape)
     assert null == plain  # it requests nothing, and nothing comes of it
 
 
@@ -71,7 +71,7 @@ def test_nothing_is_fetched_for_a_client(part: str) -> None:
     content = [{"type": part, part: {"url": "http://169.254.169.254/latest/meta-data"}}]
     body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
     with pytest.raises(InvalidRequest, match=r"messages\[0\]\.content\[0\]"):
-        shaped(decoded(json.dumps(body).encode()), ChatRequest)
+        parse_fields(decode_body(json.dumps(body).encode()), ChatRequest)
 
 
 async def asked(url: str, request: bytes) -> int:

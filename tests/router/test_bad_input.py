@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest, DetokenizeRequest
-from baton.router.requests.request_parser import MOST_PIECES, decoded, shaped
+from baton.router.requests.request_parser import MAX_PARTS_AND_CALLS, decode_body, parse_fields
 from baton.router.requests.schema_body import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
@@ -331,9 +331,12 @@ REPEATED: list[tuple[type[Body], dict[str, Any]]] = [
     (CompletionRequest, {"prompt": "a", **{f"f{n}": 1 for n in range(MANY)}}),
     (ChatRequest, {"messages": [{}] * MANY}),
     (ChatRequest, {"messages": [{f"f{n}": 1 for n in range(MANY)}]}),
-    (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "image"}] * MOST_PIECES}]}),
+    (
+        ChatRequest,
+        {"messages": [{"role": "user", "content": [{"type": "image"}] * MAX_PARTS_AND_CALLS}]},
+    ),
     (ChatRequest, {"messages": [{"role": "user", "annotations": [1] * MANY}]}),
-    (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * MOST_PIECES}]}),
+    (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * MAX_PARTS_AND_CALLS}]}),
     (ChatRequest, {"messages": [], "tools": [{}] * MANY}),
     (ChatRequest, {"messages": [], "tools": [{f"f{n}": 1 for n in range(MANY)}]}),
     (ChatRequest, {"messages": [], **tool(parameters={f"f{n}": 1 for n in range(MANY)})}),
@@ -345,6 +348,6 @@ REPEATED: list[tuple[type[Body], dict[str, Any]]] = [
 def test_a_fault_that_is_repeated_is_found_once(shape: type[Body], fields: dict[str, Any]) -> None:
     body = json.dumps({"model": "tiny", **fields}).encode()
     with pytest.raises(InvalidRequest) as refused:
-        shaped(decoded(body), shape)
+        parse_fields(decode_body(body), shape)
     fault = refused.value.__cause__
     assert isinstance(fault, ValidationError) and fault.error_count() <= 8

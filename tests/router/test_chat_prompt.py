@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from baton.router.requests.chat_prompt import ChatPrompt
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import ChatRequest
-from baton.router.requests.request_parser import decoded, shaped
+from baton.router.requests.request_parser import decode_body, parse_fields
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.text.call_form import CallableTools
 from baton.router.text.call_forms import FORMS
@@ -49,7 +49,9 @@ def prompt_of(source: str | None, setting: ToolCalls = "auto") -> ChatPrompt:
 
 
 def request(**fields: Any) -> ChatRequest:
-    return shaped(decoded(orjson.dumps({"model": "m", "messages": [ASKED], **fields})), ChatRequest)
+    return parse_fields(
+        decode_body(orjson.dumps({"model": "m", "messages": [ASKED], **fields})), ChatRequest
+    )
 
 
 def text_of(prompt: ChatPrompt, asked: ChatRequest) -> tuple[str, CallableTools | None]:
@@ -186,7 +188,7 @@ def test_any_tools_and_messages_are_a_prompt_or_a_refusal(
     }
     try:
         text, calling = text_of(
-            PROMPTS[name], shaped(decoded(json.dumps(body).encode()), ChatRequest)
+            PROMPTS[name], parse_fields(decode_body(json.dumps(body).encode()), ChatRequest)
         )
     except InvalidRequest as error:
         assert error.field, str(error)

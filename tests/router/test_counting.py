@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from baton.router.requests import request_parser
 from baton.router.requests.openai_schema import CompletionRequest
-from baton.router.requests.request_parser import check_counts, counting
+from baton.router.requests.request_parser import check_counts, count_steps
 from baton.router.requests.validator import Validator
 from baton.runtime.errors import InvalidRequest
 from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
@@ -36,9 +36,9 @@ def counted(text: bytes) -> tuple[int, int, int]:
     return quotes // 2, commas, containers
 
 
-def refusal(most_values: int, *texts: bytes) -> str:
+def refusal(max_values: int, *texts: bytes) -> str:
     try:
-        check_counts(most_values, *texts)
+        check_counts(max_values, *texts)
     except InvalidRequest as error:
         return next(word for word in ("strings", "values", "lists") if word in str(error))
     return ""
@@ -49,8 +49,8 @@ def test_slices_say_what_the_whole_says(text: bytes, slice_bytes: int, most: int
     strings, commas, containers = counted(text)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(request_parser, "SLICE_BYTES", slice_bytes)
-        patched.setattr(request_parser, "MOST_STRINGS", most)
-        patched.setattr(request_parser, "MOST_CONTAINERS", most)
+        patched.setattr(request_parser, "MAX_STRINGS", most)
+        patched.setattr(request_parser, "MAX_CONTAINERS", most)
         wanted = "strings" if strings > most else "values" if commas > most else ""
         assert refusal(most, text) == (wanted or ("lists" if containers > most else ""))
 
@@ -64,8 +64,8 @@ def test_texts_are_counted_together_and_each_by_itself() -> None:
 
 
 def test_what_is_short_of_all_bounds_is_counted_at_once() -> None:
-    assert [*counting(10, b'{"a": [1, 2, 3]}')] == []
-    assert [*counting(10, b"")] == []
+    assert [*count_steps(10, b'{"a": [1, 2, 3]}')] == []
+    assert [*count_steps(10, b"")] == []
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,6 @@ async def test_what_is_too_much_ends_at_the_slice_that_shows_it(
     monkeypatch.setattr(request_parser, "SLICE_BYTES", 1 << 10)
     looked = 0
     with pytest.raises(InvalidRequest, match="over 65536 strings"):
-        for _ in counting(10, b'"' * (1 << 20)):
+        for _ in count_steps(10, b'"' * (1 << 20)):
             looked += 1
-    assert looked == 2 * request_parser.MOST_STRINGS // (1 << 10) + 1
+    assert looked == 2 * request_parser.MAX_STRINGS // (1 << 10) + 1

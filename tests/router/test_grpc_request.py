@@ -335,7 +335,7 @@ async def test_very_many_values_are_refused_before_they_are_copied(
     few = message(model="m", messages=[client_pb2.Message(role="user", content="a")])
     few.messages[0].tool_calls.add()
     biased = message(model="m", prompt="a", logit_bias=dict.fromkeys(range(1025), 1.0))
-    monkeypatch.setattr(grpc_request, "MOST_TOKEN_VALUES", 100)
+    monkeypatch.setattr(grpc_request, "MAX_TOKEN_VALUES", 100)
     for sent, word, field in (
         (many, f"over {MAX_MESSAGES} others", None),
         (biased, "give at most 1024 tokens", "logit_bias"),

@@ -9,19 +9,19 @@ import pytest
 
 from baton.router.requests.openai_schema import (
     MAX_MESSAGES,
-    MOST_TOKEN_VALUES,
+    MAX_TOKEN_VALUES,
     ChatRequest,
     CompletionRequest,
 )
 from baton.router.requests.request_parser import (
-    MOST_CONTAINERS,
-    MOST_PIECES,
-    MOST_STRINGS,
+    MAX_CONTAINERS,
+    MAX_PARTS_AND_CALLS,
+    MAX_STRINGS,
     check_counts,
-    decoded,
-    shaped,
+    decode_body,
+    parse_fields,
 )
-from baton.router.requests.schema_body import MOST_VALUES, Body
+from baton.router.requests.schema_body import MAX_VALUES, Body
 from baton.runtime.errors import InvalidRequest
 
 BodyT = TypeVar("BodyT", bound=Body)
@@ -30,8 +30,8 @@ CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": ""
 
 
 def parsed(body: bytes, shape: type[BodyT]) -> BodyT:
-    check_counts(shape.most_values, body)
-    return shaped(decoded(body), shape)
+    check_counts(shape.max_values, body)
+    return parse_fields(decode_body(body), shape)
 
 
 def test_complaints_name_the_deepest_place() -> None:
@@ -48,12 +48,12 @@ def completion_of(value: bytes) -> CompletionRequest:
 @pytest.mark.parametrize(
     ("value", "what"),
     [
-        (b"[" + b"[]," * MOST_CONTAINERS + b"[]]", "lists and objects"),
-        (b"[" * (MOST_CONTAINERS + 1), "lists and objects"),  # legal or not: counted first
-        (b'[{"a":"[\\\\"},' + b"{}," * MOST_CONTAINERS + b"1]", "lists and objects"),
-        (b"[" + b"1," * (MOST_TOKEN_VALUES + 1) + b"1]", "values"),
-        (b'"' * 2 * (MOST_STRINGS + 1), "strings"),
-        (b'{"a":"",' * (MOST_STRINGS // 2) + b'"a":1', "strings"),
+        (b"[" + b"[]," * MAX_CONTAINERS + b"[]]", "lists and objects"),
+        (b"[" * (MAX_CONTAINERS + 1), "lists and objects"),  # legal or not: counted first
+        (b'[{"a":"[\\\\"},' + b"{}," * MAX_CONTAINERS + b"1]", "lists and objects"),
+        (b"[" + b"1," * (MAX_TOKEN_VALUES + 1) + b"1]", "values"),
+        (b'"' * 2 * (MAX_STRINGS + 1), "strings"),
+        (b'{"a":"",' * (MAX_STRINGS // 2) + b'"a":1', "strings"),
     ],
     ids=["lists", "nested", "objects-after-an-escape", "numbers", "strings", "names"],
 )
@@ -64,13 +64,13 @@ def test_a_body_of_very_many_values_is_refused_unparsed(value: bytes, what: str)
 
 @pytest.mark.parametrize("text", ["[{,", '\\"[', '["],{"', "\\\\"])
 def test_what_stands_in_a_string_is_not_counted(text: str) -> None:
-    prompt = text * MOST_TOKEN_VALUES
+    prompt = text * MAX_TOKEN_VALUES
     assert completion_of(orjson.dumps(prompt)).prompt == prompt
 
 
 def test_as_many_tokens_as_are_read_are_read() -> None:
-    made = completion_of(b"[" + b"1," * (MOST_TOKEN_VALUES - 10) + b"1]")
-    assert isinstance(made.prompt, list) and len(made.prompt) == MOST_TOKEN_VALUES - 9
+    made = completion_of(b"[" + b"1," * (MAX_TOKEN_VALUES - 10) + b"1]")
+    assert isinstance(made.prompt, list) and len(made.prompt) == MAX_TOKEN_VALUES - 9
 
 
 def test_arguments_of_calls_are_counted_before_they_are_parsed() -> None:
@@ -95,10 +95,10 @@ def chat_of(**fields: object) -> ChatRequest:
 
 
 def test_a_chat_holds_fewer_values_than_a_prompt_of_tokens() -> None:
-    with pytest.raises(InvalidRequest, match=f"over {MOST_VALUES} values"):
-        chat_of(tools=[0] * (MOST_VALUES + 2))
+    with pytest.raises(InvalidRequest, match=f"over {MAX_VALUES} values"):
+        chat_of(tools=[0] * (MAX_VALUES + 2))
     with pytest.raises(InvalidRequest, match=r"tools\[0\]"):
-        chat_of(tools=[0] * (MOST_VALUES - 10))
+        chat_of(tools=[0] * (MAX_VALUES - 10))
 
 
 def test_messages_parts_and_calls_have_a_bound_in_all() -> None:
@@ -109,9 +109,9 @@ def test_messages_parts_and_calls_have_a_bound_in_all() -> None:
     assert refused.value.field == "messages"
     calling = {"role": "assistant", "tool_calls": [CALL] * 64}
     parted = {"role": "user", "content": [TEXT] * 64}
-    half = MOST_PIECES // 128
+    half = MAX_PARTS_AND_CALLS // 128
     assert len(chat_of(messages=[calling, parted] * half).messages) == 2 * half
     for over in ({"role": "user", "content": [TEXT]}, {"role": "assistant", "tool_calls": [CALL]}):
-        with pytest.raises(InvalidRequest, match=f"over {MOST_PIECES} parts") as refused:
+        with pytest.raises(InvalidRequest, match=f"over {MAX_PARTS_AND_CALLS} parts") as refused:
             chat_of(messages=[calling, parted] * half + [over])
         assert refused.value.field == "messages"

@@ -13,7 +13,7 @@ import pytest
 from baton.router.requests.chat_prompt import ChatPrompt
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import ChatRequest
-from baton.router.requests.request_parser import decoded, shaped
+from baton.router.requests.request_parser import decode_body, parse_fields
 from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime.errors import InvalidRequest
 
@@ -40,7 +40,9 @@ def source(family: str) -> str:
 
 
 def request(**fields: Any) -> ChatRequest:
-    return shaped(decoded(orjson.dumps({"model": "m", "messages": [ASKED], **fields})), ChatRequest)
+    return parse_fields(
+        decode_body(orjson.dumps({"model": "m", "messages": [ASKED], **fields})), ChatRequest
+    )
 
 
 async def prompt_of(template: str, **fields: Any) -> str:

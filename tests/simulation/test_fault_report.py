@@ -91,7 +91,7 @@ def test_a_seed_whose_run_breaks_down_is_shown_like_any_other(
         raise KeyError("d7")
 
     monkeypatch.setattr(lab.rest, "restless", breaking)
-    monkeypatch.setattr(fault_report, "MOST_SHORTENED", 0)
+    monkeypatch.setattr(fault_report, "MAX_SHORTENED", 0)
     (violation,) = run(5, 1, past=False).violations
     first, *_, again = violation.splitlines()
     assert first.startswith("seed 5: the lab raised KeyError('d7') at breaking:")
@@ -101,7 +101,7 @@ def test_a_seed_whose_run_breaks_down_is_shown_like_any_other(
 def test_each_failing_seed_has_a_line_but_not_all_are_shortened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fault_report, "MOST_SHORTENED", 1)
+    monkeypatch.setattr(fault_report, "MAX_SHORTENED", 1)
     report = run(0, 4, mutation=MUTATION, past=False)
     assert len(report.failing_seeds) > 2
     assert len(report.violations) == len(report.failing_seeds)
@@ -128,7 +128,7 @@ def test_a_broken_promise_and_an_unnoticed_mutation_end_with_1(
 def test_void_seeds_are_named_and_a_run_of_nothing_else_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    most = fault_report.MOST_VOID
+    most = fault_report.MAX_VOID
     real = lab.Run._note_load
 
     def note_load(self: lab.Run) -> None:
@@ -149,7 +149,7 @@ def test_void_seeds_are_named_and_a_run_of_nothing_else_fails(
 def test_void_seeds_of_several_processes_add_up() -> None:
     one, two = (Report(seeds=8, void=8, void_seeds=[*range(first, first + 8)]) for first in (0, 8))
     one.merge(two.as_json())
-    assert one.proves_nothing and one.void_seeds == [*range(fault_report.MOST_VOID)]
+    assert one.proves_nothing and one.void_seeds == [*range(fault_report.MAX_VOID)]
     one.add(lab.Outcome(99, void=True), past=True)
     assert one.proves_nothing and one.void_past == 1
     one.add(lab.Outcome(16), past=False)
