@@ -32,7 +32,7 @@ def test_each_is_as_large_as_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_step_is_timed() -> None:
     make, shape = worst.BODIES["a chat of calls at all bounds"]
     steps = worst.read_once(make(), shape)
-    assert list(steps) == ["next", "decoded", "shaped", "plain", "plain_tools"]
+    assert list(steps) == ["next", "decode_body", "parse_fields", "plain", "plain_tools"]
     assert all(ms > 0 for ms in steps.values())
     assert set(worst.hand_over(160)) == {"identities", "message"}
 
@@ -43,5 +43,9 @@ def test_each_step_is_reported_for_either_heap(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(worst, "PLACED", (16,))
     rows = list(worst.measure(2))
     assert {row["heap"] for row in rows} == {"live", "set apart"}
-    assert {row["step"] for row in rows if row["body"] == "ids"} >= {"decoded", "shaped", "decode"}
+    assert {row["step"] for row in rows if row["body"] == "ids"} >= {
+        "decode_body",
+        "parse_fields",
+        "decode",
+    }
     assert all(0 <= row["best_ms"] <= row["worst_ms"] for row in rows)
