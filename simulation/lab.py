@@ -77,6 +77,8 @@ class Run:
         self.world = World(
             loop, scenario.config, dice, kind, step_s=scenario.step_s, delay_s=scenario.delay_s
         )
+        if scenario.shared_registry:
+            self.world.share_registry()
         if scenario.constrained:
             self.world.vocabulary = lab_vocabulary(VOCAB)
         if scenario.proposer is not None:
@@ -97,6 +99,8 @@ class Run:
             one_sided=scenario.one_sided,
             own_fabric=scenario.own_fabric,
         )
+        if self._striker.redis is not None:
+            self._striker.redis.over = self._watch.membership.over
         decide = self.world.exchange.decide
         self.world.exchange.decide = lambda attempt: self._watch.posted(attempt, decide(attempt))
 

@@ -89,6 +89,13 @@ def _explain(options: argparse.Namespace) -> None:
 
 
 def _faults(options: argparse.Namespace) -> int:
+    from baton.deploy.host.packages import installed
+
+    if not installed("redis"):
+        raise ConfigError(
+            "the fault lab simulates a Redis registry and needs redis: "
+            "pip install 'baton-serve[redis]'"
+        )
     from baton.models.embedded import embedded_model
     from baton.simulation.fault_report import faults
 

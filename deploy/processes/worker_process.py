@@ -32,7 +32,6 @@ from baton.deploy.host.load_progress import LoadProgress
 from baton.deploy.host.ports import address_of
 from baton.deploy.host.process_lifecycle import raise_open_file_limit
 from baton.deploy.processes.admin import AdminServer
-from baton.deploy.processes.announcer import announce, withdraw
 from baton.deploy.processes.draft_choice import draft_folder
 from baton.deploy.processes.pool_memory import local_pool
 from baton.deploy.processes.worker_control import WorkerControl
@@ -58,6 +57,7 @@ from baton.runtime.grpc_links import open_port
 from baton.runtime.registry import Role, WorkerRecord
 from baton.runtime.shared_registry.registry_location import folder_of, open_registry
 from baton.runtime.tls import tls_of
+from baton.runtime.worker.announcer import announce, withdraw
 from baton.runtime.worker.drain import SERVER_GRACE_S, RoleControl, ShutdownSteps, serve_until
 
 log = logs.get(__name__)

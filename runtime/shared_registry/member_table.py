@@ -3,8 +3,9 @@
     announced ─▶ listed ─┬─(withdrawn)────────────▶ ended ─(lifetime over)─▶ forgotten
                          └─(lifetime over, no rise of its counter)─────────▶ forgotten
 
-An entry counts as a sign of life only if its counter is higher than that of the last one: a copy
-of an old entry keeps no member listed. A deletion is not a withdrawal: a member stays listed for
+An entry counts as a sign of life only if its counter is higher than that of the last one, also of
+a boot that was forgotten: a copy of an old entry neither keeps a member listed nor lists it again.
+A deletion is not a withdrawal: a member stays listed for
 its lifetime. Pure: time is given. Owned by the registry client.
 """
 
@@ -16,6 +17,7 @@ from baton.runtime.registry import WorkerRecord
 from baton.runtime.shared_registry.signed_entry import SignedEntry
 
 MAX_MEMBERS = 8192  # ended ones included
+MAX_FORGOTTEN = 8192  # boots whose last counter is kept
 
 _Boot = tuple[str, str]  # worker id and boot id
 
@@ -32,6 +34,7 @@ class MemberTable:
     def __init__(self, lifetime_s: float) -> None:
         self._lifetime_s = lifetime_s
         self._members: dict[_Boot, _Member] = {}
+        self._forgotten: dict[_Boot, int] = {}  # their last counters, the oldest first
 
     def learn(self, entry: SignedEntry, now_s: float) -> bool:
         """Take an entry of valid signature. Return whether it counts: it does not if its counter
@@ -42,16 +45,20 @@ class MemberTable:
             return False
         if known is not None and (known.entry.withdrawn or entry.counter <= known.entry.counter):
             return False
+        if entry.counter <= self._forgotten.get(boot, -1):
+            return False
+        self._forgotten.pop(boot, None)
         self._members[boot] = _Member(entry, now_s)
         return True
 
     def expire(self, now_s: float) -> None:
         """Forget members of which nothing was learned for their lifetime."""
-        self._members = {
-            boot: member
-            for boot, member in self._members.items()
-            if now_s - member.learned_s <= self._lifetime_s
-        }
+        for boot, member in list(self._members.items()):
+            if now_s - member.learned_s > self._lifetime_s:
+                del self._members[boot]
+                self._forgotten[boot] = member.entry.counter
+        while len(self._forgotten) > MAX_FORGOTTEN:
+            del self._forgotten[next(iter(self._forgotten))]
 
     def resume(self, now_s: float) -> None:
         """Begin every lifetime again: while the registry was not readable, no member could be

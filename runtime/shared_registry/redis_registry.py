@@ -53,17 +53,24 @@ class _Boot:
     started: int
     counter: int
 
-    def next_entry(self, *, withdrawn: bool = False) -> SignedEntry:
-        self.counter = max(self.counter + 1, time.time_ns())
+    def next_entry(self, wall_ns: int, *, withdrawn: bool = False) -> SignedEntry:
+        self.counter = max(self.counter + 1, wall_ns)
         return SignedEntry(self.record, self.started, self.counter, withdrawn)
 
 
 class RedisRegistry:
     """Implements `RegistryClient`. `server` is its address without secrets, `prefix` begins all of
-    its keys, `lifetime_s` is how long an entry lasts that is not renewed."""
+    its keys, `lifetime_s` is how long an entry lasts that is not renewed, `wall_ns` the host's
+    clock, which orders entries and the boots of a worker."""
 
     def __init__(
-        self, client: Redis, server: str, prefix: str, signer: EntrySigner, lifetime_s: float
+        self,
+        client: Redis,
+        server: str,
+        prefix: str,
+        signer: EntrySigner,
+        lifetime_s: float,
+        wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._client = client
         self._server = server
@@ -71,6 +78,7 @@ class RedisRegistry:
         self._channel = f"{prefix}:entries"
         self._signer = signer
         self._lifetime_s = lifetime_s
+        self._wall_ns = wall_ns
         self._table = MemberTable(lifetime_s)
         self._outage = OutageLog(server)
         self._boots: dict[str, _Boot] = {}  # by boot id
@@ -86,16 +94,16 @@ class RedisRegistry:
         self._follow()
         boot = self._boots.get(record.boot_id)
         if boot is None:
-            boot = self._boots[record.boot_id] = _Boot(record, time.time_ns(), 0)
+            boot = self._boots[record.boot_id] = _Boot(record, self._wall_ns(), 0)
         boot.record = record
-        return self._start_write(lambda: boot.next_entry())
+        return self._start_write(lambda: boot.next_entry(self._wall_ns()))
 
     def withdraw(self, worker_id: str, boot_id: str) -> asyncio.Future[None]:
         """Leave a signed entry that says so: a deletion would count for nothing."""
         boot = self._boots.pop(boot_id, None)
         if boot is None or boot.record.worker_id != worker_id:
             return self._start(_nothing())
-        return self._start_write(lambda: boot.next_entry(withdrawn=True))
+        return self._start_write(lambda: boot.next_entry(self._wall_ns(), withdrawn=True))
 
     def workers(self) -> asyncio.Future[list[WorkerRecord]]:
         """The members known now, during an outage those known before it. Raises
@@ -170,12 +178,12 @@ class RedisRegistry:
         """Read and follow the server until cancelled."""
         pause_s = RECONNECT_S[0]
         while True:
-            begun_s = time.monotonic()
+            begun_s = _now()
             try:
                 await self._follow_notifications()
             except (RedisError, OSError) as error:
                 self._report_unread(_reason(error))
-            if time.monotonic() - begun_s > FULL_READ_S:
+            if _now() - begun_s > FULL_READ_S:
                 pause_s = RECONNECT_S[0]
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, RECONNECT_S[1])

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.runtime.errors import DeviceLost
 from baton.runtime.registry import Role
+from baton.simulation.fleet.redis_faults import RedisFaults
 from baton.simulation.fleet.rolling_restart import roll
 from baton.simulation.fleet.scenario import BLOCK, Fault
 from baton.simulation.fleet.world import World
@@ -58,8 +59,10 @@ class Striker:
             "checksums": self._checksums,
             "registry": self._registry,
             "rank": self._rank,
+            "redis": self._redis,
         }
         world.exchange.decide = self._fate
+        self.redis = RedisFaults(world.shared, world.loop, dice) if world.shared else None
 
     def strike(self, fault: Fault) -> None:
         undo = self._kinds[fault.kind](fault)
@@ -193,6 +196,10 @@ class Striker:
             return registry.release
         registry.fail()
         return registry.recover
+
+    def _redis(self, fault: Fault) -> Callable[[], None]:
+        assert self.redis is not None
+        return self.redis.strike(fault)
 
     def _spoil(self, fault: Fault) -> Callable[[], None]:
         self._reads.append(fault)

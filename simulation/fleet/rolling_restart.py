@@ -53,13 +53,13 @@ async def _serve_out(
         await asyncio.sleep(drain.SERVER_GRACE_S)
 
     ends = drain.ShutdownSteps(
-        withdraw=partial(world.registry.withdraw, process.machine.name, process.boot_id.hex()),
+        withdraw=partial(world.withdraw, process),
         finish=process.finish,
         stop=stop,
         close=process.mover.close,
     )
     drain_s = world.config.worker.drain_s
-    await drain.serve_until(course, process.worker, process.task, [process.probe], drain_s, ends)
+    await drain.serve_until(course, process.worker, process.task, process.watches, drain_s, ends)
 
 
 def _replace(world: World, process: WorkerProcess) -> None:

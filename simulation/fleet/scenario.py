@@ -67,6 +67,7 @@ class Scenario:
     right_share: float = 1.0  # of the tokens that an oracle proposes
     constrained: bool = False  # workers have the lab's vocabulary, for grammars
     ranks: int = 1  # of each worker; more than one: a worker ends with any of them
+    shared_registry: bool = False  # all meet over a Redis server
 
     @property
     def faults(self) -> list[Event]:

@@ -44,8 +44,11 @@ from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.grammar.vocabulary import Vocabulary
 from baton.runtime.links import LinkClosed
 from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
+from baton.runtime.registry_client import RegistryClient
+from baton.runtime.worker import announcer
 from baton.runtime.worker.router_links import serve_link
 from baton.simulation.fleet.engine_kind import HASHES, EngineKind
+from baton.simulation.fleet.shared_membership import SharedMembership
 from baton.simulation.fleet.simulated_links import SimDialer, SimPeerClient
 from baton.simulation.virtual.held_registry import HeldRegistry
 from baton.simulation.virtual.machine import Machine
@@ -84,8 +87,9 @@ class WorkerProcess:
     array: NDArray[np.uint8]  # [blocks, block_bytes]
     mover: MemoryMover
     boot_id: bytes
+    record: WorkerRecord
     task: asyncio.Task[None]
-    probe: asyncio.Task[None]
+    watches: list[asyncio.Task[None]]  # beside the loop, until its end
     finish: Callable[[], Awaitable[None]]  # what it owes to its peers, at its end
 
 
@@ -123,6 +127,7 @@ class World:
     restart_stage: Callable[[str, WorkerProcess], None] = lambda stage, process: None
     network: Network = field(init=False)
     client: HeldRegistry = field(init=False)  # the registry, as all processes read it
+    shared: SharedMembership | None = None  # a Redis server in place of `registry`
     reads: list[MemoryRead] = field(default_factory=list)  # all that were asked for
     _handoffs: int = 0
 
@@ -139,12 +144,17 @@ class World:
 
         self.exchange.begin = noted  # type: ignore[method-assign] # of this one alone
 
+    def share_registry(self) -> None:
+        """Let the processes that are started from now on meet over a Redis server."""
+        self.shared = SharedMembership(self.loop, self.dice, self._way_to_server)
+
     # -- processes ----------------------------------------------------------------------------
 
     def start_worker(self, name: str, role: Role, blocks: int) -> WorkerProcess:
         before = self.workers.get(name)
         assert before is None or not before.machine.alive  # as worker_lock.py sees to
         machine, boot_id = self._machine(name), self.dice.randbytes(16)
+        registry = self.registry_of(machine)
         size, handoff = self.config.pool.block_size, self.config.handoff
         engine, array = self.kind.make(blocks, size, partial(self._step_time_s, machine))
         pool, limits = BlockPool(blocks, size), self.kind.limits(KEY)
@@ -170,7 +180,7 @@ class World:
             bandwidth_probe = BandwidthProbe(mover, pool, handoff.preflight_floor_gb_per_s)
             dial = partial(SimPeerClient, self.network, machine)
             patience_s = HANDSHAKE_TIMEOUT_S  # a lease is short here beside a first contact's READs
-            peers = RegisteredPeers(mine, mover, dial, bandwidth_probe, self.client, patience_s)
+            peers = RegisteredPeers(mine, mover, dial, bandwidth_probe, registry, patience_s)
             finish = peers.close
             worker = DecodeWorker(
                 worker_id=name,
@@ -187,18 +197,39 @@ class World:
                 speculator=self.speculator(),
             )
         task = machine.spawn(worker.run(), "loop")
-        probe = machine.spawn(worker.health.watch(), "probe")
+        watches = [machine.spawn(worker.health.watch(), "probe")]
+        record = WorkerRecord(name, boot_id.hex(), role, machine.address, "", "hash", 1)
         process = WorkerProcess(
-            machine, role, worker, engine, pool, array, mover, boot_id, task, probe, finish
-        )
+            machine, role, worker, engine, pool, array, mover, boot_id, record, task, watches,
+            finish,
+        )  # fmt: skip
         task.add_done_callback(lambda over: self._ended(process))
         self.workers[name] = process
         self.boots.setdefault(boot_id, process)
         self.started(process)
         self.network.listen(machine, self._services(process, mine))
-        record = WorkerRecord(name, boot_id.hex(), role, machine.address, "", "hash", 1)
-        self.registry.announce(record)
+        self._announce(process)
         return process
+
+    def registry_of(self, machine: Machine) -> RegistryClient:
+        """Return the registry as a machine's process reads it."""
+        return self.client if self.shared is None else self.shared.client_of(machine)
+
+    def _announce(self, process: WorkerProcess) -> None:
+        if self.shared is None:
+            self.registry.announce(process.record)
+            return
+        self.shared.records[process.record.boot_id] = process.record
+        registry = self.shared.client_of(process.machine)
+        announcing = announcer.announce(registry, process.record)
+        process.watches.append(process.machine.spawn(announcing, "announcer"))
+
+    async def withdraw(self, process: WorkerProcess) -> None:
+        """Take a worker out of the registry, as its process does at its end."""
+        if self.shared is None:
+            self.registry.withdraw(process.record.worker_id, process.record.boot_id)
+        else:
+            await announcer.withdraw(self.shared.client_of(process.machine), process.record)
 
     def _ended(self, process: WorkerProcess) -> None:
         """Notice a loop that has ended because a device is lost."""
@@ -216,7 +247,7 @@ class World:
         machine = self._machine(name)
         router, limits = self.config.router, self.kind.limits(KEY)
         fleet = Fleet(
-            self.client,
+            self.registry_of(machine),
             SimDialer(self.network, machine),
             router,
             KEY,
@@ -269,6 +300,9 @@ class World:
 
     def _delay(self, source: Machine, target: Machine) -> float:
         return self.delay_s * self.dice.random() * max(source.slowness, target.slowness)
+
+    def _way_to_server(self, machine: Machine) -> float:
+        return self._delay(machine, machine)
 
     def _later(self, delay_s: float, callback: object) -> None:
         self.loop.call_world(self.loop.world_s + delay_s, callback)

@@ -35,6 +35,7 @@ from baton.simulation.invariants.drains import Drains
 from baton.simulation.invariants.grammars import outside_grammar, watch_masks
 from baton.simulation.invariants.hangs import Hangs
 from baton.simulation.invariants.leases import Leases
+from baton.simulation.invariants.membership import Membership
 from baton.simulation.invariants.proposals import watch_blocks
 from baton.simulation.invariants.ranks import RankEnds
 from baton.simulation.invariants.readiness import Readiness
@@ -59,6 +60,7 @@ class Watch:
         self._drains = Drains(world, self.breaches)
         self._readiness = Readiness(world, self.breaches)
         self._ranks = RankEnds(world, self.breaches)
+        self.membership = Membership(world, self.breaches)
         self._world = world
         self._flying: dict[int, tuple[Attempt, bytes]] = {}  # READs that will land, from whose pool
         self._spoiled: set[tuple[bytes, bytes]] = set()  # readers and granters of READs that fail
@@ -71,6 +73,7 @@ class Watch:
         self._drains.struck(fault)
         self._readiness.struck(fault)
         self._ranks.struck(fault)
+        self.membership.struck(fault)
 
     def over(self, process: WorkerProcess) -> None:
         """Watch a worker that has just been started."""
@@ -105,6 +108,7 @@ class Watch:
         self._bounds.over_router(process)
         self._hangs.over_router(process)
         rosters.over_router(process, self.breaches)
+        self.membership.over_router(process)
         dispatcher, take = process.dispatcher, process.dispatcher.take
 
         def watched(link: WorkerLink, outputs: worker_pb2.StepOutputs) -> bool:

@@ -22,6 +22,7 @@ from baton.runtime.errors import Draining
 from baton.runtime.worker import drain
 from baton.runtime.worker.block_feed import BlockFeed
 from baton.simulation.mutations.grammar_mutations import OF_GRAMMARS
+from baton.simulation.mutations.membership_mutations import OF_MEMBERSHIP
 from baton.simulation.mutations.patches import Break, always
 from baton.simulation.mutations.rank_mutations import OF_RANKS
 from baton.simulation.mutations.speculation_mutations import OF_SPECULATION
@@ -158,4 +159,5 @@ OF_WORKERS = (
     | OF_SPECULATION
     | OF_GRAMMARS
     | OF_RANKS
+    | OF_MEMBERSHIP
 )

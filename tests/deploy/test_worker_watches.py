@@ -7,12 +7,13 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from baton.deploy.processes import announcer, worker_process
+from baton.deploy.processes import worker_process
 from baton.deploy.processes.worker_process import _watch_quarantine, _watch_steps
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.runtime.errors import EngineError
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
 from baton.runtime.registry_client import ANSWER_S, InlineRegistry
+from baton.runtime.worker import announcer
 from baton.simulation.virtual.virtual_time import on_virtual_time
 
 RECORD = WorkerRecord("decode-0", "b" * 32, "decode", "a:1", "a:2", "m", pid=1)
@@ -37,6 +38,7 @@ async def test_an_unwritable_registry_does_not_end_the_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(announcer, "ANNOUNCE_INTERVAL_S", 0.001)
+    monkeypatch.setattr(announcer, "RETRY_S", 0.001)
     registry = FullDisk(failures=5)
     announcing = asyncio.create_task(announcer.announce(InlineRegistry(registry), RECORD))
     with capture_logs() as logs:

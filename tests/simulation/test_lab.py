@@ -98,11 +98,11 @@ def test_different_seeds_are_different_scenarios() -> None:
     kinds = {event.does.kind for s in scenarios for event in s.faults}  # type: ignore[union-attr]
     assert kinds == {
         *("kill", "pause", "slow", "hang", "drain", "role", "cut", "reset", "reads", "step"),
-        *("withhold", "checksums", "registry", "rank"),
+        *("withhold", "checksums", "registry", "rank", "redis"),
     }
     for scenario in scenarios:
         times = [event.at_s for event in scenario.faults]
-        usual = not scenario.constrained and scenario.ranks == 1
+        usual = not (scenario.constrained or scenario.shared_registry) and scenario.ranks == 1
         assert not times or not usual or times[-1] - times[0] <= 0.1
         assert [e.at_s for e in scenario.events] == sorted(e.at_s for e in scenario.events)
 

@@ -79,6 +79,11 @@ CAUGHT_BY = {
     "rejected-proposals-in-the-matcher": 59,
     "mask-of-the-first-row": 19,
     "go-on-without-a-rank": 12,
+    "forget-in-an-outage": 37,
+    "take-unsigned-entries": 20,
+    "count-replayed-entries": 197,
+    "announce-once": 37,
+    "ready-without-workers": 20,
 }
 # Those of `make test`, one of each promise; `make nightly` has them all.
 REPRESENTATIVES = {

@@ -25,6 +25,30 @@ def test_only_a_higher_counter_is_a_sign_of_life() -> None:
     assert table.records() == []
 
 
+def test_a_copy_of_an_old_entry_lists_no_forgotten_member_again() -> None:
+    table = MemberTable(10.0)
+    table.learn(SignedEntry(ONE, 1, 5), 0.0)
+    table.expire(10.1)
+    assert not table.learn(SignedEntry(ONE, 1, 5), 11.0)
+    assert not table.learn(SignedEntry(ONE, 1, 4), 11.0)
+    assert table.records() == []
+    assert table.learn(SignedEntry(ONE, 1, 6), 12.0)  # it was cut off, and lives
+    assert table.records() == [ONE]
+
+
+def test_counters_of_the_oldest_forgotten_boots_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(member_table, "MAX_FORGOTTEN", 1)
+    table = MemberTable(10.0)
+    newer = replace(ONE, boot_id="b" * 32)
+    for record, now_s in ((ONE, 0.0), (newer, 20.0)):
+        table.learn(SignedEntry(record, 1, 5), now_s)
+        table.expire(now_s + 10.1)
+    assert table.learn(SignedEntry(ONE, 1, 5), 40.0)
+    assert not table.learn(SignedEntry(newer, 1, 5), 40.0)
+
+
 def test_a_withdrawn_boot_does_not_come_back() -> None:
     table = MemberTable(10.0)
     table.learn(SignedEntry(ONE, 1, 5), 0.0)

@@ -12,27 +12,28 @@ from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import ANSWER_S, RegistryClient, RegistryUnavailable, hung
 
 ANNOUNCE_INTERVAL_S = 3.0
+RETRY_S = 1.0  # after a failure: one that takes ANSWER_S still leaves an entry's lifetime time
 
 log = logs.get(__name__)
 
 
 async def announce(registry: RegistryClient, record: WorkerRecord) -> None:
-    """Announce the worker every ANNOUNCE_INTERVAL_S until cancelled. Raises ConfigError for a
-    record that no registry would take."""
+    """Announce the worker every ANNOUNCE_INTERVAL_S until cancelled, and RETRY_S after a failure.
+    Raises ConfigError for a record that no registry would take."""
     logged = ""
     while True:
         announcing = registry.announce(record)
         while not await waits.done_within(announcing, ANSWER_S):
             logged = _log_failure(hung(ANSWER_S), logged)
-        why = ""
+        why, pause_s = "", ANNOUNCE_INTERVAL_S
         try:
             announcing.result()
-        except RegistryUnavailable:
-            pass  # its client has logged it
+        except RegistryUnavailable:  # its client has logged it
+            pause_s = RETRY_S
         except OSError as error:  # a full disk ends no request; the entry fades
-            why = str(error)
+            why, pause_s = str(error), RETRY_S
         logged = _log_failure(why, logged)
-        await asyncio.sleep(ANNOUNCE_INTERVAL_S)
+        await asyncio.sleep(pause_s)
 
 
 def _log_failure(why: str, logged: str) -> str:
