@@ -10,7 +10,7 @@ the scheduler's groups and the reader; the worker's loop decides the next action
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 
 from opentelemetry.context import Context
@@ -89,7 +89,7 @@ class Handoffs:
         self._new_id = new_id  # 16 random bytes
         self._wall_offset_s = wall_offset_s
         self._on_room = on_room  # blocks have left quarantine
-        self._readers: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], float] = {}  # begun at
         self._fetching: set[HandoffReader] = set()
         self._withheld: dict[bytes, float] = {}  # by boot id: the end of its penalty
         # Each peer's streams on its one connection; streams of a broken connection are in none.
@@ -132,8 +132,16 @@ class Handoffs:
 
     async def finished(self) -> None:
         """Wait until every reader has sent `closed`, or its lease is over."""
-        while self._readers:
-            await asyncio.wait(set(self._readers))
+        while self._closing:
+            await asyncio.wait(set(self._closing))
+
+    def ages(self) -> Iterator[tuple[str, float]]:
+        """Yield the state and the age in seconds of each open handoff."""
+        now = asyncio.get_running_loop().time()
+        for reader in self._fetching:
+            yield "reading" if reader.report.offers else "waiting", now - reader.report.started
+        for begun in self._closing.values():
+            yield "closing", now - begun
 
     async def _try(
         self,
@@ -143,7 +151,6 @@ class Handoffs:
     ) -> None:
         self._report_prefill(group.request, candidate.boot_id)
         self.open += 1
-        metrics.OPEN_HANDOFFS.set(self.open)
         outcome = "cancelled"
         try:
             with tracing.span(
@@ -159,7 +166,6 @@ class Handoffs:
             raise
         finally:
             self.open -= 1
-            metrics.OPEN_HANDOFFS.set(self.open)
             metrics.HANDOFFS.labels(outcome).inc()
 
     async def _read(
@@ -196,8 +202,8 @@ class Handoffs:
             self._remove_stream(candidate.boot_id, link)
             _count_checksum_failures(reader.report)
             task = asyncio.create_task(reader.finished())
-            self._readers.add(task)
-            task.add_done_callback(self._readers.discard)
+            self._closing[task] = reader.report.started
+            task.add_done_callback(self._closing.pop)
 
     def _in_order(self, ranked: Sequence[worker_pb2.Candidate]) -> list[worker_pb2.Candidate]:
         """Return the router's ranking with candidates that recently withheld answers at its end.
@@ -282,6 +288,7 @@ class Handoffs:
 
     def _record_fetch(self, report: FetchReport, parent: Context) -> None:
         metrics.HANDOFF_BYTES.inc(report.bytes)
+        metrics.READ_SECONDS.inc(report.read_s)
         metrics.HANDOFF_SECONDS.observe(report.seconds)
         metrics.HANDOFF_TAIL_SECONDS.observe(report.verified - report.last_offer)
         for offer in report.offers:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from baton.decode_worker import gauges
 from baton.decode_worker.handoffs import FetchOutcome, Handoffs
 from baton.decode_worker.peers import Peers
 from baton.decode_worker.requests import Requests, record_local_chunks, record_local_start
@@ -44,6 +45,7 @@ from baton.runtime.errors import (
     Unavailable,
     WorkerLost,
 )
+from baton.runtime.exposition import process_gauges
 from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.wire import ModelLimits
 from baton.runtime.worker.block_feed import BlockFeed
@@ -123,8 +125,6 @@ class DecodeWorker:
 
     def load(self) -> worker_pb2.Load:
         counts = self._pool.counts()
-        metrics.set_pool_gauges(counts.by_state())
-        metrics.OLDEST_CHECKSUM_SECONDS.set(self._handoffs.oldest_unverified_s())
         return worker_pb2.Load(
             running=self._scheduler.running,
             waiting=self._scheduler.waiting,
@@ -144,6 +144,9 @@ class DecodeWorker:
             overdue_requests=self._overdue_requests(),
             degraded_peers=self._peers.degraded(),
         )
+
+    def publish_gauges(self) -> None:
+        gauges.publish(self._pool, self._scheduler, self._handoffs)
 
     def _overdue_requests(self) -> list[str]:
         """Return the requests of the running step, once it is overdue."""
@@ -280,6 +283,7 @@ class DecodeWorker:
             metrics.QUEUE_SECONDS.observe(now_wall - request.arrived_wall_s)
             tracing.record(tracing.QUEUE, request.arrived_wall_s, now_wall, request.trace)
             request.cached_tokens = max(request.cached_tokens, group.held * self._pool.block_size)
+            metrics.PREFIX_QUERIED_TOKENS.inc(len(group.tokens))
             metrics.PREFIX_CACHED_TOKENS.inc(group.held * self._pool.block_size)
             if group.phase is Phase.FETCHING:
                 with logs.bind_request(request.request_id, attempt=request.attempt):
@@ -298,7 +302,9 @@ class DecodeWorker:
         if self._last_end_s is not None:
             result = replace(result, interval_s=over.ended_s - self._last_end_s)
         outcome = self._scheduler.commit(over.plan, result)
-        metrics.show_step("decode", result.device_s, len(over.plan.batch.slices), result.shortages)
+        process_gauges.show_step(
+            "decode", result.device_s, len(over.plan.batch.slices), result.shortages
+        )
         metrics.TOKENS.labels("output").inc(outcome.tokens)
         for sequence, drawn in outcome.drawn:
             self._requests.accept(sequence, drawn)

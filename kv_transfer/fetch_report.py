@@ -47,6 +47,15 @@ class FetchReport:
     def seconds(self) -> float:
         return self.verified - self.started
 
+    @property
+    def read_s(self) -> float:
+        """The time in which at least one offer had been received and had not landed."""
+        total = until = 0.0
+        for offer in sorted(self.offers, key=lambda each: each.received):
+            total += max(0.0, offer.landed - max(offer.received, until))
+            until = max(until, offer.landed)
+        return total
+
     def record_offer(self, indices: range, now: float) -> None:
         self.offers.append(OfferTimes(indices.start, len(indices), now))
         self.offers.sort(key=lambda offer: offer.first)

@@ -28,6 +28,7 @@ from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.config import Config
 from baton.runtime.errors import BatonError, Draining, EngineError, Overloaded, WorkerLost
+from baton.runtime.exposition import process_gauges
 from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.links import Link, LinkClosed
 from baton.runtime.wire import ModelLimits
@@ -92,6 +93,7 @@ class PrefillWorker:
             pool, config.step, self._checksum_cache.forget, engine.draw_costs
         )
         self._open_handoffs = 0
+        self._granted: set[Prompt] = set()  # those of open handoffs
         self._no_handoff = asyncio.Event()
         self._no_handoff.set()
         self.feed = BlockFeed(boot_id, pool.identities)
@@ -107,7 +109,6 @@ class PrefillWorker:
         stream has broken."""
         self._open_handoffs += 1
         self._no_handoff.clear()
-        metrics.OPEN_HANDOFFS.set(self._open_handoffs)
         try:
             report = await grant(
                 link,
@@ -125,7 +126,6 @@ class PrefillWorker:
             self._open_handoffs -= 1
             if not self._open_handoffs:
                 self._no_handoff.set()
-            metrics.OPEN_HANDOFFS.set(self._open_handoffs)
 
     def admit(self, opening: handoff_pb2.OpenHandoff) -> Prompt:
         """Queue the prompt of a handoff. Raises BatonError if it is refused."""
@@ -142,6 +142,7 @@ class PrefillWorker:
         else:
             self._scheduler.submit(prompt)
             self._admit_waiting()
+        self._granted.add(prompt)
         return prompt
 
     async def _queue_constrained(self, prompt: Prompt, opening: handoff_pb2.OpenHandoff) -> None:
@@ -169,8 +170,6 @@ class PrefillWorker:
 
     def load(self) -> worker_pb2.Load:
         counts = self._pool.counts()
-        metrics.set_pool_gauges(counts.by_state())
-        metrics.OLDEST_CHECKSUM_SECONDS.set(self._mover.oldest_checksum_s())
         return worker_pb2.Load(
             running=self._scheduler.computing,
             waiting=self._scheduler.waiting,
@@ -185,6 +184,19 @@ class PrefillWorker:
             not_ready_reason=self.health.not_ready_reason() or "",
             overdue_requests=self._overdue_requests(),
         )
+
+    def publish_gauges(self) -> None:
+        """Set the gauges of this worker, when its metrics are scraped."""
+        now = self._wall()
+        process_gauges.set_pool_gauges(self._pool.counts().by_state())
+        metrics.OLDEST_CHECKSUM_SECONDS.set(self._mover.oldest_checksum_s())
+        process_gauges.set_handoff_gauges(
+            ("reading" if prompt.pinned else "waiting", now - prompt.arrived_wall_s)
+            for prompt in self._granted
+        )
+        metrics.RUNNING_REQUESTS.set(self._scheduler.computing)
+        metrics.WAITING_REQUESTS.set(self._scheduler.waiting)
+        metrics.QUEUED_TOKENS.set(self._scheduler.queued_tokens)
 
     def _overdue_requests(self) -> list[str]:
         """Return the requests of the running step, once it is overdue."""
@@ -258,7 +270,9 @@ class PrefillWorker:
     def _record(
         self, over: CompletedStep[StepPlan], result: StepResult, computed: list[Chunk[Prompt]]
     ) -> None:
-        metrics.show_step("prefill", result.device_s, len(over.plan.batch.slices), result.shortages)
+        process_gauges.show_step(
+            "prefill", result.device_s, len(over.plan.batch.slices), result.shortages
+        )
         metrics.TOKENS.labels("prompt").inc(sum(c.end - c.start for c in computed))
         started = over.started_s + self._wall_offset_s
         ended = over.ended_s + self._wall_offset_s
@@ -278,12 +292,14 @@ class PrefillWorker:
             self.loop.wake.set()
             prompt.admitted_wall_s = self._wall()
             metrics.QUEUE_SECONDS.observe(prompt.admitted_wall_s - prompt.arrived_wall_s)
+            metrics.PREFIX_QUERIED_TOKENS.inc(len(prompt.tokens))
             metrics.PREFIX_CACHED_TOKENS.inc(prompt.cached * self._pool.block_size)
             tracing.record(
                 tracing.QUEUE, prompt.arrived_wall_s, prompt.admitted_wall_s, prompt.trace
             )
 
     def _ended(self, prompt: Prompt) -> None:
+        self._granted.discard(prompt)
         self._scheduler.end(prompt)
         if self._scheduler.waiting:  # its blocks may be enough for the next
             self.loop.wake.set()

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from baton.router.answers.objectives import Scorekeeper
 from baton.router.answers.request_handler import RequestServices
 from baton.router.client_access.router import Router
 from baton.router.dispatch.dispatcher import Dispatcher
@@ -35,9 +36,10 @@ from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import template_of
 from baton.router.templates.model_card import ModelCard, read_card, tokenizer_info
 from baton.router.text.tokenizer import HfTokenizer
-from baton.runtime import logs, metrics
+from baton.runtime import logs
 from baton.runtime.config import NO_GRPC, Config, RouterConfig
 from baton.runtime.errors import ConfigError
+from baton.runtime.exposition import process_gauges, standard_names
 from baton.runtime.http_server import HttpServer, listen
 from baton.runtime.identity import cluster_key
 from baton.runtime.registry_client import RegistryClient
@@ -89,7 +91,10 @@ async def serve_router(
             validator=_validator(card, tokenizer, config.router, grammars),
             tokenizer=tokenizer,
             serving=RequestServices(
-                dispatcher, Admission(config.router.max_requests, time.monotonic), tokenizer
+                dispatcher,
+                Admission(config.router.max_requests, time.monotonic),
+                tokenizer,
+                Scorekeeper(card.name, config.slo),
             ),
             bodies=body_budget(config.router, time.monotonic),
             key=key,
@@ -158,7 +163,9 @@ async def _serve(
 ) -> None:
     drain_s, leave_s = router.config.drain_s, router.config.leave_s
     loop = asyncio.get_running_loop()
-    metrics.watch_process(loop)
+    process_gauges.watch_process(loop)
+    process_gauges.set_role("router")
+    standard_names.publish_router(router.model)
 
     def refuse_new() -> None:
         """Refuse new requests; end the open ones, with a last event, after the grace period."""

@@ -1,4 +1,4 @@
-"""The settings by which processes of one cluster find and trust each other.
+"""The settings by which processes of one cluster find and trust each other, and its objectives.
 
 Sections of `Config` (config.py). Pure standard library.
 """
@@ -29,6 +29,33 @@ class SecurityConfig:
     key: str = setting("", "PEM file with the private key, without a passphrase.")
     server_name: str = setting(
         "", "Name in the workers' certificates; empty: they are issued for the workers' addresses."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SloConfig:
+    """The objectives of answers, and the price of a worker. Metrics count by them; nothing else
+    depends on them."""
+
+    ttft_s: float = setting(
+        0.0,
+        "Objective for the time from a request's arrival to its first token; 0: none.",
+        low=0,
+        high=86_400,
+        unit="s",
+    )
+    itl_s: float = setting(
+        0.0,
+        "Objective for the mean time between two tokens of an answer, after the first; 0: none.",
+        low=0,
+        high=86_400,
+        unit="s",
+    )
+    price_per_hour: float = setting(
+        0.0,
+        "Price of one worker for an hour, in any currency, for the cost of tokens; 0: unknown.",
+        low=0,
+        high=1_000_000,
     )
 
 

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
+from baton.runtime.cluster_config import RegistryConfig, SecurityConfig, SloConfig
 from baton.runtime.errors import ConfigError
 from baton.runtime.sampling import MAX_DRAFT_TOKENS
 from baton.runtime.setting import setting
@@ -353,6 +353,7 @@ class Config:
     step: StepConfig = field(default_factory=StepConfig)
     handoff: HandoffConfig = field(default_factory=HandoffConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    slo: SloConfig = field(default_factory=SloConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     registry: RegistryConfig = field(default_factory=RegistryConfig)
 

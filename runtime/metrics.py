@@ -2,18 +2,13 @@
 
 Names are `baton_<noun>_<unit>`. Labels have few, fixed values, never an id. A process fills
 the metrics of its role and leaves the others at zero. Modules import the metric and count;
-nothing reads one back except tests. `render` is the body of GET /metrics.
+nothing decides by one. `render` is the body of GET /metrics.
 """
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from collections.abc import Mapping
-
 from prometheus_client import generate_latest
 
-from baton.runtime import process_memory
 from baton.runtime.metric_factory import (
     REGISTRY,
     TOKENS_BUCKETS,
@@ -40,6 +35,8 @@ DECISIONS = (
     ("local", "too_large"),
     ("local", "left"),
 )
+ROLES = ("prefill", "decode")
+HANDOFF_STATES = ("waiting", "reading", "closing")
 PROPOSERS = ("ngram", "suffix", "draft", "eagle3")
 
 
@@ -48,28 +45,14 @@ def render() -> bytes:
     return generate_latest(REGISTRY)
 
 
-def set_pool_gauges(counts: Mapping[str, int]) -> None:
-    """Set the pool's gauges from its counts by state; other entries, as the total, are left."""
-    for state in POOL_STATES:
-        POOL_BLOCKS.labels(state).set(counts[state])
-
-
-def show_step(role: str, device_s: float, slices: int, shortages: int) -> None:
-    """Count a step of a worker."""
-    STEP_SECONDS.labels(role).observe(device_s)
-    STEP_SEQUENCES.observe(slices)
-    MEMORY_SHORTAGES.inc(shortages)
-
-
-def watch_process(loop: asyncio.AbstractEventLoop) -> None:
-    """Make the process gauges read the tasks of its loop and its memory when they are scraped."""
-    TASKS.set_function(lambda: len(asyncio.all_tasks(loop)))
-    HEAP_BYTES.set_function(process_memory.allocated_bytes)
-    PYTHON_BLOCKS.set_function(sys.getallocatedblocks)
-
-
 # -- every process -------------------------------------------------------------------------
 
+ROLE = gauge(
+    "baton_role",
+    "The role that this process has now: 1 for it, 0 for the others.",
+    "role",
+    ("router", "prefill", "decode"),
+)
 LOG_LINES_LOST = counter(
     "baton_log_lines_lost_total", "Log lines that could not be written when they were due."
 )
@@ -104,6 +87,19 @@ BODY_REFUSALS = counter(
 )
 TTFT = histogram("baton_ttft_seconds", "From a request's arrival to its first token sent.")
 ITL = histogram("baton_itl_seconds", "Between two tokens of one choice, as sent.")
+OBJECTIVES = counter(
+    "baton_objective_requests_total",
+    "Requests that were answered or failed, by what they missed of `slo.ttft_s` and `slo.itl_s`: "
+    "nothing (met), one of the two, or both. Without an objective all that finish meet it.",
+    "outcome",
+    ("met", "ttft_missed", "itl_missed", "both_missed", "failed"),
+)
+GOODPUT_TOKENS = counter(
+    "baton_goodput_tokens_total", "Output tokens of requests that met their objectives."
+)
+OUTPUT_TOKENS = histogram(
+    "baton_output_tokens", "Output tokens of an ended request.", buckets=TOKENS_BUCKETS
+)
 E2E = histogram("baton_request_seconds", "From a request's arrival to its end.")
 PROMPT_TOKENS = histogram("baton_prompt_tokens", "Tokens of a prompt.", buckets=TOKENS_BUCKETS)
 REFUSALS = counter(
@@ -125,6 +121,24 @@ REFUSALS = counter(
         "client_left",
         "internal",
     ),
+)
+FLEET_QUEUED_TOKENS = gauge(
+    "baton_fleet_queued_tokens",
+    "Prompt tokens still to be computed on the linked workers of a role, as they report it.",
+    "role",
+    ROLES,
+)
+FLEET_WAITING = gauge(
+    "baton_fleet_waiting_requests",
+    "Requests that wait on the linked workers of a role, as they report it.",
+    "role",
+    ROLES,
+)
+FLEET_KV_USE = gauge(
+    "baton_fleet_kv_use_ratio",
+    "Share of the KV blocks of a role's linked workers that no allocation could get.",
+    "role",
+    ROLES,
 )
 MIGRATIONS = counter(
     "baton_migrations_total",
@@ -243,6 +257,30 @@ ACCEPTED_DRAFT_TOKENS = histogram(
 PREFIX_CACHED_TOKENS = counter(
     "baton_prefix_cached_tokens_total", "Prompt tokens taken from the prefix cache."
 )
+PREFIX_QUERIED_TOKENS = counter(
+    "baton_prefix_queried_tokens_total", "Prompt tokens looked up in the prefix cache."
+)
+WAITING_REQUESTS = gauge(
+    "baton_waiting_requests",
+    "Requests that wait: on a router for a placement, on a decode worker for credit, on a prefill "
+    "worker for blocks.",
+)
+RUNNING_REQUESTS = gauge(
+    "baton_running_requests",
+    "Requests of a worker beyond its queue: of a decode worker those with a choice in the batch "
+    "or with credit, of a prefill worker those whose prompts are being computed.",
+)
+QUEUED_TOKENS = gauge(
+    "baton_queued_tokens",
+    "Prompt tokens still to be computed on this worker: of waiting prompts, and the rest of those "
+    "whose chunks are being computed.",
+)
+PROMISED_BLOCKS = gauge(
+    "baton_promised_blocks", "Blocks of credit that are granted and not yet allocated."
+)
+WORKER_PRICE = gauge(
+    "baton_worker_price_per_hour", "Price of this worker for an hour: `slo.price_per_hour`."
+)
 QUEUE_SECONDS = histogram("baton_queue_seconds", "From a request's receipt to its admission.")
 GRAMMARS_COMPILED = counter("baton_grammars_compiled_total", "Grammars compiled on this worker.")
 GRAMMAR_COMPILE_SECONDS = histogram(
@@ -295,7 +333,18 @@ HANDOFFS = counter(
     "outcome",
     ("completed", "failed", "cancelled", "closed", "expired", "refused"),
 )
-OPEN_HANDOFFS = gauge("baton_open_handoffs", "Handoffs now open on this worker.")
+OPEN_HANDOFFS = gauge(
+    "baton_open_handoffs",
+    "Handoffs now open on this worker, by state: waiting for the first offer, reading, or closing.",
+    "state",
+    HANDOFF_STATES,
+)
+OLDEST_HANDOFF_SECONDS = gauge(
+    "baton_oldest_handoff_seconds",
+    "Age of the oldest open handoff in each state.",
+    "state",
+    HANDOFF_STATES,
+)
 HANDOFF_SECONDS = histogram(
     "baton_handoff_seconds",
     "From a handoff's beginning to its last block verified; of those that were completed.",
@@ -306,6 +355,11 @@ HANDOFF_TAIL_SECONDS = histogram(
 HANDOFF_BYTES = counter(
     "baton_handoff_bytes_total",
     "Bytes of KV that handoffs read which were completed, those read again included.",
+)
+READ_SECONDS = counter(
+    "baton_read_seconds_total",
+    "Seconds in which a handoff had offered blocks that had not landed, of those that were "
+    "completed; with the bytes, the bandwidth.",
 )
 LOCAL_PREFILLS = counter(
     "baton_local_prefills_total",

@@ -23,7 +23,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 
 from baton.decode_worker.speculator import Speculator
-from baton.runtime import metrics, waits
+from baton.runtime import waits
 from baton.runtime.registry import Role
 from baton.simulation.fleet.draw_scenario import draw
 from baton.simulation.fleet.engine_kind import DRAFTING_HASHES, HASHES, VOCAB, EngineKind
@@ -304,8 +304,6 @@ def _uncounted() -> Iterator[None]:
     counting takes a tenth of the time, and listing a twentieth."""
     _LISTED.add = bool  # the quickest that takes one argument and keeps nothing
     before = [(kind, dict(vars(kind))) for kind in _COUNTING]
-    show_pool = metrics.set_pool_gauges
-    metrics.set_pool_gauges = lambda counts: None
     for kind, names in _COUNTING.items():
         for name in (*names, "labels"):
             setattr(kind, name, bool if name in names else _unlabelled)
@@ -313,7 +311,6 @@ def _uncounted() -> Iterator[None]:
         yield
     finally:
         del _LISTED.add
-        metrics.set_pool_gauges = show_pool
         for kind, own in before:
             for name in (*_COUNTING[kind], "labels"):
                 if name in own:

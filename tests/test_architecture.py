@@ -125,6 +125,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "runtime": {
         ".": set(),
         "settings": {"."},
+        "exposition": {"."},
         "grammar": {"."},
         "shared_registry": {"."},
         "worker": {"."},

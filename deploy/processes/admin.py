@@ -15,6 +15,7 @@ given run on the worker's loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
@@ -41,6 +42,7 @@ T = TypeVar("T")
 BACKLOG = 100  # connections that the kernel keeps until they are accepted
 READY_TIMEOUT_S = 1.0  # for the loop of a ready worker
 AUDIT_TIMEOUT_S = 5.0
+GAUGES_TIMEOUT_S = 1.0
 STOP_TIMEOUT_S = 5.0
 DRAIN_S = 2  # for requests that are being answered when the server stops
 
@@ -55,15 +57,23 @@ class AdminServer:
     `audit` returns a dict that JSON can hold; its argument is whether to check the counts first.
     An exception from it is logged and answered 500, and never ends the worker. `not_ready`
     returns why the worker is not ready, or None if it is.
+    `publish_gauges` sets the gauges that come from the worker's state, before they are rendered.
     """
 
     def __init__(
-        self, host: str, port: int, audit: Audit, *, not_ready: Callable[[], str | None]
+        self,
+        host: str,
+        port: int,
+        audit: Audit,
+        *,
+        not_ready: Callable[[], str | None],
+        publish_gauges: Callable[[], None] = lambda: None,
     ) -> None:
         self._host = host
         self._port = port
         self._audit = AuditLimiter(audit)
         self._not_ready = not_ready
+        self._publish_gauges = publish_gauges
         self._thread: threading.Thread | None = None
         self._calls: dict[Callable[[], object], asyncio.Future[object]] = {}
 
@@ -145,6 +155,8 @@ class AdminServer:
             return Response(body, 500, media_type=JSON)
 
     async def _answer_metrics(self, request: Request) -> Response:
+        with contextlib.suppress(TimeoutError):  # a blocked loop: the gauges are those of before
+            await self._on_worker_loop(self._publish_gauges, GAUGES_TIMEOUT_S)
         return Response(metrics.render(), headers={"content-type": PROMETHEUS})
 
     async def _answer_health(self, request: Request) -> Response:

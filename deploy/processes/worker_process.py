@@ -51,6 +51,7 @@ from baton.proto import control_pb2_grpc
 from baton.runtime import logs, metrics, process_memory, tracing, worker_lock
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError, EngineError
+from baton.runtime.exposition import process_gauges, standard_names
 from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.grammar.vocabulary import TOKENIZER_FILE, read_vocabulary
 from baton.runtime.grpc_links import open_port
@@ -189,6 +190,7 @@ class WorkerProcess:
             settings.admin_port,
             self._audit,
             not_ready=self._not_ready,
+            publish_gauges=self._publish_gauges,
         )
 
     async def run(self) -> None:
@@ -198,7 +200,7 @@ class WorkerProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._role_control.end)
-        metrics.watch_process(loop)
+        process_gauges.watch_process(loop)
         port_timeout_s = 0.0
         try:
             admin_address = await self._admin.start()
@@ -217,6 +219,7 @@ class WorkerProcess:
         """One role, from its first step to its last lease. Raises EngineError if READs of this
         role may still land when another role is to follow."""
         config, engine = boot.config, self._engine
+        _publish_role(boot)
         sizes = engine.pool.blocks, config.pool.block_size
         pool = BlockPool(*sizes, config.pool.tenant_share)
         await first_step(engine, pool)
@@ -278,6 +281,10 @@ class WorkerProcess:
             return {"worker_id": self._boot.worker_id, "role": "changing"}
         return self._worker.audit(check=check)
 
+    def _publish_gauges(self) -> None:
+        if self._worker is not None:
+            self._worker.publish_gauges()
+
     def _not_ready(self) -> str | None:
         """Return why the worker is not ready, or None if it is."""
         if self._worker is None:
@@ -285,6 +292,13 @@ class WorkerProcess:
         if self._worker.draining.is_set():
             return "the worker drains"
         return self._worker.health.not_ready_reason()
+
+
+def _publish_role(boot: Boot) -> None:
+    """Begin to publish the metrics of a role."""
+    process_gauges.set_role(boot.role)
+    metrics.WORKER_PRICE.set(boot.config.slo.price_per_hour)
+    standard_names.publish_worker(boot.model_folder.name, boot.config.pool.block_size)
 
 
 async def first_step(engine: Engine, pool: BlockPool) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from opentelemetry.context import Context
 
 from baton.router.answers.choice_text import ChoiceDelta, ChoiceText, TokenLogprob
+from baton.router.answers.objectives import Scorekeeper
 from baton.router.dispatch.active_request import ActiveRequest, OutputToken
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.dispatch.prompt_logprobs import PromptScores
@@ -30,6 +31,7 @@ from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.text.tokenizer import Tokenizer
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.errors import BatonError, Cancelled, InvalidRequest, Overloaded, Unavailable
+from baton.runtime.exposition.genai import RequestTimes
 
 SEND_S = 60.0  # then a client that reads nothing is disconnected
 
@@ -43,6 +45,7 @@ class RequestServices:
     dispatcher: Dispatcher
     admission: Admission
     tokenizer: Tokenizer
+    scorekeeper: Scorekeeper = Scorekeeper()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class RequestHandler:
             for choice in range(request.choices)
         ]
         self._generation: ActiveRequest | None = None
+        self._first_s: dict[int, float] = {}  # when each choice's first output came
         self._last_s: dict[int, float] = {}  # when each choice's last output came
 
     @contextmanager
@@ -105,7 +109,7 @@ class RequestHandler:
         means that the client left."""
         outcome = "failed"  # also for an exception that is a bug
         started_s = time.time()
-        refusal: BatonError | None = None
+        error: Exception | None = None
         try:
             with (
                 self._serving.admission.ticket(),
@@ -116,12 +120,14 @@ class RequestHandler:
         except (ClientGone, asyncio.CancelledError):
             outcome = "cancelled"
             raise
-        except BatonError as error:
-            outcome = _outcome(error)
-            refusal = error if outcome == "refused" else None
+        except BatonError as caught:
+            outcome, error = _outcome(caught), caught
+            raise
+        except Exception as caught:
+            error = caught
             raise
         finally:
-            self._note_end(outcome, started_s, refusal)
+            self._note_end(outcome, started_s, error)
 
     async def begin(self) -> None:
         """Place the request. Raises the same errors as `Dispatcher.start`."""
@@ -220,22 +226,40 @@ class RequestHandler:
 
     def _note_outputs(self, by_choice: dict[int, list[OutputToken]]) -> None:
         now_s = time.perf_counter()
-        if not self._last_s:
+        if not self._first_s:
             metrics.TTFT.observe(now_s - self._arrival_s)
         for choice, outputs in by_choice.items():
             steps = len(outputs) - sum(output.accepted_proposal for output in outputs)
             if choice in self._last_s and steps <= 1:  # else they waited for this router
                 for _ in outputs:
                     metrics.ITL.observe((now_s - self._last_s[choice]) / len(outputs))
+            self._first_s.setdefault(choice, now_s)
             self._last_s[choice] = now_s
 
-    def _note_end(self, outcome: str, started_s: float, refusal: BatonError | None) -> None:
-        if refusal is not None:
-            count_refusal(refusal)
+    def _times(self) -> RequestTimes:
+        duration_s = time.perf_counter() - self._arrival_s
+        if not self._first_s:
+            return RequestTimes(duration_s)
+        means_s = [
+            (self._last_s[choice] - first_s) / (self._texts[choice].tokens - 1)
+            for choice, first_s in self._first_s.items()
+            if self._texts[choice].tokens > 1
+        ]
+        first_s = min(self._first_s.values()) - self._arrival_s
+        return RequestTimes(duration_s, first_s, max(means_s, default=None))
+
+    def _note_end(self, outcome: str, started_s: float, error: Exception | None) -> None:
+        if outcome == "refused" and isinstance(error, BatonError):
+            count_refusal(error)
         else:
             metrics.REQUESTS.labels(outcome).inc()
-        metrics.E2E.observe(time.perf_counter() - self._arrival_s)
-        usage = self.usage()
+        times, usage = self._times(), self.usage()
+        metrics.E2E.observe(times.duration_s)
+        if outcome in ("finished", "failed"):
+            error_type = "" if error is None else type(error).__name__
+            self._serving.scorekeeper.record(
+                times, usage.completion, chat=self._request.chat, error_type=error_type
+            )
         log.info(
             "request ended",
             request_id=self._request_id,

@@ -17,6 +17,7 @@ from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.requests.validator import Validator
 from baton.router.text.encode_queue import on_behalf_of
 from baton.router.text.tokenizer import Tokenizer
+from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import Unavailable
 from baton.runtime.identity import tenant_salt
@@ -49,6 +50,11 @@ class Router:
         if not self.fleet.rebuilt():
             raise Unavailable(INDEX_NOT_REBUILT)
         return workers
+
+    def publish_gauges(self) -> None:
+        """Set the gauges that come from the router's state, when its metrics are scraped."""
+        self.fleet.publish_gauges()
+        metrics.WAITING_REQUESTS.set(self.serving.dispatcher.waiting)
 
     def of_tenant(self, request: ValidatedRequest, tenant: bytes) -> ValidatedRequest:
         """Return the request with its tenant's salt in place of its own."""

@@ -81,6 +81,11 @@ class Dispatcher:
     def __len__(self) -> int:
         return len(self._attempts)
 
+    @property
+    def waiting(self) -> int:
+        """The number of requests that wait for a worker to take them."""
+        return len(self._queue)
+
     async def start(
         self,
         request: ValidatedRequest,

@@ -34,6 +34,9 @@ class PlacementQueue:
         self._waiting: dict[asyncio.Future[None], tuple[float, int]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
     async def place(self, attempt: Attempt, wait_s: float, returned: bool = False) -> WorkerLink:
         """Try until a worker takes it, and return that worker's link. A missing worker is waited
         for. A full fleet refuses a new request at once, but not a retry; nor is a retry an invalid

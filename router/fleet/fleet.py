@@ -160,6 +160,16 @@ class Fleet:
         linked = {view.boot_id for view in views}
         metrics.DEGRADED_PAIRS.set(sum(len(view.degraded & linked) for view in views))
 
+    def publish_gauges(self) -> None:
+        """Set the gauges of both fleets from the linked workers' last load reports."""
+        for role in metrics.ROLES:
+            views = [view for view in self.roster().views() if view.role == role]
+            blocks = sum(view.total_blocks for view in views)
+            free = sum(view.free_blocks for view in views)
+            metrics.FLEET_QUEUED_TOKENS.labels(role).set(sum(view.queue_tokens for view in views))
+            metrics.FLEET_WAITING.labels(role).set(sum(view.queued_requests for view in views))
+            metrics.FLEET_KV_USE.labels(role).set(1 - free / blocks if blocks else 0.0)
+
     def _report_incompatible(self) -> None:
         """Log once each set of prefill workers that cannot be used."""
         found = incompatible_prefill_workers(

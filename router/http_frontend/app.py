@@ -169,6 +169,7 @@ def _add_operation(app: FastAPI, router: Router) -> None:
 
     @_readable(app, "/metrics")
     async def scrape() -> Response:
+        router.publish_gauges()
         return Response(metrics.render(), media_type=metrics.CONTENT_TYPE)
 
     @_readable(app, "/version")

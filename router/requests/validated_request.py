@@ -31,6 +31,7 @@ class ValidatedRequest:
     echo: str | None = None  # the prompt's text, to come before each choice
     echo_top: int | None = None  # alternatives beside the echo's tokens; None: no logprobs
     prompt_top: int | None = None  # alternatives of `prompt_logprobs`; None: not asked for
+    chat: bool = False
     silent: bool = False  # nothing is generated for the client: the one token is dropped
     token_ids: bool = False
     continuous_usage: bool = False

@@ -300,6 +300,7 @@ class Validator:
             include_usage=bool(options and options.include_usage),
             continuous_usage=bool(options and options.continuous_usage_stats),
             prompt_top=request.prompt_logprobs,
+            chat=isinstance(request, ChatRequest),
             silent=silent,
             token_ids=bool(request.return_token_ids),
         )

@@ -16,6 +16,7 @@ import pytest
 from baton.deploy.processes import admin, admin_protocol, audit_limiter
 from baton.deploy.processes.admin import AdminServer
 from baton.deploy.processes.admin_protocol import AdminHttpProtocol
+from baton.runtime import metrics
 from baton.runtime.errors import ConfigError
 
 
@@ -303,5 +304,22 @@ async def test_an_ipv6_address_is_returned_in_brackets() -> None:
         await asyncio.to_thread(connection.request, "GET", "/healthz")
         assert (await asyncio.to_thread(connection.getresponse)).status == 200
         connection.close()
+    finally:
+        await server.stop()
+
+
+async def test_gauges_are_set_before_each_scrape() -> None:
+    calls = []
+
+    def publish() -> None:
+        calls.append(1)
+        metrics.QUEUED_TOKENS.set(len(calls))
+
+    server = AdminServer("127.0.0.1", 0, empty_audit, not_ready=ready, publish_gauges=publish)
+    address = await server.start()
+    try:
+        for expected in (b"baton_queued_tokens 1.0", b"baton_queued_tokens 2.0"):
+            _, _, body = await get(address, "/metrics")
+            assert expected in body.splitlines()
     finally:
         await server.stop()

@@ -29,3 +29,12 @@ def test_blocks_are_distinguished_by_their_offer() -> None:
 
 def test_a_fetch_lasts_from_its_start_until_all_is_verified() -> None:
     assert FetchReport(started=2.0, verified=2.5).seconds == 0.5
+
+
+def test_time_of_reads_counts_overlaps_once_and_no_pause() -> None:
+    report = FetchReport()
+    for first, received, landed in ((0, 1.0, 2.0), (2, 1.5, 2.5), (4, 4.0, 4.25)):
+        report.record_offer(range(first, first + 2), received)
+        report.record_landed([first, first + 1], landed)
+    assert report.read_s == 1.75
+    assert FetchReport().read_s == 0.0

@@ -1,0 +1,47 @@
+"""Counts how an ended request fared: its objectives, its tokens, and the conventional metrics.
+
+Called once a request, so that a token costs nothing here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.runtime import metrics
+from baton.runtime.cluster_config import SloConfig
+from baton.runtime.exposition import genai
+from baton.runtime.exposition.genai import RequestTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Scorekeeper:
+    """The objectives of a router and the model that it serves."""
+
+    model: str = ""
+    slo: SloConfig = SloConfig()
+
+    def record(self, times: RequestTimes, tokens: int, *, chat: bool, error_type: str = "") -> None:
+        """Count an ended request with `tokens` of output. `error_type` is the class of its error:
+        empty if it finished."""
+        operation = "chat" if chat else "text_completion"
+        genai.record(operation, self.model, times, error_type)
+        metrics.OUTPUT_TOKENS.observe(tokens)
+        outcome = "failed" if error_type else judged(self.slo, times)
+        metrics.OBJECTIVES.labels(outcome).inc()
+        if outcome == "met":
+            metrics.GOODPUT_TOKENS.inc(tokens)
+
+
+def judged(slo: SloConfig, times: RequestTimes) -> str:
+    """Return what a finished request missed. One without a second token has no ITL to miss."""
+    late = _over(times.first_token_s, slo.ttft_s)
+    slow = _over(times.per_token_s, slo.itl_s)
+    if late and slow:
+        return "both_missed"
+    if late:
+        return "ttft_missed"
+    return "itl_missed" if slow else "met"
+
+
+def _over(seconds: float | None, objective_s: float) -> bool:
+    return seconds is not None and 0 < objective_s < seconds

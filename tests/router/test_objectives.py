@@ -1,0 +1,134 @@
+"""Objectives, and the conventional metrics: what an ended request counts as, once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from baton.router.answers.objectives import Scorekeeper, judged
+from baton.runtime import metrics
+from baton.runtime.cluster_config import SloConfig
+from baton.runtime.exposition.genai import RequestTimes
+from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
+
+SLO = SloConfig(ttft_s=1.0, itl_s=0.1)
+LABELS = {"gen_ai_provider_name": "baton", "gen_ai_request_model": "tiny"}
+
+
+@pytest.mark.parametrize(
+    ("first_s", "per_token_s", "outcome"),
+    [
+        (1.0, 0.1, "met"),
+        (1.1, 0.1, "ttft_missed"),
+        (0.5, 0.2, "itl_missed"),
+        (2.0, 0.2, "both_missed"),
+        (0.5, None, "met"),
+        (None, None, "met"),
+    ],
+)
+def test_each_objective_is_judged(
+    first_s: float | None, per_token_s: float | None, outcome: str
+) -> None:
+    times = RequestTimes(9.0, first_s, per_token_s)
+    assert judged(SLO, times) == outcome
+    assert judged(SloConfig(), times) == "met"
+    assert judged(replace(SLO, ttft_s=0.0), times) in ("met", "itl_missed")
+
+
+def value(name: str, **labels: str) -> float:
+    return metrics.REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+def test_only_met_objectives_count_tokens_as_goodput() -> None:
+    keeper, before = Scorekeeper("m", SLO), value("baton_goodput_tokens_total")
+    keeper.record(RequestTimes(1.0, 0.5, 0.05), 7, chat=True)
+    assert value("baton_goodput_tokens_total") == before + 7
+    keeper.record(RequestTimes(9.0, 5.0, 0.05), 7, chat=True)
+    failed = value("baton_objective_requests_total", outcome="failed")
+    keeper.record(RequestTimes(9.0, 0.5, 0.05), 7, chat=True, error_type="EngineError")
+    assert value("baton_goodput_tokens_total") == before + 7
+    assert value("baton_objective_requests_total", outcome="failed") == failed + 1
+
+
+async def test_a_request_is_observed_once_by_each_name(router: StartRouter) -> None:
+    def counts() -> list[float]:
+        name = "gen_ai_server_request_duration_seconds_count"
+        chat = {"gen_ai_operation_name": "chat", **LABELS}
+        text = {"gen_ai_operation_name": "text_completion", **LABELS}
+        return [
+            value(name, error_type="", **chat),
+            value(name, error_type="", **text),
+            value("gen_ai_server_time_to_first_token_seconds_count", **chat),
+            value("gen_ai_server_time_per_output_token_seconds_count", **chat),
+            value("baton_output_tokens_count"),
+            value("baton_objective_requests_total", outcome="met"),
+        ]
+
+    async def counted(before: list[float], expected: list[int]) -> None:
+        """Wait until the counts have grown by so much: the answer may come before they do."""
+        await eventually(lambda: [a - b for a, b in zip(counts(), before, strict=True)] == expected)
+
+    async with router() as running:
+        before = counts()
+        assert (await running.chat(max_tokens=5)).status_code == 200
+        await counted(before, [1, 0, 1, 1, 1, 1])
+        before = counts()
+        assert (await running.complete(max_tokens=1)).status_code == 200
+        await counted(before, [0, 1, 0, 0, 1, 1])
+        before = counts()
+        assert (await running.chat(temperature=-1)).status_code == 400
+        assert counts() == before  # a refused request has no latency
+
+
+async def families(running: Any) -> dict[str, Any]:
+    text = (await running.http.get("/metrics")).text
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def by_label(family: Any, label: str) -> dict[str, float]:
+    return {s.labels[label]: s.value for s in family.samples if label in s.labels}
+
+
+async def test_a_router_shows_its_fleet_under_known_names(router: StartRouter) -> None:
+    workers = ("decode-0", "decode-1", "prefill-0")
+    async with router(workers=workers, config=FAST_ROUTER) as running:
+        assert (await running.chat(max_tokens=5)).status_code == 200
+        found = await families(running)
+        for name in (
+            "vllm:num_requests_running",
+            "vllm:num_requests_waiting",
+            "vllm:kv_cache_usage_perc",
+            "vllm:gpu_cache_usage_perc",
+            "vllm:time_to_first_token_seconds",
+            "vllm:inter_token_latency_seconds",
+            "vllm:e2e_request_latency_seconds",
+            "vllm:generation_tokens",
+        ):
+            samples = found[name].samples
+            assert samples and all(s.labels["model_name"] == "tiny" for s in samples), name
+        (running_now,) = found["vllm:num_requests_running"].samples
+        assert running_now.value == 0
+        own = {
+            s.labels.get("le", s.name[-5:]): s.value for s in found["baton_ttft_seconds"].samples
+        }
+        same = found["vllm:time_to_first_token_seconds"].samples
+        assert {s.labels.get("le", s.name[-5:]): s.value for s in same} == own
+        roles = {s.labels["role"]: s.value for s in found["baton_role"].samples}
+        assert roles == {"router": 1, "prefill": 0, "decode": 0}
+
+
+async def test_waiting_requests_of_the_fleet_are_shown(router: StartRouter) -> None:
+    async with router(waiting=3) as running:
+
+        async def shown() -> bool:
+            found = await families(running)
+            (waiting,) = found["vllm:num_requests_waiting"].samples
+            fleet = {
+                s.labels["role"]: s.value for s in found["baton_fleet_waiting_requests"].samples
+            }
+            return bool(waiting.value == 3 == fleet["decode"])
+
+        await eventually(shown)
