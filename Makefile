@@ -58,7 +58,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_WAIT_POLICY := passive
 export GOMP_SPINCOUNT := 0
 
-.PHONY: help install clients demo test nightly check format proto settings models ship faults chaos soak bench gpu wheels clean
+.PHONY: help install clients demo test nightly check format proto settings dashboards models ship faults chaos soak bench gpu wheels clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -134,6 +134,9 @@ proto: $(STAMP) ## generate the wire contract's Python code
 
 settings: $(STAMP) ## generate the default settings file and the settings reference
 	$(BIN)/python -P -m baton.runtime.settings.reference
+
+dashboards: $(STAMP) ## generate Prometheus' rules and Grafana's dashboards
+	$(BIN)/python -P -m baton.deploy.monitoring.generate
 
 models: $(STAMP) ## train baton-tiny and its draft from nothing, in two stages, and measure them (MINUTES=130)
 	$(BIN)/python -P -m baton.models.training.train --folder build/models --minutes $(MINUTES)

@@ -149,6 +149,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "host": set(),
         "processes": {"host"},
         "serve": {"host"},
+        "monitoring": set(),
         "cli": {"host", "serve", "processes"},
     },
 }

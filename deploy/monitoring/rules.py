@@ -1,0 +1,191 @@
+"""The recording rules and alerts for Prometheus: one source for a plain server and for the chart.
+
+`$SELECT` in an expression stands for the label matchers of one release; a plain Prometheus, which
+scrapes one fleet, needs none. Pure data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SELECT = "$SELECT"
+_ROLE = f"on (job, instance) group_left (role) (baton_role{{{SELECT}}} == 1)"
+_WORKER_ROLE = f'on (job, instance) group_left (role) (baton_role{{{SELECT},role!="router"}} == 1)'
+_USED = 'state!~"free|cached"'
+_OFFERED = 'state!="waiting"'
+_OUTPUT = 'kind="output"'
+_MET, _FAILED = 'outcome="met"', 'outcome="failed"'
+_DISAGGREGATED = 'decision="disaggregated"'
+_PREFILL, _DECODE = 'peer="prefill"', 'peer="decode"'
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A series that Prometheus computes; dashboards and alerts read it."""
+
+    record: str
+    expr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """An alert: it fires once `expr` has held for `lasts`."""
+
+    name: str
+    expr: str
+    lasts: str
+    severity: str
+    summary: str
+    runbook: str = ""
+
+
+def rate(metric: str, matchers: str = "", window: str = "2m") -> str:
+    return f"rate({series(metric, matchers)}[{window}])"
+
+
+def series(metric: str, matchers: str = "") -> str:
+    inner = f"{SELECT},{matchers}" if matchers else SELECT
+    return f"{metric}{{{inner}}}"
+
+
+def by_role(expr: str) -> str:
+    """Return the sum over each role, of a metric that has no label for it."""
+    return f"sum by (role) ({expr} * {_ROLE})"
+
+
+def by_worker_role(expr: str) -> str:
+    """Same as `by_role`, without routers."""
+    return f"sum by (role) ({expr} * {_WORKER_ROLE})"
+
+
+def _quantile(share: float, metric: str) -> str:
+    return f"histogram_quantile({share}, sum by (le) ({rate(metric + '_bucket')}))"
+
+
+def _ratio(part: str, whole: str) -> str:
+    return f"{part} / {whole}"
+
+
+RECORDINGS = (
+    Recording("baton:workers:count", f"count by (role) ({series('baton_role')} == 1)"),
+    Recording(
+        "baton:utilisation:ratio",
+        f"sum by (role) ({rate('baton_step_seconds_sum')})"
+        f" / on (role) count by (role) ({series('baton_role')} == 1)",
+    ),
+    Recording("baton:queued_tokens:sum", by_worker_role(series("baton_queued_tokens"))),
+    Recording("baton:waiting_requests:sum", by_role(series("baton_waiting_requests"))),
+    Recording(
+        "baton:kv_use:ratio",
+        _ratio(
+            by_worker_role(series("baton_pool_blocks", _USED)),
+            by_worker_role(series("baton_pool_blocks")),
+        ),
+    ),
+    Recording(
+        "baton:prefix_hit:ratio",
+        _ratio(
+            by_worker_role(rate("baton_prefix_cached_tokens_total")),
+            by_worker_role(rate("baton_prefix_queried_tokens_total")),
+        ),
+    ),
+    Recording("baton:handoff_bytes:rate", f"sum({rate('baton_handoff_bytes_total')})"),
+    Recording(
+        "baton:read_bandwidth:bytes_per_second",
+        _ratio(
+            f"sum({rate('baton_handoff_bytes_total')})", f"sum({rate('baton_read_seconds_total')})"
+        ),
+    ),
+    Recording("baton:exposed_transfer_seconds:p50", _quantile(0.5, "baton_handoff_tail_seconds")),
+    Recording("baton:exposed_transfer_seconds:p99", _quantile(0.99, "baton_handoff_tail_seconds")),
+    Recording("baton:ttft_seconds:p50", _quantile(0.5, "baton_ttft_seconds")),
+    Recording("baton:ttft_seconds:p99", _quantile(0.99, "baton_ttft_seconds")),
+    Recording("baton:itl_seconds:p50", _quantile(0.5, "baton_itl_seconds")),
+    Recording("baton:itl_seconds:p99", _quantile(0.99, "baton_itl_seconds")),
+    Recording("baton:requests:rate", f"sum by (outcome) ({rate('baton_requests_total')})"),
+    Recording("baton:output_tokens:rate", f"sum({rate('baton_tokens_total', _OUTPUT)})"),
+    Recording("baton:goodput_tokens:rate", f"sum({rate('baton_goodput_tokens_total')})"),
+    Recording(
+        "baton:goodput:ratio",
+        _ratio(
+            f"sum({rate('baton_objective_requests_total', _MET)})",
+            f"sum({rate('baton_objective_requests_total')})",
+        ),
+    ),
+    Recording(
+        "baton:disaggregated:ratio",
+        _ratio(
+            f"sum({rate('baton_disaggregation_decisions_total', _DISAGGREGATED)})",
+            f"sum({rate('baton_disaggregation_decisions_total')})",
+        ),
+    ),
+    Recording(
+        "baton:cost_per_million_tokens",
+        f"1e6 / 3600 * sum({series('baton_worker_price_per_hour')})"
+        f" / sum({rate('baton_tokens_total', _OUTPUT)})",
+    ),
+)
+
+_DECISIONS = "baton_disaggregation_decisions_total"
+ALERTS = (
+    Alert(
+        name="BatonNoDecodeWorker",
+        expr=f"sum(max by (instance) ({series('baton_links', _DECODE)})) == 0",
+        lasts="1m",
+        severity="critical",
+        summary="No router has a link to a decode worker; requests get 503.",
+        runbook='docs/operations.md, "The router\'s /readyz is red"',
+    ),
+    Alert(
+        name="BatonNothingDisaggregated",
+        expr=f"sum({rate(_DECISIONS, _DISAGGREGATED, '15m')}) == 0"
+        f" and sum({rate(_DECISIONS, window='15m')}) > 0"
+        f" and sum({series('baton_links', _PREFILL)}) > 0",
+        lasts="15m",
+        severity="warning",
+        summary="Prefill workers are linked, and every prompt is prefilled on decode workers.",
+        runbook='docs/operations.md, "KV moves slowly or not at all"',
+    ),
+    Alert(
+        name="BatonRequestsFail",
+        expr=f"sum({rate('baton_requests_total', _FAILED, '5m')})"
+        f" > 0.01 * sum({rate('baton_requests_total', window='5m')})",
+        lasts="5m",
+        severity="critical",
+        summary="More than one request in a hundred fails.",
+        runbook='docs/operations.md, "Clients get errors"',
+    ),
+    Alert(
+        name="BatonObjectivesMissed",
+        expr=f"sum({rate('baton_objective_requests_total', _MET, '10m')})"
+        f" < 0.9 * sum({rate('baton_objective_requests_total', window='10m')})",
+        lasts="10m",
+        severity="warning",
+        summary="More than one request in ten misses slo.ttft_s or slo.itl_s.",
+        runbook='docs/operations.md, "The first token comes late"',
+    ),
+    Alert(
+        name="BatonHandoffStuck",
+        expr=f"max by (instance) ({series('baton_oldest_handoff_seconds', _OFFERED)}) > 60",
+        lasts="5m",
+        severity="warning",
+        summary="A handoff has been open for a minute after its first offer; a peer may be hung.",
+        runbook='docs/operations.md, "KV moves slowly or not at all"',
+    ),
+    Alert(
+        name="BatonQuarantinedBlocks",
+        expr=f"max by (instance) ({series('baton_quarantined_blocks')}) > 0",
+        lasts="15m",
+        severity="warning",
+        summary="Blocks wait for READs that do not end; a peer may be hung.",
+        runbook='docs/operations.md, "Decode workers run out of blocks"',
+    ),
+    Alert(
+        name="BatonDegradedPairs",
+        expr=f"max by (instance) ({series('baton_degraded_pairs')}) > 0",
+        lasts="10m",
+        severity="warning",
+        summary="Pairs of workers transfer KV below handoff.preflight_floor_gb_per_s.",
+        runbook='docs/operations.md, "KV moves slowly or not at all"',
+    ),
+)

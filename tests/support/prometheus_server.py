@@ -1,0 +1,84 @@
+"""A real Prometheus for tests, Debian's package `prometheus`, which brings promtool.
+
+Scrapes and evaluates every second. Where the machine has no such binary, tests skip by its name.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
+START_S = 30.0
+
+
+class PrometheusServer:
+    """One server that scrapes `targets` (host:port) with these rules. `folder` keeps its data."""
+
+    def __init__(self, folder: Path, targets: Sequence[str], rules: Path) -> None:
+        assert PROMETHEUS is not None
+        self._folder = folder
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        scrape = {"job_name": "baton", "static_configs": [{"targets": list(targets)}]}
+        timing = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+        config = {"global": timing, "rule_files": [str(rules)], "scrape_configs": [scrape]}
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        with open(folder / "prometheus.log", "wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    PROMETHEUS,
+                    f"--config.file={folder / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={folder / 'data'}",
+                    f"--web.listen-address=127.0.0.1:{self._port}",
+                    "--log.level=warn",
+                ],
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait_ready(self) -> None:
+        """Wait until it answers queries. Raises RuntimeError with its log if it does not."""
+        deadline_s = time.monotonic() + START_S
+        while True:
+            try:
+                if httpx.get(f"http://127.0.0.1:{self._port}/-/ready", timeout=5).is_success:
+                    return
+            except httpx.TransportError:
+                pass  # it does not listen yet
+            if self._process.poll() is not None or time.monotonic() > deadline_s:
+                raise RuntimeError(self.log())
+            time.sleep(0.1)
+
+    def query(self, expr: str) -> list[dict[str, Any]]:
+        """Return the series of an instant query. Raises RuntimeError if it is refused."""
+        url = f"http://127.0.0.1:{self._port}/api/v1/query"
+        answer = httpx.get(url, params={"query": expr}, timeout=30).json()
+        if answer["status"] != "success":
+            raise RuntimeError(f"{expr}: {answer.get('error')}")
+        found: list[dict[str, Any]] = answer["data"]["result"]
+        return found
+
+    def get(self, path: str) -> Any:
+        """Return the data of another route of its API."""
+        return httpx.get(f"http://127.0.0.1:{self._port}{path}", timeout=30).json()["data"]
+
+    def log(self) -> str:
+        return (self._folder / "prometheus.log").read_text(errors="replace")
+
+    def close(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(10)
