@@ -71,7 +71,7 @@ def test_each_metric_and_value_that_is_asked_for_exists() -> None:
                 assert wanted in values, f"{label}={wanted} in {expr}"
 
 
-def test_every_rate_is_of_a_counter_and_every_gauge_is_read_as_it_is() -> None:
+def test_rates_are_of_counters_and_counters_are_rates() -> None:
     kinds = {family.name: family.type for family in metrics.REGISTRY.collect()}
     for expr in expressions():
         for name in re.findall(r"rate\((\w+)\{", expr):

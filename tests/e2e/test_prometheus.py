@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,11 @@ pytestmark = [
     pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed here"),
     pytest.mark.timeout(600),
 ]
+
+
+@pytest.fixture
+def load(make_load: Callable[..., Any]) -> Any:
+    return make_load(64, seed=5)
 
 
 @pytest.fixture
