@@ -192,6 +192,9 @@ def _shown(
     if shorten:
         kept = lab.shrink(scenario, lambda shorter: bool(how.run(shorter).breaches))
         breaches = how.run(scenario.only(kept)).breaches
+        if not breaches:  # a run depended on more than its seed: a defect of the lab itself
+            text = [f"seed {outcome.seed} does not repeat: {outcome.breaches[0]}"]
+            return [*text, *outcome.breaches[1:4], f"  again: {command}{how.arguments()}"]
     if shorten or keep is not None:
         command += f" --keep {','.join(map(str, kept))}"
     command += how.arguments()

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -95,6 +96,21 @@ def test_a_seed_whose_run_breaks_down_is_shown_like_any_other(
     (violation,) = run(5, 1, past=False).violations
     first, *_, again = violation.splitlines()
     assert first.startswith("seed 5: the lab raised KeyError('d7') at breaking:")
+    assert again == "  again: baton faults --from 5 --seeds 1"
+
+
+def test_a_failing_seed_that_does_not_repeat_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    breaches, unharmed = iter([["2 blocks are in use"]]), lab.run
+
+    def run_once_badly(*args: Any, **kwargs: Any) -> lab.Outcome:
+        outcome = unharmed(*args, **kwargs)
+        outcome.breaches = next(breaches, [])
+        return outcome
+
+    monkeypatch.setattr(lab, "run", run_once_badly)
+    (violation,) = run(5, 1, past=False).violations
+    first, again = violation.splitlines()
+    assert first == "seed 5 does not repeat: 2 blocks are in use"
     assert again == "  again: baton faults --from 5 --seeds 1"
 
 
