@@ -66,6 +66,7 @@ class Speculator:
         self._policy = DraftLengthPolicy(longest)
         self._watch = AcceptanceWatch()
         self._chosen = False  # lengths of the next step
+        self._verified = False  # the last step did
         self._name = name = drafting if proposer is None else proposer.name
         self._proposed = metrics.PROPOSED_TOKENS.labels(name)
         self._accepted = metrics.ACCEPTED_TOKENS.labels(name)
@@ -74,7 +75,7 @@ class Speculator:
         """Return whether the next step should be planned after the one under way, because it will
         have something to verify."""
         self._choose(sequences)
-        self._chosen = any([self._expects(sequence) for sequence in sequences])
+        self._chosen = any(map(self._expects, sequences))
         return self._chosen
 
     def slices(self, sequences: Seq[Sequence], lend: Callable[[Sequence, int], int]) -> list[Slice]:
@@ -131,13 +132,23 @@ class Speculator:
     def observe_result(self, batch: StepBatch, result: StepResult) -> None:
         """Take the times of a step that computed no chunk of a prompt. A step that verifies is not
         planned ahead, so that the host's work and the proposer's add to the device's time: what
-        passes between two ends counts, where it is known."""
+        passes between two ends counts, where it is known. Nor is the step after it, which is not
+        the price of a plain step: the device's time counts."""
         drafts = [len(tokens) for tokens in result.proposed.values()]
         rows = sum(len(item.tokens) for item in batch.slices) + sum(drafts)
-        step_s = result.device_s if result.interval_s is None else result.interval_s
+        verified = any(drafts) or any(item.proposed for item in batch.slices)
+        after, self._verified = self._verified, verified
+        step_s = result.device_s
+        if result.interval_s is not None and (verified or not after):
+            step_s = result.interval_s
         self.observe_step(rows, step_s - result.draft_s)
         if result.draft_s > 0 and any(drafts):
             self._policy.observe_draft(len(drafts), max(drafts), result.draft_s)
+        if step_s > 0:
+            tokens = sum(map(len, result.drawn))
+            sequences = len(batch.slices)
+            if self._policy.observe_yield(sequences, tokens, step_s, proposed=verified):
+                metrics.SPECULATION_PAUSES.inc()
 
     def observe_step(self, rows: int, target_s: float) -> None:
         """Take the time of the target in a step of so many rows."""

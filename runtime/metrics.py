@@ -254,6 +254,11 @@ ACCEPTED_DRAFT_TOKENS = histogram(
     "Accepted tokens of one draft: those above n accepted position n + 1.",
     buckets=range(MAX_DRAFT_TOKENS),
 )
+SPECULATION_PAUSES = counter(
+    "baton_speculation_pauses_total",
+    "Times at which batches of some size stopped to speculate for a while, because steps without "
+    "proposals had yielded more tokens a second.",
+)
 PREFIX_CACHED_TOKENS = counter(
     "baton_prefix_cached_tokens_total", "Prompt tokens taken from the prefix cache."
 )

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.speculation.step_costs import Floats, StepCosts
+from baton.engine.speculation.yield_gate import YieldGate
 
 Ints = NDArray[np.int64]
 
@@ -70,6 +71,7 @@ class DraftLengthPolicy:
         self.draft_costs = StepCosts()
         self._shared = Evidence()
         self._probes = _Probes()
+        self._gate = YieldGate()
 
     def start(self) -> SequenceDraft:
         return SequenceDraft()
@@ -91,15 +93,21 @@ class DraftLengthPolicy:
         """Record what `passes` passes of a draft model over so many sequences took."""
         self.draft_costs.observe(sequences, seconds / passes)
 
+    def observe_yield(self, sequences: int, tokens: int, seconds: float, *, proposed: bool) -> bool:
+        """Record how many tokens a step without a prefill chunk yielded, with or without proposals,
+        and all the time that it took: while the yield of speculation is lower, none is proposed.
+        Return whether that begins now."""
+        return self._gate.observe(sequences, tokens, seconds, proposed=proposed)
+
     def acceptance(self, sequence: SequenceDraft) -> float:
         """Return the estimated share of proposals that the target accepts, one by one."""
         return sequence.evidence.share(self._shared.share(_PRIOR_SHARE))
 
     def choose(self, sequences: Sequence[SequenceDraft], limits: Sequence[int]) -> list[int]:
         """Return how many tokens to propose for each sequence of the next step: at most its limit,
-        which is what its end and its blocks leave room for. 0 for all before a step was observed.
-        """
-        if not sequences or not self.step_costs:
+        which is what its end and its blocks leave room for. 0 for all before a step was observed,
+        and while speculation yields less than plain steps of such a batch did."""
+        if not sequences or not self.step_costs or not self._gate.open(len(sequences)):
             return [0] * len(sequences)
         caps = np.clip(np.asarray(limits, dtype=np.int64), 0, self._longest)
         shares = np.array([self.acceptance(sequence) for sequence in sequences])

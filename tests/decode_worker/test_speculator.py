@@ -187,3 +187,41 @@ def test_without_an_interval_the_device_s_time_counts(interval_s: float | None) 
         speculator.observe_result(plain, StepResult((), 0.01, interval_s=interval_s))
         speculator.observe_result(verifying, StepResult((), 0.011, interval_s=interval_s))
     assert speculator.should_wait([sequence])
+
+
+def step_results(accepted: int, verified_s: float) -> tuple[StepResult, StepResult]:
+    """A plain step of 10 ms, and one whose time of the device is the same."""
+    plain = StepResult((drawn(10),), 0.01, interval_s=0.01)
+    return plain, StepResult((drawn(*range(accepted + 1)),), 0.01, interval_s=verified_s)
+
+
+@pytest.mark.parametrize(("verified_s", "waits"), [(0.021, False), (0.019, True)])
+def test_measured_yield_decides_whether_to_speculate(verified_s: float, waits: bool) -> None:
+    """Half a draft is accepted: the table of costs, which has other steps too, may be wrong."""
+    speculator, _ = made(longest=2)
+    sequence = a_sequence()
+    verifying = StepBatch(speculator.slices([sequence], everything))
+    plain = StepBatch([sequence.next_slice()])
+    results = step_results(1, verified_s)
+    before = metrics.REGISTRY.get_sample_value("baton_speculation_pauses_total")
+    for _ in range(20):
+        for batch, result in zip((plain, verifying), results, strict=True):
+            speculator.observe_result(batch, result)
+        speculator.observe_step(3, 0.01)
+    assert speculator.should_wait([sequence]) == waits
+    assert (metrics.REGISTRY.get_sample_value("baton_speculation_pauses_total") > before) == (
+        not waits
+    )
+
+
+def test_step_after_a_verification_is_no_slow_plain_step() -> None:
+    """Neither is planned ahead: the pause between them is the price of speculation."""
+    speculator, _ = made(longest=2)
+    sequence = a_sequence()
+    verifying = StepBatch(speculator.slices([sequence], everything))
+    plain = StepBatch([sequence.next_slice()])
+    _, verified = step_results(1, 0.03)
+    for _ in range(20):
+        speculator.observe_result(verifying, verified)
+        speculator.observe_result(plain, StepResult((drawn(10),), 0.01, interval_s=0.02))
+    assert not speculator.should_wait([sequence])
