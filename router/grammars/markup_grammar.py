@@ -6,9 +6,10 @@
 Parameters come in the order of the schema's properties, each once. A string contains no closing
 mark; where other types are admitted beside it, it is no text that would be read as one of those.
 Beside strings, null, booleans and numbers without bounds are part of the same terminal, since the
-longest match decides which terminal a text is; lists, objects and bounded numbers are left out,
-which is narrower than the schema. What a schema asks for and this form cannot be held to is refused
-by name. Stateless.
+longest match decides which terminal a text is; bounded numbers are left out, which is narrower than
+the schema. Lists and objects are JSON, and no string begins with their bracket. A mark within a
+string of JSON ends no value (markup_call.py). What a schema asks for and this form cannot be held
+to is refused by name. Stateless.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ _PLAIN = {  # beside strings
     "integer": "-?(0|[1-9][0-9]{0,14})",
     "number": r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,9})?",
 }
+_CONTAINERS = frozenset({"array", "object"})
 _UNBOUNDED = (_PLAIN["null"], _PLAIN["boolean"])
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _LOOKS = {  # texts that are read as another type
@@ -113,8 +115,24 @@ class _Parameters:
         found = branches(schema, self._root) or [{}]
         if any("string" in value_types(each, self._root) for each in found):
             texts = [each for branch in found for each in self._texts(key, branch, found)]
-            return [self._text(name.upper(), " | ".join(texts))]
+            text = self._text(name.upper(), " | ".join(texts))
+            beside = enumerate(self._containers(found))
+            return [text, *(self._other(f"{name}_{place}", each) for place, each in beside)]
         return [self._other(f"{name}_{place}", each) for place, each in enumerate(found)]
+
+    def _containers(self, found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the lists and objects among alternatives of which some are strings; none where a
+        text may be anything, or a value of an enumeration begins like them."""
+        made = []
+        for each in found:
+            types = value_types(each, self._root)
+            if types == ANY_TYPE:
+                return []
+            if types & _CONTAINERS and enumerated(each):
+                return []
+            if types & _CONTAINERS:
+                made.append({**each, "type": sorted(types & _CONTAINERS)})
+        return made
 
     def _texts(
         self, key: str, schema: Mapping[str, Any], found: Sequence[Mapping[str, Any]]

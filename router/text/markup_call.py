@@ -9,7 +9,7 @@
     </tool_call>
 
 A value has no type: the schema of the tool says how it is read (markup_value.py). It ends at the
-first closing mark, so no value can contain that.
+first closing mark (value_end.py), which only a string within JSON can contain.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from baton.router.text.call_form import (
     skip,
 )
 from baton.router.text.markup_value import json_value
+from baton.router.text.value_end import ValueEnd
 
 _NAME = re.compile(NAME)
 _AFTER_GLM_NAME = re.compile(r"[ \t\r\n<]")
@@ -62,8 +63,7 @@ class MarkupForm:
 
 
 class OpenMarkupCall:
-    """`opening` ends at `at`. Arguments are copied when they are complete; each character of a
-    value is searched once."""
+    """`opening` ends at `at`. Arguments are copied when they are complete."""
 
     def __init__(self, form: MarkupForm, opening: str, at: int) -> None:
         self._form = form
@@ -74,18 +74,17 @@ class OpenMarkupCall:
         self._mark_read = opening == form.name  # the mark before what the stage reads
         self._name = ""
         self._key = ""
-        self._searched = at
+        self._value_end = ValueEnd(form.value_end, at)
         self._values: dict[str, str] = {}
 
     def moved(self, count: int) -> None:
         self._at -= count
         self.shown -= count
-        self._searched -= count
+        self._value_end.moved(count)
 
     def end(self, text: str, final: bool) -> int | None:
         while self._stage != "closing":
-            steps = {"name": self._read_name, "key": self._read_key, "value": self._read_value}
-            if not steps[self._stage](text):
+            if not self._step(text, final):
                 if final and self._cut_in_end(text):
                     return len(text)
                 if final:
@@ -97,6 +96,12 @@ class OpenMarkupCall:
         if expected(text, self._at, self._form.closing):
             return self._at + len(self._form.closing)
         return len(text) if final else None
+
+    def _step(self, text: str, final: bool) -> bool:
+        """Read on by one part of the call. Return False if more text is needed."""
+        if self._stage == "value":
+            return self._read_value(text, final)
+        return self._read_name(text) if self._stage == "name" else self._read_key(text)
 
     def _cut_in_end(self, text: str) -> bool:
         """Return whether the text ends within the mark after the last argument."""
@@ -155,21 +160,20 @@ class OpenMarkupCall:
             after += len(form.value)
         if not key or key in self._values:
             raise NotACall
-        self._key, self._at, self._searched = key, after, after
+        self._key, self._at = key, after
+        self._value_end = ValueEnd(form.value_end, after)
         self._stage = "value"
         return True
 
-    def _read_value(self, text: str) -> bool:
-        mark = self._form.value_end
-        end = text.find(mark, self._searched)
-        if end < 0:
-            self._searched = max(self._at, len(text) - len(mark) + 1)
+    def _read_value(self, text: str, final: bool) -> bool:
+        end = self._value_end.find(text, final)
+        if end is None:
             return False
         value = text[self._at : end]
         if self._form.padded:
             value = value.removeprefix("\n").removesuffix("\n")
         self._values[self._key] = value
-        self._at = end + len(mark)
+        self._at = end + len(self._form.value_end)
         self._stage = "key"
         return True
 

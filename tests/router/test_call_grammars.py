@@ -156,6 +156,20 @@ def test_answer_of_a_schema_may_be_a_call(model: Model) -> None:
         ({"type": ["string", "integer"]}, ["a", 5, "5 a"], []),
         ({"type": "boolean"}, [True], ["yes"]),
         ({"type": "array", "items": {"type": "integer"}}, [[1, 2]], [["a"], "a"]),
+        ({"type": ["array", "null"], "items": {"type": "integer"}}, [[1, 2], None], [["a"], "a"]),
+        ({"type": "object", "properties": {"k": {}}}, [{}, {"k": [{"l": "m"}]}], [{"l": 1}, "{"]),
+        (
+            {"type": ["string", "array"], "items": {"type": "integer"}},
+            ["ab", "a [b", [1, 2], []],
+            [["a"], "[see", " [1]"],
+        ),
+        (
+            {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/k"}, {"type": "null"}]},
+            ["x", "5", None, {"k": "y"}],
+            [{"z": 1}, {}, "{"],
+        ),
+        ({"type": ["string", "object"], "maxLength": 2}, ["ab", {"a": [1, {"b": "c"}]}], ["abc"]),
+        ({"enum": ["a", [1], None]}, ["a", [1], None], ["b", [2]]),
         ({"enum": ["a", 1, None]}, ["a", 1, None], ["b", 2]),
         ({"description": "anything"}, ["a", "b c", [1]], []),
         ({"allOf": [{"$ref": "#/$defs/n"}], "description": "a number"}, [4], ["a"]),
@@ -176,7 +190,10 @@ def test_value_follows_its_schema(
         "type": "object",
         "properties": {"a": schema},
         "required": ["a"],
-        "$defs": {"n": {"type": "integer"}},
+        "$defs": {
+            "n": {"type": "integer"},
+            "k": {"type": "object", "properties": {"k": {"type": "string"}}, "required": ["k"]},
+        },
     }
     lark = required_calls(model.form, [GrammarTool("f", root)], False, model.token)
     tools = CallableTools(model.form, frozenset("f"), True, {"f": root})
@@ -189,6 +206,18 @@ def test_value_follows_its_schema(
     own = "</parameter>" if name == "qwen3_coder" else "</arg_value>"
     for value in [*bad, f"a{own}b", own]:
         assert not model.admits(lark, written(name, {"a": value})), value
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm"])
+def test_strings_in_a_list_may_have_marks(model_folder: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((model_folder / "tokenizer.json").read_bytes())
+    model = Model(tmp_path, name, False)
+    root = {"type": "object", "properties": {"a": {"type": "array"}}, "required": ["a"]}
+    lark = required_calls(model.form, [GrammarTool("f", root)], False, model.token)
+    value = ["</parameter>", {"</arg_value>": "</tool_call>"}]
+    text = written(name, {"a": value})
+    assert model.admits(lark, text)
+    assert model.read(text) == [("f", {"a": value})]
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,16 @@ import jsonschema
 import pytest
 
 from baton.proto import worker_pb2
+from baton.router.grammars.lark_text import GrammarTool
+from baton.router.grammars.tool_grammar import required_calls
+from baton.router.text.call_form import CallableTools
+from baton.router.text.call_forms import FORMS
+from baton.router.text.tool_calls import ToolCallParser
 from baton.runtime.errors import Unavailable
 from baton.runtime.grammar import matcher as matchers
 from baton.runtime.grammar.choice_masks import TokenMask
 from baton.runtime.grammar.grammar_compiler import GrammarCompiler
-from baton.runtime.grammar.grammar_text import json_schema_grammar, regex_grammar
+from baton.runtime.grammar.grammar_text import json_schema_grammar, lark_grammar, regex_grammar
 from baton.runtime.grammar.vocabulary import Vocabulary
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
@@ -36,6 +41,18 @@ SCHEMA: dict[str, Any] = {
     "required": ["name", "sizes", "kind"],
 }  # fmt: skip
 TEXT = json_schema_grammar(SCHEMA)
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "rows": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99},
+                 "minItems": 1, "maxItems": 3},
+        "map": {"type": "object", "properties": {"k": {"type": "string", "maxLength": 4}},
+                "required": ["k"]},
+        "any": {"anyOf": [{"type": "string", "maxLength": 4},
+                          {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}]},
+    },
+    "required": ["rows", "map", "any"],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -216,15 +233,21 @@ async def test_a_matcher_over_its_limits_fails_the_request(
 
 
 async def speculated(
-    start: Callable[..., Client], vocabulary: Vocabulary, share: float, local: bool
+    start: Callable[..., Client],
+    vocabulary: Vocabulary,
+    share: float,
+    local: bool,
+    text: str = TEXT,
 ) -> tuple[list[list[int]], list[list[int]], list[Request]]:
     """Answers of plain decoding, those of a worker that speculates, and the latter's requests."""
     client = start()
-    plain = [await answer(ask(client, vocabulary, seed=seed, local=local)) for seed in range(4)]
+    plain = [
+        await answer(ask(client, vocabulary, text, seed=seed, local=local)) for seed in range(4)
+    ]
     oracle = OracleProposer(share)
     oracle.texts = [[*PROMPT, *tokens] for tokens in plain]
     other = start(proposer=oracle, draft_tokens=4)
-    requests = [ask(other, vocabulary, seed=seed, local=local) for seed in range(4)]
+    requests = [ask(other, vocabulary, text, seed=seed, local=local) for seed in range(4)]
     found = [await answer(request) for request in requests]
     await other.cluster.quiet()
     return plain, found, requests
@@ -234,13 +257,37 @@ async def speculated(
 @pytest.mark.parametrize("share", [1.0, 0.7, 0.0])
 @on_virtual_time
 async def test_speculation_changes_no_token_of_a_grammar(
-    start: Callable[..., Client], vocabulary: Vocabulary, share: float, local: bool
+    start: Callable[..., Client],
+    vocabulary: Vocabulary,
+    share: float,
+    local: bool,
+    text: str = TEXT,
 ) -> None:
     plain, found, requests = await speculated(start, vocabulary, share, local)
     assert found == plain
     accepted = sum(o.accepted_proposal for request in requests for o in request.outputs)
     rejected = sum(o.rejected_proposals for request in requests for o in request.outputs)
     assert accepted > 20 * share and (rejected > 20 or share == 1.0)
+
+
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm"])
+@on_virtual_time
+async def test_forced_call_with_lists_and_objects_is_valid(
+    start: Callable[..., Client], vocabulary: Vocabulary, form: str, local: bool
+) -> None:
+    """In markup, under speculation, read from its stream."""
+    tools = [GrammarTool("f", PARAMETERS)]
+    lark = required_calls(FORMS[form], tools, False, lambda text: None)
+    plain, found, requests = await speculated(start, vocabulary, 0.7, local, lark_grammar(lark))
+    assert found == plain
+    assert sum(o.accepted_proposal for request in requests for o in request.outputs) > 20
+    for tokens in found:
+        parser = ToolCallParser(CallableTools(FORMS[form], frozenset("f"), True, {"f": PARAMETERS}))
+        read = [parser.push(sign) for sign in text_of(tokens)] + [parser.flush()]
+        (call,) = [call for _, calls in read for call in calls]
+        assert not "".join(content for content, _ in read)
+        jsonschema.validate(json.loads(call.arguments), PARAMETERS)
 
 
 @on_virtual_time
