@@ -21,6 +21,7 @@ from typing import Any
 
 import jsonschema
 
+from baton.engine.speculation.ngram_proposer import NgramProposer
 from baton.models.embedded import embedded_model
 from baton.models.random_model import make_shaped_model
 from baton.proto import worker_pb2
@@ -33,6 +34,7 @@ from baton.simulation.fleet.model_cluster import ModelCluster
 from benchmarks.constrained_step_cost import step_costs
 from benchmarks.figures.report import Figure, at_least, parser, report
 from benchmarks.inputs.constrained_schemas import Schema, all_schemas
+from benchmarks.speculation import DRAFT_TOKENS, FixedSpeculator
 
 MAX_TOKENS = 300
 AT_ONCE = 8
@@ -54,14 +56,16 @@ class ConstrainedAnswer:
 
 
 class Fleet:
-    """Two decode workers and a prefill worker with one model."""
+    """Three decode workers, of which the last one speculates, and a prefill worker with one
+    model."""
 
     def __init__(self, folder: Path, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self.cluster = ModelCluster(folder, block_size=8)
+        speculators = iter([None, None, FixedSpeculator(NgramProposer(), DRAFT_TOKENS)])
+        self.cluster = ModelCluster(folder, block_size=8, speculator=lambda: next(speculators))
         self.cluster.vocabulary = vocabulary
         self.cluster.add_prefill("prefill-0", 400)
-        for number in range(2):
+        for number in range(3):
             self.cluster.add_decode(f"decode-{number}", 400)
         self.clients = {name: Client(self.cluster, name) for name in self.cluster.decode}
 
@@ -143,10 +147,11 @@ async def answers_of(
 async def repeated(
     fleet: Fleet, cases: list[SchemaCase], answers: list[ConstrainedAnswer]
 ) -> dict[str, float]:
-    """Return the share of equal answers after a handoff, and after their worker was lost."""
+    """Return the share of equal answers after a handoff, after their worker was lost, and under
+    speculation."""
     draws = random.Random(3)
     chosen = draws.sample(range(len(cases)), min(REPEATED, len(cases)))
-    equal = {"handoff": 0, "kill": 0}
+    equal = {"handoff": 0, "kill": 0, "speculation": 0}
     for number in chosen:
         case, whole = cases[number], answers[number]
         prompt = prompt_of(case, fleet.vocabulary, number)
@@ -155,6 +160,8 @@ async def repeated(
         kept = draws.randrange(1, len(whole.tokens)) if len(whole.tokens) > 1 else 0
         again = await fleet.answer(prompt, case, worker="decode-1", accepted=whole.tokens[:kept])
         equal["kill"] += again == whole
+        proposed = await fleet.answer(prompt, case, worker="decode-2")
+        equal["speculation"] += proposed == whole
     return {name: count / len(chosen) for name, count in equal.items()}
 
 

@@ -88,13 +88,10 @@ def _masks(
     end, and for each draw its mask, -1 for none."""
     found = masks_of(draws, rows)
     size = -(-vocab // 8)
-    masks = np.zeros((len(found), size), np.uint8)
+    whole = bytearray().join(bits[:size].ljust(size, b"\0") for _, bits in found)
     mask_rows = np.full(len(draws), -1, np.int64)
-    for place, (row, bits) in enumerate(found):
-        count = min(size, len(bits))
-        masks[place, :count] = np.frombuffer(bits, np.uint8, count)
-        mask_rows[row] = place
-    return masks, mask_rows
+    mask_rows[[row for row, _ in found]] = range(len(found))
+    return np.frombuffer(whole, np.uint8).reshape(len(found), size), mask_rows
 
 
 def compiled_sampler() -> Sampler:

@@ -6,12 +6,14 @@ that an answer depends neither on the worker that computes it nor on what is com
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.decode_worker.speculator import Speculator
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine
 from baton.engine.execution.torch_engine import TorchEngine
@@ -42,6 +44,7 @@ class ModelCluster(Cluster):
         block_size: int,
         kv_dtype: str = "auto",
         verify: bool = True,
+        speculator: Callable[[], Speculator | None] = lambda: None,
         **step: int,
     ) -> None:
         self._folder = folder
@@ -51,7 +54,8 @@ class ModelCluster(Cluster):
         settings: dict[str, Any] = {**_STEP, **step}
         handoff = HandoffConfig(lease_s=5.0, verify=verify)
         pool = PoolConfig(block_size=block_size)
-        super().__init__(Config(pool=pool, step=StepConfig(**settings), handoff=handoff))
+        config = Config(pool=pool, step=StepConfig(**settings), handoff=handoff)
+        super().__init__(config, speculator=speculator)
 
     def limits(self) -> ModelLimits:
         numerics = {engine.numerics for engine in self.engines}

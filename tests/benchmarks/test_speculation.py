@@ -26,7 +26,6 @@ async def test_runs_with_and_without_speculation_alternate() -> None:
     assert embedded_model().is_dir()
     asks = [texts.ask(prompt, local=True, max_tokens=4) for prompt in chats(1, 2)]
     proposer = speculation.NgramProposer()
-    ratio, share = await gain(
-        asks, lambda: speculation.Speculator(proposer, 2), rounds=1, together=True
-    )
-    assert ratio > 0 and 0 <= share <= 1
+    gained = await gain(asks, lambda: speculation.Speculator(proposer, 2), rounds=1, at_once=2)
+    assert gained.tokens_per_s > 0 and gained.tokens_per_processor_s > 0
+    assert 0 <= gained.accepted_share <= 1
