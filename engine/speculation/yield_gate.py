@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 TRIAL_STEPS = 8  # with proposals, before they are judged
 PLAIN_STEPS = 4  # without, to compare them with
 CLOSED_STEPS = 64  # without, before the next trial; doubled after one that fails
-MOST_CLOSED_STEPS = 2048
+MAX_CLOSED_STEPS = 2048
 REFRESH_STEPS = 128  # with proposals, after which one goes without
 _DECAY = 0.95  # of a rate's evidence, for each of its steps
 
@@ -67,7 +67,7 @@ class _Record:
             self.waits = PLAIN_STEPS - self.plain.steps
         elif self.speculating.tokens_per_s < self.plain.tokens_per_s:
             self.waits, self.speculating = self.closed_steps, _Rate()
-            self.closed_steps = min(2 * self.closed_steps, MOST_CLOSED_STEPS)
+            self.closed_steps = min(2 * self.closed_steps, MAX_CLOSED_STEPS)
             return True
         elif steps >= CLOSED_STEPS:
             self.closed_steps = CLOSED_STEPS

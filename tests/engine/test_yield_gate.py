@@ -10,7 +10,7 @@ import pytest
 from baton.engine.speculation.draft_length import DraftLengthPolicy
 from baton.engine.speculation.yield_gate import (
     CLOSED_STEPS,
-    MOST_CLOSED_STEPS,
+    MAX_CLOSED_STEPS,
     PLAIN_STEPS,
     REFRESH_STEPS,
     TRIAL_STEPS,
@@ -34,7 +34,7 @@ def speculate(gate: YieldGate, steps: int, gain: float, sequences: int = SEQUENC
     return steps
 
 
-def plain_until_open(gate: YieldGate, limit: int = 2 * MOST_CLOSED_STEPS) -> int:
+def plain_until_open(gate: YieldGate, limit: int = 2 * MAX_CLOSED_STEPS) -> int:
     for step in range(limit):
         if gate.open(SEQUENCES):
             return step
@@ -49,7 +49,7 @@ def test_lower_yield_closes_and_each_failed_trial_waits_longer() -> None:
     for _ in range(8):
         assert speculate(gate, 100, 0.9) == TRIAL_STEPS
         closed.append(plain_until_open(gate))
-    assert closed == [min(CLOSED_STEPS << n, MOST_CLOSED_STEPS) for n in range(8)]
+    assert closed == [min(CLOSED_STEPS << n, MAX_CLOSED_STEPS) for n in range(8)]
 
 
 def test_higher_yield_stays_open_but_for_a_plain_step() -> None:
