@@ -19,7 +19,12 @@ from baton.runtime.errors import Unavailable
 from baton.runtime.grammar import matcher as matchers
 from baton.runtime.grammar.choice_masks import TokenMask
 from baton.runtime.grammar.grammar_compiler import GrammarCompiler
-from baton.runtime.grammar.grammar_text import json_schema_grammar, lark_grammar, regex_grammar
+from baton.runtime.grammar.grammar_text import (
+    choice_grammar,
+    json_schema_grammar,
+    lark_grammar,
+    regex_grammar,
+)
 from baton.runtime.grammar.vocabulary import Vocabulary
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
@@ -173,6 +178,18 @@ async def test_max_tokens_ends_a_valid_prefix(
     request = ask(client, vocabulary, max_tokens=7)
     await request.finished()
     assert request.end().end == worker_pb2.LENGTH and request.tokens() == whole[:7]
+
+
+@on_virtual_time
+async def test_a_complete_answer_ends_whatever_speaks_against_it(
+    start: Callable[..., Client], vocabulary: Vocabulary
+) -> None:
+    """The grammar admits nothing but the end: a lower bound and a bias do not count."""
+    client = start()
+    against = {"min_tokens": 20, "barred": [END], "logit_bias": {END: -100.0}}
+    for local in (True, False):
+        request = ask(client, vocabulary, choice_grammar(["yes"]), local=local, **against)
+        assert text_of(await answer(request)) == "yes"
 
 
 @on_virtual_time

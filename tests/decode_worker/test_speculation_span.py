@@ -1,0 +1,43 @@
+"""A request's trace tells what was proposed for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.decode_worker.speculator import Speculator
+from baton.runtime import tracing
+from baton.runtime.config import Config, PoolConfig
+from baton.simulation.fleet.client import Client
+from baton.simulation.fleet.cluster import Cluster
+from baton.simulation.fleet.oracle_proposer import OracleProposer
+
+PROMPT = list(range(20))
+TRACE = {"traceparent": f"00-{7:032x}-00f067aa0ba902b7-01"}
+
+
+async def test_proposals_are_attributes_of_the_decode_span(collector: tuple[Any, str]) -> None:
+    servicer, endpoint = collector
+    tracing.setup("decode-0", endpoint)
+    oracle = OracleProposer(0.5)
+    cluster = Cluster(
+        Config(pool=PoolConfig(block_size=4)), lambda _: 0.001, lambda: Speculator(oracle, 4)
+    )
+    cluster.add_decode("decode-0", 40)
+    client = Client(cluster, "decode-0")
+    try:
+        plain = client.submit(PROMPT, local=True, max_tokens=30)
+        await plain.finished()
+        oracle.texts = [[*PROMPT, *plain.tokens()]]
+        request = client.submit(PROMPT, local=True, max_tokens=30, trace=TRACE)
+        await request.finished()
+        await cluster.quiet()
+    finally:
+        tracing.shutdown(10.0)
+        await cluster.close()
+    (span,) = [s for s in servicer.all if s.name == "decode" and s.trace_id.hex() == f"{7:032x}"]
+    told = {entry.key.removeprefix("baton."): entry.value.int_value for entry in span.attributes}
+    accepted = sum(output.accepted_proposal for output in request.outputs)
+    rejected = sum(output.rejected_proposals for output in request.outputs)
+    assert accepted > 0 and rejected > 0
+    assert told["accepted_tokens"] == accepted
+    assert told["proposed_tokens"] == accepted + rejected
