@@ -117,10 +117,12 @@ class Handoffs:
                     candidates.remove(candidate)
                     all_left = all_left and _has_left(error)
                 self._scheduler.reservations.replace_leased(group)
+                group.request.timeline.mark("lost handoff", self._wall())
             if candidates and loop.time() > busy_until:
                 raise Overloaded("every prefill worker is busy")
             if candidates:
                 await asyncio.sleep(pause)
+                group.request.timeline.mark("lost handoff", self._wall())
                 pause = min(2 * pause, MAX_BUSY_PAUSE_S)
         if all_left:
             raise StalePlacement("every prefill worker of the placement has left")
@@ -158,6 +160,7 @@ class Handoffs:
             ) as context:
                 opening = self._opening(group, candidate, tracing.inject(context))
                 report = await self._read(group, candidate, opening, on_first)
+                group.request.timeline.take_fetch(report, self._wall_offset_s)
                 # not before the group is in the batch
                 asyncio.get_running_loop().call_soon(self._record_fetch, report, context)
             outcome = "completed"
@@ -176,10 +179,15 @@ class Handoffs:
         on_first: OnFirst,
     ) -> FetchReport:
         link = await self._peers.open(candidate)
+        group.request.timeline.mark("connect", self._wall())
         self._streams.setdefault(candidate.boot_id, set()).add(link)
 
         def quarantine(blocks: Sequence[int], settled: asyncio.Future[None]) -> None:
             self._quarantine(group, list(blocks), settled)
+
+        def take_first(first: handoff_pb2.FirstTokens) -> None:
+            group.request.timeline.take_first(first, candidate.worker_id, self._wall())
+            on_first(group, first)
 
         reader = HandoffReader(
             link, self._mover, candidate.boot_id, self._boot_id, self._config, quarantine
@@ -190,7 +198,7 @@ class Handoffs:
                 opening,
                 group.blocks[group.held :],
                 group.identities[group.held :],
-                lambda first: on_first(group, first),
+                take_first,
             )
         except WorkerLost as error:
             if link not in self._streams.get(candidate.boot_id, ()):
@@ -204,6 +212,9 @@ class Handoffs:
             task = asyncio.create_task(reader.finished())
             self._closing[task] = reader.report.started
             task.add_done_callback(self._closing.pop)
+
+    def _wall(self) -> float:
+        return asyncio.get_running_loop().time() + self._wall_offset_s
 
     def _in_order(self, ranked: Sequence[worker_pb2.Candidate]) -> list[worker_pb2.Candidate]:
         """Return the router's ranking with candidates that recently withheld answers at its end.

@@ -44,6 +44,9 @@ class Requests:
         self.served = 0  # requests whose last choice finished, by a stop string too
         self.idle = asyncio.Event()  # set while there is no request
         self.idle.set()
+        self._preemptions = 0
+        self._preempted_wall_s = 0.0  # when a plan last preempted
+        self._step_wall_s = (0.0, 0.0)  # begin and end of the step that is being committed
 
     def add(self, request: Request) -> None:
         self._living[request.request_id] = request
@@ -54,6 +57,30 @@ class Requests:
 
     def living(self) -> list[Request]:
         return list(self._living.values())
+
+    def record_preemptions(self, count: int) -> None:
+        """Record when a plan preempted, from the number of all preemptions so far."""
+        if count > self._preemptions:
+            self._preemptions, self._preempted_wall_s = count, self._wall()
+
+    def record_admission(self, group: Group, now_wall_s: float) -> None:
+        """Record that a group has credit, and its blocks: for the first time or again."""
+        request = group.request
+        metrics.QUEUE_SECONDS.observe(now_wall_s - request.arrived_wall_s)
+        tracing.record(tracing.QUEUE, request.arrived_wall_s, now_wall_s, request.trace)
+        if group.local == "recompute":
+            request.timeline.preempt(self._preempted_wall_s, now_wall_s)
+        else:
+            request.timeline.mark("credit wait", now_wall_s)
+
+    def record_step(
+        self, chunks: Iterable[Chunk[Group]], begun_wall_s: float, ended_wall_s: float
+    ) -> None:
+        """Record when the step ran whose tokens come next, in the timelines of its chunks too."""
+        self._step_wall_s = begun_wall_s, ended_wall_s
+        for chunk in chunks:
+            tokens = chunk.end - chunk.start
+            chunk.key.request.timeline.mark_chunk(begun_wall_s, ended_wall_s, tokens)
 
     def accept_run(self, run: VerifiedRun) -> None:
         """Emit the tokens of a step that verified proposals, in their order."""
@@ -81,6 +108,8 @@ class Requests:
             output.logprob = drawn.logprob
             for token, logprob in drawn.top:
                 output.top.add(token=token, logprob=logprob)
+        if request.timeline.due:
+            request.timeline.report(output, self._wall(), self._step_wall_s)
         if not request.first_token_wall_s:
             request.first_token_wall_s = self._wall()
         if len(sequence.output) == 1:

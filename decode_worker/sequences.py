@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 from opentelemetry.context import Context
 
 from baton.decode_worker.draft_progress import DraftProgress
+from baton.decode_worker.request_timeline import RequestTimeline
 from baton.engine.scheduling.batch import DraftWork, Draw, Drawn, Scores, Scoring, Slice
 from baton.engine.scheduling.token_history import History, PromptTokens, Text
 from baton.engine.scheduling.verification import with_proposals
@@ -76,6 +77,10 @@ class Request:
     last_turn: int = 0  # the last step planned for it alone
     prompt_logprobs: worker_pb2.PromptLogprobs | None = None  # computed, or on their way
     failed_prefills: list[bytes] = field(default_factory=list)  # boot ids, each once
+    timeline: RequestTimeline = field(init=False)  # in seconds of time.time()
+
+    def __post_init__(self) -> None:
+        self.timeline = RequestTimeline(self.arrived_wall_s)
 
     @property
     def tenant(self) -> bytes:

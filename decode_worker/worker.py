@@ -33,7 +33,7 @@ from baton.engine.scheduling.step_pipeline import CompletedStep
 from baton.engine.scheduling.worker_loop import WorkerLoop
 from baton.kv_transfer.mover import Mover
 from baton.proto import handoff_pb2, worker_pb2
-from baton.runtime import logs, metrics, tracing
+from baton.runtime import logs, metrics
 from baton.runtime.config import Config
 from baton.runtime.errors import (
     BatonError,
@@ -261,6 +261,7 @@ class DecodeWorker:
         self._refuse_blocked()
         # Running sequences grow before new grants take blocks.
         plan = self._scheduler.plan(tokens_per_s)
+        self._requests.record_preemptions(self._scheduler.preemptions)
         self._take_back_if_starved()
         self._admit()
         return plan
@@ -280,8 +281,7 @@ class DecodeWorker:
         for group in self._scheduler.admit():
             now_wall = self._wall()
             request = group.request
-            metrics.QUEUE_SECONDS.observe(now_wall - request.arrived_wall_s)
-            tracing.record(tracing.QUEUE, request.arrived_wall_s, now_wall, request.trace)
+            self._requests.record_admission(group, now_wall)
             request.cached_tokens = max(request.cached_tokens, group.held * self._pool.block_size)
             metrics.PREFIX_QUERIED_TOKENS.inc(len(group.tokens))
             metrics.PREFIX_CACHED_TOKENS.inc(group.held * self._pool.block_size)
@@ -301,7 +301,9 @@ class DecodeWorker:
     def commit_step(self, over: CompletedStep[StepPlan], result: StepResult) -> None:
         if self._last_end_s is not None:
             result = replace(result, interval_s=over.ended_s - self._last_end_s)
+        times = over.started_s + self._wall_offset_s, over.ended_s + self._wall_offset_s
         outcome = self._scheduler.commit(over.plan, result)
+        self._requests.record_step(outcome.chunks, *times)
         process_gauges.show_step(
             "decode", result.device_s, len(over.plan.batch.slices), result.shortages
         )
@@ -317,7 +319,6 @@ class DecodeWorker:
             self._requests.fail(sequence, reason)
         self._after_ends()
         self._last_end_s = over.ended_s if self._scheduler.running else None
-        times = over.started_s + self._wall_offset_s, over.ended_s + self._wall_offset_s
         record_local_chunks(outcome.chunks, *times, self._pool.block_size)
 
     def step_failed(self, plan: StepPlan, error: EngineError) -> None:

@@ -20,6 +20,8 @@ from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime.errors import BatonError
 from baton.runtime.grammar.choice_masks import ChoiceMasks, TokenMask
 from baton.runtime.sampling import SamplingParams
+from baton.runtime.telemetry import timeline
+from baton.runtime.telemetry.timeline import Timeline
 
 Event: TypeAlias = Computed | handoff_pb2.FirstTokens | BatonError | None
 
@@ -42,6 +44,7 @@ class Prompt:
     arrived_wall_s: float
     on_end: Callable[[Prompt], None]
     admitted_wall_s: float = 0.0
+    timeline: Timeline = field(init=False)  # in seconds of time.time()
     blocks: list[int] = field(default_factory=list)
     pinned: list[int] = field(default_factory=list)
     under_way: int = 0  # steps planned and not committed that compute a chunk of it
@@ -52,6 +55,9 @@ class Prompt:
     allowed: TokenMask | None = None  # of the first token, the same for all choices
     ended: bool = False
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)  # <= chunks + 3
+
+    def __post_init__(self) -> None:
+        self.timeline = Timeline(self.arrived_wall_s)
 
     async def next(self) -> Computed | handoff_pb2.FirstTokens | None:
         """Return the next event, in order; None after the last. Raises the error that ended the
@@ -95,6 +101,7 @@ class Prompt:
 
     def first_tokens(self, drawn: Sequence[Drawn], block_size: int) -> handoff_pb2.FirstTokens:
         message = handoff_pb2.FirstTokens(cached_tokens=self.cached * block_size)
+        timeline.write(self.timeline, message.timeline)
         if self.scored:
             message.prompt_logprobs.CopyFrom(self.scores)
         for token in drawn:

@@ -257,6 +257,10 @@ class PrefillWorker:
         self._publish()
 
     def commit_step(self, over: CompletedStep[StepPlan], result: StepResult) -> None:
+        for chunk in over.plan.chunks:  # before the commit sends the first tokens
+            chunk.key.timeline.mark("step wait", over.started_s + self._wall_offset_s)
+            count = chunk.end - chunk.start
+            chunk.key.timeline.mark("chunk", over.ended_s + self._wall_offset_s, count)
         computed = self._scheduler.commit(over.plan, result)
         # after the readers' tasks, which the commit has woken
         asyncio.get_running_loop().call_soon(self._record, over, result, computed)
@@ -291,6 +295,7 @@ class PrefillWorker:
         for prompt in self._scheduler.admit():
             self.loop.wake.set()
             prompt.admitted_wall_s = self._wall()
+            prompt.timeline.mark("prefill queue", prompt.admitted_wall_s)
             metrics.QUEUE_SECONDS.observe(prompt.admitted_wall_s - prompt.arrived_wall_s)
             metrics.PREFIX_QUERIED_TOKENS.inc(len(prompt.tokens))
             metrics.PREFIX_CACHED_TOKENS.inc(prompt.cached * self._pool.block_size)

@@ -182,14 +182,16 @@ class Checksums(_message.Message):
     def __init__(self, first: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FirstTokens(_message.Message):
-    __slots__ = ("tokens", "cached_tokens", "prompt_logprobs")
+    __slots__ = ("tokens", "cached_tokens", "prompt_logprobs", "timeline")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedCompositeFieldContainer[FirstToken]
     cached_tokens: int
     prompt_logprobs: _worker_pb2.PromptLogprobs
-    def __init__(self, tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_worker_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
+    timeline: _worker_pb2.Timeline
+    def __init__(self, tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_worker_pb2.PromptLogprobs, _Mapping]] = ..., timeline: _Optional[_Union[_worker_pb2.Timeline, _Mapping]] = ...) -> None: ...
 
 class FirstToken(_message.Message):
     __slots__ = ("choice", "token", "logprob", "top")

@@ -14,11 +14,42 @@ class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LENGTH: _ClassVar[EndReason]
     CANCELLED: _ClassVar[EndReason]
     FAILED: _ClassVar[EndReason]
+
+class PhaseName(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UNKNOWN_PHASE: _ClassVar[PhaseName]
+    CREDIT_WAIT: _ClassVar[PhaseName]
+    CONNECT: _ClassVar[PhaseName]
+    OPEN: _ClassVar[PhaseName]
+    PREFILL_QUEUE: _ClassVar[PhaseName]
+    STEP_WAIT: _ClassVar[PhaseName]
+    CHUNK: _ClassVar[PhaseName]
+    FIRST_TOKEN: _ClassVar[PhaseName]
+    LOST_HANDOFF: _ClassVar[PhaseName]
+    FETCH: _ClassVar[PhaseName]
+    VERIFY: _ClassVar[PhaseName]
+    DECODE_QUEUE: _ClassVar[PhaseName]
+    STEP: _ClassVar[PhaseName]
+    DECODE: _ClassVar[PhaseName]
 NOT_ENDED: EndReason
 STOP: EndReason
 LENGTH: EndReason
 CANCELLED: EndReason
 FAILED: EndReason
+UNKNOWN_PHASE: PhaseName
+CREDIT_WAIT: PhaseName
+CONNECT: PhaseName
+OPEN: PhaseName
+PREFILL_QUEUE: PhaseName
+STEP_WAIT: PhaseName
+CHUNK: PhaseName
+FIRST_TOKEN: PhaseName
+LOST_HANDOFF: PhaseName
+FETCH: PhaseName
+VERIFY: PhaseName
+DECODE_QUEUE: PhaseName
+STEP: PhaseName
+DECODE: PhaseName
 
 class RouterMessage(_message.Message):
     __slots__ = ("hello", "submit", "cancel", "settled", "heartbeat")
@@ -281,7 +312,7 @@ class PrefillSwitch(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prefill_boot_id: _Optional[bytes] = ..., failed_boot_ids: _Optional[_Iterable[bytes]] = ..., output_received: _Optional[bool] = ...) -> None: ...
 
 class Output(_message.Message):
-    __slots__ = ("request_id", "attempt", "choice", "index", "token", "logprob", "top", "end", "failure", "cached_tokens", "prompt_logprobs", "accepted_proposal", "rejected_proposals")
+    __slots__ = ("request_id", "attempt", "choice", "index", "token", "logprob", "top", "end", "failure", "cached_tokens", "prompt_logprobs", "accepted_proposal", "rejected_proposals", "timeline")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
@@ -295,6 +326,7 @@ class Output(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     REJECTED_PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     choice: int
@@ -308,7 +340,44 @@ class Output(_message.Message):
     prompt_logprobs: PromptLogprobs
     accepted_proposal: bool
     rejected_proposals: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ..., index: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TopLogprob, _Mapping]]] = ..., end: _Optional[_Union[EndReason, str]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., accepted_proposal: _Optional[bool] = ..., rejected_proposals: _Optional[int] = ...) -> None: ...
+    timeline: Timeline
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., choice: _Optional[int] = ..., index: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TopLogprob, _Mapping]]] = ..., end: _Optional[_Union[EndReason, str]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., accepted_proposal: _Optional[bool] = ..., rejected_proposals: _Optional[int] = ..., timeline: _Optional[_Union[Timeline, _Mapping]] = ...) -> None: ...
+
+class Timeline(_message.Message):
+    __slots__ = ("names", "micros", "counts", "peer_first", "peer_end", "peer", "fetch", "preempted")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    MICROS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIRST_FIELD_NUMBER: _ClassVar[int]
+    PEER_END_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[PhaseName]
+    micros: _containers.RepeatedScalarFieldContainer[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    peer_first: int
+    peer_end: int
+    peer: str
+    fetch: FetchTimes
+    preempted: bool
+    def __init__(self, names: _Optional[_Iterable[_Union[PhaseName, str]]] = ..., micros: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., peer_first: _Optional[int] = ..., peer_end: _Optional[int] = ..., peer: _Optional[str] = ..., fetch: _Optional[_Union[FetchTimes, _Mapping]] = ..., preempted: _Optional[bool] = ...) -> None: ...
+
+class FetchTimes(_message.Message):
+    __slots__ = ("begin_us", "landed_us", "verified_us", "blocks", "bytes", "reads")
+    BEGIN_US_FIELD_NUMBER: _ClassVar[int]
+    LANDED_US_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_US_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    begin_us: _containers.RepeatedScalarFieldContainer[int]
+    landed_us: _containers.RepeatedScalarFieldContainer[int]
+    verified_us: _containers.RepeatedScalarFieldContainer[int]
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    bytes: int
+    reads: int
+    def __init__(self, begin_us: _Optional[_Iterable[int]] = ..., landed_us: _Optional[_Iterable[int]] = ..., verified_us: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[int]] = ..., bytes: _Optional[int] = ..., reads: _Optional[int] = ...) -> None: ...
 
 class TopLogprob(_message.Message):
     __slots__ = ("token", "logprob")

@@ -340,6 +340,13 @@ class TelemetryConfig:
     otlp_endpoint: str = setting(
         "", "Address (host:port) of an OTLP gRPC collector of traces; empty turns the export off."
     )
+    trace_ratio: float = setting(
+        1.0,
+        "Share of requests whose traces are exported; slow, failed, migrated and preempted ones "
+        "always are.",
+        low=0,
+        high=1,
+    )
     log_prompts: bool = setting(False, "Whether logs may contain the text of prompts and outputs.")
 
 

@@ -18,8 +18,9 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 Attribute = str | bool | int | float
@@ -29,6 +30,8 @@ VALIDATE, COMPILE = "validate_grammar", "compile_grammar"  # of constrained requ
 PHASES: Final = ("queue", "prefill", "chunk", "handoff", "fetch", "decode")
 QUEUE, PREFILL, CHUNK, HANDOFF, FETCH, DECODE = PHASES
 
+HEADERS: Final = ("traceparent", "tracestate")
+RESPONSE_HEADER: Final = "traceresponse"  # of W3C Trace Context, level 2
 QUEUE_SPANS = 8192  # waiting to be exported; newer ones are dropped
 _EXPORT_TIMEOUT_S = 5.0
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -38,14 +41,18 @@ class _State:
     """The exporter that `setup` made; one per process."""
 
     provider: TracerProvider | None = None
+    processor: BatchSpanProcessor | None = None
     exporter: OTLPSpanExporter | None = None
     tracer: trace.Tracer | None = None
 
 
-def setup(service: str, endpoint: str = "", queue_spans: int = QUEUE_SPANS) -> None:
+def setup(
+    service: str, endpoint: str = "", queue_spans: int = QUEUE_SPANS, ratio: float = 1.0
+) -> None:
     """Export spans as `service` to an OTLP gRPC endpoint ("host:port" or "http://host:port";
-    "https://" for TLS), at most `queue_spans` waiting for it. Empty: no spans. A second call ends
-    the first exporter."""
+    "https://" for TLS), at most `queue_spans` waiting for it. Empty: no spans. `ratio` is the share
+    of traces that begin here and are sampled; others follow their parent. A second call ends the
+    first exporter."""
     shutdown()
     if not endpoint:
         return
@@ -55,24 +62,25 @@ def setup(service: str, endpoint: str = "", queue_spans: int = QUEUE_SPANS) -> N
         timeout=_EXPORT_TIMEOUT_S,
     )
     provider = TracerProvider(
-        resource=Resource({"service.name": f"baton-{service}"}), shutdown_on_exit=False
+        resource=Resource({"service.name": f"baton-{service}"}),
+        sampler=ParentBased(TraceIdRatioBased(ratio)),
+        shutdown_on_exit=False,
     )
-    provider.add_span_processor(
-        BatchSpanProcessor(
-            exporter,
-            max_queue_size=queue_spans,
-            schedule_delay_millis=1000,
-            export_timeout_millis=_EXPORT_TIMEOUT_S * 1000,
-        )
+    processor = BatchSpanProcessor(
+        exporter,
+        max_queue_size=queue_spans,
+        schedule_delay_millis=1000,
+        export_timeout_millis=_EXPORT_TIMEOUT_S * 1000,
     )
-    _State.provider, _State.exporter = provider, exporter
+    provider.add_span_processor(processor)
+    _State.provider, _State.exporter, _State.processor = provider, exporter, processor
     _State.tracer = provider.get_tracer("baton")
 
 
 def shutdown(timeout_s: float = 2.0) -> None:
     """Send what is queued, and stop exporting; after `timeout_s` the rest is dropped."""
     provider, exporter = _State.provider, _State.exporter
-    _State.provider = _State.exporter = _State.tracer = None
+    _State.provider = _State.exporter = _State.tracer = _State.processor = None
     if provider is None or exporter is None:
         return
     # the provider would retry each queued batch at a dead collector; closing the exporter
@@ -91,14 +99,23 @@ def exporting() -> bool:
 
 
 @contextmanager
-def span(name: str, parent: Context | None = None, **attributes: Attribute) -> Iterator[Context]:
+def span(
+    name: str,
+    parent: Context | None = None,
+    start_s: float | None = None,
+    **attributes: Attribute,
+) -> Iterator[Context]:
     """A span around a block; yields the context for its children. No parent: a new trace.
-    An exception that leaves the block marks the span as failed and goes on."""
+    `start_s`: an earlier begin, in seconds of `time.time()`. An exception that leaves the block
+    marks the span as failed and goes on."""
     if _State.tracer is None:
         yield parent if parent is not None else Context()
         return
     made = _State.tracer.start_span(
-        name, context=parent if parent is not None else Context(), attributes=_named(attributes)
+        name,
+        context=parent if parent is not None else Context(),
+        attributes=_named(attributes),
+        start_time=None if start_s is None else int(start_s * 1e9),
     )
     try:
         yield trace.set_span_in_context(made, parent if parent is not None else Context())
@@ -128,6 +145,36 @@ def record(
     return trace.set_span_in_context(made, above)
 
 
+def is_sampled(context: Context) -> bool:
+    """Return whether spans of this trace are exported."""
+    return trace.get_current_span(context).get_span_context().trace_flags.sampled
+
+
+def export_root(
+    name: str, start_s: float, end_s: float, own: Context, parent: Context, **attributes: Attribute
+) -> Context:
+    """Export a span that was not sampled at its begin, under its own ids. Returns its context, in
+    which children are exported too."""
+    ids = trace.get_current_span(own).get_span_context()
+    if _State.provider is None or _State.processor is None or not ids.is_valid:
+        return own
+    above = trace.get_current_span(parent).get_span_context()
+    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+    kept = trace.SpanContext(ids.trace_id, ids.span_id, False, flags, ids.trace_state)
+    _State.processor.on_end(
+        ReadableSpan(
+            name,
+            context=kept,
+            parent=above if above.is_valid else None,
+            resource=_State.provider.resource,
+            attributes=_named(attributes),
+            start_time=int(start_s * 1e9),
+            end_time=int(max(start_s, end_s) * 1e9),
+        )
+    )
+    return trace.set_span_in_context(trace.NonRecordingSpan(kept))
+
+
 def annotate(context: Context, **attributes: Attribute) -> None:
     """Add attributes to the open span of a context; after its end they are ignored."""
     current = trace.get_current_span(context)
@@ -142,6 +189,11 @@ def inject(context: Context) -> dict[str, str]:
         return carrier
     _PROPAGATOR.inject(carrier, context)
     return carrier
+
+
+def response_value(context: Context) -> str:
+    """Return the value of RESPONSE_HEADER for a client; empty if the context has no trace."""
+    return inject(context).get("traceparent", "") if exporting() else ""
 
 
 def extract(carrier: Mapping[str, str]) -> Context:

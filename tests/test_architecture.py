@@ -128,6 +128,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "exposition": {"."},
         "grammar": {"."},
         "shared_registry": {"."},
+        "telemetry": {"."},
         "worker": {"."},
     },
     "simulation": {

@@ -110,17 +110,27 @@ class ChatClient:
 
     def explanation(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return how the server would place a request of this route. Raises what `answer` does."""
-        connection, response = self._ask("POST", f"{path}/explain", body)
+        return self._object("POST", f"{path}/explain", body, "prompts")
+
+    def trace(self, path: str, needed: str) -> dict[str, Any]:
+        """Return the JSON object of a trace route, which has the list `needed`. Raises what
+        `answer` does."""
+        return self._object("GET", path, None, needed)
+
+    def _object(
+        self, method: str, path: str, body: dict[str, Any] | None, needed: str
+    ) -> dict[str, Any]:
+        connection, response = self._ask(method, path, body)
         with closing(connection), response:
             try:
                 found = json.loads(response.read())
-                if not isinstance(found["prompts"], list):
-                    raise ValueError("no list of prompts")
+                if not isinstance(found[needed], list):
+                    raise ValueError(f"no list of {needed}")
                 return dict(found)
             except (OSError, http.client.HTTPException) as error:
                 raise Unavailable(f"{self._url} stopped answering ({error})") from error
             except (ValueError, KeyError, TypeError) as error:
-                raise BatonError(f"{self._url} sent what is no explanation") from error
+                raise BatonError(f"{self._url} sent an answer without {needed}") from error
 
     def _ask(
         self, method: str, path: str, body: dict[str, Any] | None

@@ -17,13 +17,13 @@ from baton.deploy.cli.control_commands import add_control_commands
 from baton.deploy.cli.process_commands import add_process_commands
 from baton.deploy.cli.release_commands import add_release
 from baton.deploy.cli.serve_commands import add_serve_commands
-from baton.deploy.cli.tool_commands import add_chat, add_doctor, add_explain, add_faults
+from baton.deploy.cli.tool_commands import add_chat, add_doctor, add_explain, add_faults, add_trace
 from baton.runtime import tls_version  # noqa: F401  before anything imports grpc
 
 DISTRIBUTION = "baton-serve"
 COMMANDS = (
-    "serve", "demo", "worker", "router", "chat", "explain", "faults", "ps", "drain", "role",
-    "doctor", "authority", "release",
+    "serve", "demo", "worker", "router", "chat", "explain", "trace", "faults", "ps", "drain",
+    "role", "doctor", "authority", "release",
 )  # fmt: skip
 EXIT_CODES = (
     "Exit codes: 0 done; 1 failed (ps: nothing runs; doctor: a check failed; faults: a promise was "
@@ -57,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     add_chat(commands)
     add_explain(commands)
     add_faults(commands)
+    add_trace(commands)
     add_control_commands(commands)
     add_doctor(commands)
     add_authority(commands)

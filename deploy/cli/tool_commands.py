@@ -1,4 +1,4 @@
-"""The commands beside serving: `chat`, `explain`, `faults` and `doctor`."""
+"""The commands beside serving: `chat`, `explain`, `trace`, `faults` and `doctor`."""
 
 from __future__ import annotations
 
@@ -35,6 +35,22 @@ def add_explain(commands: Any) -> None:
     text = "how a running server would place a request; BATON_API_KEY as for `baton chat`"
     command = add_command(commands, "explain", text, _explain)
     command.add_argument("file", metavar="FILE", help="the request's JSON body; - for stdin")
+    command.add_argument(
+        "--url", help="URL of the server (default: the instance that runs on this host)"
+    )
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_trace(commands: Any) -> None:
+    text = "where the time of a request went; BATON_API_KEY as for `baton chat`"
+    command = add_command(commands, "trace", text, _trace)
+    what = command.add_mutually_exclusive_group(required=True)
+    what.add_argument("id", nargs="?", metavar="ID", help="the X-Request-Id of its answer")
+    what.add_argument("--slow", action="store_true", help="list the slowest of the last requests")
+    command.add_argument(
+        "--count", type=whole(1, 1000), default=20, metavar="N",
+        help="how many the list has (default: %(default)s)",
+    )  # fmt: skip
     command.add_argument(
         "--url", help="URL of the server (default: the instance that runs on this host)"
     )
@@ -86,6 +102,16 @@ def _explain(options: argparse.Namespace) -> None:
 
     api_key = os.environ.get("BATON_API_KEY")
     explain(options.file, options.url, api_key, as_json=options.json)
+
+
+def _trace(options: argparse.Namespace) -> None:
+    from baton.deploy.cli.trace import show_slowest, show_trace
+
+    api_key = os.environ.get("BATON_API_KEY")
+    if options.slow:
+        show_slowest(options.count, options.url, api_key, as_json=options.json)
+    else:
+        show_trace(options.id, options.url, api_key, as_json=options.json)
 
 
 def _faults(options: argparse.Namespace) -> int:

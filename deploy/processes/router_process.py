@@ -34,7 +34,7 @@ def run_router(
     """
     telemetry = config.telemetry
     logs.setup("router", telemetry.log_level, log_prompts=telemetry.log_prompts)
-    tracing.setup("router", telemetry.otlp_endpoint)
+    tracing.setup("router", telemetry.otlp_endpoint, ratio=telemetry.trace_ratio)
     raise_open_file_limit()
     looking: list[asyncio.Task[None]] = []  # ends with the loop
 

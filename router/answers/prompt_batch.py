@@ -59,6 +59,21 @@ class PromptBatch:
             self._ended += 1
         return None
 
+    @property
+    def trace_response(self) -> str:
+        """Same as `RequestHandler.trace_response`, of the first prompt."""
+        return self._members[0].trace_response
+
+    def record_decoded(self) -> None:
+        """Same as `RequestHandler.record_decoded`."""
+        for member in self._members:
+            member.record_decoded()
+
+    def record_written(self) -> None:
+        """Same as `RequestHandler.record_written`."""
+        for member in self._members:
+            member.record_written()
+
     def leave(self) -> None:
         for task in self._tasks:
             task.cancel()

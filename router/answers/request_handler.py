@@ -16,17 +16,21 @@ import codecs
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from opentelemetry.context import Context
 
 from baton.router.answers.choice_text import ChoiceDelta, ChoiceText, TokenLogprob
 from baton.router.answers.objectives import Scorekeeper
+from baton.router.answers.trace_record import RequestEnd, reasons_to_keep, trace_record
+from baton.router.answers.trace_spans import export_trace
+from baton.router.answers.trace_store import TraceStore
 from baton.router.dispatch.active_request import ActiveRequest, OutputToken
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.dispatch.prompt_logprobs import PromptScores
 from baton.router.requests.admission import Admission
 from baton.router.requests.refusals import count_refusal
+from baton.router.requests.request_trace import RequestTrace
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.text.tokenizer import Tokenizer
 from baton.runtime import logs, metrics, tracing
@@ -46,6 +50,7 @@ class RequestServices:
     admission: Admission
     tokenizer: Tokenizer
     scorekeeper: Scorekeeper = Scorekeeper()
+    traces: TraceStore = field(default_factory=TraceStore)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +80,14 @@ class RequestHandler:
         arrival_s: float,
         context: Context,
         deadline_s: float,
+        trace: RequestTrace | None = None,
     ) -> None:
+        self._trace = trace or RequestTrace()
         self._serving = serving
         self._request = request
         self._request_id = request_id
         self._arrival_s = arrival_s
-        self._context = context
+        self._client_context = self._context = context
         self._deadline_s = deadline_s
         markers = request.calling.form.markers if request.calling is not None else ()
         if (reasoning := request.reasoning) is not None:
@@ -113,8 +120,11 @@ class RequestHandler:
         try:
             with (
                 self._serving.admission.ticket(),
-                tracing.span(tracing.REQUEST, self._context) as self._context,
+                tracing.span(
+                    tracing.REQUEST, self._context, start_s=self._trace.begun_wall_s
+                ) as self._context,
             ):
+                self._trace.mark("admit")
                 yield
             outcome = "finished"
         except (ClientGone, asyncio.CancelledError):
@@ -131,20 +141,39 @@ class RequestHandler:
 
     async def begin(self) -> None:
         """Place the request. Raises the same errors as `Dispatcher.start`."""
-        admitted_s = time.time()
         if (validated := self._request.grammar_wall_s) is not None:
             tracing.record(tracing.VALIDATE, *validated, self._context)
         self._generation = await self._serving.dispatcher.start(
-            self._request, self._request_id, self._context, self._deadline_s
+            self._request, self._request_id, self._context, self._deadline_s, self._trace
         )
-        tracing.record("place", admitted_s, time.time(), self._context)
 
     async def next(self) -> list[ChoiceDelta] | None:
         """Wait for outputs and return them as one delta a choice, which may be empty; None once the
         request is finished. Raises the error that the request ended with."""
         assert self._generation is not None
         outputs = await self._generation.next()
-        return self._pieces(self._generation, outputs) if outputs else None
+        if not outputs:
+            return None
+        first = not self._last_s
+        if self._trace.answered or not (first or self._request.stream):
+            return self._pieces(self._generation, outputs)
+        self._trace.mark("deliver" if first else "decode")
+        pieces = self._pieces(self._generation, outputs)
+        self._trace.mark("detokenize")
+        return pieces
+
+    @property
+    def trace_response(self) -> str:
+        """The ids of the request's span, for its client; empty if no spans are exported."""
+        return tracing.response_value(self._context)
+
+    def record_decoded(self) -> None:
+        """Record that all output is there, which is sent as one body."""
+        self._trace.mark("decode")
+
+    def record_written(self) -> None:
+        """Record that the client is sent a part of the answer now: its first token, if any came."""
+        self._trace.record_written()
 
     def leave(self) -> None:
         """End the request if it is not over; cancels to its workers leave in the same tick."""
@@ -269,6 +298,30 @@ class RequestHandler:
             cached_tokens=usage.cached,
             seconds=round(time.time() - started_s, 4),
         )
+        self._keep_trace(outcome, usage)
+
+    def _keep_trace(self, outcome: str, usage: Usage) -> None:
+        """Store the request's trace, and export it if a collector should have it."""
+        trace = self._trace
+        trace.mark("end")  # of one that was not answered
+        seconds = asyncio.get_running_loop().time() - trace.begun_s
+        generation = self._generation
+        end = RequestEnd(
+            self._request_id,
+            outcome,
+            seconds,
+            usage.prompt,
+            usage.completion,
+            usage.cached,
+            generation.migrations if generation is not None else 0,
+            tracing.trace_id(self._context),
+        )
+        slow = trace.answered and self._serving.traces.is_slow(trace.path.seconds)
+        kept = reasons_to_keep(trace, end, slow=slow)
+        self._serving.traces.add(trace_record(trace, end, kept), trace.tenant)
+        if tracing.exporting():
+            ended_wall_s = trace.begun_wall_s + seconds
+            export_trace(trace, self._context, self._client_context, kept, ended_wall_s)
 
 
 def _outcome(error: BatonError) -> str:

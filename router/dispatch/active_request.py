@@ -15,6 +15,7 @@ from typing import Literal
 
 from baton.router.dispatch.prompt_logprobs import PromptScores
 from baton.router.fleet.worker_view import NumericsId
+from baton.router.requests.request_trace import RequestTrace
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.errors import BatonError
 
@@ -60,8 +61,14 @@ class ActiveRequest:
     exactly once: finished, failed (`error`) or cancelled (`error`)."""
 
     def __init__(
-        self, request_id: str, request: ValidatedRequest, buffer: int, deadline_s: float
+        self,
+        request_id: str,
+        request: ValidatedRequest,
+        buffer: int,
+        deadline_s: float,
+        trace: RequestTrace | None = None,
     ) -> None:
+        self.trace = trace or RequestTrace()
         self.request_id = request_id
         self.request = request
         self.deadline_s = deadline_s

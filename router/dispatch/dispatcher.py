@@ -36,6 +36,7 @@ from baton.router.fleet.explain import Explanation
 from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.worker_link import WorkerLink
 from baton.router.requests.deadline import passed
+from baton.router.requests.request_trace import RequestTrace
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import logs, metrics
 from baton.runtime.config import RouterConfig, StepConfig
@@ -92,13 +93,14 @@ class Dispatcher:
         request_id: str,
         context: Context,
         deadline_s: float,
+        trace: RequestTrace | None = None,
     ) -> ActiveRequest:
         """Place and submit; `deadline_s` is on the loop's clock. Raises Unavailable, Overloaded,
         InvalidRequest or DeadlineExceeded if no worker can take it (in time); then no worker
         has heard of it. If cancelled, the request ends."""
         self.check_deadline(deadline_s)
         generation = ActiveRequest(
-            request_id, request, self._config.stream_buffer_messages, deadline_s
+            request_id, request, self._config.stream_buffer_messages, deadline_s, trace
         )
         attempt = Attempt(request_id, generation, set(range(request.choices)), context)
         self._attempts.add(attempt)
@@ -264,6 +266,9 @@ class Dispatcher:
         if checked is None:
             metrics.STALE_OUTPUTS.inc()
             return
+        trace = attempt.generation.trace
+        if output.HasField("timeline") or trace.wants_output:
+            trace.record_output(output.timeline)
         cached_tokens = min(output.cached_tokens, len(attempt.generation.request.prompt))
         self._put(attempt, checked, cached_tokens)
 
@@ -328,6 +333,7 @@ class Dispatcher:
         self._end_complete_choices(attempt)
         if not attempt.choices:
             return
+        generation.trace.record_loss()
         verdict = self._retries.decide(attempt, error)
         if isinstance(verdict, BatonError):
             self.cancel(generation, verdict)

@@ -124,6 +124,7 @@ class Submitter:
             link.send(worker_pb2.RouterMessage(submit=message))
         except (LinkClosed, Overloaded) as error:
             return error
+        attempt.generation.trace.record_sent(link.worker_id)
         attempt.identities.clear()  # another attempt may have other tokens
         now_s = asyncio.get_running_loop().time()
         self._fleet.circuits.record_placement(link.boot_id, now_s)

@@ -46,10 +46,14 @@ _CALL_ENDED = (grpc.aio.BaseError, asyncio.InvalidStateError)  # raised when the
 log = logs.get(__name__)
 
 
+def _nothing() -> None:
+    pass
+
+
 class ClientCall:
     """`tenant` is the digest of the call's API key, empty if none is required. `arrival_s` is by
-    `time.perf_counter()`, `deadline_s` by the loop's clock. `config` bounds the call's time and its
-    message."""
+    `time.perf_counter()`, `begun_s` and `deadline_s` by the loop's clock. `config` bounds the
+    call's time and its message."""
 
     def __init__(
         self,
@@ -67,6 +71,7 @@ class ClientCall:
         self.request_id = request_id
         self.tenant = b""
         self.arrival_s = time.perf_counter()
+        self.begun_s = asyncio.get_running_loop().time()
         left_s: float | None = context.time_remaining()
         longest_s = config.request_s
         allowed_s = longest_s if left_s is None else min(longest_s, left_s - DEADLINE_MARGIN_S)
@@ -123,14 +128,17 @@ class ClientCall:
         finally:
             timer.cancel()
 
-    async def write(self, message: Message) -> None:
-        """Send a message. Raises ClientGone if the client does not accept it."""
+    async def write(self, message: Message, sending: Callable[[], None] = _nothing) -> None:
+        """Send a message; `sending` is called before the client can have it. Raises ClientGone if
+        the client does not accept it."""
         try:
             async with asyncio.timeout(SEND_S):
                 if not self._begun:
                     self._begun = True
                     await self._context.send_initial_metadata(((REQUEST_ID, self.request_id),))
-                await self._context.write(message.SerializeToString())
+                body = message.SerializeToString()
+                sending()
+                await self._context.write(body)
         except (TimeoutError, *_CALL_ENDED) as error:
             raise ClientGone from error
 

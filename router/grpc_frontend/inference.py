@@ -24,6 +24,7 @@ from baton.router.grpc_frontend.request import (
 )
 from baton.router.requests.body_budget import HeldBody
 from baton.router.requests.refusals import count_refusal
+from baton.router.requests.request_trace import RequestTrace
 from baton.runtime import metrics, tracing
 from baton.runtime.errors import BatonError
 
@@ -45,14 +46,17 @@ class InferenceService:
 
     async def _generate(self, call: ClientCall) -> None:
         router = self._router
+        trace = RequestTrace(call.begun_s, call.tenant)
         try:
             async with router.receiving(call.deadline_s, call.tenant) as body:
                 sent = await self._read(call, body, client_pb2.GenerateRequest)
+                trace.mark("receive")
                 limits = router.fleet.limits()
-                request = await generate_request(sent, router.validator, limits)
+                request = await generate_request(sent, router.validator, limits, trace.mark)
         except BatonError as error:
             count_refusal(error)
             raise
+        trace.mark("validate")
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - call.arrival_s)
         metrics.PROMPT_TOKENS.observe(len(request.prompt))
         handler = RequestHandler(
@@ -60,8 +64,9 @@ class InferenceService:
             router.of_tenant(request, call.tenant),
             call.request_id,
             call.arrival_s,
-            tracing.extract({"traceparent": call.header("traceparent")}),
+            tracing.extract({name: call.header(name) for name in tracing.HEADERS}),
             call.deadline_s,
+            trace,
         )
         with handler.admitted():
             try:
@@ -80,7 +85,7 @@ class InferenceService:
         while (pieces := await handler.next()) is not None:
             shown = [piece for piece in pieces if piece]
             if shown:
-                await call.write(pieces_reply(shown, token_bytes))
+                await call.write(pieces_reply(shown, token_bytes), handler.record_written)
         if scored:
             reply = await asyncio.to_thread(
                 lambda: prompt_reply(handler.prompt_entries(), token_bytes)

@@ -29,6 +29,7 @@ from baton.router.requests.openai_schema import (
 )
 from baton.router.requests.prompt_limits import ContextLimits
 from baton.router.requests.request_parser import check_counts, parse_fields
+from baton.router.requests.request_trace import Mark, unmarked
 from baton.router.requests.schema_body import MAX_VALUES
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.requests.validator import Validator
@@ -48,9 +49,13 @@ class GrpcChatRequest(ChatRequest):
 
 
 async def generate_request(
-    message: client_pb2.GenerateRequest, validator: Validator, limits: ContextLimits
+    message: client_pb2.GenerateRequest,
+    validator: Validator,
+    limits: ContextLimits,
+    mark: Mark = unmarked,
 ) -> ValidatedRequest:
-    """Validate the message. Raises InvalidRequest, naming the field as the message does."""
+    """Validate the message. Raises InvalidRequest, naming the field as the message does. `mark` is
+    called after it was parsed, and as `Validator.chat` does."""
     sent = await validator.turns.run(0, _fields, message)
     sources = [name for name in _SOURCES if name in sent]
     if len(sources) != 1:
@@ -59,10 +64,12 @@ async def generate_request(
         sent["with_logprobs"] = "logprobs" in sent
         _name_tool(sent)
         chat = await validator.turns.run(0, parse_fields, sent, GrpcChatRequest)
-        return await validator.chat(chat, limits)
+        mark("parse")
+        return await validator.chat(chat, limits, mark)
     request_type = CompletionRequest if sources == ["prompt"] else TokenCompletionRequest
     completion = await validator.turns.run(0, parse_fields, sent, request_type)
-    return await validator.completion(completion, limits, *sources)
+    mark("parse")
+    return await validator.completion(completion, limits, sources[0], mark)
 
 
 async def tokenize_request(

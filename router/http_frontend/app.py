@@ -38,6 +38,7 @@ from baton.router.http_frontend.routes import (
     GENERATION_PATHS,
     no_route,
 )
+from baton.router.http_frontend.trace_routes import add_traces
 from baton.router.requests.body_budget import HeldBody
 from baton.router.requests.deadline import HEADER, deadline_of
 from baton.router.requests.openai_schema import (
@@ -47,6 +48,7 @@ from baton.router.requests.openai_schema import (
     TokenizeRequest,
 )
 from baton.router.requests.refusals import count_refusal
+from baton.router.requests.request_trace import Mark, RequestTrace, unmarked
 from baton.router.requests.schema_body import Body
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import logs, metrics, tracing
@@ -65,6 +67,7 @@ def build_app(router: Router) -> FastAPI:
     _add_explanation(app, router)
     _add_tokenizer(app, router)
     _add_operation(app, router)
+    add_traces(app, router)
     if router.config.publishes_openapi:
         _add_openapi(app, router)
     return app
@@ -74,9 +77,11 @@ def _add_generation(app: FastAPI, router: Router) -> None:
     @app.post(CHAT_PATH)
     async def chat(request: Request) -> Response:
         arrival_s, deadline_s = time.perf_counter(), _deadline(router, request)
+        trace = _trace(request)
         async with router.receiving(deadline_s, request.state.tenant) as body:
-            asked = await _read(router, request, body, ChatRequest)
-            validated = await router.validator.chat(asked, router.fleet.limits())
+            asked = await _read(router, request, body, ChatRequest, trace.mark)
+            validated = await router.validator.chat(asked, router.fleet.limits(), trace.mark)
+        trace.mark("validate")
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
         heading = _heading(router, "chatcmpl", request, validated)
         renderer = ChatRenderer(
@@ -85,18 +90,21 @@ def _add_generation(app: FastAPI, router: Router) -> None:
             validated.logprobs,
             tools=validated.calling is not None,
         )
-        return _answer(router, request, [validated], renderer, arrival_s, deadline_s)
+        return _answer(router, request, [validated], renderer, trace, arrival_s, deadline_s)
 
     @app.post(COMPLETION_PATH)
     async def complete(request: Request) -> Response:
         arrival_s, deadline_s = time.perf_counter(), _deadline(router, request)
+        trace = _trace(request)
         async with router.receiving(deadline_s, request.state.tenant) as body:
-            asked = await _read(router, request, body, CompletionRequest)
-            validated = await router.validator.completions(asked, router.fleet.limits())
+            asked = await _read(router, request, body, CompletionRequest, trace.mark)
+            limits = router.fleet.limits()
+            validated = await router.validator.completions(asked, limits, mark=trace.mark)
+        trace.mark("validate")
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
         heading = _heading(router, "cmpl", request, validated[0])
         renderer = CompletionRenderer(heading, router.tokenizer.token_bytes, validated[0].logprobs)
-        return _answer(router, request, validated, renderer, arrival_s, deadline_s)
+        return _answer(router, request, validated, renderer, trace, arrival_s, deadline_s)
 
     @_readable(app, "/v1/models")
     async def models() -> Response:
@@ -220,10 +228,23 @@ def _add_errors(app: FastAPI) -> None:
         return error_response(BatonError("unexpected"))
 
 
-async def _read(router: Router, request: Request, held: HeldBody, shape: type[BodyT]) -> BodyT:
+async def _read(
+    router: Router,
+    request: Request,
+    held: HeldBody,
+    shape: type[BodyT],
+    mark: Mark = unmarked,
+) -> BodyT:
     admission = router.serving.admission
     body = await read_body(request, router.config.max_body_bytes, held, admission)
-    return await router.validator.parsed(body, shape)
+    mark("receive")
+    parsed = await router.validator.parsed(body, shape)
+    mark("parse")
+    return parsed
+
+
+def _trace(request: Request) -> RequestTrace:
+    return RequestTrace(getattr(request.state, "begun_s", None), request.state.tenant)
 
 
 def _answer(
@@ -231,17 +252,29 @@ def _answer(
     request: Request,
     validated: Sequence[ValidatedRequest],
     renderer: Renderer,
+    trace: RequestTrace,
     arrival_s: float,
     deadline_s: float,
 ) -> Response:
-    context = tracing.extract({"traceparent": request.headers.get("traceparent", "")})
+    sent = {name: request.headers.get(name, "") for name in tracing.HEADERS}
+    context = tracing.extract(sent)
     request_id, tenant = request.state.request_id, request.state.tenant
     members = []
     for place, each in enumerate(validated):
         metrics.PROMPT_TOKENS.observe(len(each.prompt))
         name = request_id if len(validated) == 1 else f"{request_id}-{place}"
         own = router.of_tenant(each, tenant)
-        members.append(RequestHandler(router.serving, own, name, arrival_s, context, deadline_s))
+        members.append(
+            RequestHandler(
+                router.serving,
+                own,
+                name,
+                arrival_s,
+                context,
+                deadline_s,
+                trace if len(validated) == 1 else trace.member(),
+            )
+        )
     handler = members[0] if len(members) == 1 else PromptBatch(members)
     return HttpResponder(handler, validated[0], renderer, request_id)
 

@@ -159,6 +159,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._in_made_head:
             return
         super().on_message_begin()
+        self.scope["state"]["begun_s"] = self.loop.time()
         self._expect_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:

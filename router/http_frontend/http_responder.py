@@ -23,7 +23,7 @@ from baton.router.client_access.error_body import error_body
 from baton.router.http_frontend.http_error import error_response
 from baton.router.http_frontend.openai_body import Renderer
 from baton.router.requests.validated_request import ValidatedRequest
-from baton.runtime import logs
+from baton.runtime import logs, tracing
 from baton.runtime.errors import BatonError
 
 log = logs.get(__name__)
@@ -78,11 +78,13 @@ class HttpResponder(Response):
                 into.calls += piece.calls
                 into.tokens += piece.tokens
                 into.finish = piece.finish or into.finish
+        self._handler.record_decoded()
         if self._request.scored:  # in a thread: it takes up to half a second
             body = await asyncio.to_thread(self._render, whole)
         else:
             body = self._render(whole)
-        await client.start(b"application/json", len(body))
+        await client.start(b"application/json", self._handler.trace_response, len(body))
+        self._handler.record_written()  # before the client can have it
         await client.write(body, last=True)
 
     def _render(self, pieces: Sequence[ChoiceDelta]) -> bytes:
@@ -107,8 +109,10 @@ class HttpResponder(Response):
                     if piece:
                         events += map(_event, self._renderer.chunks(piece, usage))
                 if not client.started:
-                    await client.start(b"text/event-stream; charset=utf-8")
+                    media_type = b"text/event-stream; charset=utf-8"
+                    await client.start(media_type, self._handler.trace_response)
                 if events:
+                    self._handler.record_written()  # before the client can have it
                     await client.write(b"".join(events))
         except ClientGone:
             raise
@@ -175,8 +179,12 @@ class _Client:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    async def start(self, media_type: bytes, length: int | None = None) -> None:
+    async def start(
+        self, media_type: bytes, trace_response: str, length: int | None = None
+    ) -> None:
         headers = [(b"content-type", media_type), (b"cache-control", b"no-store")]
+        if trace_response:
+            headers.append((tracing.RESPONSE_HEADER.encode(), trace_response.encode()))
         if length is None:
             headers.append((b"x-accel-buffering", b"no"))
         else:

@@ -238,6 +238,7 @@ _ANSWERS: Schema = {
     "Ready": _object({"status": {"const": "ready"}, "workers": {"type": "object"}}),
 }
 _EXPLANATION = _object({"prompts": {"type": "array", "items": {"type": "object"}}})
+_TRACES = _object({"traces": {"type": "array", "items": {"type": "object"}}})
 _POSTED: dict[str, tuple[str, Schema]] = {
     CHAT_PATH: ("the model's answer to a chat", _ref("ChatCompletion")),
     COMPLETION_PATH: ("the model's continuation of a prompt", _ref("Completion")),
@@ -254,6 +255,8 @@ _READABLE: dict[str, tuple[str, Schema, tuple[str, ...]]] = {
     "/health": ("requests can be served", _ref("Ready"), ()),
     "/readyz": ("requests can be served", _ref("Ready"), ()),
     "/metrics": ("Prometheus' metrics", _TEXT, ()),
+    "/trace/{request_id}": ("where the time of a request went", {"type": "object"}, ("404",)),
+    "/traces": ("the slowest requests or the newest", _TRACES, ("400",)),
     "/version": ("the router's version", _object({"version": _TEXT}), ()),
     OPENAPI_PATH: ("this document", {"type": "object"}, ()),
 }

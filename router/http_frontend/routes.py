@@ -27,6 +27,8 @@ ROUTES = (
     "/readyz",
     "/metrics",
     "/version",
+    "/trace/{request_id}",
+    "/traces",
     "/openapi.json",
 )
 _EQUIVALENTS = {  # routes of other APIs, and ours for the same purpose

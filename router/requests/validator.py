@@ -30,6 +30,7 @@ from baton.router.requests.openai_schema import (
 from baton.router.requests.output_constraint import chat_constraint, output_constraint
 from baton.router.requests.prompt_limits import ContextLimits, check_repeated, check_scored
 from baton.router.requests.request_parser import count_steps, decode_body, parse_fields
+from baton.router.requests.request_trace import Mark, unmarked
 from baton.router.requests.sampling_defaults import OPENAI, SamplingDefaults
 from baton.router.requests.schema_body import Body
 from baton.router.requests.validated_request import ValidatedRequest
@@ -103,7 +104,9 @@ class Validator:
         while await self.turns.run(size, next, pieces, _COUNTED) is not _COUNTED:
             size = 0
 
-    async def chat(self, request: ChatRequest, limits: ContextLimits) -> ValidatedRequest:
+    async def chat(
+        self, request: ChatRequest, limits: ContextLimits, mark: Mark = unmarked
+    ) -> ValidatedRequest:
         self.check_model(request.model)
         if request.top_logprobs is not None and not request.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
@@ -114,7 +117,7 @@ class Validator:
         tools, calling = self._chat_prompt.tools(request)
         constraint = chat_constraint(request, calling, self._tokenizer.token_id)
         prompt = await self.chat_tokens(
-            request.messages, limits, tools, request.chat_template_kwargs
+            request.messages, limits, tools, request.chat_template_kwargs, mark
         )
         top = (request.top_logprobs or 0) if request.logprobs else None
         asked, field = request.max_tokens, "max_tokens"
@@ -157,29 +160,41 @@ class Validator:
         limits: ContextLimits,
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
+        mark: Mark = unmarked,
     ) -> list[int]:
         """Return the prompt's tokens for a chat: exactly what the template printed."""
         plain = await self.turns.run(0, self._chat_prompt.plain, messages, tools)
         text = await self._chat_prompt.text(plain, tools, variables, self.turns)
-        return await self.text_tokens(text, False, "messages", limits)
+        mark("render")
+        tokens = await self.text_tokens(text, False, "messages", limits)
+        mark("tokenize")
+        return tokens
 
     async def completion(
-        self, request: CompletionRequest, limits: ContextLimits, source: str = "prompt"
+        self,
+        request: CompletionRequest,
+        limits: ContextLimits,
+        source: str = "prompt",
+        mark: Mark = unmarked,
     ) -> ValidatedRequest:
         """Validate a completion of one prompt; `source` is the field that the client wrote."""
-        (made,) = await self.completions(request, limits, source)
+        (made,) = await self.completions(request, limits, source, mark)
         return made
 
     async def completions(
-        self, request: CompletionRequest, limits: ContextLimits, source: str = "prompt"
+        self,
+        request: CompletionRequest,
+        limits: ContextLimits,
+        source: str = "prompt",
+        mark: Mark = unmarked,
     ) -> list[ValidatedRequest]:
-        """Validate a completion, and return one request for each prompt."""
+        """Validate a completion: a request for each prompt. `mark`: after each was tokenized."""
         self.check_model(request.model)
         prompts = _prompts(request.prompt)
         made = []
         for place, prompt in enumerate(prompts):
             name = source if len(prompts) == 1 else f"{source}[{place}]"
-            made.append(await self._completion(request, prompt, name, limits))
+            made.append(await self._completion(request, prompt, name, limits, mark))
         check_scored(made)
         check_repeated(made)
         return made
@@ -190,9 +205,11 @@ class Validator:
         prompt: str | Sequence[int],
         source: str,
         limits: ContextLimits,
+        mark: Mark,
     ) -> ValidatedRequest:
         if isinstance(prompt, str):
             tokens = await self.text_tokens(prompt, True, source, limits)
+            mark("tokenize")
         else:
             await self.turns.run(0, self.check_tokens, prompt, source, limits)
             tokens = [*prompt]

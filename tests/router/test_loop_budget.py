@@ -141,10 +141,10 @@ async def test_each_step_of_a_grpc_message_has_a_turn() -> None:
     await detokenize_request(client_pb2.DetokenizeRequest(), validator.turns)
     assert steps == [
         "_fields",
-        "shaped",
+        "parse_fields",
         "plain",
         "plain_tools",
         "guard",
         "render",
-        *["_fields", "shaped"] * 2,
+        *["_fields", "parse_fields"] * 2,
     ]

@@ -1,0 +1,51 @@
+"""The spans of a request's trace, for a collector.
+
+A trace that the sample ratio takes has spans of all processes, each its own; the router adds those
+of its own phases. Of one that the ratio leaves out the workers sent none: if it is worth keeping,
+the router exports it whole, from the phases that the workers reported.
+"""
+
+from __future__ import annotations
+
+from opentelemetry.context import Context
+
+from baton.router.requests.request_trace import RequestTrace
+from baton.runtime import tracing
+from baton.runtime.telemetry.timeline import Timeline
+
+
+def export_trace(
+    trace: RequestTrace, root: Context, parent: Context, kept: list[str], end_wall_s: float
+) -> None:
+    """Export the spans of a request that has ended. `root` is the context of its own span, and
+    `parent` that of its client."""
+    sampled = tracing.is_sampled(root)
+    if not sampled and not kept:
+        return
+    if not sampled:
+        root = tracing.export_root(
+            tracing.REQUEST, trace.begun_wall_s, end_wall_s, root, parent, kept=",".join(kept)
+        )
+    wall_s = trace.begun_wall_s - trace.begun_s
+    _export_phases(trace.path, wall_s, root, workers=not sampled, critical=True)
+    if trace.after is not None:
+        _export_phases(trace.after, wall_s, root, workers=not sampled, critical=False)
+    if not sampled:
+        for begin_s, landed_s, verified_s, blocks in trace.offers:
+            begin, end = trace.begun_wall_s + begin_s, trace.begun_wall_s + verified_s
+            landed = trace.begun_wall_s + landed_s
+            tracing.record(tracing.FETCH, begin, end, root, blocks=blocks, landed_s=landed)
+
+
+def _export_phases(
+    timeline: Timeline, wall_s: float, root: Context, *, workers: bool, critical: bool
+) -> None:
+    at_s = timeline.begun_s + wall_s
+    for phase in timeline.phases:
+        begin_s, at_s = at_s, at_s + phase.seconds
+        if workers or not phase.where:
+            name = phase.name.replace(" ", "_")
+            extra = {"worker": phase.where} if phase.where else {}
+            if phase.count:
+                extra["tokens"] = str(phase.count)
+            tracing.record(name, begin_s, at_s, root, critical=critical, **extra)

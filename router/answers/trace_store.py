@@ -1,0 +1,93 @@
+"""The traces of the last requests, in memory: records as JSON, bounded in number and in bytes.
+
+A record holds durations, counts and names of workers, never text. The oldest record goes first.
+The store also knows which requests are worth keeping elsewhere: the slow, failed, migrated and
+preempted ones. Pure. Owned by the router's event loop.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+MAX_RECORDS = 10_000
+MAX_BYTES = 32 << 20  # of all records
+RECENT = 1000  # times to the first byte that "slow" is judged by
+MIN_RECENT = 100  # before so many none is slow
+SLOW_SHARE = 0.99
+_REFRESH = 50  # requests between two computations of the limit
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    seconds: float
+    tenant: bytes
+    body: bytes
+
+
+class TraceStore:
+    def __init__(self, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
+        self._max_records = max_records
+        self._max_bytes = max_bytes
+        self._entries: dict[str, _Entry] = {}  # the oldest first
+        self._bytes = 0
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._seen = 0
+        self._slow_s = float("inf")
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all records."""
+        return self._bytes
+
+    def is_slow(self, seconds: float) -> bool:
+        """Count a time to the first byte, and return whether it is above the 99th percentile of
+        those before it."""
+        slow = seconds > self._slow_s
+        self._recent.append(seconds)
+        self._seen += 1
+        if len(self._recent) >= MIN_RECENT and self._seen % _REFRESH == 0:
+            ordered = sorted(self._recent)
+            self._slow_s = ordered[int(SLOW_SHARE * (len(ordered) - 1))]
+        return slow
+
+    def add(self, record: dict[str, Any], tenant: bytes) -> None:
+        """Store a record by its `id`. `tenant` is the digest of the key that may read it."""
+        name, body = record["id"], orjson.dumps(record)
+        self._remove(name)
+        self._entries[name] = _Entry(record["ttft_s"], tenant, body)
+        self._bytes += len(body)
+        while len(self._entries) > self._max_records or self._bytes > self._max_bytes:
+            self._remove(next(iter(self._entries)))
+
+    def get(self, request_id: str, tenant: bytes) -> bytes | None:
+        """Return the JSON of a request's record; None: it is not here, or another tenant's."""
+        entry = self._entries.get(request_id)
+        return entry.body if entry is not None and entry.tenant == tenant else None
+
+    def slowest(self, count: int, tenant: bytes) -> list[bytes]:
+        """Return the records with the longest times to the first byte, the longest first."""
+        mine = (entry for entry in self._entries.values() if entry.tenant == tenant)
+        return [e.body for e in heapq.nlargest(count, mine, key=lambda e: e.seconds)]
+
+    def latest(self, count: int, tenant: bytes) -> list[bytes]:
+        """Return the newest records, the newest first."""
+        found: list[bytes] = []
+        for entry in reversed(self._entries.values()):
+            if len(found) == count:
+                break
+            if entry.tenant == tenant:
+                found.append(entry.body)
+        return found
+
+    def _remove(self, name: str) -> None:
+        entry = self._entries.pop(name, None)
+        if entry is not None:
+            self._bytes -= len(entry.body)

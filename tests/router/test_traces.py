@@ -1,0 +1,180 @@
+"""The traces of a router: each request's phases add up; a key sees its own; a collector gets those
+that are worth keeping, whatever its sample ratio is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.runtime import tracing
+from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter, eventually
+
+pytestmark = pytest.mark.timed
+
+KEYS = ("first-key-0123456789abcdef", "other-key-0123456789abcdef")
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+UNSAMPLED = {"traceparent": f"00-{TRACE}-{SPAN}-00"}
+WORKERS = ("decode-0", "decode-1")
+
+
+@pytest.fixture(autouse=True)
+def no_exporter_left() -> Iterator[None]:
+    yield
+    tracing.shutdown()
+
+
+async def trace_of(running: Any, reply: Any, **headers: str) -> dict[str, Any]:
+    path = f"/trace/{reply.headers['x-request-id']}"
+    await eventually(lambda: _is_there(running, path, headers))
+    return dict((await running.http.get(path, headers=headers)).json())
+
+
+async def _is_there(running: Any, path: str, headers: dict[str, str]) -> bool:
+    return bool((await running.http.get(path, headers=headers)).status_code == 200)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_phases_of_a_request_add_up(router: StartRouter, stream: bool) -> None:
+    async with router() as running:
+        reply = await running.chat(stream=stream, max_tokens=5)
+        found = await trace_of(running, reply)
+    names = [name for name, *_ in found["path"]]
+    front = ["receive", "parse", "render", "tokenize", "validate", "admit", "place", "worker"]
+    assert names[: len(front)] == front
+    assert names[len(front) :][:2] == ["deliver", "detokenize"] and names[-1] == "write"
+    assert ("decode" in names) is not stream
+    assert sum(row[1] for row in found["path"]) == pytest.approx(1e6 * found["ttft_s"], abs=20)
+    assert found["ttft_s"] <= found["total_s"] and found["outcome"] == "finished"
+    assert found["output_tokens"] == 5 and found["decode_worker"] == "decode-0"
+
+
+async def test_a_grpc_call_has_a_trace(grpc_router: StartGrpcRouter) -> None:
+    from baton.proto import client_pb2
+
+    async with grpc_router() as (running, stub):
+        call = stub.Generate(client_pb2.GenerateRequest(model="tiny", prompt="the", max_tokens=2))
+        assert [reply async for reply in call]
+        headers = dict(await call.initial_metadata())
+        path = f"/trace/{headers['x-request-id']}"
+        await eventually(lambda: _is_there(running, path, {}))
+        found = (await running.http.get(path)).json()
+    assert [name for name, *_ in found["path"]][:3] == ["receive", "parse", "tokenize"]
+    assert found["path"][-1][0] == "write"
+
+
+async def test_each_prompt_of_a_request_has_its_own_trace(router: StartRouter) -> None:
+    async with router() as running:
+        reply = await running.complete(prompt=["the", "a"], max_tokens=2)
+        assert reply.status_code == 200
+        name = reply.headers["x-request-id"]
+        for place in (0, 1):
+            found = (await running.http.get(f"/trace/{name}-{place}")).json()
+            assert sum(row[1] for row in found["path"]) == pytest.approx(
+                1e6 * found["ttft_s"], abs=20
+            )
+
+
+async def test_a_key_sees_its_own_requests_alone(router: StartRouter) -> None:
+    config = replace(FAST_ROUTER, api_keys=KEYS)
+    mine, other = ({"authorization": f"Bearer {key}"} for key in KEYS)
+    async with router(config=config) as running:
+        reply = await running.http.post(
+            "/v1/completions",
+            json={"model": "tiny", "prompt": "the quick", "max_tokens": 2},
+            headers=mine,
+        )
+        assert reply.status_code == 200, reply.text
+        await trace_of(running, reply, **mine)
+        path = f"/trace/{reply.headers['x-request-id']}"
+        assert (await running.http.get(path, headers=other)).status_code == 404
+        assert (await running.http.get(path)).status_code == 401
+        listed = (await running.http.get("/traces?slow=5", headers=mine)).json()["traces"]
+        assert [each["id"] for each in listed] == [reply.headers["x-request-id"]]
+        assert (await running.http.get("/traces", headers=other)).json() == {"traces": []}
+
+
+@pytest.mark.parametrize("query", ["slow=0", "slow=x", "latest=1001", "slow=-1", "slow=%C2%B2"])
+async def test_a_count_out_of_range_is_refused(router: StartRouter, query: str) -> None:
+    async with router(workers=(), wait=False) as running:
+        reply = await running.http.get(f"/traces?{query}")
+        assert reply.status_code == 400 and "1 to 1000" in reply.text
+
+
+async def migrated(running: Any, **headers: str) -> Any:
+    """An answer whose first worker died after three tokens."""
+    await eventually(lambda: all(w.seen("hello") for w in running.workers.values()))
+    for worker in running.workers.values():
+        worker.pause_at = 3
+    body = {"model": "tiny", "prompt": "the quick brown", "max_tokens": 9, "stream": True}
+    asking = asyncio.create_task(running.http.post("/v1/completions", json=body, headers=headers))
+    await eventually(
+        lambda: any(
+            len(held.outputs) == 3
+            for worker in running.workers.values()
+            for held in worker.held.values()
+        )
+    )
+    (dying,) = [
+        worker
+        for worker in running.workers.values()
+        if any(len(held.outputs) == 3 for held in worker.held.values())
+    ]
+    for worker in running.workers.values():
+        worker.pause_at = None if worker is not dying else worker.pause_at
+    await dying.die()
+    return await asking
+
+
+async def test_a_migration_follows_the_first_token(router: StartRouter) -> None:
+    async with router(workers=WORKERS) as running:
+        reply = await migrated(running)
+        found = await trace_of(running, reply)
+    assert found["kept"] == ["migrated"] and found["migrations"] == 1
+    assert [name for name, *_ in found["after"]][:3] == ["decode", "place", "worker"]
+    assert found["path"][-1][0] == "write"
+
+
+async def test_a_collector_gets_a_migrated_request_of_no_sample(
+    router: StartRouter, collector: tuple[Any, str]
+) -> None:
+    servicer, endpoint = collector
+    async with router(workers=WORKERS) as running:
+        tracing.setup("router", endpoint, ratio=0.0)
+        await running.complete(max_tokens=2)
+        reply = await migrated(running, **UNSAMPLED)
+        await trace_of(running, reply)
+        tracing.shutdown()
+    roots = [span for span in servicer.all if span.name == "request"]
+    (root,) = roots
+    assert root.trace_id.hex() == TRACE and root.parent_span_id.hex() == SPAN
+    others = [span for span in servicer.all if span is not root]
+    assert {span.parent_span_id for span in others} == {root.span_id}
+    assert {"receive", "worker", "write", "decode"} <= {span.name for span in others}
+    assert reply.headers["traceresponse"].startswith(f"00-{TRACE}-{root.span_id.hex()}-")
+
+
+async def test_a_sampled_request_has_the_routers_phases(
+    router: StartRouter, collector: tuple[Any, str]
+) -> None:
+    servicer, endpoint = collector
+    async with router() as running:
+        tracing.setup("router", endpoint)
+        reply = await running.complete(max_tokens=2)
+        found = await trace_of(running, reply)
+        tracing.shutdown()
+    spans = servicer.spans
+    assert {"request", "receive", "tokenize", "place", "write"} <= set(spans)
+    begin = spans["receive"].start_time_unix_nano
+    assert abs(begin - spans["request"].start_time_unix_nano) < 1_000_000
+    assert found["trace_id"] == spans["request"].trace_id.hex()
+    span_id = spans["request"].span_id.hex()
+    assert reply.headers["traceresponse"].startswith(f"00-{found['trace_id']}-{span_id}-0")
+
+
+async def test_without_a_collector_there_is_no_trace_header(router: StartRouter) -> None:
+    async with router() as running:
+        assert "traceresponse" not in (await running.complete(max_tokens=1)).headers
