@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import Counter, Gauge, Histogram
 
 from baton.deploy.cli import main
+from baton.engine.spec.families import FAMILIES
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
 from baton.runtime import metrics
 from baton.runtime.config import section_names
@@ -83,6 +84,33 @@ def test_decision_records_have_unique_numbers_and_an_index() -> None:
     ]
     assert [row for row in rows if row not in index.splitlines()] == []
     assert sorted(LINK.findall(index)) == sorted(record.name for record in RECORDS)
+
+
+def test_glossary_defines_each_word_once() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", PAGES["docs/glossary.md"], re.MULTILINE)
+    words = [word for row in rows if row not in ("word", "---") for word in row.split(", ")]
+    assert len(words) > 60
+    assert [word for word in words if words.count(word) > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence"),
+    [
+        ("README.md", r"^Served are (.+?), in bf16,"),
+        ("docs/progress.md", r"^\| (Llama.+) as transformers computes them \|"),
+    ],
+)
+def test_pages_list_the_model_families_that_are_served(page: str, sentence: str) -> None:
+    """ "Gemma 2 and 3 (text)" are gemma2 and gemma3; Phi-4 has the architecture of Phi-3."""
+    found = re.search(sentence, PAGES[page], re.MULTILINE | re.DOTALL)
+    assert found
+    names: list[str] = []
+    for name in re.split(r",\s|\s?\band\s", found[1].replace(" (text)", "")):
+        plain = re.sub(r"[\s-]", "", name).lower()
+        if number := re.fullmatch(r"v?(\d)", plain):  # of the model before
+            plain = names[-1].rstrip("0123456789") + number[1]
+        names.append(plain)
+    assert set(names) - {"phi4"} == {f.name.replace("_", "") for f in FAMILIES.values()}
 
 
 @everywhere
