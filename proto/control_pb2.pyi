@@ -1,6 +1,7 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -34,3 +35,31 @@ class ChangeRoleRequest(_message.Message):
 class ChangeRoleReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ("worker",)
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    worker: WorkerBoot
+    def __init__(self, worker: _Optional[_Union[WorkerBoot, _Mapping]] = ...) -> None: ...
+
+class LinkedRouter(_message.Message):
+    __slots__ = ("router_id", "host")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    host: str
+    def __init__(self, router_id: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("version", "up_s", "audit", "routers", "not_ready_reason")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    UP_S_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    ROUTERS_FIELD_NUMBER: _ClassVar[int]
+    NOT_READY_REASON_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    up_s: float
+    audit: bytes
+    routers: _containers.RepeatedCompositeFieldContainer[LinkedRouter]
+    not_ready_reason: str
+    def __init__(self, version: _Optional[str] = ..., up_s: _Optional[float] = ..., audit: _Optional[bytes] = ..., routers: _Optional[_Iterable[_Union[LinkedRouter, _Mapping]]] = ..., not_ready_reason: _Optional[str] = ...) -> None: ...

@@ -44,6 +44,11 @@ class WorkerControlStub:
                 request_serializer=baton_dot_proto_dot_control__pb2.ChangeRoleRequest.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_control__pb2.ChangeRoleReply.FromString,
                 _registered_method=True)
+        self.Status = channel.unary_unary(
+                '/baton.v1.WorkerControl/Status',
+                request_serializer=baton_dot_proto_dot_control__pb2.StatusRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_control__pb2.StatusReply.FromString,
+                _registered_method=True)
 
 
 class WorkerControlServicer:
@@ -63,6 +68,13 @@ class WorkerControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Status(self, request, context):
+        """What the worker has now. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_WorkerControlServicer_to_server(servicer, server):
                     servicer.ChangeRole,
                     request_deserializer=baton_dot_proto_dot_control__pb2.ChangeRoleRequest.FromString,
                     response_serializer=baton_dot_proto_dot_control__pb2.ChangeRoleReply.SerializeToString,
+            ),
+            'Status': grpc.unary_unary_rpc_method_handler(
+                    servicer.Status,
+                    request_deserializer=baton_dot_proto_dot_control__pb2.StatusRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_control__pb2.StatusReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +148,33 @@ class WorkerControl:
             '/baton.v1.WorkerControl/ChangeRole',
             baton_dot_proto_dot_control__pb2.ChangeRoleRequest.SerializeToString,
             baton_dot_proto_dot_control__pb2.ChangeRoleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Status(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.WorkerControl/Status',
+            baton_dot_proto_dot_control__pb2.StatusRequest.SerializeToString,
+            baton_dot_proto_dot_control__pb2.StatusReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,4 +1,4 @@
-"""The commands for a running instance: `ps`, `drain` and `role`."""
+"""The commands for what runs: `ps`, `drain`, `role` and `cluster status`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,31 @@ from baton.deploy.cli.arguments import (
     add_settings,
     config_of,
 )
+from baton.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from baton.deploy.cli.orders import Cluster
 
 
 def add_control_commands(commands: Any) -> None:
-    ps = add_command(commands, "ps", "list what `baton serve` runs on this host", _ps)
-    ps.add_argument("--json", action="store_true", help="print JSON")
+    text = "list what `baton serve` runs on this host, or with a registry a cluster's workers"
+    _add_listing(add_command(commands, "ps", text, _ps))
+    cluster = add_command(commands, "cluster", "look at a cluster of many hosts", _status)
+    actions = cluster.add_subparsers(dest="action", required=True, metavar="ACTION", help="status")
+    text = "list routers, workers and warnings of a cluster, from any host with its settings"
+    _add_listing(add_command(actions, "status", text, _status))
     drain = "let a worker finish its requests and end; `baton serve` starts it again"
     _add_target(add_command(commands, "drain", drain, _drain))
     change = "make a running worker a prefill or a decode worker"
     role = add_command(commands, "role", change, _role)
     _add_target(role)
     role.add_argument("role", choices=ROLES, help="its new role")
+
+
+def _add_listing(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print JSON")
+    add_registry(command, "the cluster's registry; needs BATON_TOKEN and [security]")
+    add_settings(command)
 
 
 def _add_target(command: argparse.ArgumentParser) -> None:
@@ -43,9 +54,25 @@ def _add_target(command: argparse.ArgumentParser) -> None:
 
 
 def _ps(options: argparse.Namespace) -> int:
+    if config_of(options).registry.location:
+        return _status(options)
     from baton.deploy.cli.process_list import show
 
     return show(as_json=options.json)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from baton.deploy.cli.cluster_status import show
+    from baton.deploy.cli.orders import cluster_at
+    from baton.deploy.host.cluster_secrets import read_secrets
+
+    config = config_of(options)
+    if not config.registry.location:
+        raise ConfigError(
+            "registry.location is not set: give --registry, or the cluster's settings with --config"
+        )
+    cluster = cluster_at(config.registry, read_secrets(os.environ), config.security)
+    return show(cluster, as_json=options.json)
 
 
 def _clusters(options: argparse.Namespace) -> list[Cluster]:

@@ -215,6 +215,28 @@ def certificates(config: Config) -> Finding:
     return Finding("tls", "ok", f"on; the certificate ends at {found.ends:%F %T} UTC")
 
 
+def registry(config: Config) -> list[Finding]:
+    """Check that the registry of many hosts can be read, and that each worker answers."""
+    if not config.registry.location:
+        return []
+    from baton.deploy.cli.cluster_status import status_of
+    from baton.deploy.cli.orders import cluster_at
+    from baton.deploy.host.cluster_secrets import read_secrets
+
+    try:
+        secrets = read_secrets(os.environ)
+        status = status_of(cluster_at(config.registry, secrets, config.security))
+    except ConfigError as error:
+        return [Finding("registry", "fail", "its settings do not fit", str(error))]
+    if status.registry_state != "readable":
+        remedy = "check registry.location, its password and its certificate's authority"
+        return [Finding("registry", "fail", f"{status.registry}: {status.registry_state}", remedy)]
+    found = f"{status.registry}: {len(status.workers)} workers, {len(status.routers)} routers"
+    if not status.warnings:
+        return [Finding("registry", "ok", found)]
+    return [Finding("registry", "warn", found, "; ".join(status.warnings))]
+
+
 def nixl_transport(config: Config) -> list[Finding]:
     from baton.deploy.cli.transport_check import (
         transport,  # it needs what the checks before look for
@@ -241,6 +263,7 @@ def checks(config: Config) -> list[tuple[str, Callable[[], Finding | list[Findin
         ("ports", lambda: ports(config)),
         ("state folder", state_folder),
         ("tls", lambda: certificates(config)),
+        ("registry", lambda: registry(config)),
         ("gpu", gpu),
         ("device", lambda: device(config.worker.device)),
         ("kv transfers", kv_transfers),

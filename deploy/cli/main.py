@@ -23,7 +23,7 @@ from baton.runtime import tls_version  # noqa: F401  before anything imports grp
 DISTRIBUTION = "baton-serve"
 COMMANDS = (
     "serve", "demo", "worker", "router", "chat", "explain", "trace", "faults", "ps", "drain",
-    "role", "doctor", "authority", "release",
+    "role", "cluster", "doctor", "authority", "release",
 )  # fmt: skip
 EXIT_CODES = (
     "Exit codes: 0 done; 1 failed (ps: nothing runs; doctor: a check failed; faults: a promise was "

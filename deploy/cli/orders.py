@@ -45,11 +45,13 @@ class Cluster:
     security: SecurityConfig
 
     def workers(self) -> list[WorkerRecord]:
-        """Raises Unavailable if the registry cannot be read."""
+        """Return the newest boot of each worker. Raises Unavailable if the registry cannot be
+        read."""
         try:
-            return asyncio.run(self._read())
+            records = asyncio.run(self._read())
         except OSError as error:
             raise Unavailable(f"the registry of {self.name} cannot be read: {error}") from error
+        return list({record.worker_id: record for record in records}.values())  # newest comes last
 
     async def _read(self) -> list[WorkerRecord]:
         client = open_registry(self.registry, self.security, self.secrets.accepted)

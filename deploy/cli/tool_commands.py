@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from baton.deploy.cli.arguments import add_command, add_settings, config_of
+from baton.deploy.cli.arguments import add_command, add_registry, add_settings, config_of
 from baton.deploy.serve.flag_values import new_file, whole
 from baton.runtime.errors import ConfigError
 
@@ -16,6 +16,7 @@ def add_doctor(commands: Any) -> None:
         commands, "doctor", "check this machine, and say how to fix what it lacks", _doctor
     )
     command.add_argument("--json", action="store_true", help="print JSON")
+    add_registry(command, "the registry of a cluster, which is checked too; needs BATON_TOKEN")
     add_settings(command)
 
 

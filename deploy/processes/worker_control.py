@@ -1,4 +1,4 @@
-"""Orders to a worker over its gRPC port: drain and end, or change the role.
+"""Orders to a worker over its gRPC port: drain and end, change the role, or report its status.
 
 The port asks every caller for a certificate of the cluster's authority, and every call for the
 cluster's token (runtime/grpc_links.py). An order names the boot that it is for, so that a late or
@@ -25,7 +25,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class WorkerControl(control_pb2_grpc.WorkerControlServicer):
-    """Accepts the orders for one boot of one worker. `drain` and `change_role` return at once."""
+    """Accepts the orders for one boot of one worker. `drain`, `change_role`
+    and `status` return at once."""
 
     def __init__(
         self,
@@ -34,10 +35,12 @@ class WorkerControl(control_pb2_grpc.WorkerControlServicer):
         *,
         drain: Callable[[], None],
         change_role: Callable[[Role], None],
+        status: Callable[[], control_pb2.StatusReply],
     ) -> None:
         self._boot = control_pb2.WorkerBoot(worker_id=worker_id, boot_id=boot_id)
         self._drain = drain
         self._change_role = change_role
+        self._status = status
 
     async def Drain(
         self, request: control_pb2.DrainRequest, context: Context
@@ -58,6 +61,12 @@ class WorkerControl(control_pb2_grpc.WorkerControlServicer):
             log.info("order received", order="change role", role=role, caller=context.peer())
             self._change_role(role)
         return control_pb2.ChangeRoleReply()
+
+    async def Status(
+        self, request: control_pb2.StatusRequest, context: Context
+    ) -> control_pb2.StatusReply:
+        await self._check_boot(request.worker, context)
+        return self._status()
 
     async def _check_boot(self, named: control_pb2.WorkerBoot, context: Context) -> None:
         """End the call if it is for another worker or another boot of this one."""

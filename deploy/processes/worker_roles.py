@@ -96,6 +96,7 @@ class Served:
 
     worker: DecodeWorker | PrefillWorker
     server: grpc.aio.Server
+    links: WorkerService
     finish: Callable[[], Awaitable[None]]
 
 
@@ -121,7 +122,7 @@ def decode_role(below: Below) -> Served:
         grammars=boot.grammars,
         speculator=_speculator(boot.config),
     )
-    return Served(worker, _server(boot, worker), peers.close)
+    return Served(worker, *_server(boot, worker), peers.close)
 
 
 def _speculator(config: Config) -> Speculator | None:
@@ -147,18 +148,20 @@ def prefill_role(below: Below) -> Served:
         wall_offset_s=below.wall_offset_s(),
         grammars=boot.grammars,
     )
-    server = _server(boot, worker)
+    server, links = _server(boot, worker)
     handoffs = HandoffService(worker, below.handshake)
     handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)  # type: ignore[no-untyped-call]
     leases_s = 2 * boot.config.handoff.lease_s
-    return Served(worker, server, lambda: handoffs.finished(leases_s))
+    return Served(worker, server, links, lambda: handoffs.finished(leases_s))
 
 
-def _server(boot: Boot, worker: DecodeWorker | PrefillWorker) -> grpc.aio.Server:
+def _server(
+    boot: Boot, worker: DecodeWorker | PrefillWorker
+) -> tuple[grpc.aio.Server, WorkerService]:
     server = open_server(boot.secrets.token, also=boot.secrets.accepted[1:])
     service = WorkerService(worker, worker.feed, boot.config.router)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-    return server
+    return server, service
 
 
 def model_limits(boot: Boot, engine: TorchEngine) -> ModelLimits:

@@ -85,6 +85,16 @@ def open_registry(
     return RedisRegistry(client, server, prefix, EntrySigner(tokens), registry.lifetime_s)
 
 
+def address_without_secrets(registry: RegistryConfig) -> str:
+    """Return the folder, or the server's address without user and password. Raises ConfigError."""
+    folder = folder_of(registry)
+    if folder is not None:
+        return str(folder)
+    url = urlsplit(registry.location)
+    host, port, database = _parts(url)
+    return f"{url.scheme}://{host}:{port}/{database}"
+
+
 def _client(registry: RegistryConfig, security: SecurityConfig) -> tuple[Redis, str]:
     """Return redis-py's client, and the server's address without secrets."""
     from redis.asyncio import Redis
@@ -106,7 +116,7 @@ def _client(registry: RegistryConfig, security: SecurityConfig) -> tuple[Redis, 
     }
     if url.scheme == "rediss":
         options |= _tls_options(registry, security)
-    return Redis(**options), f"{url.scheme}://{host}:{port}/{database}"
+    return Redis(**options), address_without_secrets(registry)
 
 
 def _parts(url: SplitResult) -> tuple[str, int, int]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,10 +71,16 @@ class _Beat:
 
 
 async def serve_link(
-    link: WorkerLink, handler: LinkHandler, *, heartbeat_s: float, silence_s: float, hang_s: float
+    link: WorkerLink,
+    handler: LinkHandler,
+    *,
+    heartbeat_s: float,
+    silence_s: float,
+    hang_s: float,
+    attached: Callable[[worker_pb2.RouterHello], None] = lambda hello: None,
 ) -> None:
     """Serve one stream until it breaks, falls silent, or this task is cancelled. `hang_s`: so
-    long overdue, the worker is left by the router."""
+    long overdue, the worker is left by the router. `attached` is called with an accepted hello."""
     try:
         async with asyncio.timeout(silence_s):
             first = await link.receive()
@@ -87,6 +94,7 @@ async def serve_link(
         await _refuse_version(link, first.hello)
         return
     answer, session = handler.attach(first.hello)
+    attached(first.hello)
     try:
         await link.send(worker_pb2.WorkerMessage(hello=answer))
         await _converse(link, session, handler, _Beat(heartbeat_s, hang_s), silence_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import unquote
 
 import grpc.aio
 
@@ -22,20 +23,38 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._handler = handler
         self._feed = feed
         self._config = config
+        self._linked: dict[object, tuple[str, str]] = {}  # by stream: router id, peer
+
+    def routers(self) -> list[tuple[str, str]]:
+        """Return the id of each linked router, and the host from which it called."""
+        return sorted({(router_id, _host(peer)) for router_id, peer in self._linked.values()})
 
     async def Link(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         link: ServerLink[worker_pb2.WorkerMessage, worker_pb2.RouterMessage] = ServerLink(context)
+
+        def attached(hello: worker_pb2.RouterHello) -> None:
+            self._linked[link] = (hello.router_id, context.peer())
+
         with metrics.LINKS.labels("router").track_inprogress():
-            await serve_link(
-                link,
-                self._handler,
-                heartbeat_s=self._config.link_heartbeat_s,
-                silence_s=self._config.link_silence_s,
-                hang_s=self._config.hang_s,
-            )
+            try:
+                await serve_link(
+                    link,
+                    self._handler,
+                    heartbeat_s=self._config.link_heartbeat_s,
+                    silence_s=self._config.link_silence_s,
+                    hang_s=self._config.hang_s,
+                    attached=attached,
+                )
+            finally:
+                self._linked.pop(link, None)
 
     async def WatchBlocks(
         self, request: worker_pb2.WatchBlocksRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[worker_pb2.BlockEvents]:
         async for event in self._feed.watch():
             yield event
+
+
+def _host(peer: str) -> str:
+    """Return the address of gRPC's `ipv4:10.0.0.1:5000` or `ipv6:[::1]:5000`, escaped or not."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from baton.deploy.host.authority import Authority
 from baton.deploy.host.instance import Instance, Job, JobStatus, processes_of, read_status
 from baton.deploy.processes.worker_control import WorkerControl
 from baton.deploy.serve.process_launcher import spawn_keepers
-from baton.proto import control_pb2_grpc
+from baton.proto import control_pb2, control_pb2_grpc
 from baton.runtime.cluster_config import SecurityConfig
 from baton.runtime.grpc_links import open_port, open_server
 from baton.runtime.registry import Role
@@ -88,6 +89,13 @@ class ControlServer:
         self.authority = authority
         self.address = ""
         self.orders: list[str] = []
+        audit = {"blocks": {"total": 64, "free": 50, "cached": 4, "used": 10}, "draining": False}
+        self.status = control_pb2.StatusReply(
+            version="1.0",
+            up_s=12.5,
+            audit=json.dumps(audit | {"running": 2, "waiting": 1}).encode(),
+            routers=[control_pb2.LinkedRouter(router_id="c" * 32, host="10.0.0.9")],
+        )
         self.accepted = threading.Event()
         self._tls = Tls(self.security("decode-0", "127.0.0.1"))
         self.loop = asyncio.new_event_loop()
@@ -103,7 +111,11 @@ class ControlServer:
     async def serve(self, started: threading.Event, stopped: asyncio.Event) -> None:
         server = open_server(self.token)
         control = WorkerControl(
-            "decode-0", b"\xbb" * 16, drain=self._drained, change_role=self._changed
+            "decode-0",
+            b"\xbb" * 16,
+            drain=self._drained,
+            change_role=self._changed,
+            status=lambda: self.status,
         )
         control_pb2_grpc.add_WorkerControlServicer_to_server(control, server)  # type: ignore[no-untyped-call]
         self.address = f"127.0.0.1:{open_port(server, '127.0.0.1:0', self._tls)}"

@@ -7,6 +7,7 @@ Each worker listens on all addresses of this machine and announces one of its ow
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -58,6 +59,12 @@ class Hosts:
         command = ["router", "--model-name", "small"]
         command += ["--address-file", str(self.folder / f"{name}.address")]
         self._start(name, command, *self._issue(name, "router"), "router.port=0")
+
+    def as_client(self, *command: str) -> str:
+        """Return what a command prints that is run with a certificate of its own."""
+        settings = [f"--set={each}" for each in self._issue("operator", "client")]
+        where = ["--registry", self._server.url]
+        return self._run(*command, *where, *settings)
 
     def url(self, name: str = "router") -> str:
         path = self.folder / f"{name}.address"
@@ -113,7 +120,8 @@ class Hosts:
         return self._run("authority", *command, "--role", role, "--name", name, *hosts).split()
 
     def _run(self, *command: str) -> str:
-        return subprocess.check_output([*BATON, *command], text=True, timeout=60)
+        environment = self._environment
+        return subprocess.check_output([*BATON, *command], text=True, timeout=120, env=environment)
 
     def _start(self, name: str, command: list[str], *settings: str) -> None:
         where = ["--model", str(embedded_model()), "--registry", self._server.url]
@@ -162,5 +170,12 @@ def test_a_fleet_serves_through_an_outage_of_its_registry(
         for name in ("router", "router-1", "prefill-0", "prefill-1", "decode-0"):
             for event in ("registry unavailable", "registry available again"):
                 assert hosts.events(name, event) == 1, hosts.logs()
+        status = json.loads(hosts.as_client("cluster", "status", "--json"))
+        assert {row["worker_id"]: row["state"] for row in status["workers"]} == dict.fromkeys(
+            HOSTS, "ready"
+        )
+        assert [row["workers"] for row in status["routers"]] == [3, 3]
+        assert status["warnings"] == []
+        assert "prefill-1 has ended" in hosts.as_client("drain", "prefill-1")
     finally:
         hosts.close()
