@@ -19,12 +19,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
-import orjson
 import torch
 
 from baton.decode_worker.worker import DecodeWorker
@@ -45,6 +43,7 @@ from baton.deploy.processes.worker_roles import (
     model_limits,
     prefill_role,
 )
+from baton.deploy.processes.worker_status import status_of
 from baton.engine.execution.device_choice import chosen_device, device_label
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine
@@ -56,7 +55,7 @@ from baton.engine.spec.model_spec import ModelSpec
 from baton.kv_transfer import handshake
 from baton.kv_transfer.nixl_mover import READ_THREADS, NixlMover
 from baton.prefill_worker.worker import PrefillWorker
-from baton.proto import control_pb2, control_pb2_grpc
+from baton.proto import control_pb2_grpc
 from baton.runtime import logs, metrics, process_memory, tracing, worker_lock
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError, EngineError
@@ -236,13 +235,7 @@ class WorkerProcess:
         mover = NixlMover(local_pool(engine.pool), boot.boot_id, read_threads)
         below = Below(boot, engine, pool, mover, model_limits(boot, engine))
         served = decode_role(below) if boot.role == "decode" else prefill_role(below)
-        orders = WorkerControl(
-            boot.worker_id,
-            boot.boot_id,
-            drain=self._role_control.drain,
-            change_role=self._role_control.change,
-            status=partial(self._status, served, time.monotonic()),
-        )
+        orders = self._orders(boot, served)
         control_pb2_grpc.add_WorkerControlServicer_to_server(orders, served.server)  # type: ignore[no-untyped-call]
         process_memory.freeze_startup_objects()
         record = await _listen(boot, served.server, admin_address, port_timeout_s)
@@ -286,18 +279,13 @@ class WorkerProcess:
                 "worker restarts; look for peers that are slow or stopped"
             )
 
-    def _status(self, served: Served, begun_s: float) -> control_pb2.StatusReply:
-        """Return what `baton cluster status` shows of this boot. No block is counted for it."""
-        routers = [
-            control_pb2.LinkedRouter(router_id=router_id, host=host)
-            for router_id, host in served.links.routers()
-        ]
-        return control_pb2.StatusReply(
-            version=_version(),
-            up_s=time.monotonic() - begun_s,
-            audit=orjson.dumps(served.worker.audit(check=False)),
-            routers=routers,
-            not_ready_reason=self._not_ready() or "",
+    def _orders(self, boot: Boot, served: Served) -> WorkerControl:
+        return WorkerControl(
+            boot.worker_id,
+            boot.boot_id,
+            drain=self._role_control.drain,
+            change_role=self._role_control.change,
+            status=partial(status_of, served, time.monotonic(), self._not_ready),
         )
 
     def _audit(self, check: bool) -> dict[str, Any]:
@@ -323,13 +311,6 @@ def _publish_role(boot: Boot) -> None:
     process_gauges.set_role(boot.role)
     metrics.WORKER_PRICE.set(boot.config.slo.price_per_hour)
     standard_names.publish_worker(boot.model_folder.name, boot.config.pool.block_size)
-
-
-def _version() -> str:
-    try:
-        return version("baton-serve")
-    except PackageNotFoundError:  # copied here without its metadata
-        return "unknown"
 
 
 async def first_step(engine: Engine, pool: BlockPool) -> None:
