@@ -150,6 +150,24 @@ async def test_explain_returns_the_costs_and_places_nothing(router: StartRouter)
         assert LONG["prompt"][:9] not in reply.text
 
 
+async def test_explain_logs_no_text_of_a_prompt(
+    router: StartRouter, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logged = ""
+
+    def ended() -> bool:
+        nonlocal logged
+        logged += "".join(capfd.readouterr())
+        return "request ended" in logged
+
+    async with router() as running:
+        for path in ("/v1/completions/explain", "/v1/completions"):
+            body = {"model": "tiny", "prompt": "xylophone-4711", "max_tokens": 2}
+            assert (await running.http.post(path, json=body)).status_code == 200
+        await eventually(ended)  # of the second: the log of both has been written
+    assert "4711" not in logged
+
+
 async def test_explain_answers_a_chat_and_several_prompts(router: StartRouter) -> None:
     async with router() as running:
         chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
