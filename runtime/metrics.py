@@ -22,18 +22,14 @@ from baton.runtime.sampling import MAX_DRAFT_TOKENS
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 POOL_STATES = ("free", "cached", "used", "leased", "pinned", "quarantined")
+LOCAL_REASONS = (
+    "configured", "cheaper", "short", "cached", "alone", "no_prefill_worker", "incompatible",
+    "too_large", "left",
+)  # fmt: skip
 DECISIONS = (
     ("disaggregated", "configured"),
     ("disaggregated", "cheaper"),
-    ("local", "configured"),
-    ("local", "cheaper"),
-    ("local", "short"),
-    ("local", "cached"),
-    ("local", "alone"),
-    ("local", "no_prefill_worker"),
-    ("local", "incompatible"),
-    ("local", "too_large"),
-    ("local", "left"),
+    *(("local", reason) for reason in LOCAL_REASONS),
 )
 ROLES = ("prefill", "decode")
 HANDOFF_STATES = ("waiting", "reading", "closing")
@@ -73,6 +69,12 @@ REQUESTS = counter(
     "Requests ended, by how: finished, failed, cancelled, or refused before any work.",
     "outcome",
     ("finished", "failed", "cancelled", "refused"),
+)
+FINISHED_CHOICES = counter(
+    "baton_finished_choices_total",
+    "Choices that were answered to their end, by finish reason.",
+    "reason",
+    ("stop", "length", "tool_calls"),
 )
 ACTIVE_REQUESTS = gauge("baton_active_requests", "Requests that hold an admission ticket.")
 BODY_BYTES = gauge(

@@ -75,6 +75,8 @@ FLEET = Dashboard(
         _shown("Active requests", "Requests that hold an admission ticket.",
                "baton_active_requests"),
         _quantiles("Request time", "Arrival to end.", "baton_request_seconds"),
+        _counted("Finish reasons", "Choices a second that were answered to their end.",
+                 "baton_finished_choices_total", "reason"),
         _quantiles("Tokenization", "Template and tokenizer.", "baton_tokenize_seconds"),
     ),
 )  # fmt: skip

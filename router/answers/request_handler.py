@@ -249,6 +249,8 @@ class RequestHandler:
                 continue
             piece = text.push(its_outputs) if not self._request.silent else text.silenced()
             pieces.append(piece)
+            if piece.finish is not None:
+                metrics.FINISHED_CHOICES.labels(piece.finish).inc()
             if text.finished and not generation.choices[choice].ended:
                 self._serving.dispatcher.finish_choice(generation, choice)
         return pieces

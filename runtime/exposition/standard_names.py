@@ -89,6 +89,11 @@ def _router_values() -> Iterable[Metric]:
         ("vllm:generation_tokens", metrics.OUTPUT_TOKENS),
     ):
         yield _counter(name, "Tokens of requests.", _value(source, "_sum"))
+    success = Metric("vllm:request_success", "Choices by finish reason.", "counter")
+    for reason, own in (("stop", ("stop", "tool_calls")), ("length", ("length",))):
+        count = sum(_value(metrics.FINISHED_CHOICES, "_total", reason=each) for each in own)
+        success.add_sample("vllm:request_success_total", {"finished_reason": reason}, count)
+    yield success
 
 
 def _worker_values() -> Iterable[Metric]:

@@ -109,6 +109,9 @@ async def test_a_router_shows_its_fleet_under_known_names(router: StartRouter) -
         ):
             samples = found[name].samples
             assert samples and all(s.labels["model_name"] == "tiny" for s in samples), name
+        finished = by_label(found["vllm:request_success"], "finished_reason")
+        assert finished.keys() == {"stop", "length"}
+        assert finished["length"] == value("baton_finished_choices_total", reason="length") > 0
         (running_now,) = found["vllm:num_requests_running"].samples
         assert running_now.value == 0
         own = {
