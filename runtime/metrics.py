@@ -91,8 +91,7 @@ TTFT = histogram("baton_ttft_seconds", "From a request's arrival to its first to
 ITL = histogram("baton_itl_seconds", "Between two tokens of one choice, as sent.")
 OBJECTIVES = counter(
     "baton_objective_requests_total",
-    "Requests that were answered or failed, by what they missed of `slo.ttft_s` and `slo.itl_s`: "
-    "nothing (met), one of the two, or both. Without an objective all that finish meet it.",
+    "Requests that were answered or failed, by what they missed of `slo.ttft_s` and `slo.itl_s`.",
     "outcome",
     ("met", "ttft_missed", "itl_missed", "both_missed", "failed"),
 )
@@ -279,8 +278,7 @@ RUNNING_REQUESTS = gauge(
 )
 QUEUED_TOKENS = gauge(
     "baton_queued_tokens",
-    "Prompt tokens still to be computed on this worker: of waiting prompts, and the rest of those "
-    "whose chunks are being computed.",
+    "Prompt tokens still to be computed on this worker, with the rest of prompts in chunks.",
 )
 PROMISED_BLOCKS = gauge(
     "baton_promised_blocks", "Blocks of credit that are granted and not yet allocated."
@@ -365,8 +363,7 @@ HANDOFF_BYTES = counter(
 )
 READ_SECONDS = counter(
     "baton_read_seconds_total",
-    "Seconds in which a handoff had offered blocks that had not landed, of those that were "
-    "completed; with the bytes, the bandwidth.",
+    "Seconds in which a completed handoff had offered blocks that had not landed.",
 )
 LOCAL_PREFILLS = counter(
     "baton_local_prefills_total",

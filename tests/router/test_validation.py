@@ -238,11 +238,11 @@ async def test_each_step_has_a_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch)
         ("next", len(body)),
         [*((name, 0) for name in ("plain_tools", "guard", "render"))],
     )
-    assert steps == [begun, ("decoded", 0), ("shaped", 0), ("plain", 0), *printed]
+    assert steps == [begun, ("decode_body", 0), ("parse_fields", 0), ("plain", 0), *printed]
     steps.clear()
     asked = await made.parsed(b'{"model":"m","prompt":[1,2]}', CompletionRequest)
     await made.completion(asked, LIMITS)
-    assert [name for name, _ in steps] == ["next", "decoded", "shaped", "check_tokens"]
+    assert [name for name, _ in steps] == ["next", "decode_body", "parse_fields", "check_tokens"]
     steps.clear()
     await made.text(await made.parsed(b'{"tokens":[1]}', DetokenizeRequest), LIMITS)
-    assert [name for name, _ in steps] == ["next", "decoded", "shaped", "decode"]
+    assert [name for name, _ in steps] == ["next", "decode_body", "parse_fields", "decode"]
