@@ -27,7 +27,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     def routers(self) -> list[tuple[str, str]]:
         """Return the id of each linked router, and the host from which it called."""
-        return sorted({(router_id, _host(peer)) for router_id, peer in self._linked.values()})
+        return sorted({(router_id, host_of(peer)) for router_id, peer in self._linked.values()})
 
     async def Link(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         link: ServerLink[worker_pb2.WorkerMessage, worker_pb2.RouterMessage] = ServerLink(context)
@@ -55,6 +55,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             yield event
 
 
-def _host(peer: str) -> str:
+def host_of(peer: str) -> str:
     """Return the address of gRPC's `ipv4:10.0.0.1:5000` or `ipv6:[::1]:5000`, escaped or not."""
     return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
