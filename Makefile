@@ -34,7 +34,7 @@ HOURS ?= 0.5
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PACKAGES := decode_worker deploy engine kv_transfer models prefill_worker proto router runtime simulation
+PACKAGES := decode_worker deploy engine kv_transfer models planner prefill_worker proto router runtime simulation
 # Tests that start processes do not run beside those that fill all cores: tests of whole fleets run
 # one after the other, the others two at a time. Tests that measure how long something takes are
 # marked `timed` and run last.

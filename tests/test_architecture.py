@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "kv_transfer": {"runtime", "proto"},
     "prefill_worker": {"engine", "kv_transfer", "runtime", "proto"},
     "decode_worker": {"engine", "kv_transfer", "runtime", "proto"},
-    "router": {"runtime", "proto"},
+    "router": {"runtime", "proto", "planner"},
     "models": {"engine", "runtime"},
     "planner": {"runtime"},
     "simulation": BELOW_DEPLOY - {"simulation", "models"},
