@@ -11,17 +11,17 @@ from baton.decode_worker.draft_progress import Drafting, DraftProgress
 from baton.decode_worker.sequences import Group, Phase, Sequence
 from baton.engine.scheduling.batch import Drawn
 from baton.engine.scheduling.blocks import BlockPool, Hold
-from baton.runtime import identity
+from baton.runtime.identity import BlockNames
 
 
 class KvReservations:
     """Owned by the decode scheduler."""
 
-    def __init__(self, pool: BlockPool, key: bytes, drafting: Drafting = "none") -> None:
+    def __init__(self, pool: BlockPool, names: BlockNames, drafting: Drafting = "none") -> None:
         """`drafting`: whose KV blocks hold beside the target's."""
         self._pool = pool
         self._drafting = drafting
-        self._key = key
+        self._names = names
         self._copies: dict[Sequence, tuple[int, int]] = {}  # still to be made; sources are held
 
     def reserve(self, group: Group) -> bool:
@@ -150,7 +150,7 @@ class KvReservations:
             first, last = max(0, end - size - tokens), max(0, end - tokens)
             content += [each.token for each in drawn[first:last]]
             parent = sequence.identities[-1] if sequence.identities else sequence.request.root
-            name = identity.child(self._key, parent, content)
+            name = self._names.child(parent, content)
             block = sequence.blocks[len(sequence.identities)]
             sequence.identities.append(name)
             self._pool.identify(block, name, content, sequence.request.tenant)

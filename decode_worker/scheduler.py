@@ -27,9 +27,10 @@ from baton.engine.scheduling.blocks import BlockPool
 from baton.engine.scheduling.chunks import Chunk, ChunkScheduler
 from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
 from baton.engine.scheduling.verification import speculates
-from baton.runtime import identity, metrics
+from baton.runtime import metrics
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import OutOfBlocks, OutOfMemory
+from baton.runtime.identity import BlockNames, KeyedNames
 
 
 class DecodeScheduler:
@@ -42,13 +43,16 @@ class DecodeScheduler:
         key: bytes,
         costs: DrawCosts = ZERO_COSTS,
         speculator: Speculator | None = None,
+        names: BlockNames | None = None,
     ) -> None:
         self._pool = pool
         self._costs = costs
         self._speculator = speculator
         self._config = config
-        self._key = key
-        self.reservations = KvReservations(pool, key, speculator.drafting if speculator else "none")
+        self._names = names or KeyedNames(key)
+        self.reservations = KvReservations(
+            pool, self._names, speculator.drafting if speculator else "none"
+        )
         self._queue = CreditQueue(pool, config)
         self._granted: list[Group] = []  # fetching or prefilling, oldest first
         self._running: list[Sequence] = []  # oldest first
@@ -209,8 +213,9 @@ class DecodeScheduler:
         yield from (s.request for s in self._running if s.wants_token)
         yield from (g.request for g in self._granted if self._chunks.unplanned(g))
 
-    def commit(self, plan: StepPlan, result: StepResult) -> StepOutcome:
-        """Take a step's tokens; free ended sequences that the next step does not compute on."""
+    def commit(self, plan: StepPlan, result: StepResult, steps: int = 1) -> StepOutcome:
+        """Take a step's tokens; free ended sequences that the next step does not compute on. With
+        several `steps` of a plan without chunks, the outputs hold the tokens of all before."""
         outcome = StepOutcome()
         self._step_over(plan)
         for index, sequence in enumerate(plan.decoding):
@@ -224,7 +229,7 @@ class DecodeScheduler:
             elif plan.verifies and speculates(plan.batch.slices[index]):
                 outcome.runs.append(self._verified(plan, index, result))
             else:
-                sequence.advance(1, plan.batch.slices[index])
+                sequence.advance(steps, plan.batch.slices[index])
                 self.reservations.publish_grown(sequence)
                 outcome.drawn.append((sequence, result.drawn[index][0]))
         for index, chunk in enumerate(plan.chunks, start=len(plan.decoding)):
@@ -290,7 +295,7 @@ class DecodeScheduler:
     def _group(
         self, request: Request, sequences: list[Sequence], tokens: list[int], local: Local
     ) -> Group:
-        names = identity.chain(self._key, request.root, tokens, self._pool.block_size)
+        names = self._names.chain(request.root, tokens, self._pool.block_size)
         group = Group(request, sequences, tokens, names, local)
         credit.promise(group, self._pool.block_size, self._config.expected_growth_tokens)
         return group
@@ -298,7 +303,7 @@ class DecodeScheduler:
     def _start_prefill(self, group: Group) -> None:
         group.phase = Phase.PREFILLING
         each_s = self._costs.draw_s(group.request.sampling, masked=group.masked)
-        draws_s, computed = each_s * len(self._undrawn(group)), group.held * self._pool.block_size
+        draws_s, computed = each_s * len(group.undrawn()), group.held * self._pool.block_size
         self._chunks.add(group, len(group.tokens), computed, draws_s, scored=group.scored)
         group.expect_scores()
 
@@ -348,13 +353,9 @@ class DecodeScheduler:
         group.recomputed_tokens = len(group.tokens)
         self._queue.requeue(group)
 
-    def _undrawn(self, group: Group) -> list[Sequence]:
-        """Return the sequences without a first token, which a handoff that failed may have sent."""
-        return [s for s in group.sequences if s.length == len(group.tokens)]
-
     def _slice(self, chunk: Chunk[Group]) -> Slice:
         group = chunk.key
-        draws = tuple(s.draw() for s in self._undrawn(group)) if chunk.last else ()
+        draws = tuple(s.draw() for s in group.undrawn()) if chunk.last else ()
         return group.chunk_slice(chunk.start, chunk.end, draws)
 
     def _commit_chunk(
@@ -376,7 +377,7 @@ class DecodeScheduler:
         self.reservations.publish(group, chunk.start // self._pool.block_size, chunk.end)
         if not chunk.last:
             return
-        undrawn = self._undrawn(group)
+        undrawn = group.undrawn()
         self._run(group)
         outcome.drawn += list(zip(undrawn, result.drawn[index], strict=True))
 

@@ -277,6 +277,10 @@ class Group:
         if self.request.prompt_logprobs is not None:
             extend_scores(self.request.prompt_logprobs, scores)
 
+    def undrawn(self) -> list[Sequence]:
+        """Return the sequences without a first token, which a handoff that failed may have sent."""
+        return [s for s in self.sequences if s.length == len(self.tokens)]
+
     @property
     def promised(self) -> int:
         """Blocks of its credit."""

@@ -30,14 +30,7 @@ from baton.planner.timing_model import (
 )
 from baton.runtime.errors import ConfigError
 
-PARTS = {
-    "chunk": ChunkTiming,
-    "step": StepTiming,
-    "attention": AttentionTiming,
-    "transfer": TransferTiming,
-    "host": HostTiming,
-    "roofline": Roofline,
-}
+PARTS = ("chunk", "step", "attention", "transfer", "host", "roofline")
 MAX_FILE_BYTES = 64 << 20
 MAX_NAME_CHARACTERS = 200
 _Part = TypeVar("_Part")
@@ -69,9 +62,15 @@ def fit_from_json(found: object, source: str) -> Fit:
     name = values["name"]
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARACTERS:
         raise ConfigError(f"{source}: name has to be 1 to {MAX_NAME_CHARACTERS} characters")
-    parts = {key: _part(PARTS[key], values[key], source, key) for key in PARTS if key in values}
     model = TimingModel(
-        name, _number(values["kv_bytes_per_token"], source, "kv_bytes_per_token"), **parts
+        name,
+        _number(values["kv_bytes_per_token"], source, "kv_bytes_per_token"),
+        _part(ChunkTiming, values, source, "chunk"),
+        _part(StepTiming, values, source, "step"),
+        _part(AttentionTiming, values, source, "attention"),
+        _part(TransferTiming, values, source, "transfer"),
+        _part(HostTiming, values, source, "host"),
+        _part(Roofline, values, source, "roofline"),
     )
     if not model.chunk.per_token_s or not (model.step.fixed_s or model.step.per_sequence_s):
         raise ConfigError(
@@ -115,8 +114,8 @@ def _sample(values: Mapping[str, Any], source: str) -> TimingSample:
     return TimingSample(kind, amounts, seconds)
 
 
-def _part(cls: type[_Part], found: object, source: str, path: str) -> _Part:
-    values = _object(found, source, path)
+def _part(cls: type[_Part], model: Mapping[str, Any], source: str, path: str) -> _Part:
+    values = _object(model.get(path, {}), source, path)
     known = {each.name for each in fields(cls)}  # type: ignore[arg-type]
     _check_fields(values, known, set(), source, f"{path}.")
     return cls(**{key: _number(each, source, f"{path}.{key}") for key, each in values.items()})

@@ -80,8 +80,9 @@ def fit_timing(
                 "record more of them"
             )
     attention = _fit_attention(by_kind["attention"])
-    chunk, pair_s = _fit_beside(by_kind["chunk"], attention and attention.per_pair_s)
-    step, context_s = _fit_beside(by_kind["step"], attention and attention.per_context_token_s)
+    alone = (None, None) if attention is None else attention
+    chunk, pair_s = _fit_beside(by_kind["chunk"], alone[0])
+    step, context_s = _fit_beside(by_kind["step"], alone[1])
     model = TimingModel(
         name,
         kv_bytes_per_token,
@@ -156,11 +157,11 @@ def non_negative_least_squares(
     return np.asarray(x / norms, dtype=np.float64)
 
 
-def _fit_attention(samples: Sequence[TimingSample]) -> AttentionTiming | None:
+def _fit_attention(samples: Sequence[TimingSample]) -> tuple[float, float] | None:
     if not samples:
         return None
     pairs, context = _solve([list(each.amounts) for each in samples], samples)
-    return AttentionTiming(pairs, context)
+    return pairs, context
 
 
 def _fit_beside(

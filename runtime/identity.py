@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Protocol
 
 IDENTITY_BYTES = 16
 NO_TENANT = bytes(IDENTITY_BYTES)  # the tenant of requests without an API key
@@ -69,3 +71,28 @@ def chain(key: bytes, parent: bytes, tokens: Sequence[int], block_size: int) -> 
         ).digest()
         identities.append(parent)
     return identities
+
+
+class BlockNames(Protocol):
+    """The identities of a sequence's blocks."""
+
+    def chain(self, parent: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
+        """Return the identities of all full blocks; the first block follows `parent`."""
+        ...
+
+    def child(self, parent: bytes, tokens: Sequence[int]) -> bytes:
+        """Return the identity of the full block that holds `tokens` after `parent`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedNames:
+    """The identities that workers use: `chain` and `child` with a cluster's key."""
+
+    key: bytes
+
+    def chain(self, parent: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
+        return chain(self.key, parent, tokens, block_size)
+
+    def child(self, parent: bytes, tokens: Sequence[int]) -> bytes:
+        return child(self.key, parent, tokens)

@@ -136,6 +136,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "fleet": {"virtual"},
         "invariants": {"virtual", "fleet"},
         "mutations": {"fleet"},
+        "capacity": set(),
         ".": {"virtual", "fleet", "invariants", "mutations"},
     },
     "benchmarks": {

@@ -14,6 +14,7 @@ from typing import Any
 
 from baton.deploy.cli.authority_commands import add_authority
 from baton.deploy.cli.control_commands import add_control_commands
+from baton.deploy.cli.planning_commands import add_calibrate, add_simulate
 from baton.deploy.cli.process_commands import add_process_commands
 from baton.deploy.cli.release_commands import add_release
 from baton.deploy.cli.serve_commands import add_serve_commands
@@ -23,7 +24,8 @@ from baton.runtime import tls_version  # noqa: F401  before anything imports grp
 DISTRIBUTION = "baton-serve"
 COMMANDS = (
     "serve", "demo", "worker", "router", "chat", "explain", "trace", "faults", "ps", "drain",
-    "role", "cluster", "doctor", "authority", "release",
+    "role", "cluster", "doctor", "authority", "release", "calibrate",
+    "simulate",
 )  # fmt: skip
 EXIT_CODES = (
     "Exit codes: 0 done; 1 failed (ps: nothing runs; doctor: a check failed; faults: a promise was "
@@ -58,6 +60,8 @@ def parser() -> argparse.ArgumentParser:
     add_explain(commands)
     add_faults(commands)
     add_trace(commands)
+    add_calibrate(commands)
+    add_simulate(commands)
     add_control_commands(commands)
     add_doctor(commands)
     add_authority(commands)

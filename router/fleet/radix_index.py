@@ -86,7 +86,8 @@ class RadixIndex:
         if events.snapshot:
             if watched is None or watched.complete or watched.boot_id != events.boot_id:
                 self.remove(worker_id)
-                watched = self._watch(worker_id, events)
+                watched = _Watched(events.boot_id, self._free_bit(), events.sequence)
+                self._watch(worker_id, watched)
         elif (
             watched is None
             or not watched.complete
@@ -97,10 +98,17 @@ class RadixIndex:
             return False
         watched.sequence = events.sequence
         watched.complete = watched.complete or events.snapshot_end
-        self._drop(watched.mask, events.removed)
-        if events.stored:
-            self._store(watched.mask, events.stored)
+        self._change(watched.mask, events.stored, events.removed)
         return True
+
+    def add(self, worker_id: str) -> None:
+        """Watch a worker without blocks, whose changes come by `record` and not by a stream."""
+        self._watch(worker_id, _Watched(b"", self._free_bit(), 0, complete=True))
+
+    def record(self, worker_id: str, stored: bytes, removed: bytes) -> None:
+        """Apply changes of an added worker's blocks: identities, joined. The capacity simulator
+        does so."""
+        self._change(self._watched[worker_id].mask, stored, removed)
 
     def complete(self, worker_id: str) -> bool:
         """Return whether the worker's snapshot is complete."""
@@ -165,14 +173,21 @@ class RadixIndex:
             self._retired &= ~self._swept_mask
             self._swept_mask = 0
 
-    def _watch(self, worker_id: str, events: worker_pb2.BlockEvents) -> _Watched:
+    def _free_bit(self) -> int:
+        """Return the lowest bit that no entry has."""
         taken = self._live | self._retired
-        mask = ~taken & (taken + 1)  # the lowest free bit
-        self._live |= mask
-        self._names[mask] = worker_id
+        return ~taken & (taken + 1)
+
+    def _watch(self, worker_id: str, watched: _Watched) -> None:
+        self._live |= watched.mask
+        self._names[watched.mask] = worker_id
         self._changed(worker_id)
-        watched = self._watched[worker_id] = _Watched(events.boot_id, mask, events.sequence)
-        return watched
+        self._watched[worker_id] = watched
+
+    def _change(self, mask: int, stored: bytes, removed: bytes) -> None:
+        self._drop(mask, removed)
+        if stored:
+            self._store(mask, stored)
 
     @property
     def _ordered(self) -> bool:

@@ -28,8 +28,8 @@ def watch_blocks(process: WorkerProcess, worker: DecodeWorker, breaches: list[st
         return  # its sequences may keep a block that they were given before a preemption
     scheduler, commit, size = worker._scheduler, worker._scheduler.commit, process.pool.block_size
 
-    def watched(plan: StepPlan, result: StepResult) -> StepOutcome:
-        outcome = commit(plan, result)
+    def watched(plan: StepPlan, result: StepResult, steps: int = 1) -> StepOutcome:
+        outcome = commit(plan, result, steps)
         for index, sequence in enumerate(plan.decoding):
             if index in result.broken or index in result.failed:
                 continue  # it ends with the outcome, and its blocks with it

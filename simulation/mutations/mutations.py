@@ -19,7 +19,7 @@ from baton.decode_worker.handoffs import Handoffs
 from baton.decode_worker.kv_reservations import KvReservations
 from baton.decode_worker.requests import Requests
 from baton.decode_worker.scheduler import DecodeScheduler
-from baton.decode_worker.sequences import Sequence
+from baton.decode_worker.sequences import Group, Sequence
 from baton.decode_worker.sessions import RouterSessions, _OutputLog
 from baton.kv_transfer import granter
 from baton.kv_transfer.fetch_ledger import FetchLedger
@@ -135,7 +135,7 @@ def _any_attempt(before: Any) -> Any:
 
 
 def _drawn_again(_: Any) -> Any:
-    return lambda self, group: [s for s in group.sequences if not s.ended]
+    return lambda self: [s for s in self.sequences if not s.ended]
 
 
 def _all_is_prompt(before: Any) -> Any:
@@ -331,7 +331,7 @@ MUTATIONS: dict[str, Break] = {
     ),
     "accept-late-tokens": Break("any attempt's tokens", Dispatcher, "take", _any_attempt),
     "draw-first-tokens-again": Break(
-        "a failed handoff's first tokens are drawn anew", DecodeScheduler, "_undrawn", _drawn_again
+        "a failed handoff's first tokens are drawn anew", Group, "undrawn", _drawn_again
     ),
     "forget-first-logprobs": Break(
         "the first token comes without its logprob", Prompt, "first_tokens", _without_logprobs

@@ -1,0 +1,229 @@
+"""The planning commands: `calibrate` and `simulate`. Neither needs a server or a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from baton.deploy.cli.arguments import add_command
+from baton.deploy.serve.flag_values import new_file, whole
+from baton.runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from baton.planner.traces import TraceRequest
+    from baton.simulation.capacity.layout import Objectives
+
+UNITS = {"ms": 0.001, "s": 1.0}
+BAR_CHARACTERS = 40
+
+
+def add_calibrate(commands: Any) -> None:
+    text = "fit a timing model for `baton simulate` to measured samples, and print its errors"
+    command = add_command(commands, "calibrate", text, _calibrate)
+    source = command.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--samples", type=Path, metavar="FILE", help="JSON lines of samples (docs/planning.md)"
+    )
+    source.add_argument(
+        "--points", type=Path, metavar="CSV",
+        help="published TTFT and TPOT, in the columns of aiconfigurator's silicon tables",
+    )  # fmt: skip
+    command.add_argument("--name", required=True, help="name of the model and its device")
+    command.add_argument(
+        "--kv-bytes", type=whole(1, 1 << 40), required=True, metavar="N",
+        help="bytes of KV of one token, in all layers",
+    )  # fmt: skip
+    command.add_argument("--model", metavar="ID", help="--points: the value of model_path")
+    command.add_argument(
+        "--system", default="h200_sxm", help="--points: the device (default: %(default)s)"
+    )
+    command.add_argument(
+        "--backend", default="vllm", help="--points: the server (default: %(default)s)"
+    )
+    command.add_argument(
+        "--tp", type=whole(1, 1024), default=1, metavar="N",
+        help="--points: tensor parallelism (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--out", type=new_file, required=True, metavar="FILE", help="write the model here, as JSON"
+    )
+
+
+def add_simulate(commands: Any) -> None:
+    text = "how a layout of workers would serve recorded or drawn traffic, on virtual time"
+    command = add_command(commands, "simulate", text, _simulate)
+    add_traffic(command)
+    count = whole(0, 10_000)
+    command.add_argument("--prefill", type=count, default=0, metavar="N", help="prefill workers")
+    command.add_argument("--decode", type=count, default=0, metavar="N", help="decode workers")
+    command.add_argument(
+        "--colocated", type=count, default=0, metavar="N",
+        help="workers that compute prompts and decode; instead of --prefill and --decode",
+    )  # fmt: skip
+    command.add_argument(
+        "--local-chunk-tokens", type=whole(1, 1 << 20), default=512, metavar="N",
+        help="prompt tokens in a step of a decode or colocated worker (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--every-token", action="store_true", help="commit each step alone: slower, to compare"
+    )
+
+
+def add_traffic(command: argparse.ArgumentParser) -> None:
+    """Add the flags of the traffic, the workers' size and the objectives."""
+    source = command.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--trace", type=Path, metavar="FILE", help="Mooncake or recorded JSON lines, or Azure's CSV"
+    )
+    source.add_argument(
+        "--traffic", metavar="TEXT",
+        help="distributions: requests=1000,rate=4,prompt=lognormal:2000:0.8,output=exponential:300",
+    )  # fmt: skip
+    command.add_argument(
+        "--timing", type=Path, required=True, metavar="FILE", help="timing model (baton calibrate)"
+    )
+    command.add_argument(
+        "--limit", type=whole(1, 2_000_000), default=2_000_000, metavar="N",
+        help="simulate the first N requests of the trace (default: all)",
+    )  # fmt: skip
+    command.add_argument(
+        "--speed", type=_positive, default=1.0, metavar="X",
+        help="play the traffic X times as fast (default: 1)",
+    )  # fmt: skip
+    command.add_argument(
+        "--pool-tokens", type=whole(512, 1 << 40), default=1 << 20, metavar="N",
+        help="tokens of KV of each worker's pool (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--chunk-tokens", type=whole(512, 1 << 20), default=8192, metavar="N",
+        help="prompt tokens in a step of a prefill worker (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--max-sequences", type=whole(1, 4096), default=256, metavar="N",
+        help="sequences in a decode batch (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--slo", metavar="ttft=500ms,itl=40ms", default="",
+        help="objectives of a request: time to its first token, mean time between its tokens",
+    )  # fmt: skip
+    command.add_argument(
+        "--gpus-per-worker", type=whole(1, 1024), default=1, metavar="N",
+        help="GPUs that the timing model's worker has (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--gpu-hour", type=_positive, metavar="PRICE", help="price of a GPU for an hour"
+    )
+    command.add_argument("--json", type=new_file, metavar="FILE", help="write the report here too")
+
+
+def read_traffic(options: argparse.Namespace) -> list[TraceRequest]:
+    """Return the requests that the flags name. Raises ConfigError."""
+    from baton.planner.trace_distributions import draw_trace
+    from baton.planner.traces import at_rate, read_trace
+
+    if options.trace is not None:
+        requests = read_trace(options.trace, options.limit)
+    else:
+        requests = draw_trace(options.traffic)[: options.limit]
+    return at_rate(requests, options.speed)
+
+
+def read_objectives(text: str) -> Objectives:
+    """Parse `ttft=500ms,itl=40ms`. Raises ConfigError, which names the part."""
+    from baton.simulation.capacity.layout import Objectives
+
+    found: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.strip().partition("=")
+        unit = "ms" if value.endswith("ms") else "s"
+        number = value.removesuffix(unit)
+        if name not in ("ttft", "itl") or name in found or not value.endswith(unit):
+            raise ConfigError(f"--slo {part.strip()!r}: give ttft and itl once, as ttft=500ms")
+        try:
+            found[name] = _positive(number) * UNITS[unit]
+        except argparse.ArgumentTypeError as wrong:
+            raise ConfigError(f"--slo {part.strip()!r}: {wrong}") from None
+    return Objectives(found.get("ttft", math.inf), found.get("itl", math.inf))
+
+
+def progress_bar(name: str) -> Callable[[int, int], None]:
+    """Return a function that draws how many requests have ended, on stderr if it is a terminal."""
+    if not sys.stderr.isatty():
+        return lambda finished, total: None
+
+    def draw(finished: int, total: int) -> None:
+        filled = BAR_CHARACTERS * finished // max(1, total)
+        bar = "#" * filled + "." * (BAR_CHARACTERS - filled)
+        end = "\n" if finished == total else ""
+        print(f"\r{name} [{bar}] {finished}/{total}", end=end, file=sys.stderr, flush=True)
+
+    return draw
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    from baton.planner.measured_points import PointFilter, read_points
+    from baton.planner.timing_file import read_samples, write_fit
+    from baton.planner.timing_fit import fit_timing
+
+    if options.samples is not None:
+        samples = read_samples(options.samples)
+    elif options.model is None:
+        raise ConfigError("--points has many models: name one by --model")
+    else:
+        chosen = PointFilter(options.model, options.system, options.backend, options.tp)
+        samples = read_points(options.points, chosen)
+    fit = fit_timing(options.name, options.kv_bytes, samples)
+    try:
+        write_fit(fit, options.out)
+    except OSError as error:
+        raise ConfigError(f"{options.out} cannot be written: {error.strerror}") from error
+    print(f"{'kind':<12}{'samples':>8}{'median error':>14}{'p90 error':>12}")
+    for kind, found in fit.errors.items():
+        print(f"{kind:<12}{found.samples:>8}{found.median:>14.1%}{found.p90:>12.1%}")
+
+
+def _simulate(options: argparse.Namespace) -> None:
+    from baton.planner.timing_file import read_fit
+    from baton.simulation.capacity.capacity_report import table
+    from baton.simulation.capacity.capacity_run import simulate
+    from baton.simulation.capacity.layout import CapacityScenario, Layout
+
+    layout = Layout(
+        prefill=options.prefill,
+        decode=options.decode,
+        colocated=options.colocated,
+        pool_tokens=options.pool_tokens,
+        chunk_tokens=options.chunk_tokens,
+        local_chunk_tokens=options.local_chunk_tokens,
+        max_sequences=options.max_sequences,
+        gpus_per_worker=options.gpus_per_worker,
+    )
+    objectives = read_objectives(options.slo)
+    scenario = CapacityScenario(layout, objectives, options.gpu_hour or 0.0, options.every_token)
+    timing, requests = read_fit(options.timing).model, read_traffic(options)
+    report = simulate(scenario, timing, requests, progress_bar(layout.name))
+    print(table(report))
+    if options.json is not None:
+        _write_json(options.json, report.to_json())
+
+
+def _write_json(path: Path, content: Any) -> None:
+    try:
+        path.write_text(json.dumps(content, indent=2) + "\n")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e12:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
+    return value

@@ -1,0 +1,171 @@
+"""The report of a simulated fleet: latencies, goodput, utilisation and cost, as a table or JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.planner.timing_model import TimingModel
+from baton.simulation.capacity.capacity_fleet import CapacityFleet
+from baton.simulation.capacity.decode_stage import DecodeStage
+from baton.simulation.capacity.layout import CapacityScenario, Objectives
+from baton.simulation.capacity.prefill_stage import PrefillStage
+from baton.simulation.capacity.request_record import RequestRecord
+
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Seconds. None: no such time was measured."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoleUse:
+    """`busy`: mean share of the time in steps. `most_busy`: of the busiest worker. `most_pool`:
+    the largest share of a pool that was held at once."""
+
+    workers: int
+    busy: float
+    most_busy: float
+    most_pool: float
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityReport:
+    """Rates are of the time from the first arrival to the last end. `good_share`: requests that
+    met all objectives, of all of the trace. `cost_per_million`: of a million output tokens."""
+
+    layout: str
+    timing: str
+    requests: int
+    finished: int
+    refused: dict[str, int]
+    seconds: float
+    output_tokens: int
+    output_tokens_per_s: float
+    ttft_s: Latency | None
+    itl_s: Latency | None  # of all tokens
+    e2e_s: Latency | None
+    goodput_per_s: float
+    good_share: float
+    cached_share: float  # of the prompt tokens of finished requests
+    preemptions: int
+    roles: dict[str, RoleUse]
+    gpus: int
+    cost_per_million: float | None
+    wall_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make_report(
+    fleet: CapacityFleet, scenario: CapacityScenario, timing: TimingModel, wall_s: float
+) -> CapacityReport:
+    """Return the report of a fleet of which each request has ended."""
+    layout = scenario.layout
+    finished = [record for record in fleet.records if not record.refused]
+    seconds = max((record.end_s for record in fleet.records), default=0.0)
+    tokens = sum(record.tokens for record in finished)
+    good = sum(meets(record, scenario.objectives) for record in finished)
+    prompts = sum(record.request.prompt_tokens for record in finished)
+    gpus = layout.workers * layout.gpus_per_worker
+    cost = scenario.gpu_hour_price * gpus * seconds / 3600
+    decode_role = "colocated" if layout.colocated else "decode"
+    roles: dict[str, list[PrefillStage | DecodeStage]] = {
+        "prefill": [*fleet.prefill.values()],
+        decode_role: [*fleet.decode.values()],
+    }
+    return CapacityReport(
+        layout=layout.name,
+        timing=timing.name,
+        requests=len(fleet.records),
+        finished=len(finished),
+        refused=dict(Counter(r.refused for r in fleet.records if r.refused)),
+        seconds=seconds,
+        output_tokens=tokens,
+        output_tokens_per_s=tokens / seconds if seconds else 0.0,
+        ttft_s=_latency([record.ttft_s for record in finished]),
+        itl_s=_latency(fleet.gaps.seconds, fleet.gaps.counts),
+        e2e_s=_latency([record.end_s - record.request.arrived_s for record in finished]),
+        goodput_per_s=good / seconds if seconds else 0.0,
+        good_share=good / len(fleet.records),
+        cached_share=sum(record.cached_tokens for record in finished) / max(1, prompts),
+        preemptions=sum(stage.scheduler.preemptions for stage in fleet.decode.values()),
+        roles={role: _use(stages, seconds) for role, stages in roles.items() if stages},
+        gpus=gpus,
+        cost_per_million=cost / tokens * 1e6 if cost and tokens else None,
+        wall_s=wall_s,
+    )
+
+
+def meets(record: RequestRecord, objectives: Objectives) -> bool:
+    """Return whether a finished request met all objectives."""
+    return record.ttft_s <= objectives.ttft_s and record.mean_gap_s <= objectives.itl_s
+
+
+def weighted_quantiles(
+    values: NDArray[np.float64], counts: NDArray[np.int64], shares: Sequence[float]
+) -> list[float]:
+    """Return for each share the smallest value that at least this share of the counts do not
+    exceed."""
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(counts[order])
+    places = np.searchsorted(below, np.asarray(shares) * below[-1], side="left")
+    return [float(values[order[min(place, len(order) - 1)]]) for place in places]
+
+
+def _latency(values: Iterable[float], counts: Iterable[int] | None = None) -> Latency | None:
+    seconds = np.fromiter(values, dtype=np.float64)
+    if not len(seconds):
+        return None
+    weights = np.ones(len(seconds), np.int64) if counts is None else np.fromiter(counts, np.int64)
+    mean = float(np.average(seconds, weights=weights))
+    return Latency(mean, *weighted_quantiles(seconds, weights, QUANTILES))
+
+
+def _use(stages: Sequence[PrefillStage | DecodeStage], seconds: float) -> RoleUse:
+    busy = [stage.busy_s / seconds if seconds else 0.0 for stage in stages]
+    pools = [stage.most_held / stage.pool.total for stage in stages]
+    return RoleUse(len(stages), sum(busy) / len(busy), max(busy), max(pools))
+
+
+def table(report: CapacityReport) -> str:
+    """Return the report as lines of text."""
+    refused = ", ".join(f"{count} {code}" for code, count in sorted(report.refused.items()))
+    lines = [
+        f"layout          {report.layout} ({report.gpus} GPUs), timing: {report.timing}",
+        f"requests        {report.finished} of {report.requests} finished"
+        + (f"; refused: {refused}" if refused else ""),
+        f"time            {report.seconds:.1f} s simulated in {report.wall_s:.1f} s",
+        f"output          {report.output_tokens} tokens, {report.output_tokens_per_s:.1f} per s",
+        f"goodput         {report.goodput_per_s:.3f} per s, {report.good_share:.1%} of requests",
+        f"cached          {report.cached_share:.1%} of the prompt tokens",
+        f"preemptions     {report.preemptions}",
+    ]
+    if report.cost_per_million is not None:
+        lines.append(f"cost            {report.cost_per_million:.3f} per million output tokens")
+    lines += ["", f"{'ms':<12}{'mean':>12}{'p50':>12}{'p90':>12}{'p99':>12}"]
+    for name, latency in (("TTFT", report.ttft_s), ("ITL", report.itl_s), ("E2E", report.e2e_s)):
+        cells = (
+            "".join(f"{1000 * each:>12.1f}" for each in asdict(latency).values())
+            if latency
+            else "-"
+        )
+        lines.append(f"{name:<12}{cells}")
+    lines += ["", f"{'role':<12}{'workers':>12}{'busy':>12}{'busiest':>12}{'most pool':>12}"]
+    for role, use in report.roles.items():
+        shares = "".join(f"{each:>12.1%}" for each in (use.busy, use.most_busy, use.most_pool))
+        lines.append(f"{role:<12}{use.workers:>12}{shares}")
+    return "\n".join(lines)

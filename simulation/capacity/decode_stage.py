@@ -1,0 +1,210 @@
+"""A decode worker, or a colocated one: the production's scheduler on virtual time.
+
+    plan ─▶ the time of the step, or of all steps until something else happens ─▶ commit
+
+Steps of the same sequences, in which none ends and none needs a block, change nothing but lengths.
+They are one *run*: planned once, committed once. A request that arrives or a handoff that ends
+shortens the run to the step that is then under way, so each sequence gets the same tokens at the
+same times as with a commit for each step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.decode_worker.scheduler import DecodeScheduler
+from baton.decode_worker.sequences import Group, Phase, Request, Sequence
+from baton.decode_worker.step_plan import StepPlan
+from baton.engine.scheduling.batch import Drawn, StepResult
+from baton.engine.scheduling.blocks import BlockPool
+from baton.planner.timing_model import StepWork, TimingModel, causal_pairs
+from baton.planner.traces import BLOCK_TOKENS
+from baton.runtime.config import StepConfig
+from baton.simulation.capacity.timeline import Timeline
+from baton.simulation.capacity.trace_tokens import TraceNames
+
+
+class DecodeOwner(Protocol):
+    """The fleet, as a decode worker sees it."""
+
+    def granted(self, stage: DecodeStage, group: Group) -> None:
+        """Open a handoff for a group that got credit, unless its prompt is computed here."""
+        ...
+
+    def cancel(self, group: Group) -> None:
+        """Close the handoff of a group; the scheduler's `requeue` follows."""
+        ...
+
+    def drew(self, sequence: Sequence, steps: int, gap_s: float) -> None:
+        """Take the tokens of a run: `steps` of one sequence, `gap_s` apart, the last one now."""
+        ...
+
+    def changed(self, stage: DecodeStage) -> None:
+        """Note that the worker's load or blocks are others now."""
+        ...
+
+
+@dataclass(slots=True)
+class _Run:
+    plan: StepPlan
+    started_s: float
+    context_tokens: int  # of the first step
+    steps: int
+    seconds: float
+
+
+class DecodeStage:
+    """`every_token`: commit each step on its own."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        timeline: Timeline,
+        timing: TimingModel,
+        config: StepConfig,
+        blocks: int,
+        owner: DecodeOwner,
+        *,
+        every_token: bool = False,
+    ) -> None:
+        self.worker_id = worker_id
+        self.pool = BlockPool(blocks, BLOCK_TOKENS)
+        self.scheduler = DecodeScheduler(self.pool, config, b"", names=TraceNames())
+        self.link_free_s = 0.0  # its last READ ends
+        self.busy_s = 0.0
+        self.steps = 0
+        self.most_held = 0  # blocks
+        self._timeline = timeline
+        self._timing = timing
+        self._owner = owner
+        self._every_token = every_token
+        self._run: _Run | None = None
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises Overloaded or InvalidRequest."""
+        self.scheduler.submit(request)
+        self._advance(self._admit())
+
+    def fetched(self, group: Group) -> None:
+        """Let a group run whose blocks are all here."""
+        self.scheduler.fetched(group)
+        self._advance(changed=True)
+
+    def taken_back(self, group: Group) -> None:
+        """Queue a granted group again, or drop it if it has ended."""
+        self.scheduler.requeue(group)
+        self._advance(self._admit())
+
+    def _advance(self, changed: bool) -> None:
+        """Plan if no step is under way. If one is, plan after it where the plan is `changed`."""
+        self._owner.changed(self)
+        if self._run is None:
+            self._begin()
+        elif changed and self._run.steps > 1:
+            self._shorten(self._run)
+
+    def _admit(self) -> bool:
+        """Grant credit; return whether a prompt is now computed here."""
+        local = False
+        for group in self.scheduler.admit():
+            self._owner.granted(self, group)
+            local |= group.phase is Phase.PREFILLING
+        return local
+
+    def _plan(self) -> StepPlan:
+        plan = self.scheduler.plan()
+        while self.scheduler.starved and (group := self.scheduler.youngest_fetching()) is not None:
+            self._owner.cancel(group)
+            self.scheduler.requeue(group)
+            if plan:
+                break
+            plan = self.scheduler.plan()
+        self._admit()
+        return plan if plan else self.scheduler.plan()
+
+    def _begin(self) -> None:
+        plan = self._plan()
+        self.most_held = max(self.most_held, self.pool.total - self.pool.available)
+        if not plan:
+            return
+        context = sum(sequence.computed + 1 for sequence in plan.decoding)
+        steps = 1 if plan.chunks or self._every_token else _most_steps(plan)
+        run = _Run(plan, self._timeline.now_s, context, steps, 0.0)
+        self._run = run
+        self._schedule(run, steps)
+
+    def _schedule(self, run: _Run, steps: int) -> None:
+        run.steps, run.seconds = steps, self._run_s(run, steps)
+        end_s = run.started_s + run.seconds
+        self._timeline.at(end_s, lambda: self._end(run, steps))
+
+    def _run_s(self, run: _Run, steps: int) -> float:
+        rows = len(run.plan.decoding)
+        if not run.plan.chunks:
+            return self._timing.decode_run_s(rows, run.context_tokens, steps)
+        return self._timing.step_s(
+            StepWork(
+                sum(chunk.end - chunk.start for chunk in run.plan.chunks),
+                sum(causal_pairs(chunk.start, chunk.end) for chunk in run.plan.chunks),
+                rows,
+                run.context_tokens,
+            )
+        )
+
+    def _shorten(self, run: _Run) -> None:
+        """End the run with the step that is under way now."""
+        passed_s = self._timeline.now_s - run.started_s
+        low, high = 1, run.steps
+        while low < high:
+            middle = (low + high) // 2
+            if self._run_s(run, middle) >= passed_s:
+                high = middle
+            else:
+                low = middle + 1
+        if low < run.steps:
+            self._schedule(run, low)
+
+    def _end(self, run: _Run, steps: int) -> None:
+        if run is not self._run or run.steps != steps:
+            return  # the run was shortened since
+        self._run = None
+        self.busy_s += run.seconds
+        self.steps += steps
+        gap_s = 0.0
+        if steps > 1:
+            gap_s = (run.seconds - self._run_s(run, 1)) / (steps - 1)
+            for sequence in run.plan.decoding:
+                sequence.output.extend([_token(sequence)] * (steps - 1))
+        result = StepResult(_drawn(run.plan))
+        drawn = self.scheduler.commit(run.plan, result, steps).drawn
+        for sequence, token in drawn:
+            sequence.output.append(token.token)
+            self._owner.drew(sequence, steps, gap_s)
+        for sequence, _ in drawn:
+            if not sequence.growth_left:
+                self.scheduler.end(sequence)
+        self._owner.changed(self)
+        self._begin()
+
+
+def _most_steps(plan: StepPlan) -> int:
+    """Return the steps until a sequence of the plan ends or needs a block."""
+    return min(
+        [
+            min(each.growth_left, len(each.blocks) * BLOCK_TOKENS - each.computed)
+            for each in plan.decoding
+        ]
+    )
+
+
+def _token(sequence: Sequence) -> int:
+    return int(sequence.request.request_id)
+
+
+def _drawn(plan: StepPlan) -> tuple[tuple[Drawn, ...], ...]:
+    rows: list[tuple[Drawn, ...]] = [(Drawn(0, _token(each)),) for each in plan.decoding]
+    for chunk in plan.chunks:
+        undrawn = chunk.key.undrawn() if chunk.last else []
+        rows.append(tuple(Drawn(0, _token(sequence)) for sequence in undrawn))
+    return tuple(rows)

@@ -1,0 +1,81 @@
+"""The subject of a simulation: workers, their settings, and the objectives of requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.planner.traces import BLOCK_TOKENS
+from baton.runtime.config import StepConfig
+from baton.runtime.errors import ConfigError
+
+MAX_WORKERS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`prefill` and `decode` workers, or `colocated` ones that compute prompts and decode. Pools
+    are in tokens; a worker has `gpus_per_worker` GPUs."""
+
+    prefill: int = 0
+    decode: int = 0
+    colocated: int = 0
+    pool_tokens: int = 1 << 20
+    chunk_tokens: int = 8192  # of one prompt in a prefill worker's step, and of all together
+    local_chunk_tokens: int = 512  # of all prompts in a step of a decode or colocated worker
+    max_sequences: int = 256
+    gpus_per_worker: int = 1
+
+    def __post_init__(self) -> None:
+        if self.colocated and (self.prefill or self.decode):
+            raise ConfigError("give --colocated alone, or --prefill and --decode")
+        if not self.colocated and not (self.decode and self.prefill):
+            raise ConfigError(
+                f"{self.prefill} prefill and {self.decode} decode workers: give at least one of "
+                "each, or --colocated"
+            )
+        if self.workers > MAX_WORKERS:
+            raise ConfigError(f"{self.workers} workers, and {MAX_WORKERS} are the most")
+        if self.pool_tokens < BLOCK_TOKENS:
+            raise ConfigError(f"a pool of {self.pool_tokens} tokens has no block: give more")
+
+    @property
+    def workers(self) -> int:
+        return self.prefill + self.decode + self.colocated
+
+    @property
+    def name(self) -> str:
+        if self.colocated:
+            return f"{self.colocated} colocated"
+        return f"{self.prefill} prefill, {self.decode} decode"
+
+    @property
+    def blocks(self) -> int:
+        return self.pool_tokens // BLOCK_TOKENS
+
+    def steps(self) -> StepConfig:
+        """Return the settings of a worker's steps."""
+        return StepConfig(
+            prefill_tokens=self.chunk_tokens,
+            chunk_tokens=self.chunk_tokens,
+            local_prefill_tokens=self.local_chunk_tokens,
+            max_sequences=self.max_sequences,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """The bounds under which a request counts for goodput: the time to its first token, and the
+    mean time between its tokens. Infinite: no objective."""
+
+    ttft_s: float = float("inf")
+    itl_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityScenario:
+    """One simulation, but for its traffic and timing."""
+
+    layout: Layout
+    objectives: Objectives = field(default_factory=Objectives)
+    gpu_hour_price: float = 0.0  # of one GPU, in any currency
+    every_token: bool = False

@@ -1,0 +1,78 @@
+"""A prefill worker: the production's scheduler on virtual time, one step after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton.engine.scheduling.batch import Drawn, StepResult
+from baton.engine.scheduling.blocks import BlockPool
+from baton.planner.timing_model import StepWork, TimingModel, causal_pairs
+from baton.planner.traces import BLOCK_TOKENS
+from baton.prefill_worker.prompts import Prompt
+from baton.prefill_worker.scheduler import PrefillScheduler, StepPlan
+from baton.runtime.config import StepConfig
+from baton.simulation.capacity.timeline import Timeline
+
+
+class PrefillStage:
+    """`offered` is called with each prompt that may have new events; `changed` when the load or the
+    blocks are others."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        timeline: Timeline,
+        timing: TimingModel,
+        config: StepConfig,
+        blocks: int,
+        *,
+        offered: Callable[[Prompt], None],
+        changed: Callable[[PrefillStage], None],
+    ) -> None:
+        self.worker_id = worker_id
+        self.pool = BlockPool(blocks, BLOCK_TOKENS)
+        self.scheduler = PrefillScheduler(self.pool, config, on_fresh=lambda blocks: None)
+        self.link_free_s = 0.0  # its last READ ends
+        self.busy_s = 0.0
+        self.steps = 0
+        self.most_held = 0  # blocks
+        self._timeline = timeline
+        self._timing = timing
+        self._offered = offered
+        self._changed = changed
+        self._running = False
+
+    def submit(self, prompt: Prompt) -> None:
+        """Queue a prompt. Raises Overloaded or InvalidRequest."""
+        self.scheduler.submit(prompt)
+        self.wake()
+
+    def end(self, prompt: Prompt) -> None:
+        """Unpin a prompt whose handoff is over."""
+        self.scheduler.end(prompt)
+        self.wake()
+
+    def wake(self) -> None:
+        """Admit prompts, and plan if no step is under way."""
+        for prompt in self.scheduler.admit():
+            self._offered(prompt)
+        self.most_held = max(self.most_held, self.pool.total - self.pool.available)
+        self._changed(self)
+        if not self._running and (plan := self.scheduler.plan()):
+            self._running = True
+            chunks = [(chunk.start, chunk.end) for chunk in plan.chunks]
+            work = StepWork(
+                sum(end - start for start, end in chunks),
+                sum(causal_pairs(start, end) for start, end in chunks),
+            )
+            seconds = self._timing.step_s(work)
+            self.busy_s += seconds
+            self.steps += 1
+            self._timeline.at(self._timeline.now_s + seconds, lambda: self._end(plan))
+
+    def _end(self, plan: StepPlan) -> None:
+        self._running = False
+        drawn = tuple((Drawn(0, 0),) if chunk.last else () for chunk in plan.chunks)
+        for chunk in self.scheduler.commit(plan, StepResult(drawn)):
+            self._offered(chunk.key)
+        self.wake()

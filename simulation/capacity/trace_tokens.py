@@ -1,0 +1,85 @@
+"""The tokens of a traced request, of which only the blocks' names are known.
+
+The schedulers take lists of tokens. A prompt of 100,000 tokens needs no list of that length: here
+a token's value is the number of its block, an output token's that of its request, and the slice of
+a block is a short list that is equal for equal blocks. `TraceNames` gives the identities that a
+trace states, so no token is hashed.
+
+    block of the prompt   the trace's hash id, or a number of this request alone
+    block with output     hash of (the block before, the request)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, SupportsIndex
+
+from baton.planner.traces import BLOCK_TOKENS, TraceRequest
+from baton.runtime.identity import IDENTITY_BYTES
+
+_OWN = 1 << 120  # names that a request shares with no other
+
+
+def block_names(request: TraceRequest, number: int) -> list[bytes]:
+    """Return the identities of all blocks of the prompt, the partial last one included."""
+    count = -(-request.prompt_tokens // BLOCK_TOKENS)
+    known = request.blocks[:count]
+    names = [each.to_bytes(IDENTITY_BYTES, "big") for each in known]
+    own = _OWN | number << 32
+    return names + [
+        (own | index).to_bytes(IDENTITY_BYTES, "big") for index in range(len(known), count)
+    ]
+
+
+class BlockTokens(list[int]):
+    """A prompt, or a prompt and the output after it, that stores its blocks' names alone. Slices of
+    it are plain lists; only the whole is a `BlockTokens` again. The base class stores nothing that
+    is read, except by `array`, for which it has as many entries as a plain slice."""
+
+    def __init__(self, names: list[bytes], prompt_tokens: int, output_tokens: int, owner: int):
+        self.names = names
+        self._numbers = [int.from_bytes(name[-4:], "big") for name in names]
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.owner = owner  # the value of each output token
+        super().__init__(self._content(0, len(self)))
+
+    def __len__(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        if isinstance(index, slice):
+            start, end, _ = index.indices(self.prompt_tokens + self.output_tokens)
+            if start == 0 and end == len(self):
+                return self
+            return self._content(start, end)
+        place = index.__index__()
+        if place >= self.prompt_tokens or place < 0:
+            return self.owner
+        return self._numbers[place // BLOCK_TOKENS]
+
+    def __add__(self, output: list[Any]) -> Any:
+        count = self.output_tokens + len(output)
+        return BlockTokens(self.names, self.prompt_tokens, count, self.owner)
+
+    def _content(self, start: int, end: int) -> list[int]:
+        if end <= self.prompt_tokens:
+            return self._numbers[start // BLOCK_TOKENS : -(-end // BLOCK_TOKENS)]
+        content = self._numbers[start // BLOCK_TOKENS :]
+        return content + [self.owner] * (end - max(start, self.prompt_tokens))
+
+
+class TraceNames:
+    """Implements `BlockNames` for `BlockTokens` and their slices."""
+
+    def chain(self, parent: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
+        assert isinstance(tokens, BlockTokens) and block_size == BLOCK_TOKENS
+        names = tokens.names[: tokens.prompt_tokens // BLOCK_TOKENS]
+        owner = [tokens.owner]
+        while len(names) < len(tokens) // BLOCK_TOKENS:
+            names.append(self.child(names[-1] if names else parent, owner))
+        return names
+
+    def child(self, parent: bytes, tokens: Sequence[int]) -> bytes:
+        return blake2b(parent + tokens[-1].to_bytes(8, "big"), digest_size=IDENTITY_BYTES).digest()

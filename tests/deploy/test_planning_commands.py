@@ -1,0 +1,106 @@
+"""`baton calibrate` and `baton simulate`: their files, tables and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from baton.deploy.cli import main
+from baton.deploy.cli.planning_commands import progress_bar, read_objectives
+from baton.deploy.host.restarts import CONFIG_EXIT
+from baton.runtime.errors import ConfigError
+from baton.simulation.capacity.layout import Objectives
+
+SAMPLES = [
+    {"kind": "chunk", "tokens": n, "pairs": n * (n + 1) // 2, "seconds": 0.01 + 1e-4 * n}
+    for n in (10, 100, 1000, 5000)
+] + [
+    {"kind": "step", "sequences": n, "context_tokens": c, "seconds": 0.01 + 1e-4 * n + 1e-7 * c}
+    for n, c in ((1, 100), (8, 9000), (64, 70_000), (16, 1000))
+]
+TRAFFIC = "requests=40,rate=5,prompt=lognormal:900:0.7,output=exponential:60"
+
+
+@pytest.fixture
+def timing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    (tmp_path / "samples.jsonl").write_text("\n".join(json.dumps(each) for each in SAMPLES))
+    out = tmp_path / "timing.json"
+    words = ["--samples", str(tmp_path / "samples.jsonl"), "--name", "test", "--kv-bytes", "1000"]
+    assert main.main(["calibrate", *words, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].split() == ["kind", "samples", "median", "error", "p90", "error"]
+    assert [line.split()[:2] for line in printed[1:]] == [["chunk", "4"], ["step", "4"]]
+    return out
+
+
+def test_simulate_prints_a_table_and_writes_json(
+    timing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.json"
+    words = ["--traffic", TRAFFIC, "--timing", str(timing), "--prefill", "1", "--decode", "2"]
+    words += ["--slo", "ttft=500ms,itl=0.04s", "--gpu-hour", "2.5", "--json", str(report)]
+    assert main.main(["simulate", *words]) == 0
+    shown = capsys.readouterr()
+    assert "40 of 40 finished" in shown.out and "TTFT" in shown.out and shown.err == ""
+    found = json.loads(report.read_text())
+    assert (found["requests"], found["roles"]["decode"]["workers"]) == (40, 2)
+    assert 0 < found["good_share"] <= 1 and found["cost_per_million"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--decode": "0"}, "1 prefill and 0 decode workers"),
+        ({"--timing": "/no/timing.json"}, "/no/timing.json cannot be read"),
+        ({"--slo": "ttft=500"}, "--slo 'ttft=500': give ttft and itl once"),
+        ({"--slo": "ttft=1s,ttft=2s"}, "--slo 'ttft=2s'"),
+        ({"--slo": "itl=-3ms"}, "--slo 'itl=-3ms': '-3': give a number above 0"),
+        ({"--slo": "e2e=3s"}, "--slo 'e2e=3s'"),
+        ({"--traffic": "requests=40"}, "the distributions lack rate, prompt, output"),
+    ],
+)
+def test_wrong_input_is_one_clear_line(
+    timing: Path, capsys: pytest.CaptureFixture[str], change: dict[str, str], message: str
+) -> None:
+    flags = {"--traffic": TRAFFIC, "--timing": str(timing), "--prefill": "1", "--decode": "1"}
+    words = [word for pair in (flags | change).items() for word in pair]
+    assert main.main(["simulate", *words]) == CONFIG_EXIT
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("baton: error: ") and message in line
+
+
+@pytest.mark.parametrize(
+    "words", [["--speed", "0"], ["--speed", "nan"], ["--limit", "0"], ["--pool-tokens", "12"]]
+)
+def test_flags_out_of_range_are_refused(words: list[str]) -> None:
+    given = ["--traffic", TRAFFIC, "--timing", "t", "--colocated", "1", *words]
+    with pytest.raises(SystemExit) as ended:
+        main.main(["simulate", *given])
+    assert ended.value.code == 2
+
+
+def test_points_without_a_model_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--points", "p.csv", "--name", "x", "--kv-bytes", "1", "--out", str(tmp_path / "t")]
+    assert main.main(["calibrate", *words]) == CONFIG_EXIT
+    assert "name one by --model" in capsys.readouterr().err
+
+
+def test_objectives_are_parsed_in_both_units() -> None:
+    assert read_objectives("ttft=500ms, itl=2s") == Objectives(0.5, 2.0)
+    assert read_objectives("") == Objectives()
+    with pytest.raises(ConfigError):
+        read_objectives("ttft")
+
+
+def test_the_bar_is_drawn_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress_bar("x")(1, 2)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    progress_bar("x")(1, 2)
+    assert capsys.readouterr().err == f"\rx [{'#' * 20}{'.' * 20}] 1/2"
