@@ -20,9 +20,8 @@ from typing import Literal
 
 from baton.deploy.host.instance import runtime_folder
 from baton.deploy.host.packages import INSTALL, NEEDED, ON_CPUS, installed, missing_packages
-from baton.deploy.host.ports import bind, check_grpc_port, check_port
 from baton.engine.memory.host_memory import available_bytes
-from baton.runtime.config import Config, RouterConfig
+from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError
 
 Level = Literal["ok", "warn", "fail"]
@@ -155,40 +154,6 @@ def files() -> Finding:
     return Finding("open files", "warn", found, f"ulimit -n {max(LEAST_FILES, min(hard, 65536))}")
 
 
-def ports(config: Config) -> list[Finding]:
-    """Check the router's ports, and a worker's where they are set: 0 lets the system choose."""
-    router, worker = config.router, config.worker
-    found = [_router_port("port", router, router.port, check_port)]
-    if router.grpc_port > 0:
-        found.append(_router_port("gRPC port", router, router.grpc_port, check_grpc_port))
-    for name, number in (("worker.port", worker.port), ("worker.admin_port", worker.admin_port)):
-        if number:
-            found.append(_worker_port(name, worker.host, number))
-    return found
-
-
-def _router_port(
-    name: str, router: RouterConfig, number: int, check: Callable[[RouterConfig], None]
-) -> Finding:
-    try:
-        check(router)
-    except ConfigError as error:
-        return Finding(name, "fail", f"{router.host}:{number} is taken", str(error))
-    return Finding(name, "ok", f"{router.host}:{number} is free")
-
-
-def _worker_port(name: str, host: str, number: int) -> Finding:
-    try:
-        bind(host, number)
-    except OSError as error:
-        return Finding(
-            name, "fail", f"{host}:{number} cannot be used ({error.strerror or error})",
-            f"stop what listens there, or give another {name}, or 0; and for worker.host an "
-            "address of this machine",
-        )  # fmt: skip
-    return Finding(name, "ok", f"{host}:{number} is free")
-
-
 def state_folder() -> Finding:
     try:
         return Finding("state folder", "ok", str(runtime_folder()))
@@ -235,6 +200,12 @@ def registry(config: Config) -> list[Finding]:
     if not status.warnings:
         return [Finding("registry", "ok", found)]
     return [Finding("registry", "warn", found, "; ".join(status.warnings))]
+
+
+def ports(config: Config) -> list[Finding]:
+    from baton.deploy.cli.port_check import ports  # it needs the Finding of this module
+
+    return ports(config)
 
 
 def nixl_transport(config: Config) -> list[Finding]:

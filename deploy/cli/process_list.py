@@ -14,7 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from baton.deploy.host.instance import is_locked, live_instances, read_status
+from baton.deploy.host.instance import (
+    grpc_address_file,
+    is_locked,
+    live_instances,
+    read_status,
+)
 from baton.deploy.serve.plan import ROUTER_JOB
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from baton.runtime.registry_client import answer_within
@@ -104,6 +109,18 @@ def router_urls() -> list[str]:
     out."""
     addresses = [_router_address(folder, ROUTER_JOB) for folder in live_instances()]
     return [f"http://{address}" for address in addresses if address]
+
+
+def ports_in_use() -> set[int]:
+    """Return the ports on which routers and workers of this user's live instances listen."""
+    addresses = []
+    for folder in live_instances():
+        router = folder / f"{ROUTER_JOB}.address"
+        files = (router, grpc_address_file(router))
+        addresses += [path.read_text().strip() for path in files if path.exists()]
+        for record in _announced_workers(folder / "registry"):
+            addresses += [record.address, record.admin_address]
+    return {int(address.rpartition(":")[2]) for address in addresses if address}
 
 
 def _router_address(folder: Path, name: str) -> str:

@@ -120,9 +120,10 @@ class WorkerLink:
         self._settled: list[str] = []
         self._accepted: dict[str, worker_pb2.Resume] = {}  # by request id, only the last one
         self._resumed: list[worker_pb2.Resume] = []  # in the last hello
-        self._up_since_since_s = 0.0
+        self._up_since_s = 0.0
         self._silent = False  # how the last link ended
         self._was_up = False
+        self._unlinked_reason: str | None = None  # as it was last logged
 
     @property
     def worker_id(self) -> str:
@@ -193,6 +194,8 @@ class WorkerLink:
                     self.parked = True
                     if clock() - self._up_since_s >= STABLE_LINK_S:
                         backoff.reset()
+                else:
+                    self._note_unlinked(reason)
                 pause_s = backoff.next_s()
                 if self.parked and clock() + pause_s >= parked_until:
                     await asyncio.sleep(max(0.0, parked_until - clock()))
@@ -210,6 +213,14 @@ class WorkerLink:
             return
         metrics.LINK_BREAKS.inc()
         log.warning("link lost", worker_id=self.worker_id, reason=reason)
+
+    def _note_unlinked(self, reason: str) -> None:
+        """Log once why there is no link, unless a refusal or a drain has told it."""
+        known = self.refused_reason or self.load.draining or reason == self._unlinked_reason
+        if not known:
+            fields = {"address": self.record.address, "reason": reason}
+            log.warning("worker not linked", worker_id=self.worker_id, **fields)
+        self._unlinked_reason = reason
 
     def _grace_s(self) -> float:
         """Return how long a lost link may come back. That of a draining worker does not, and a
@@ -292,7 +303,7 @@ class WorkerLink:
         self.load = worker_pb2.Load(free_blocks=hello.total_blocks, total_blocks=hello.total_blocks)
         self._up_since_s = asyncio.get_running_loop().time()
         self.parked = self.hung = self.quiet = self._silent = False
-        self.up = self._was_up = True
+        self.up, self._was_up, self._unlinked_reason = True, True, None
         metrics.LINKS.labels(self.record.role).inc()
         log.info("link up", worker_id=self.worker_id, role=self.record.role)
         if hello.unknown_requests:

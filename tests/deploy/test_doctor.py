@@ -10,8 +10,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,12 @@ import pytest
 from baton.deploy.cli import doctor
 from baton.deploy.cli.doctor import GIB, Finding
 from baton.deploy.host.authority import Authority
+from baton.deploy.host.instance import Instance
+from baton.runtime import metrics
 from baton.runtime.cluster_config import SecurityConfig
 from baton.runtime.config import Config, RouterConfig, WorkerConfig
 from baton.runtime.errors import ConfigError
+from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 
 
 def raising(error: Exception) -> Callable[..., Any]:
@@ -167,6 +172,45 @@ def test_a_taken_port_fails_with_the_remedy() -> None:
     assert found.level == "fail" and "--port" in found.remedy
     (free,) = doctor.ports(taken)
     assert free.level == "ok"
+
+
+def test_ports_of_a_live_instance_are_in_use_by_baton(instance: Instance) -> None:
+    """A second `baton doctor` on a serving host advised to stop what it was called for."""
+    with socket.socket() as router, socket.socket() as worker:
+        for holder in (router, worker):
+            holder.bind(("127.0.0.1", 0))
+            holder.listen()
+        port, worker_port = router.getsockname()[1], worker.getsockname()[1]
+        (instance.folder / "router.address").write_text(f"127.0.0.1:{port}\n")
+        here = f"127.0.0.1:{worker_port}"
+        record = WorkerRecord("decode-0", "b" * 32, "decode", here, "127.0.0.1:9", "tiny", 7)
+        DirectoryRegistry(instance.folder / "registry").announce(record)
+        workers = WorkerConfig(port=worker_port)
+        found = doctor.ports(Config(router=RouterConfig(port=port), worker=workers))
+    assert [(each.name, each.level) for each in found] == [("port", "ok"), ("worker.port", "ok")]
+    assert all(each.found.endswith("is in use by baton") for each in found)
+
+
+@pytest.mark.parametrize(("body", "level"), [(metrics.render(), "ok"), (b"x", "fail")])
+def test_ports_of_another_user_are_known_by_their_answer(body: bytes, level: str) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server, socket.socket() as grpc_port:
+        grpc_port.bind(("127.0.0.1", 0))
+        grpc_port.listen()
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        grpc = grpc_port.getsockname()[1]
+        found = doctor.ports(Config(router=RouterConfig(port=server.server_port, grpc_port=grpc)))
+        server.shutdown()
+        thread.join(60)
+    assert [(each.name, each.level) for each in found] == [("port", level), ("gRPC port", level)]
 
 
 def test_a_grpc_port_is_tried_where_it_is_set() -> None:

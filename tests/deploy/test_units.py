@@ -64,6 +64,13 @@ def test_a_unit_confines_its_process(unit: Path) -> None:
     assert not re.search(r"(?i)(token|password|key)=\S", text.replace(".key=%d", ""))
 
 
+@pytest.mark.parametrize("name", ["baton-worker@", "baton-router"])
+def test_a_process_that_ends_by_itself_is_started_again(name: str) -> None:
+    """`baton drain` ends a worker with exit code 0."""
+    (unit,) = [unit for unit in UNITS if unit.stem == name]
+    assert "Restart=always" in without_comments(unit).splitlines()
+
+
 @pytest.mark.skipif(SYSTEMD is None, reason="no systemd-analyze on this machine")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_systemd_accepts_a_unit(unit: Path, tmp_path: Path) -> None:

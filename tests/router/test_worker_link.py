@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from baton.proto import worker_pb2
 from baton.runtime.errors import Overloaded
@@ -102,6 +103,38 @@ async def test_a_worker_that_never_answers_hello_is_given_up() -> None:
         first = await made.dialer.dialled.get()
         second = await made.dialer.dialled.get()
     assert first is not second and not made.link.up
+
+
+@on_virtual_time
+async def test_a_worker_that_cannot_be_linked_is_logged_once() -> None:
+    with capture_logs() as logs:
+        made = LinkScene()
+        made.dialer.reachable = False
+        await asyncio.sleep(20)
+        (said,) = logs
+        assert (said["event"], said["log_level"]) == ("worker not linked", "warning")
+        assert (said["worker_id"], said["address"]) == ("decode-0", "h:1")
+        assert said["reason"] == "unreachable"
+        made.dialer.reachable = True
+        far = await made.accept()
+        made.dialer.reachable = False
+        await far.close()
+        await asyncio.sleep(20)
+    events = [each["event"] for each in logs]
+    assert events == ["worker not linked", "link up", "link lost", "worker not linked"]
+
+
+@on_virtual_time
+async def test_a_drained_worker_is_not_logged_as_not_linked() -> None:
+    made = LinkScene()
+    far = await made.accept()
+    await far.send(worker_pb2.WorkerMessage(load=worker_pb2.Load(draining=True)))
+    await eventually(lambda: made.link.load.draining)
+    with capture_logs() as logs:
+        made.dialer.reachable = False
+        await far.close()
+        await asyncio.sleep(20)
+    assert [each["event"] for each in logs] == ["drained worker disconnected"]
 
 
 @on_virtual_time
