@@ -215,7 +215,7 @@ class WorkerLink:
         log.warning("link lost", worker_id=self.worker_id, reason=reason)
 
     def _note_unlinked(self, reason: str) -> None:
-        """Log once why there is no link, unless a refusal or a drain has told it."""
+        """Log once why there is no link, unless a refusal or a drain was logged."""
         known = self.refused_reason or self.load.draining or reason == self._unlinked_reason
         if not known:
             fields = {"address": self.record.address, "reason": reason}
