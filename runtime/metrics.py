@@ -130,16 +130,16 @@ FLEET_QUEUED_TOKENS = gauge(
     ROLES,
 )
 FLEET_WAITING = gauge(
-    "baton_fleet_waiting_requests",
-    "Requests that wait on the linked workers of a role, as they report it.",
-    "role",
-    ROLES,
+    "baton_fleet_waiting_requests", "Requests that wait on a role's linked workers.", "role", ROLES
 )
 FLEET_KV_USE = gauge(
     "baton_fleet_kv_use_ratio",
     "Share of the KV blocks of a role's linked workers that no allocation could get.",
     "role",
     ROLES,
+)
+FLEET_READY = gauge(
+    "baton_fleet_ready_workers", "Linked workers of a role that take work.", "role", ROLES
 )
 MIGRATIONS = counter(
     "baton_migrations_total",
@@ -227,7 +227,7 @@ GRAMMARS_REFUSED = counter(
     "baton_grammars_refused_total", "Requests refused because of their grammar."
 )
 GRAMMAR_SECONDS = histogram("baton_grammar_seconds", "Validation of a grammar.")
-TOKENIZE_SECONDS = histogram("baton_tokenize_seconds", "Template and tokenization of a prompt.")
+TOKENIZE_SECONDS = histogram("baton_tokenize_seconds", "Receiving a body to its prompt's tokens.")
 
 # -- both kinds of worker --------------------------------------------------------------------
 

@@ -31,7 +31,8 @@ PIPE_COLUMNS = 160  # where no terminal says how many: a row is a line
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
     """One job of a live instance. `admin` is the address of a worker's admin port; `audit`
-    is empty where the worker gave none."""
+    is empty where the worker gave none. `ended` is how the process before this one ended,
+    `message` what it said about that; `log` is the file of both."""
 
     instance: str
     name: str
@@ -42,6 +43,9 @@ class ProcessRow:
     admin: str = ""
     model: str = ""
     audit: dict[str, Any] = field(default_factory=dict)
+    ended: str = ""
+    message: str = ""
+    log: str = ""
 
 
 def running() -> list[ProcessRow]:
@@ -71,6 +75,9 @@ def _rows(folder: Path) -> Iterator[ProcessRow]:
             admin=record.admin_address if record else "",
             model=record.model if record else "",
             audit=_audit_of(record, records) if record else {},
+            ended=status.ended,
+            message=status.message,
+            log=str((folder / f"{name}.log").resolve()),
         )
 
 
@@ -151,15 +158,28 @@ def show(*, as_json: bool) -> int:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return 0 if rows else 1
     if not rows:
-        print("nothing runs: start it with `baton serve`")
+        print(
+            "no `baton serve` of this user runs here: start one, or give the --registry of "
+            "workers that were started by `baton worker`"
+        )
         return 1
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("instance", "name", "state", "pid", "starts", "address", "load", box=None)
+    table = Table(
+        "instance", "name", "state", "pid", "starts", "last end", "address", "load", box=None
+    )
     for row in rows:
-        cells = (row.instance, row.name, row.state, str(row.pid), str(row.starts), row.address)
+        cells = (
+            row.instance,
+            row.name,
+            row.state,
+            str(row.pid),
+            str(row.starts),
+            row.ended,
+            row.address,
+        )
         table.add_row(*(escape(cell) for cell in (*cells, _load(row.audit))))  # [::1] is no markup
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:

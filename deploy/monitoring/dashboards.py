@@ -187,6 +187,7 @@ RELIABILITY = Dashboard(
         _shown("Circuits", "Workers by state.", "baton_circuits", "state"),
         _counted("Circuits opened", "By why.", "baton_circuits_opened_total", "reason"),
         _shown("Links", "By the other end's role.", "baton_links", "peer"),
+        _shown("Ready workers", "Linked, and take work.", "baton_fleet_ready_workers", "role"),
         _counted("Lost links", "By error or silence.", "baton_link_breaks_total"),
         _counted("Deadlines passed", "By phase.", "baton_deadlines_passed_total", "phase"),
         Panel("Registry", "1: usable.", (Query(

@@ -17,6 +17,7 @@ _OUTPUT = 'kind="output"'
 _MET, _FAILED = 'outcome="met"', 'outcome="failed"'
 _DISAGGREGATED = 'decision="disaggregated"'
 _PREFILL, _DECODE = 'peer="prefill"', 'peer="decode"'
+_DECODE_ROLE = 'role="decode"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,31 @@ ALERTS = (
         severity="critical",
         summary="No router has a link to a decode worker; requests get 503.",
         runbook='docs/operations.md, "The router\'s /readyz is red"',
+    ),
+    Alert(
+        name="BatonNoReadyDecodeWorker",
+        expr=f"sum(max by (instance) ({series('baton_fleet_ready_workers', _DECODE_ROLE)})) == 0"
+        f" and sum({series('baton_links', _DECODE)}) > 0",
+        lasts="1m",
+        severity="critical",
+        summary="Decode workers are linked, and none takes work; requests get 503.",
+        runbook='docs/operations.md, "A worker is red or restarts"',
+    ),
+    Alert(
+        name="BatonProcessRestarts",
+        expr=f"max by (instance) (changes({series('process_start_time_seconds')}[30m])) > 2",
+        lasts="1m",
+        severity="warning",
+        summary="A process was started again three times in half an hour.",
+        runbook='docs/operations.md, "A worker is red or restarts"',
+    ),
+    Alert(
+        name="BatonRegistryDown",
+        expr=f"min({series('baton_registry_up')}) == 0",
+        lasts="1m",
+        severity="critical",
+        summary="The registry cannot be used: known workers serve on, new ones are not found.",
+        runbook='docs/operations.md, "Workers on several hosts"',
     ),
     Alert(
         name="BatonNothingDisaggregated",

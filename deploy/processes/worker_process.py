@@ -252,7 +252,13 @@ class WorkerProcess:
                 )
             ),
         ]
-        log.info("worker ready", role=boot.role, address=record.address, boot_id=record.boot_id)
+        log.info(
+            "worker ready",
+            role=boot.role,
+            address=record.address,
+            admin=record.admin_address,
+            boot_id=record.boot_id,
+        )
         unsettled = 0
 
         async def close() -> None:

@@ -162,7 +162,9 @@ class Fleet:
 
     def publish_gauges(self) -> None:
         """Set the gauges of both fleets from the linked workers' last load reports."""
+        ready = self.linked_counts()
         for role in metrics.ROLES:
+            metrics.FLEET_READY.labels(role).set(ready[role])
             views = [view for view in self.roster().views() if view.role == role]
             blocks = sum(view.total_blocks for view in views)
             free = sum(view.free_blocks for view in views)

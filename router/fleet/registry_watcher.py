@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from baton.runtime import logs, waits
+from baton.runtime import logs, metrics, waits
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import ANSWER_S, RegistryClient, RegistryUnavailable, hung
 
@@ -52,6 +52,7 @@ class RegistryWatcher:
             return self._records
         if self._unreadable_reason is not None:
             log.info("registry readable again")
+            metrics.REGISTRY_UP.set(1)
             self._unreadable_reason = None
         if self.first_read_s is None:
             self.first_read_s = asyncio.get_running_loop().time()
@@ -59,6 +60,7 @@ class RegistryWatcher:
         return self._records
 
     def _report_unreadable(self, reason: str) -> None:
+        metrics.REGISTRY_UP.set(0)
         if reason != self._unreadable_reason:
             log.error("registry unreadable", reason=reason)
         self._unreadable_reason = reason

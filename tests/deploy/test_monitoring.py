@@ -128,10 +128,22 @@ SENT = 'baton_disaggregation_decisions_total{decision="disaggregated",reason="ch
 ROUTER = 'baton_links{job="b",instance="router",peer="prefill"}'
 
 
-def alert_case(alert: str, series: dict[str, str], fires: bool, minutes: int = 40) -> Any:
+READY = 'baton_fleet_ready_workers{job="b",instance="router",role="decode"}'
+STARTED = 'process_start_time_seconds{job="b",instance="d"}'
+REGISTRY = 'baton_registry_up{{job="b",instance="{0}"}}'
+OF_WORKER = {"instance": "d"}
+
+
+def alert_case(
+    alert: str,
+    series: dict[str, str],
+    fires: bool,
+    minutes: int = 40,
+    labels: dict[str, str] | None = None,
+) -> Any:
     made = next(each for each in ALERTS if each.name == alert)
     fired = {
-        "exp_labels": {"severity": made.severity},
+        "exp_labels": {"severity": made.severity} | (labels or {}),
         "exp_annotations": {"summary": made.summary, "runbook": made.runbook},
     }
     return {
@@ -156,6 +168,26 @@ CASES = {
     "no_decode_worker": alert_case(
         "BatonNoDecodeWorker", {ROUTER.replace("prefill", "decode"): "1x10 0x50"}, fires=True
     ),
+    "all_red": alert_case(
+        "BatonNoReadyDecodeWorker",
+        {ROUTER.replace("prefill", "decode"): "2x60", READY: "2x10 0x50"},
+        fires=True,
+    ),
+    "one_red": alert_case(
+        "BatonNoReadyDecodeWorker",
+        {ROUTER.replace("prefill", "decode"): "2x60", READY: "1x60"},
+        fires=False,
+    ),
+    "restarts": alert_case(
+        "BatonProcessRestarts", {STARTED: "1x20 2x4 3x4 4x30"}, fires=True, labels=OF_WORKER
+    ),
+    "one_restart": alert_case("BatonProcessRestarts", {STARTED: "1x20 2x40"}, fires=False),
+    "registry_down": alert_case(
+        "BatonRegistryDown",
+        {REGISTRY.format("d"): "1x60", REGISTRY.format("p"): "1x30 0x30"},
+        fires=True,
+    ),
+    "registry_up": alert_case("BatonRegistryDown", {REGISTRY.format("d"): "1x60"}, fires=False),
     "two_percent_fail": alert_case(
         "BatonRequestsFail",
         {

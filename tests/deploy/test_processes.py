@@ -128,6 +128,20 @@ def test_a_job_without_its_keeper_is_lost_unless_it_was_given_up(
     assert [row.state for row in running()] == [seen]
 
 
+def test_a_row_has_the_last_end_and_the_log(
+    instance: Instance, kept: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept.add("decode-0")
+    status = JobStatus("decode-0", "waiting", 7, 3, ended="signal 9", message="out of memory")
+    write_private(instance.folder / "decode-0.status", json.dumps(asdict(status)))
+    assert show(as_json=False) == 0
+    assert "signal 9" in capsys.readouterr().out
+    assert show(as_json=True) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["ended"], row["message"]) == ("signal 9", "out of memory")
+    assert row["log"] == str(instance.folder / "decode-0.log")
+
+
 def test_a_worker_between_two_starts_waits(instance: Instance, kept: set[str]) -> None:
     kept.add("decode-0")
     put_status(instance, "decode-0", "waiting")
@@ -223,6 +237,9 @@ def test_json_carries_every_field_of_a_row(
             "admin": address(admin),
             "model": "tiny",
             "audit": {"blocks": {"total": 8, "free": 8, "used": 0}},
+            "ended": "",
+            "message": "",
+            "log": str(instance.folder / "decode-0.log"),
         }
     ]
 

@@ -321,7 +321,7 @@ def test_ps_lists_every_job(
     serving: Callable[..., Served], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert process_list.show(as_json=False) == 1
-    assert "nothing runs" in capsys.readouterr().out
+    assert "no `baton serve` of this user runs here" in capsys.readouterr().out
     served = serving()
     url = served.until(r"Ready at (http://\S+) after")[1]
     assert process_list.show(as_json=True) == 0

@@ -231,8 +231,29 @@ def test_no_secret_is_an_argument(releases: list[Release]) -> None:
             assert "requirepass" not in text or "$REDIS_PASSWORD" in text
             assert not re.search(r"--(token|password|api-key)|api_keys|://[^/\s\"]*@", text)
             for variable in container.get("env", []):
-                if re.search("TOKEN|KEY|PASSWORD", variable["name"]):
+                if variable["name"] == "BATON_SECURITY__KEY":
+                    assert variable["value"] == "/etc/baton/tls/tls.key"
+                elif re.search("TOKEN|KEY|PASSWORD", variable["name"]):
                     assert "secretKeyRef" in variable["valueFrom"]
+
+
+def test_a_command_in_a_workers_pod_has_its_clusters_settings(
+    releases: list[Release], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kubectl exec POD -- baton drain WORKER` gets no arguments of the pod's."""
+    for release in releases:
+        for role in ("prefill", "decode"):
+            (worker,) = release.named("StatefulSet", role)["spec"]["template"]["spec"]["containers"]
+            given = {each["name"]: each.get("value", "a-key") for each in worker["env"]}
+            with monkeypatch.context() as patch:
+                for name, value in given.items():
+                    if name.startswith("BATON_"):
+                        patch.setenv(name, value)
+                config = config_of(parser().parse_args(["drain", "chat-baton-decode-0"]))
+            assert config.registry.location.startswith("redis")
+            assert config.registry.cluster == "chat-baton"
+            tls = config.security.tls == "on"
+            assert bool(config.security.certificate) == bool(config.security.server_name) == tls
 
 
 def test_each_open_port_has_a_network_policy(releases: list[Release]) -> None:
@@ -287,7 +308,7 @@ def test_the_command_line_accepts_the_containers_arguments(
             with monkeypatch.context() as patch:
                 for variable in container.get("env", []):
                     if variable["name"].startswith("BATON_") and "__" in variable["name"]:
-                        patch.setenv(variable["name"], "a-key")
+                        patch.setenv(variable["name"], variable.get("value", "a-key"))
                 arguments = [
                     text.replace("$(POD_NAME)", "chat-prefill-0").replace("$(POD_IP)", "10.1.2.3")
                     for text in (*container["command"][1:], *container["args"])

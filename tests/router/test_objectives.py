@@ -109,6 +109,8 @@ async def test_a_router_shows_its_fleet_under_known_names(router: StartRouter) -
         ):
             samples = found[name].samples
             assert samples and all(s.labels["model_name"] == "tiny" for s in samples), name
+        ready = by_label(found["baton_fleet_ready_workers"], "role")
+        assert ready == {"prefill": 1, "decode": 2}
         finished = by_label(found["vllm:request_success"], "finished_reason")
         assert finished.keys() == {"stop", "length"}
         assert finished["length"] == value("baton_finished_choices_total", reason="length") > 0

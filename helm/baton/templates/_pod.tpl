@@ -58,9 +58,10 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
-{{/* What a router and a worker get alike: who they are, whom they trust, where they meet. */}}
+{{/* What a router and a worker get alike: who they are, whom they trust, where they meet. In the
+environment, so that `kubectl exec POD -- baton drain WORKER` has it too. */}}
 {{- define "baton.commonSettings" -}}
-{{- $all := dict "registry.cluster" (include "baton.fullname" .) -}}
+{{- $all := dict "registry.cluster" (include "baton.fullname" .) "registry.location" (include "baton.registry" .) -}}
 {{- if ne .Values.tls.mode "off" -}}
 {{- $_ := set $all "security.authority" "/etc/baton/tls/ca.crt" -}}
 {{- $_ := set $all "security.certificate" "/etc/baton/tls/tls.crt" -}}
@@ -73,6 +74,14 @@ topologySpreadConstraints:
 {{- $_ := set $all "telemetry.otlp_endpoint" . -}}
 {{- end -}}
 {{ toJson $all }}
+{{- end -}}
+
+{{- define "baton.commonEnv" -}}
+{{- range $name, $value := include "baton.commonSettings" . | fromJson }}
+- name: BATON_{{ $name | replace "." "__" | upper }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- include "baton.secretEnv" . | nindent 0 }}
 {{- end -}}
 
 {{- define "baton.secretEnv" -}}
