@@ -19,7 +19,7 @@ from baton.engine.scheduling.engine import Engine
 from baton.engine.scheduling.step_pipeline import CompletedStep
 from baton.engine.scheduling.worker_loop import WorkerLoop
 from baton.kv_transfer.checksum_cache import ChecksumCache
-from baton.kv_transfer.granter import GrantReport, grant
+from baton.kv_transfer.granter import GranterLink, GrantReport, grant
 from baton.kv_transfer.mover import Mover
 from baton.prefill_worker.opening_parser import parse_opening
 from baton.prefill_worker.prompts import Prompt
@@ -30,15 +30,13 @@ from baton.runtime.config import Config
 from baton.runtime.errors import BatonError, Draining, EngineError, Overloaded, WorkerLost
 from baton.runtime.exposition import process_gauges
 from baton.runtime.grammar.grammar_compiler import GrammarCompiler
-from baton.runtime.links import Link, LinkClosed
+from baton.runtime.links import LinkClosed
 from baton.runtime.wire import ModelLimits
 from baton.runtime.worker.block_feed import BlockFeed
 
 log = logs.get(__name__)
 
 EXPECTED_READS_S = 5.0  # a reader measures READs after its handshake
-
-GranterLink = Link[handoff_pb2.GranterMessage, handoff_pb2.ReaderMessage]
 
 
 class PrefillSession:

@@ -25,7 +25,7 @@ from baton.runtime.silence import Silence
 
 log = logs.get(__name__)
 
-WorkerLink = Link[worker_pb2.WorkerMessage, worker_pb2.RouterMessage]
+LinkToRouter = Link[worker_pb2.WorkerMessage, worker_pb2.RouterMessage]
 
 
 class Session(Protocol):
@@ -71,7 +71,7 @@ class _Beat:
 
 
 async def serve_link(
-    link: WorkerLink,
+    link: LinkToRouter,
     handler: LinkHandler,
     *,
     heartbeat_s: float,
@@ -105,7 +105,7 @@ async def serve_link(
         await link.close()
 
 
-async def _refuse_version(link: WorkerLink, hello: worker_pb2.RouterHello) -> None:
+async def _refuse_version(link: LinkToRouter, hello: worker_pb2.RouterHello) -> None:
     """The router reads the same from a hello that holds nothing but the version."""
     log.error(
         "router refused",
@@ -121,7 +121,7 @@ async def _refuse_version(link: WorkerLink, hello: worker_pb2.RouterHello) -> No
 
 
 async def _converse(
-    link: WorkerLink, session: Session, handler: LinkHandler, beat: _Beat, silence_s: float
+    link: LinkToRouter, session: Session, handler: LinkHandler, beat: _Beat, silence_s: float
 ) -> None:
     sending = asyncio.Lock()  # a stream takes one message at a time
     silence = Silence(silence_s)
@@ -133,7 +133,7 @@ async def _converse(
     )
 
 
-async def _receive(link: WorkerLink, session: Session, silence: Silence) -> None:
+async def _receive(link: LinkToRouter, session: Session, silence: Silence) -> None:
     while True:
         message = await link.receive()  # bounded by _watch
         silence.record_message()
@@ -147,7 +147,7 @@ async def _watch(silence: Silence, pause_s: float) -> None:
     raise TimeoutError
 
 
-async def _send_outputs(link: WorkerLink, session: Session, sending: asyncio.Lock) -> None:
+async def _send_outputs(link: LinkToRouter, session: Session, sending: asyncio.Lock) -> None:
     """Send outputs as soon as there are any."""
     while True:
         message = worker_pb2.WorkerMessage(outputs=await session.outputs())
@@ -156,7 +156,7 @@ async def _send_outputs(link: WorkerLink, session: Session, sending: asyncio.Loc
 
 
 async def _send_load(
-    link: WorkerLink, handler: LinkHandler, beat: _Beat, sending: asyncio.Lock
+    link: LinkToRouter, handler: LinkHandler, beat: _Beat, sending: asyncio.Lock
 ) -> None:
     """Send the load at each heartbeat, whatever else is sent, and at once when the worker begins
     to hang or to drain, before it refuses requests that are still placed on it."""

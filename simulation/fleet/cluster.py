@@ -20,9 +20,10 @@ from baton.decode_worker.speculator import Speculator
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.batch import StepBatch
 from baton.engine.scheduling.blocks import BlockPool
+from baton.kv_transfer.granter import GranterLink
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
-from baton.prefill_worker.worker import GranterLink, PrefillWorker
+from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime.config import Config
 from baton.runtime.errors import Unavailable

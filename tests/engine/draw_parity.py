@@ -47,9 +47,7 @@ def _draws(name: str) -> Check:
         params = _RULES[name]
         draws = []
         for row in range(rows):
-            own = SamplingParams(
-                params.temperature, params.top_k, params.top_p, params.min_p, seed=row * 7919 - 3
-            )
+            own = replace(params, seed=row * 7919 - 3)
             draws.append(Draw(row % 3, (1 << 40) * (row % 2) + row, own))
         tokens = torch.full((rows,), -1, dtype=torch.int64, device=device)
         finite = torch.full((rows,), -1, dtype=torch.int8, device=device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -104,9 +104,7 @@ def test_a_masked_draw_is_that_of_the_admitted_logits(way: str, params: Sampling
     given = logits(40)
     draws = [draw(params, Allowed(admitted), place) for place in range(40)]
     barred = [(token, -1e9) for token in range(VOCAB) if token not in admitted]
-    other = SamplingParams(
-        params.temperature, params.top_k, params.top_p, params.min_p, logit_bias=tuple(barred)
-    )
+    other = replace(params, logit_bias=tuple(barred))
     plain = [draw(other, None, place) for place in range(40)]
     masked = sample(given.clone(), draws, None, WAYS[way])
     wanted = sample(given.clone(), plain, None, WAYS[way])
