@@ -20,17 +20,17 @@ from starlette.exceptions import HTTPException
 from baton.router.answers.prompt_batch import PromptBatch
 from baton.router.answers.request_handler import RequestHandler
 from baton.router.client_access.router import Router
-from baton.router.http_frontend.auth_middleware import read_body
 from baton.router.http_frontend.explanation_body import explained
 from baton.router.http_frontend.http_error import MethodNotAllowed, error_response
 from baton.router.http_frontend.http_responder import HttpResponder
-from baton.router.http_frontend.openai_body import (
+from baton.router.http_frontend.openai_answer import (
     ChatRenderer,
     CompletionRenderer,
     Renderer,
     ResponseHead,
 )
 from baton.router.http_frontend.openapi import OPENAPI_PATH, openapi_document
+from baton.router.http_frontend.request_body import read_body
 from baton.router.http_frontend.routes import (
     CHAT_PATH,
     COMPLETION_PATH,

@@ -1,5 +1,5 @@
-"""The middleware before every route: request ids, API keys or else allowed hosts, cross-origin
-requests, and body sizes.
+"""The middleware before every route: request ids, API keys or else allowed hosts, and
+cross-origin requests.
 
 Plain ASGI, so that disconnects and streams pass unchanged. Of the routes it knows only which ones
 need no key.
@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.router.client_access.client_identity import (
@@ -19,12 +18,8 @@ from baton.router.client_access.client_identity import (
     missing_key,
     new_request_id,
 )
-from baton.router.client_access.upload import UPLOAD_TIMEOUT_S, awaiting_upload
 from baton.router.http_frontend.http_error import HostNotAllowed, error_response
-from baton.router.requests.admission import Admission
-from baton.router.requests.body_budget import PROGRESS_BYTES, HeldBody
 from baton.runtime import logs
-from baton.runtime.errors import Cancelled, InvalidRequest, TooLarge
 
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/version", "/metrics"})
 PREFLIGHT_MAX_AGE_S = 600  # for which a browser caches the answer
@@ -157,39 +152,3 @@ def _kept_open(
         return []
     sized = any(name == b"content-length" for name, _ in answer)
     return [(b"connection", b"keep-alive" if sized else b"close")]
-
-
-async def read_body(
-    request: Request, max_bytes: int, held: HeldBody, admission: Admission
-) -> bytes:
-    """Return the request's body. Raises InvalidRequest if it is compressed or does not come in
-    time, TooLarge as soon as it passes the limit, with or without a Content-Length, Overloaded if
-    it has to make room, RateLimited if the budget for bodies is used up."""
-    _check_plain(request)
-    too_large = TooLarge(f"the body is larger than {max_bytes} bytes: send less")
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared[:20]) > max_bytes:
-        raise too_large
-    parts: list[bytes] = []
-    size = reported = 0
-    try:
-        async with awaiting_upload("the body", UPLOAD_TIMEOUT_S, held, admission) as upload:
-            async for part in request.stream():
-                size += len(part)
-                if size > max_bytes:
-                    raise too_large
-                held.hold(size)
-                parts.append(part)
-                if size - reported >= PROGRESS_BYTES:
-                    reported = size
-                    upload.record_progress()
-    except ClientDisconnect as error:
-        raise Cancelled("the client disconnected while sending its request") from error
-    return b"".join(parts)
-
-
-def _check_plain(request: Request) -> None:
-    for header, plain in (("Content-Encoding", "identity"), ("Transfer-Encoding", "chunked")):
-        sent = ", ".join(request.headers.getlist(header))
-        if sent.lower() not in ("", plain):
-            raise InvalidRequest(f"{header} is {sent[:40]!r}: send the body uncompressed", header)

@@ -21,7 +21,7 @@ from baton.router.answers.prompt_batch import PromptBatch
 from baton.router.answers.request_handler import SEND_S, ClientGone, RequestHandler
 from baton.router.client_access.error_body import error_body
 from baton.router.http_frontend.http_error import error_response
-from baton.router.http_frontend.openai_body import Renderer
+from baton.router.http_frontend.openai_answer import Renderer
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import logs, tracing
 from baton.runtime.errors import BatonError

@@ -1,6 +1,5 @@
-"""The one validator, in two calls: `parsed` turns a body's bytes into fields, `chat`, `completions`
-and the others turn fields into tokens and a ValidatedRequest. An error names the field as the
-client wrote it and the remedy.
+"""The one validator, in two calls: `parsed` turns a body into fields, `chat` or `completions` these
+into a ValidatedRequest. An error names the field as the client wrote it and the remedy.
 
 Every request passes it before any worker gets it. Knows the model's limits, its tokenizer and its
 template; knows no placement. Owns the loop budget that this work is done in.

@@ -13,7 +13,7 @@ import pytest
 
 from baton.proto import client_pb2
 from baton.router.client_access.upload import awaiting_upload
-from baton.router.http_frontend import auth_middleware
+from baton.router.http_frontend import request_body
 from baton.router.requests.body_budget import PROGRESS_BYTES, BodyBudget
 from baton.runtime.errors import InvalidRequest
 from tests.support.router_process import FAST_ROUTER, StartRouter
@@ -137,6 +137,6 @@ async def test_what_does_not_come_in_time_is_named() -> None:
 async def test_a_body_ends_after_its_time(
     router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auth_middleware, "UPLOAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(request_body, "UPLOAD_TIMEOUT_S", 0.2)
     async with router() as running, uploads(running.url, 1) as (silent,):
         assert await silent.status() == 400

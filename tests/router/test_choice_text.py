@@ -13,7 +13,7 @@ from baton.router.answers.choice_text import ChoiceDelta, ChoiceText, TokenLogpr
 from baton.router.client_access.error_body import error_body
 from baton.router.dispatch.active_request import OutputToken
 from baton.router.http_frontend.http_error import error_response
-from baton.router.http_frontend.openai_body import (
+from baton.router.http_frontend.openai_answer import (
     ChatRenderer,
     CompletionRenderer,
     ResponseHead,
