@@ -240,16 +240,14 @@ class WorkerProcess:
         process_memory.freeze_startup_objects()
         record = await _listen(boot, served.server, admin_address, port_timeout_s)
         record = replace(record, memory=_memory_line(engine))
-        self._worker = served.worker
+        self._worker, health = served.worker, served.worker.health
         watches = [
             asyncio.create_task(announce(boot.registry, record)),
             asyncio.create_task(_watch_quarantine(pool, QUARANTINE_SHARE)),
-            asyncio.create_task(served.worker.health.watch()),
+            asyncio.create_task(health.watch()),
             asyncio.create_task(process_memory.collect_periodically()),
             asyncio.create_task(
-                _watch_steps(
-                    served.worker.health, config.worker.failing_s, self._role_control.hurry
-                )
+                _watch_steps(health, config.worker.failing_s, self._role_control.hurry)
             ),
         ]
         log.info(
