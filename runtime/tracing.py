@@ -175,11 +175,14 @@ def export_root(
     return trace.set_span_in_context(trace.NonRecordingSpan(kept))
 
 
-def annotate(context: Context, **attributes: Attribute) -> None:
-    """Add attributes to the open span of a context; after its end they are ignored."""
+def annotate(
+    context: Context, standard: Mapping[str, Attribute] | None = None, **attributes: Attribute
+) -> None:
+    """Add attributes to the open span of a context; after its end they are ignored. The names of
+    `standard` are those of OpenTelemetry's conventions, and stay as they are."""
     current = trace.get_current_span(context)
     if current.is_recording():
-        current.set_attributes(_named(attributes))
+        current.set_attributes({**_named(attributes), **(standard or {})})
 
 
 def inject(context: Context) -> dict[str, str]:

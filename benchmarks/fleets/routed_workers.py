@@ -26,9 +26,13 @@ ROOT = Path(__file__).parents[2]
 
 class RoutedWorkers:
     """`workers` are arguments of benchmarks.fleets.hash_workers, `settings` the router's
-    `section.key=value`. The router is started by `start_router`."""
+    `section.key=value`, `entry` what Python runs in place of `-m`, with the module after it. The
+    router is started by `start_router`."""
 
-    def __init__(self, workers: Sequence[str], settings: Sequence[str] = ()) -> None:
+    def __init__(
+        self, workers: Sequence[str], settings: Sequence[str] = (), entry: Sequence[str] = ()
+    ) -> None:
+        self._entry = [*(entry or ["-m"])]
         self._folder = tempfile.TemporaryDirectory(prefix="baton-benchmark-")
         self._base = Path(self._folder.name)
         self._model = embedded_model()
@@ -37,14 +41,14 @@ class RoutedWorkers:
         self._environment = os.environ | {"BATON_TOKEN": secrets.token_hex(16)}
         self._processes: list[subprocess.Popen[bytes]] = []
         vocabulary = json.loads((self._model / "config.json").read_text())["vocab_size"]
-        command = ["-m", "benchmarks.fleets.hash_workers", f"--vocabulary={vocabulary}"]
+        command = [*self._entry, "benchmarks.fleets.hash_workers", f"--vocabulary={vocabulary}"]
         self._start("workers", [*command, f"--registry={self._base / 'registry'}", *workers])
 
     def start_router(self) -> str:
         """host:port, once the router listens. Raises RuntimeError if it does not come up."""
         address = self._base / "address"
         address.unlink(missing_ok=True)
-        command = ["-P", "-m", "baton.deploy.cli.main", "router", "--model", str(self._model)]
+        command = [*self._entry, "baton.deploy.cli.main", "router", "--model", str(self._model)]
         command += ["--model-name", MODEL, "--registry", str(self._base / "registry")]
         command += ["--address-file", str(address)]
         command += [f"--set={setting}" for setting in self._settings]
@@ -74,6 +78,14 @@ class RoutedWorkers:
             if self._processes[0].poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the workers did not start:\n{self.log('workers')}")
             time.sleep(0.05)
+
+    def cpu_s(self) -> float:
+        """Return the processor time that all processes have used so far, in seconds."""
+        ticks = 0
+        for process in self._processes:
+            stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(stat[11]) + int(stat[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def log(self, name: str) -> str:
         return (self._base / f"{name}.log").read_text()[-3000:]

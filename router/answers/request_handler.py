@@ -125,7 +125,10 @@ class RequestHandler:
                 ) as self._context,
             ):
                 self._trace.mark("admit")
-                yield
+                try:
+                    yield
+                finally:
+                    self._annotate_span()
             outcome = "finished"
         except (ClientGone, asyncio.CancelledError):
             outcome = "cancelled"
@@ -301,6 +304,18 @@ class RequestHandler:
             seconds=round(time.time() - started_s, 4),
         )
         self._keep_trace(outcome, usage)
+
+    def _annotate_span(self) -> None:
+        usage = self.usage()
+        tracing.annotate(
+            self._context,
+            {
+                "gen_ai.usage.input_tokens": usage.prompt,
+                "gen_ai.usage.output_tokens": usage.completion,
+                "gen_ai.usage.cache_read.input_tokens": usage.cached,
+            },
+            request_id=self._request_id,
+        )
 
     def _keep_trace(self, outcome: str, usage: Usage) -> None:
         """Store the request's trace, and export it if a collector should have it."""

@@ -171,6 +171,9 @@ async def test_a_sampled_request_has_the_routers_phases(
     begin = spans["receive"].start_time_unix_nano
     assert abs(begin - spans["request"].start_time_unix_nano) < 1_000_000
     assert found["trace_id"] == spans["request"].trace_id.hex()
+    values = {each.key: each.value.int_value for each in spans["request"].attributes}
+    assert values["gen_ai.usage.input_tokens"] == found["prompt_tokens"] > 0
+    assert values["gen_ai.usage.output_tokens"] == 2
     span_id = spans["request"].span_id.hex()
     assert reply.headers["traceresponse"].startswith(f"00-{found['trace_id']}-{span_id}-0")
 

@@ -1,0 +1,23 @@
+"""The fleet that traces are measured against keeps none; the other one does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from benchmarks.trace_cost import UNTRACED, LoadedFleet
+
+
+@pytest.mark.parametrize(("entry", "kept"), [((), True), (UNTRACED, False)])
+def test_only_an_untraced_fleet_keeps_no_trace(entry: tuple[str, ...], kept: bool) -> None:
+    fleet = LoadedFleet(entry, clients=1, tokens=4)
+    try:
+        done = asyncio.run(fleet.run(0.5))
+        assert done.requests_per_s > 0 and done.cpu_s > 0
+        found = httpx.get(f"{fleet.url}/traces").json()["traces"]
+        assert bool(found) is kept
+        assert all({"chunk", "write"} <= {row[0] for row in each["path"]} for each in found)
+    finally:
+        fleet.close()
