@@ -100,8 +100,19 @@ def _head(found: dict[str, Any]) -> list[str]:
 
 
 def _hidden_title(found: dict[str, Any]) -> str:
-    title = f"handoff: {found['read_bytes'] / 1e6:.1f} MB in {found['reads']} READs"
-    return f"{title} (`{HIDDEN}`: beside the phases above, not in their sum)"
+    reading_us = _covered_us([(begin, landed) for begin, landed, *_ in found["offers"]])
+    speed = found["read_bytes"] / 1e3 / max(1, reading_us)
+    title = f"handoff: {found['read_bytes'] / 1e6:.1f} MB, {found['reads']} READs, {speed:.2f} GB/s"
+    return f"{title} (`{HIDDEN}`: not in the sum)"
+
+
+def _covered_us(spans: list[tuple[int, int]]) -> int:
+    """Return the time in which at least one span runs."""
+    covered, until = 0, 0
+    for begin, end in sorted(spans):
+        covered += max(0, end - max(begin, until))
+        until = max(until, end)
+    return covered
 
 
 def _rows(phases: list[list[Any]], at_us: int) -> Iterator[Row]:

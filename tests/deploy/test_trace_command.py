@@ -37,7 +37,13 @@ def test_each_phase_has_a_bar_where_it_was() -> None:
     assert ends == [pytest.approx(50 / 200 * room, abs=1), pytest.approx(90 / 200 * room, abs=1)]
     (hidden,) = [line for line in lines if "9 blocks fetched" in line]
     assert "." * 3 in hidden and "#" not in hidden
-    assert any("not in their sum" in line for line in lines)
+    assert any("4.0 MB, 2 READs, 0.40 GB/s" in line for line in lines)
+
+
+def test_the_speed_counts_overlapping_reads_once() -> None:
+    offers = [[0, 1000, 1100, 1], [500, 1500, 1600, 1], [4000, 4500, 4600, 1]]
+    lines = waterfall({**FOUND, "offers": offers}, 100)
+    assert any("2.00 GB/s" in line for line in lines)  # 4 MB in 2 ms
 
 
 @pytest.mark.parametrize("width", [NARROWEST, 80, 133])
