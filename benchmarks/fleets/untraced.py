@@ -1,21 +1,22 @@
-"""Run a module of Baton whose requests keep no trace, for measuring what traces cost.
+"""Run a process whose requests keep no trace, for measuring what traces cost.
 
     python -m benchmarks.fleets.untraced MODULE ARGUMENTS...
 
 Replaces the recording methods of the router's and the decode worker's timelines, and of the store,
-by ones that do nothing; then runs MODULE as `python -m` would. Only benchmarks use it: the product
-has no such switch.
+by ones that do nothing; then runs MODULE: benchmarks.fleets.hash_workers, or the command line
+(baton.deploy.cli.main). Only benchmarks use it: the product has no such switch.
 """
 
 from __future__ import annotations
 
-import runpy
 import sys
 from typing import Any
 
 from baton.decode_worker.request_timeline import RequestTimeline
+from baton.deploy.cli import main as cli
 from baton.router.answers.request_handler import RequestHandler
 from baton.router.requests.request_trace import RequestTrace
+from benchmarks.fleets import hash_workers
 
 RECORDING = {
     RequestTrace: ("mark", "record_sent", "record_loss", "record_output", "record_written"),
@@ -35,7 +36,10 @@ def main() -> None:
                 raise RuntimeError(f"{owner.__name__}.{name} is no method: correct RECORDING")
             setattr(owner, name, _nothing)
     sys.argv = sys.argv[1:]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    if sys.argv[0] == hash_workers.__name__:
+        hash_workers.main()
+    else:
+        sys.exit(cli.main())
 
 
 if __name__ == "__main__":
