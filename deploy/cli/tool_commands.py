@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from typing import Any, Literal
 
 from baton.deploy.cli.arguments import add_command, add_registry, add_settings, config_of
 from baton.deploy.serve.flag_values import new_file, whole
@@ -48,6 +48,7 @@ def add_trace(commands: Any) -> None:
     what = command.add_mutually_exclusive_group(required=True)
     what.add_argument("id", nargs="?", metavar="ID", help="the X-Request-Id of its answer")
     what.add_argument("--slow", action="store_true", help="list the slowest of the last requests")
+    what.add_argument("--latest", action="store_true", help="list the last requests")
     command.add_argument(
         "--count", type=whole(1, 1000), default=20, metavar="N",
         help="how many the list has (default: %(default)s)",
@@ -106,11 +107,12 @@ def _explain(options: argparse.Namespace) -> None:
 
 
 def _trace(options: argparse.Namespace) -> None:
-    from baton.deploy.cli.trace import show_slowest, show_trace
+    from baton.deploy.cli.trace import show_trace, show_traces
 
     api_key = os.environ.get("BATON_API_KEY")
-    if options.slow:
-        show_slowest(options.count, options.url, api_key, as_json=options.json)
+    if options.slow or options.latest:
+        which: Literal["slow", "latest"] = "slow" if options.slow else "latest"
+        show_traces(which, options.count, options.url, api_key, as_json=options.json)
     else:
         show_trace(options.id, options.url, api_key, as_json=options.json)
 

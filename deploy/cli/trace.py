@@ -1,7 +1,7 @@
 """`baton trace`: where the time of a request went, as a waterfall in plain text.
 
-    ID       each phase of the critical path with its bar; what was hidden behind it; what followed
-    --slow   the slowest requests, and what took most of their time
+    ID                 each phase of the critical path with its bar; what was hidden behind it; what followed
+    --slow, --latest   the slowest or the last requests, and what took most of their time
 
 Reads the router's routes for traces; changes nothing.
 """
@@ -12,7 +12,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 from baton.deploy.cli.chat import ChatClient, printable
@@ -35,10 +35,18 @@ def show_trace(request_id: str, url: str | None, api_key: str | None, *, as_json
     print(printable(text))
 
 
-def show_slowest(count: int, url: str | None, api_key: str | None, *, as_json: bool) -> None:
-    """Print the slowest of the requests that the router has in memory. Raises as `show_trace`."""
-    found = _client(url, api_key).trace(f"/traces?slow={count}", "traces")
-    text = json.dumps(found, indent=2) if as_json else "\n".join(slowest(found["traces"]))
+def show_traces(
+    which: Literal["slow", "latest"],
+    count: int,
+    url: str | None,
+    api_key: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the slowest or the latest of the requests that the router has in memory. Raises as
+    `show_trace`."""
+    found = _client(url, api_key).trace(f"/traces?{which}={count}", "traces")
+    text = json.dumps(found, indent=2) if as_json else "\n".join(listing(found["traces"]))
     print(printable(text))
 
 
@@ -68,11 +76,12 @@ def waterfall(found: dict[str, Any], width: int) -> list[str]:
     return [line[:width].rstrip() for line in lines]
 
 
-def slowest(traces: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each trace: its id, its time, and the largest phases with their shares."""
+def listing(traces: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each trace: its id, when it began, the time to its first byte, and the
+    largest phases with their shares."""
     if not traces:
-        return ["no request has ended yet"]
-    lines = [f"{'request':<36} {'first byte':>12}  where its time went"]
+        return ["no request of this key has ended at this router"]
+    lines = [f"{'request':<36} {'began':<14} {'first byte':>12}  where its time went"]
     for found in traces:
         whole = max(1, sum(row[1] for row in found["path"]))
         sums: dict[str, int] = {}
@@ -82,7 +91,8 @@ def slowest(traces: list[dict[str, Any]]) -> list[str]:
         largest = sorted(sums.items(), key=lambda item: -item[1])[:LARGEST]
         shares = ", ".join(f"{name} {took / whole:.0%}" for name, took in largest)
         kept = f"  [{', '.join(found['kept'])}]" if found["kept"] else ""
-        lines.append(f"{found['id']:<36} {1e3 * found['ttft_s']:>9.1f} ms  {shares}{kept}")
+        at = time.strftime("%m-%d %H:%M:%S", time.localtime(found["time"]))
+        lines.append(f"{found['id']:<36} {at} {1e3 * found['ttft_s']:>9.1f} ms  {shares}{kept}")
     return lines
 
 

@@ -4,6 +4,7 @@ apart; and whose command line is refused."""
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from baton.deploy.cli import trace
 from baton.deploy.cli.chat import ChatClient
 from baton.deploy.cli.main import main
-from baton.deploy.cli.trace import NARROWEST, slowest, waterfall
+from baton.deploy.cli.trace import NARROWEST, listing, waterfall
 
 FOUND: dict[str, Any] = {
     "id": "req-1", "trace_id": "", "time": 1.8e9, "ttft_s": 0.1, "total_s": 0.2,
@@ -54,12 +55,15 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 
 
 def test_the_slowest_name_their_largest_phases() -> None:
-    (_, line) = slowest([FOUND])
+    (_, line) = listing([FOUND])
     assert "chunk (prefill-0) 80%" in line and "[slow]" in line and "100.0 ms" in line
-    assert slowest([]) == ["no request has ended yet"]
+    assert time.strftime("%m-%d %H:%M:%S", time.localtime(1.8e9)) in line
+    assert listing([]) == ["no request of this key has ended at this router"]
 
 
-@pytest.mark.parametrize("arguments", [["trace"], ["trace", "req-1", "--slow"]])
+@pytest.mark.parametrize(
+    "arguments", [["trace"], ["trace", "req-1", "--slow"], ["trace", "--slow", "--latest"]]
+)
 def test_one_of_id_and_slow_is_needed(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
@@ -81,4 +85,5 @@ def test_the_command_asks_the_routers_routes(
     assert json.loads(capsys.readouterr().out) == FOUND
     assert main(["trace", "--slow", "--count", "3", *url]) == 0
     assert "req-1" in capsys.readouterr().out
-    assert asked == ["/trace/a%2Fb%3Fc", "/traces?slow=3"]
+    assert main(["trace", "--latest", *url]) == 0
+    assert asked == ["/trace/a%2Fb%3Fc", "/traces?slow=3", "/traces?latest=20"]
