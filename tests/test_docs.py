@@ -185,3 +185,22 @@ def test_each_field_of_a_request_is_named_and_no_other() -> None:
     named = {name.partition(".")[0] for name in SPAN.findall(told) if re.match(r"[a-z_.]+$", name)}
     fields = set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
     assert named - {"router"} == fields
+
+
+def test_reasons_of_red_processes_are_those_of_the_code() -> None:
+    """The first cells of both tables of reasons in operations.md."""
+    sources = "".join(
+        path.read_text()
+        for folder in ("deploy/processes", "router", "engine/scheduling", "kv_transfer")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    lines = PAGES["docs/operations.md"].splitlines()
+    heads = [number for number, line in enumerate(lines) if line.startswith("| reason in the body")]
+    reasons = []
+    for head in heads:
+        row = head + 2
+        while lines[row].startswith("|"):
+            reasons.append(lines[row].split("|")[1].strip())
+            row += 1
+    assert len(heads) == 2 and len(reasons) > 10
+    assert [reason for reason in reasons if reason not in sources] == []

@@ -1,7 +1,8 @@
 """`baton trace`: where the time of a request went, as a waterfall in plain text.
 
-    ID                 each phase of the critical path with its bar; what was hidden behind it; what followed
-    --slow, --latest   the slowest or the last requests, and what took most of their time
+    ID                 each phase of the critical path with its bar; what was hidden behind it;
+                       what followed
+    --slow, --latest   the slowest or the last ones, and what took most of their time
 
 Reads the router's routes for traces; changes nothing.
 """
