@@ -77,7 +77,7 @@ FLEET = Dashboard(
         _quantiles("Request time", "Arrival to end.", "baton_request_seconds"),
         _counted("Finish reasons", "Choices a second that were answered to their end.",
                  "baton_finished_choices_total", "reason"),
-        _quantiles("Tokenization", "Template and tokenizer.", "baton_tokenize_seconds"),
+        _quantiles("Tokenization", "From the body to tokens.", "baton_tokenize_seconds"),
     ),
 )  # fmt: skip
 

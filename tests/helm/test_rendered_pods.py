@@ -77,7 +77,8 @@ def test_the_release_serves_moves_kv_and_ends_in_time(
 ) -> None:
     check = release.named("Pod", "test")["spec"]["containers"][0]
     assert check["command"] == ["baton", "release", "check"]
-    environment = {"BATON_API_KEY": api_keys(pods), "PATH": "/usr/bin"}
+    keys = environment_of(pods["router"])["BATON_ROUTER__API_KEYS"]
+    environment = {"BATON_API_KEY": keys, "PATH": "/usr/bin"}
     done = subprocess.run(
         [
             str(Path(sys.executable).with_name("baton")), "release", "check",
@@ -88,13 +89,23 @@ def test_the_release_serves_moves_kv_and_ends_in_time(
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "handoffs: " in done.stdout
-    for component in ("router", "prefill", "decode"):
+    drain_within(pods["prefill"])
+    for component in ("router", "decode"):
         assert pods[component].alive()
         grace_s = pod_of(release, component)["terminationGracePeriodSeconds"]
         assert pods[component].stop(grace_s) == 0, pods[component].log.read_text()[-2000:]
 
 
-def api_keys(pods: dict[str, PodProcess]) -> str:
-    environment = Path(f"/proc/{pods['router'].process.pid}/environ").read_bytes().split(b"\0")
-    (found,) = [each for each in environment if each.startswith(b"BATON_ROUTER__API_KEYS=")]
-    return found.partition(b"=")[2].decode()
+def drain_within(pod: PodProcess) -> None:
+    """Drain a worker as `kubectl exec POD -- baton drain WORKER` would, and wait for its end."""
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("baton")), "drain", pod.name],
+        env=environment_of(pod), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert pod.process.wait(60) == 0, pod.log.read_text()[-2000:]
+
+
+def environment_of(pod: PodProcess) -> dict[str, str]:
+    entries = Path(f"/proc/{pod.process.pid}/environ").read_text().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if entry)
