@@ -21,7 +21,7 @@ timing_file.py reads and writes them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,27 @@ class TimingModel:
     def transfer_s(self, tokens: int) -> float:
         """Return the seconds of the READs of one offer."""
         return self.transfer.fixed_s + self.transfer.per_byte_s * tokens * self.kv_bytes_per_token
+
+    def scaled(self, factor: float) -> TimingModel:
+        """Return the model of a worker and host that take `factor` times as long for everything."""
+        bound = self.roofline
+        return replace(
+            self,
+            chunk=ChunkTiming(self.chunk.fixed_s * factor, self.chunk.per_token_s * factor),
+            step=StepTiming(self.step.fixed_s * factor, self.step.per_sequence_s * factor),
+            attention=AttentionTiming(
+                self.attention.per_pair_s * factor, self.attention.per_context_token_s * factor
+            ),
+            transfer=TransferTiming(
+                self.transfer.fixed_s * factor, self.transfer.per_byte_s * factor
+            ),
+            host=HostTiming(self.host.fixed_s * factor, self.host.per_token_s * factor),
+            roofline=replace(
+                bound,
+                flops_per_s=bound.flops_per_s / factor,
+                memory_bytes_per_s=bound.memory_bytes_per_s / factor,
+            ),
+        )
 
     def host_s(self, prompt_tokens: int) -> float:
         """Return the seconds from a request's arrival to its placement."""

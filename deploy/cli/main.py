@@ -14,7 +14,7 @@ from typing import Any
 
 from baton.deploy.cli.authority_commands import add_authority
 from baton.deploy.cli.control_commands import add_control_commands
-from baton.deploy.cli.planning_commands import add_calibrate, add_simulate
+from baton.deploy.cli.planning_commands import add_calibrate, add_simulate, add_tune
 from baton.deploy.cli.process_commands import add_process_commands
 from baton.deploy.cli.release_commands import add_release
 from baton.deploy.cli.serve_commands import add_serve_commands
@@ -25,12 +25,12 @@ DISTRIBUTION = "baton-serve"
 COMMANDS = (
     "serve", "demo", "worker", "router", "chat", "explain", "trace", "faults", "ps", "drain",
     "role", "cluster", "doctor", "authority", "release", "calibrate",
-    "simulate",
+    "simulate", "tune",
 )  # fmt: skip
 EXIT_CODES = (
     "Exit codes: 0 done; 1 failed (ps: nothing runs; doctor: a check failed; faults: a promise was "
-    "broken); 2 wrong command line; 70 a worker's device failed; 78 wrong setting, model or port; "
-    "130 Ctrl-C."
+    "broken); 2 wrong command line; 3 no layout meets the objectives (tune); 70 a worker's device "
+    "failed; 78 wrong setting, model or port; 130 Ctrl-C."
 )
 
 
@@ -62,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     add_trace(commands)
     add_calibrate(commands)
     add_simulate(commands)
+    add_tune(commands)
     add_control_commands(commands)
     add_doctor(commands)
     add_authority(commands)

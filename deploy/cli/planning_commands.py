@@ -1,4 +1,4 @@
-"""The planning commands: `calibrate` and `simulate`. Neither needs a server or a GPU."""
+"""The planning commands `calibrate`, `simulate` and `tune`. None needs a server or a GPU."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 UNITS = {"ms": 0.001, "s": 1.0}
 BAR_CHARACTERS = 40
+UNMET_EXIT = 3  # of `tune`: no layout meets the objectives
 
 
 def add_calibrate(commands: Any) -> None:
@@ -72,6 +73,19 @@ def add_simulate(commands: Any) -> None:
     command.add_argument(
         "--every-token", action="store_true", help="commit each step alone: slower, to compare"
     )
+
+
+def add_tune(commands: Any) -> None:
+    text = "the best ratio of workers for some traffic, and whether to disaggregate at all"
+    command = add_command(commands, "tune", text, _tune)
+    add_traffic(command)
+    command.add_argument(
+        "--gpus", type=whole(1, 10_000), required=True, metavar="N", help="GPUs to divide"
+    )
+    command.add_argument(
+        "--attainment", type=_share, default=0.9, metavar="X",
+        help="share of the requests that have to meet the objectives (default: %(default)s)",
+    )  # fmt: skip
 
 
 def add_traffic(command: argparse.ArgumentParser) -> None:
@@ -210,6 +224,34 @@ def _simulate(options: argparse.Namespace) -> None:
     print(table(report))
     if options.json is not None:
         _write_json(options.json, report.to_json())
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from baton.planner.timing_file import read_fit
+    from baton.simulation.capacity.layout import Layout
+    from baton.simulation.capacity.tuning import Search, met, tune, tuning_table
+
+    base = Layout(
+        colocated=1,
+        pool_tokens=options.pool_tokens,
+        chunk_tokens=options.chunk_tokens,
+        max_sequences=options.max_sequences,
+        gpus_per_worker=options.gpus_per_worker,
+    )
+    objectives = read_objectives(options.slo)
+    search = Search(options.gpus, base, objectives, options.attainment, options.gpu_hour or 0.0)
+    found = tune(search, read_fit(options.timing), read_traffic(options), progress_bar)
+    print(tuning_table(found, search))
+    if options.json is not None:
+        _write_json(options.json, [each.to_json() for each in found])
+    return 0 if met(found, search) else UNMET_EXIT
+
+
+def _share(text: str) -> float:
+    value = _positive(text)
+    if value > 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a share above 0, at most 1")
+    return value
 
 
 def _write_json(path: Path, content: Any) -> None:

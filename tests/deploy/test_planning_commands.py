@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.deploy.cli import main
-from baton.deploy.cli.planning_commands import progress_bar, read_objectives
+from baton.deploy.cli.planning_commands import UNMET_EXIT, progress_bar, read_objectives
 from baton.deploy.host.restarts import CONFIG_EXIT
 from baton.runtime.errors import ConfigError
 from baton.simulation.capacity.layout import Objectives
@@ -104,3 +104,19 @@ def test_the_bar_is_drawn_on_a_terminal(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     progress_bar("x")(1, 2)
     assert capsys.readouterr().err == f"\rx [{'#' * 20}{'.' * 20}] 1/2"
+
+
+def test_tune_has_its_own_exit_code_when_nothing_suffices(
+    timing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "advice.json"
+    words = ["--traffic", TRAFFIC, "--timing", str(timing), "--gpus", "3", "--json", str(report)]
+    assert main.main(["tune", *words, "--slo", "ttft=60s,itl=9s"]) == 0
+    assert "is met by 90% of the requests or more" in capsys.readouterr().out
+    assert {each["layout"] for each in json.loads(report.read_text())} == {
+        "1 prefill, 2 decode", "2 prefill, 1 decode", "3 colocated",
+    }  # fmt: skip
+    assert main.main(["tune", *words, "--slo", "ttft=1ms"]) == UNMET_EXIT
+    assert "the nearest objective that one meets is ttft=" in capsys.readouterr().out
+    assert main.main(["tune", *words]) == CONFIG_EXIT
+    assert "there is no objective" in capsys.readouterr().err
