@@ -228,8 +228,7 @@ class WorkerProcess:
         role may still land when another role is to follow."""
         config, engine = boot.config, self._engine
         _publish_role(boot)
-        sizes = engine.pool.blocks, config.pool.block_size
-        pool = BlockPool(*sizes, config.pool.tenant_share)
+        pool = BlockPool(engine.pool.blocks, config.pool.block_size, config.pool.tenant_share)
         await first_step(engine, pool)
         read_threads = READ_THREADS if boot.role == "decode" else 1
         mover = NixlMover(local_pool(engine.pool), boot.boot_id, read_threads)
