@@ -50,10 +50,9 @@ class BlockTokens(list[int]):
 
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
         if isinstance(index, slice):
-            start, end, _ = index.indices(self.prompt_tokens + self.output_tokens)
-            if start == 0 and end == len(self):
-                return self
-            return self._content(start, end)
+            length = self.prompt_tokens + self.output_tokens
+            start, end, _ = index.indices(length)
+            return self if start == 0 and end == length else self._content(start, end)
         place = index.__index__()
         if place >= self.prompt_tokens or place < 0:
             return self.owner
