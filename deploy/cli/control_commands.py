@@ -26,7 +26,7 @@ def add_control_commands(commands: Any) -> None:
     actions = cluster.add_subparsers(dest="action", required=True, metavar="ACTION", help="status")
     text = "list routers, workers and warnings of a cluster, from any host with its settings"
     _add_listing(add_command(actions, "status", text, _status))
-    drain = "let a worker finish its requests and end; its keeper starts it again"
+    drain = "let a worker finish its requests and end; its supervisor starts it again"
     _add_target(add_command(commands, "drain", drain, _drain))
     change = "make a running worker a prefill or a decode worker"
     role = add_command(commands, "role", change, _role)

@@ -147,7 +147,10 @@ def drain(worker_id: str, clusters: Sequence[Cluster], say: Callable[[str], None
     target = find(worker_id, clusters)
     _send(target, None, say)
     _wait(target, target.ended, "ended")
-    say(f"{worker_id} has ended; its keeper (`baton serve`, systemd, Kubernetes) starts it again")
+    say(
+        f"{worker_id} has ended; its supervisor (`baton serve`, systemd, Kubernetes) "
+        "starts it again"
+    )
 
 
 def change_role(

@@ -75,7 +75,7 @@ def test_a_drain_is_ordered_and_its_end_awaited(ready: Instance, worker: Any) ->
     coming.join(60)
     assert worker.orders == ["drain"]
     assert said[0] == "decode-0 takes nothing new and finishes what it has"
-    assert len(said) == 2 and "has ended; its keeper (`baton serve`, systemd" in said[1]
+    assert len(said) == 2 and "has ended; its supervisor (`baton serve`, systemd" in said[1]
 
 
 def test_an_order_is_accepted_once_a_blocked_loop_runs(
