@@ -18,49 +18,11 @@ from baton.router.client_access.client_identity import (
     missing_key,
     new_request_id,
 )
+from baton.router.http_frontend.cors import Cors
 from baton.router.http_frontend.http_error import HostNotAllowed, error_response
 from baton.runtime import logs
 
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/version", "/metrics"})
-PREFLIGHT_MAX_AGE_S = 600  # for which a browser caches the answer
-EXPOSED = b"x-request-id, retry-after"
-_NAMES = re.compile(rb"[A-Za-z0-9_, \-]{1,2048}")  # of request headers
-_Headers = list[tuple[bytes, bytes]]
-
-
-class Cors:
-    """Cross-origin requests of web pages: off unless `router.cors_origins` names origins. A page of
-    a listed origin may call the API from a browser, with an API key like every other client.
-    `origins` as browsers send them (scheme://host:port); `*` allows all."""
-
-    def __init__(self, origins: Sequence[str]) -> None:
-        self._every = "*" in origins
-        self._origins = frozenset(origin.encode() for origin in origins)
-
-    def allows(self, origin: bytes) -> bool:
-        return bool(origin) and (self._every or origin in self._origins)
-
-    def headers(self, origin: bytes) -> _Headers:
-        """Return the headers that let a page of an allowed origin read an answer."""
-        return [
-            (b"access-control-allow-origin", b"*" if self._every else origin),
-            (b"access-control-expose-headers", EXPOSED),
-            (b"vary", b"Origin"),
-        ]
-
-    def preflight(self, scope: Scope, given: dict[bytes, bytes]) -> _Headers | None:
-        """Return the headers that answer a browser's preflight; None if `scope` is none. A
-        preflight carries no key and runs nothing."""
-        if scope["method"] != "OPTIONS" or b"access-control-request-method" not in given:
-            return None
-        names = given.get(b"access-control-request-headers", b"")
-        found = [(b"access-control-allow-methods", b"GET, POST")]
-        if _NAMES.fullmatch(names):
-            found.append((b"access-control-allow-headers", names))
-        found.append((b"access-control-max-age", str(PREFLIGHT_MAX_AGE_S).encode()))
-        return found
-
-
 _LOCAL_HOST = re.compile(
     rb"(localhost|[0-9]+(\.[0-9]+){3}|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE
 )
