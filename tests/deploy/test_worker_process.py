@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.processes import worker_process
@@ -62,6 +63,17 @@ async def test_a_failing_registry_skips_no_step_of_a_workers_end(
     assert ended == ["mover"] and process._worker is None
     with pytest.raises(ConnectionError):
         await asyncio.open_connection(*record.address.split(":"))
+
+
+async def test_a_ready_worker_logs_its_admin_address() -> None:
+    with capture_logs() as said:
+        process, serving, registry = started("decode")
+        async with asyncio.timeout(60):
+            record = await next_record(registry, serving)
+            process._role_control.drain()
+            await serving
+    (ready,) = [each for each in said if each["event"] == "worker ready"]
+    assert ready["admin"] == record.admin_address
 
 
 def test_a_start_under_a_live_id_is_refused_before_loading(
