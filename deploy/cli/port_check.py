@@ -65,7 +65,7 @@ def _answers_as_baton(port: _Port) -> bool:
     host = ANY_ADDRESS.get(port.host, port.host)
     connection = http.client.HTTPConnection(host, port.number, timeout=ANSWER_TIMEOUT_S)
     try:
-        connection.request("GET", "/metrics")
+        connection.request("GET", "/metrics", headers={"Host": "localhost"})  # else 403
         return METRIC_OF_BATON in connection.getresponse().read()
     except (OSError, http.client.HTTPException):
         return False  # another program, or no program at all: the port's own error says which

@@ -195,6 +195,7 @@ def test_ports_of_a_live_instance_are_in_use_by_baton(instance: Instance) -> Non
 def test_ports_of_another_user_are_known_by_their_answer(body: bytes, level: str) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            assert self.headers["Host"] == "localhost"  # a router without keys refuses others
             self.send_response(200)
             self.end_headers()
             self.wfile.write(body)

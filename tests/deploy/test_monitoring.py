@@ -123,6 +123,14 @@ def test_promtool_parses_the_query_of_each_panel(tmp_path: Path) -> None:
     assert f"{len(queries)} rules found" in promtool("check", "rules", str(file))
 
 
+def test_operations_says_what_to_do_about_each_alert() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    assert set(re.findall(r"\bBaton[A-Z]\w+", page)) == {each.name for each in ALERTS}
+    for each in ALERTS:
+        heading = each.runbook.partition('"')[2].rstrip('"').replace("/readyz", "`/readyz`")
+        assert f"## {heading}\n" in page, each.runbook
+
+
 LOCAL = 'baton_disaggregation_decisions_total{decision="local",reason="incompatible"}'
 SENT = 'baton_disaggregation_decisions_total{decision="disaggregated",reason="cheaper"}'
 ROUTER = 'baton_links{job="b",instance="router",peer="prefill"}'
