@@ -5,14 +5,17 @@ from __future__ import annotations
 from baton.decode_worker.handoffs import Handoffs
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.engine.scheduling.blocks import BlockPool
+from baton.kv_transfer.peers.grants import Grants
 from baton.runtime import metrics
 from baton.runtime.exposition import process_gauges
 
 
-def publish(pool: BlockPool, scheduler: DecodeScheduler, handoffs: Handoffs) -> None:
+def publish(
+    pool: BlockPool, scheduler: DecodeScheduler, handoffs: Handoffs, grants: Grants
+) -> None:
     process_gauges.set_pool_gauges(pool.counts().by_state())
     metrics.OLDEST_CHECKSUM_SECONDS.set(handoffs.oldest_unverified_s())
-    process_gauges.set_handoff_gauges(handoffs.ages())
+    process_gauges.set_handoff_gauges([*handoffs.ages(), *grants.ages()])
     metrics.RUNNING_REQUESTS.set(scheduler.active_requests)
     metrics.WAITING_REQUESTS.set(scheduler.waiting)
     metrics.QUEUED_TOKENS.set(scheduler.queued_tokens)

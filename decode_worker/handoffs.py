@@ -15,14 +15,13 @@ from enum import Enum
 
 from opentelemetry.context import Context
 
-from baton.decode_worker.peer_client import HandoffLink
-from baton.decode_worker.peers import Peers
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Request
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.kv_transfer.fetch_report import FetchReport
 from baton.kv_transfer.mover import Mover
-from baton.kv_transfer.reader import HandoffReader
+from baton.kv_transfer.peers.handoff_reads import HandoffReads, SharedConnectionLost
+from baton.kv_transfer.peers.registered_peers import Peers
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.config import HandoffConfig
@@ -48,11 +47,6 @@ MAX_BUSY_PAUSE_S = 1.0
 WITHHELD_PENALTY_S = 10.0  # a granter that withheld answers is the last candidate for so long
 
 OnFirst = Callable[[Group, handoff_pb2.FirstTokens], None]
-
-
-class SharedConnectionLost(WorkerLost):
-    """The loss of a connection that several handoffs share: another handoff has already reported
-    it and dropped the peer, and there may be a new connection."""
 
 
 PEER_FAULTS = (WorkerLost, HandoffError, EngineError)
@@ -81,7 +75,7 @@ class Handoffs:
         on_room: Callable[[], None],
     ) -> None:
         self._peers = peers
-        self._mover = mover
+        self._reads = HandoffReads(peers, mover, boot_id, config)
         self._boot_id = boot_id
         self._config = config
         self._pool = pool
@@ -89,11 +83,7 @@ class Handoffs:
         self._new_id = new_id  # 16 random bytes
         self._wall_offset_s = wall_offset_s
         self._on_room = on_room  # blocks have left quarantine
-        self._closing: dict[asyncio.Task[None], float] = {}  # begun at
-        self._fetching: set[HandoffReader] = set()
         self._withheld: dict[bytes, float] = {}  # by boot id: the end of its penalty
-        # Each peer's streams on its one connection; streams of a broken connection are in none.
-        self._streams: dict[bytes, set[HandoffLink]] = {}
         self.open = 0
 
     async def fetch(self, group: Group, on_first: OnFirst) -> FetchOutcome:
@@ -130,20 +120,15 @@ class Handoffs:
 
     def oldest_unverified_s(self) -> float:
         """Return how long the oldest landed blocks have waited for a granter's checksums."""
-        return max((reader.unverified_s() for reader in self._fetching), default=0.0)
+        return self._reads.oldest_unverified_s()
 
     async def finished(self) -> None:
         """Wait until every reader has sent `closed`, or its lease is over."""
-        while self._closing:
-            await asyncio.wait(set(self._closing))
+        await self._reads.finished()
 
     def ages(self) -> Iterator[tuple[str, float]]:
         """Yield the state and the age in seconds of each open handoff."""
-        now = asyncio.get_running_loop().time()
-        for reader in self._fetching:
-            yield "reading" if reader.report.offers else "waiting", now - reader.report.started
-        for begun in self._closing.values():
-            yield "closing", now - begun
+        return self._reads.ages()
 
     async def _try(
         self,
@@ -178,10 +163,6 @@ class Handoffs:
         opening: handoff_pb2.OpenHandoff,
         on_first: OnFirst,
     ) -> FetchReport:
-        link = await self._peers.open(candidate)
-        group.request.timeline.mark("connect", self._wall())
-        self._streams.setdefault(candidate.boot_id, set()).add(link)
-
         def quarantine(blocks: Sequence[int], settled: asyncio.Future[None]) -> None:
             self._quarantine(group, list(blocks), settled)
 
@@ -189,29 +170,14 @@ class Handoffs:
             group.request.timeline.take_first(first, candidate.worker_id, self._wall())
             on_first(group, first)
 
-        reader = HandoffReader(
-            link, self._mover, candidate.boot_id, self._boot_id, self._config, quarantine
-        )
-        self._fetching.add(reader)
-        try:
+        async with self._reads.reader(candidate, quarantine) as reader:
+            group.request.timeline.mark("connect", self._wall())
             return await reader.fetch(
                 opening,
                 group.blocks[group.held :],
                 group.identities[group.held :],
                 take_first,
             )
-        except WorkerLost as error:
-            if link not in self._streams.get(candidate.boot_id, ()):
-                raise SharedConnectionLost(str(error)) from error
-            del self._streams[candidate.boot_id]
-            raise
-        finally:
-            self._fetching.discard(reader)
-            self._remove_stream(candidate.boot_id, link)
-            _count_checksum_failures(reader.report)
-            task = asyncio.create_task(reader.finished())
-            self._closing[task] = reader.report.started
-            task.add_done_callback(self._closing.pop)
 
     def _wall(self) -> float:
         return asyncio.get_running_loop().time() + self._wall_offset_s
@@ -223,12 +189,6 @@ class Handoffs:
         now = asyncio.get_running_loop().time()
         self._withheld = {boot: until for boot, until in self._withheld.items() if until > now}
         return sorted(ranked, key=lambda candidate: candidate.boot_id in self._withheld)
-
-    def _remove_stream(self, boot_id: bytes, link: HandoffLink) -> None:
-        streams = self._streams.get(boot_id, set())
-        streams.discard(link)
-        if not streams:
-            self._streams.pop(boot_id, None)
 
     def _opening(
         self,
@@ -252,6 +212,7 @@ class Handoffs:
             trace_context=trace,
             lease_ms=round(self._config.lease_s * 1000),
             deadline_ms=request.left_ms(asyncio.get_running_loop().time()),
+            source=request.source,
         )
 
     def _quarantine(self, group: Group, blocks: list[int], settled: asyncio.Future[None]) -> None:
@@ -312,14 +273,6 @@ class Handoffs:
                 blocks=offer.blocks,
                 landed_s=offer.landed + self._wall_offset_s,
             )
-
-
-def _count_checksum_failures(report: FetchReport) -> None:
-    """Count the report's wrong blocks, also those of a fetch that failed because of them."""
-    metrics.CHECKSUM_FAILURES.inc(report.wrong_blocks)
-    metrics.REREAD_BLOCKS.inc(report.reread_blocks)
-    if report.reread_blocks:
-        log.error("blocks reread", blocks=report.reread_blocks, reason="wrong checksums")
 
 
 def _has_left(error: BatonError) -> bool:

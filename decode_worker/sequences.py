@@ -66,6 +66,7 @@ class Request:
     arrived_s: float  # of the loop's clock
     arrived_wall_s: float  # of time.time(), for spans
     emit: Callable[[RequestUpdate], None]
+    source: worker_pb2.Source | None = None  # where a prefill worker may READ leading blocks
     sequences: list[Sequence] = field(default_factory=list)
     cached_tokens: int = 0
     first_token_wall_s: float = 0.0  # 0: none yet

@@ -50,6 +50,7 @@ def parse_submit(
         stop_token_ids=frozenset(submit.stop_token_ids),
         local=submit.placement.local,
         candidates=candidates,
+        source=submit.placement.source if submit.placement.HasField("source") else None,
         cache_salt=submit.cache_salt,
         root=limits.root(submit.cache_salt),
         alone=submit.alone,

@@ -18,7 +18,6 @@ from typing import Any
 
 from baton.decode_worker import gauges
 from baton.decode_worker.handoffs import FetchOutcome, Handoffs
-from baton.decode_worker.peers import Peers
 from baton.decode_worker.requests import Requests, record_local_chunks, record_local_start
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Phase, Request, RequestUpdate
@@ -32,6 +31,9 @@ from baton.engine.scheduling.engine import Engine
 from baton.engine.scheduling.step_pipeline import CompletedStep
 from baton.engine.scheduling.worker_loop import WorkerLoop
 from baton.kv_transfer.mover import Mover
+from baton.kv_transfer.peers.cached_prefix import CachedGranter
+from baton.kv_transfer.peers.grants import Grants
+from baton.kv_transfer.peers.registered_peers import Peers
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics
 from baton.runtime.config import Config
@@ -107,12 +109,12 @@ class DecodeWorker:
             wall_offset_s,
             self.loop.wake.set,
         )
+        cached = CachedGranter(pool, limits, pool.block_size, self.draining)
+        self.grants = Grants(cached.admit, mover, boot_id, config.handoff, None, self.loop.wake.set)
         self._requests = Requests(self._scheduler, limits, self._wall)
         self._sessions = RouterSessions(self.submit, self.cancel, config.router.link_grace_s)
         self._fetches: dict[Group, asyncio.Task[None]] = {}
         self.feed = BlockFeed(boot_id, pool.identities)
-
-    # -- what a router link calls -------------------------------------------------------------
 
     def attach(self, hello: worker_pb2.RouterHello) -> tuple[worker_pb2.WorkerHello, Session]:
         attachment, lost = self._sessions.attach(hello)
@@ -146,7 +148,7 @@ class DecodeWorker:
         )
 
     def publish_gauges(self) -> None:
-        gauges.publish(self._pool, self._scheduler, self._handoffs)
+        gauges.publish(self._pool, self._scheduler, self._handoffs, self.grants)
 
     def _overdue_requests(self) -> list[str]:
         """Return the requests of the running step, once it is overdue."""
@@ -243,7 +245,7 @@ class DecodeWorker:
             "waiting": self._scheduler.waiting,
             "running": self._scheduler.running,
             "step_s": self.loop.steps.running_s(),  # so far; None between steps
-            "open_handoffs": self._handoffs.open,
+            "open_handoffs": self._handoffs.open + self.grants.open,
             "sessions": self._sessions.count,
             "draining": self.draining.is_set(),
             "preemptions": self._scheduler.preemptions,
@@ -335,8 +337,6 @@ class DecodeWorker:
 
     def _publish(self) -> None:
         self.feed.publish(*self._pool.drain_events())
-
-    # -- handoffs -----------------------------------------------------------------------------
 
     async def _fetch(self, group: Group) -> None:
         """Fetch one group's KV, or let it be prefilled here, or fail it."""

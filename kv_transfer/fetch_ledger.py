@@ -60,6 +60,26 @@ class FetchLedger:
     def all_offered(self) -> bool:
         return len(self._offered) == len(self._own)
 
+    @property
+    def leading(self) -> int:
+        """Return how many blocks are verified before the first one that is not."""
+        index = self.first
+        while index in self._verified:
+            index += 1
+        return index - self.first
+
+    def record_held(self, blocks: int) -> None:
+        """End the fetch at index `blocks`: the granter holds no more. Raises HandoffError if that
+        is none of its indices, or beside an offer."""
+        if self._offered or not self.first <= blocks <= self.end:
+            raise HandoffError(
+                f"the granter holds {blocks} blocks of a handoff from {self.first} to {self.end}, "
+                f"with {len(self._offered)} offered before"
+            )
+        self.end = blocks
+        self._full = min(self._full, blocks)
+        del self._own[blocks - self.first :]
+
     def record_offer(self, offer: handoff_pb2.Offer) -> range:
         """Record an offer and return its indices. Raises HandoffError if it is invalid."""
         indices = range(offer.first, offer.first + len(offer.blocks))

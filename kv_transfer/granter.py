@@ -6,8 +6,9 @@
 
 The prompt's blocks stay pinned until the reader sends `closed` or the lease ends, even if the
 stream breaks or this handler is cancelled earlier. Then `prompt.end()` unpins them, once. After a
-failure renewals are ignored, so a reader that does not learn of it loses its lease. The prefill
-worker owns the prompt and its blocks; this module owns the lease and the stream.
+failure renewals are ignored, so a reader that does not learn of it loses its lease. The worker owns
+the prompt and its blocks; this module owns the lease and the stream. What a worker holds of a
+prompt, and does not compute, is granted in the same way (peers/cached_prefix.py).
 """
 
 from __future__ import annotations
@@ -53,10 +54,14 @@ class Computed:
             yield Computed(self.first + start, blocks, identities, self.partial_tokens)
 
 
-class GrantedPrompt(Protocol):
-    """The interface of an admitted prompt, implemented by the prefill worker."""
+Granted = Computed | handoff_pb2.FirstTokens | handoff_pb2.Held
 
-    async def next(self) -> Computed | handoff_pb2.FirstTokens | None:
+
+class GrantedPrompt(Protocol):
+    """The interface of an admitted prompt: one that a prefill worker computes, or the cached blocks
+    that a worker holds."""
+
+    async def next(self) -> Granted | None:
         """Return the next event; None after the last. Raises BatonError. The caller cancels it if
         the handoff ends earlier."""
         ...
@@ -252,6 +257,8 @@ class _Handoff:
                     return
                 if isinstance(item, Computed):
                     await self._offer(item)
+                elif isinstance(item, handoff_pb2.Held):
+                    await self._send(handoff_pb2.GranterMessage(held=item))
                 else:
                     await self._send(handoff_pb2.GranterMessage(first_tokens=item))
         except LinkClosed:
@@ -330,7 +337,7 @@ def _failed(error: Exception) -> handoff_pb2.GranterMessage:
     """Return the failure message. An error outside `BatonError` is sent as an EngineError with
     only its class name."""
     if not isinstance(error, BatonError):
-        error = EngineError(f"the prefill worker failed: {type(error).__name__}")
+        error = EngineError(f"the granter failed: {type(error).__name__}")
     failure = worker_pb2.Failure(code=error.code, detail=str(error), retryable=error.retryable)
     return handoff_pb2.GranterMessage(failed=failure)
 

@@ -24,7 +24,7 @@ from baton.runtime.errors import ReadFailed
 
 KIND = "nixl"
 CONNECT_TIMEOUT_S = 5.0
-READ_THREADS = 2  # of a decode worker, for copies and checksums
+READ_THREADS = 2  # of a worker, for copies and checksums
 SEGMENT_QUEUE = 1 << 16  # queued segments
 MAX_CHECKSUM_CALLS = 64  # queued or running; further ones wait on the event loop
 

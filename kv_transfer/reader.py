@@ -80,7 +80,8 @@ class HandoffReader:
         self._tasks: set[asyncio.Task[None]] = set()  # per READ, until its checksums are computed
         self._unverified: list[_Landed] = []  # waiting for the granter's checksums
         self.report = FetchReport()
-        self._first_received = False
+        self._first_received = False  # the first tokens, or what a granter of cached blocks holds
+        self._begun = False
         self._checksums_at = 0.0  # time of the last checksums
         self._answered_at = 0.0  # time of the last offer or first tokens
         self._overdue_timer: asyncio.TimerHandle | None = None
@@ -95,7 +96,8 @@ class HandoffReader:
         """Fetch indices from `opening.held_blocks` on into the own `blocks`; `identities` are
         those of the full blocks. `on_first` gets the first tokens when they arrive, once.
 
-        Returns when every block is verified and the first tokens have arrived. Raises WorkerLost
+        Returns when every block is verified and the first tokens have arrived; of a `cached_only`
+        opening, when every block is verified that the granter holds. Raises WorkerLost
         (stream broken), LeaseLost (granter dead or paused), ReadFailed, AnswerOverdue (the granter
         withholds what it owes), ChecksumMismatch, HandoffError (an invalid message of the
         granter), or the granter's own error (Overloaded: busy). It can be cancelled at any time.
@@ -105,11 +107,13 @@ class HandoffReader:
         self._outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._on_first = on_first
         self._choices = list(opening.choices)
+        self._cached_only = opening.cached_only
         self.report.started = loop.time()
         try:
             peer = self._mover.peer(self._peer)
             self._block_bytes = peer.block_bytes
             self._ledger = FetchLedger(opening, blocks, identities, peer, self._mover.slabs)
+            self._begun = True
             self._session.start(opening)
             await self._outcome  # bounded by lease, due answers and deadline
         finally:
@@ -121,6 +125,11 @@ class HandoffReader:
         if self._tasks:
             await asyncio.wait(set(self._tasks))
         await self._session.finished()
+
+    @property
+    def leading(self) -> int:
+        """Return how many leading blocks are verified and may be used, however the fetch ended."""
+        return self._ledger.leading if self._begun else 0
 
     def unverified_s(self) -> float:
         """Return how long the oldest blocks have waited for the granter's checksums."""
@@ -166,11 +175,14 @@ class HandoffReader:
             self._verify_landed()
         elif kind == "first_tokens":
             self._take_first(message.first_tokens, now)
+        elif kind == "held":
+            self._take_held(message.held)
         self._watch_answers()
 
     def _take_first(self, first: handoff_pb2.FirstTokens, now: float) -> None:
         choices = [token.choice for token in first.tokens]
-        if self._first_received or sorted(choices) != sorted(self._choices):
+        wrong = self._cached_only or sorted(choices) != sorted(self._choices)
+        if self._first_received or wrong:
             raise HandoffError(
                 f"the granter's first tokens are for choices {choices}, not once for each of "
                 f"{self._choices}"
@@ -178,6 +190,13 @@ class HandoffReader:
         self._first_received = True
         self.report.first_tokens = now
         self._on_first(first)
+        self._conclude()
+
+    def _take_held(self, held: handoff_pb2.Held) -> None:
+        if self._first_received or not self._cached_only:
+            raise HandoffError("the granter names what it holds twice, or to a prompt to compute")
+        self._ledger.record_held(held.blocks)
+        self._first_received = True
         self._conclude()
 
     def _start_reads(self) -> None:

@@ -45,4 +45,8 @@ def parse_opening(
         trace=tracing.extract(opening.trace_context),
         arrived_wall_s=wall_s,
         on_end=on_end,
+        source=opening.source if opening.HasField("source") else None,
+        cache_salt=opening.cache_salt,
+        attempt=opening.attempt,
+        deadline_ms=opening.deadline_ms,
     )

@@ -30,7 +30,7 @@ Event: TypeAlias = Computed | handoff_pb2.FirstTokens | BatonError | None
 class Prompt:
     """A prompt and its blocks. From admission on `blocks` cover all tokens, until the prompt is
     over and no step computes on it any more; `pinned` of them have been offered. While it is the
-    first of the queue, they are the leading ones that matched."""
+    first of the queue, they are the leading ones that matched. A block in quarantine is -1."""
 
     request_id: str
     tokens: list[int]
@@ -43,12 +43,18 @@ class Prompt:
     trace: Context
     arrived_wall_s: float
     on_end: Callable[[Prompt], None]
+    source: worker_pb2.Source | None = None  # of leading blocks that another worker holds
+    cache_salt: bytes = b""
+    attempt: int = 0
+    deadline_ms: int = 0  # as the opening has it
     admitted_wall_s: float = 0.0
     timeline: Timeline = field(init=False)  # in seconds of time.time()
     blocks: list[int] = field(default_factory=list)
     pinned: list[int] = field(default_factory=list)
     under_way: int = 0  # steps planned and not committed that compute a chunk of it
-    cached: int = 0  # leading blocks that were matched
+    cached: int = 0  # leading blocks that were matched, or READ from the source
+    read: int = 0  # of these, the READ ones
+    reading_to: int = 0  # blocks from `cached` to this one are leased: a READ fills them; 0: none
     offered: int = 0  # leading full blocks that were offered, or that the reader holds
     scores: worker_pb2.PromptLogprobs = field(default_factory=worker_pb2.PromptLogprobs)
     masks: ChoiceMasks | None = None  # of its grammar, if it has one

@@ -4,6 +4,11 @@ It is pure except for the events that it adds to each prompt. A prompt is admitt
 arrival, and only with blocks for all its tokens. Its cached prefix is offered at once, finished
 blocks after each chunk, and the partial last block at the end. Offered blocks are pinned until the
 handoff ends.
+
+    waiting ─ admit ─┬────────────────────────────────▶ computing ─▶ complete
+                     └▶ reading: its source's blocks ──▶─┘
+                     ◀─ if quarantined destinations cannot be replaced
+
 One step may be planned while another runs; they are committed in their order.
 """
 
@@ -55,6 +60,7 @@ class PrefillScheduler:
         self._on_fresh = on_fresh  # called with blocks that get new content
         self._config = config
         self._waiting: deque[Prompt] = deque()
+        self._reading: list[Prompt] = []  # admitted; their READs are under way
         self._computing: list[Prompt] = []
         self._chunks: ChunkScheduler[Prompt] = ChunkScheduler(
             config.prefill_tokens, config.chunk_tokens, pool.block_size
@@ -69,9 +75,16 @@ class PrefillScheduler:
         return len(self._computing)
 
     @property
+    def reading(self) -> int:
+        return len(self._reading)
+
+    @property
     def queued_tokens(self) -> int:
         """Count the prompt tokens that are still to be computed."""
-        return sum(len(p.tokens) for p in self._waiting) + self._chunks.remaining_tokens
+        size = self._pool.block_size
+        waiting = sum(len(p.tokens) for p in self._waiting)
+        reading = sum(len(p.tokens) - p.reading_to * size for p in self._reading)
+        return waiting + reading + self._chunks.remaining_tokens
 
     def submit(self, prompt: Prompt) -> None:
         """Queue a prompt. Raises Overloaded if the queue is full, InvalidRequest if the pool
@@ -88,23 +101,63 @@ class PrefillScheduler:
         self._waiting.append(prompt)
 
     def admit(self) -> list[Prompt]:
-        """Give waiting prompts their blocks, oldest first, until one does not fit."""
+        """Give waiting prompts their blocks, oldest first, until one does not fit. One with
+        `reading_to` waits for its READ (`read_ended`); the others are computed."""
         admitted = []
-        while self._waiting and len(self._computing) < self._config.max_prompts:
+        while self._waiting and self.computing + self.reading < self._config.max_prompts:
             prompt = self._waiting[0]
             if not self._reserve(prompt):
                 break
             self._waiting.popleft()
-            self._computing.append(prompt)
-            size = self._pool.block_size
-            masked = prompt.masks is not None
-            draws_s = len(prompt.choices) * self._costs.draw_s(prompt.params, masked=masked)
-            computed = prompt.cached * size
-            self._chunks.add(prompt, len(prompt.tokens), computed, draws_s, scored=prompt.scored)
-            prompt.offered = min(prompt.held_blocks, prompt.cached)
+            prompt.offered = max(prompt.offered, min(prompt.held_blocks, prompt.cached))
             self._offer(prompt, prompt.cached)
+            if prompt.reading_to:
+                self._reading.append(prompt)
+            else:
+                self._compute(prompt)
             admitted.append(prompt)
         return admitted
+
+    def _compute(self, prompt: Prompt) -> None:
+        self._computing.append(prompt)
+        masked = prompt.masks is not None
+        draws_s = len(prompt.choices) * self._costs.draw_s(prompt.params, masked=masked)
+        computed = prompt.cached * self._pool.block_size
+        self._chunks.add(prompt, len(prompt.tokens), computed, draws_s, scored=prompt.scored)
+
+    def quarantine(self, prompt: Prompt, blocks: list[int]) -> None:
+        """Set destinations of a prompt's READ aside into which it may still write."""
+        self._pool.quarantine(blocks)
+        lost = set(blocks)
+        prompt.blocks = [-1 if block in lost else block for block in prompt.blocks]
+
+    def end_quarantine(self, blocks: list[int]) -> None:
+        self._pool.end_quarantine(blocks)
+
+    def read_ended(self, prompt: Prompt, verified: int) -> None:
+        """Publish and offer the `verified` leading blocks of a READ, which is over however it
+        ended, and compute the rest. A prompt whose quarantined destinations cannot be replaced
+        waits again, for what its source holds no more."""
+        self._reading.remove(prompt)
+        first, end = prompt.cached, prompt.reading_to
+        prompt.reading_to, prompt.source = 0, None
+        leased = [block for block in prompt.blocks[first:end] if block >= 0]
+        self._pool.convert(leased, Hold.LEASED, Hold.USED)
+        self._publish(prompt, first, first + verified)
+        missing = [index for index, block in enumerate(prompt.blocks) if block < 0]
+        if prompt.ended or len(missing) > self._pool.available:
+            prompt.blocks = [block for block in prompt.blocks if block >= 0]
+            self._free(prompt)
+            if not prompt.ended:
+                self._waiting.appendleft(prompt)
+            return
+        fresh = self._pool.allocate(len(missing), Hold.USED)
+        self._on_fresh(fresh)
+        for index, block in zip(missing, fresh, strict=True):
+            prompt.blocks[index] = block
+        prompt.cached, prompt.read = first + verified, verified
+        self._offer(prompt, prompt.cached)
+        self._compute(prompt)
 
     def plan(self, tokens_per_s: float = 0.0) -> StepPlan:
         """Plan one step; empty if there is nothing to compute. `tokens_per_s`: see
@@ -147,7 +200,8 @@ class PrefillScheduler:
             else:
                 self._chunks.commit(chunk)
                 computed.append(chunk)
-                self._publish(prompt, chunk)
+                size = self._pool.block_size
+                self._publish(prompt, chunk.start // size, chunk.end // size)
                 self._offer(prompt, chunk.end // self._pool.block_size)
                 if prompt.scored:
                     extend_scores(prompt.scores, result.scores[index])
@@ -179,7 +233,7 @@ class PrefillScheduler:
 
     def stop(self, error: BatonError) -> None:
         """Fail every prompt that waits or is being computed: no step will follow."""
-        for prompt in [*self._waiting, *self._computing]:
+        for prompt in [*self._waiting, *self._reading, *self._computing]:
             prompt.events.put_nowait(error)
         for prompt in self._waiting:
             self._free(prompt)
@@ -221,17 +275,24 @@ class PrefillScheduler:
         if wanted > self._pool.available:
             return False
         prompt.cached = len(prompt.blocks)
-        fresh = self._pool.allocate(wanted, Hold.USED)
+        leased = max(0, self._readable(prompt, limit) - prompt.cached)
+        fresh = self._pool.lease(leased) + self._pool.allocate(wanted - leased, Hold.USED)
+        prompt.reading_to = prompt.cached + leased if leased else 0
         self._on_fresh(fresh)
         prompt.blocks += fresh
         return True
 
+    def _readable(self, prompt: Prompt, limit: int) -> int:
+        """Return how many of its first blocks its source holds, as far as the router knows."""
+        return 0 if prompt.source is None else min(prompt.source.blocks, limit)
+
     def _blocks_for(self, prompt: Prompt) -> int:
         return -(-len(prompt.tokens) // self._pool.block_size)
 
-    def _publish(self, prompt: Prompt, chunk: Chunk[Prompt]) -> None:
+    def _publish(self, prompt: Prompt, first: int, end: int) -> None:
+        """Identify the blocks of these indices, which are complete."""
         size = self._pool.block_size
-        for index in range(chunk.start // size, chunk.end // size):
+        for index in range(first, end):
             tokens = prompt.tokens[index * size : (index + 1) * size]
             name = prompt.identities[index]
             self._pool.identify(prompt.blocks[index], name, tokens, prompt.tenant)

@@ -1,15 +1,18 @@
 """The prefill worker: handoffs in, KV offers out. Its loop plans, runs and commits steps.
 
     open ─▶ queue ─▶ blocks for all of it ─▶ plan ─ run ─ commit ─▶ offers, first tokens
-                                               └── chunk after chunk ──┘
+                        └▶ READ what ─▶─┘      └── chunk after chunk ──┘
+                           another worker holds
 
 One event loop owns all state; the next step is planned while one runs. The worker sends no tokens
-to routers, only its load; it answers the readers that opened a handoff, through the granter.
+to routers, only its load; it answers the readers that opened a handoff, through the granter. To
+another prefill worker it grants what its cache holds.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from baton.engine.scheduling.batch import StepBatch, StepResult
@@ -19,15 +22,19 @@ from baton.engine.scheduling.engine import Engine
 from baton.engine.scheduling.step_pipeline import CompletedStep
 from baton.engine.scheduling.worker_loop import WorkerLoop
 from baton.kv_transfer.checksum_cache import ChecksumCache
-from baton.kv_transfer.granter import GranterLink, GrantReport, grant
+from baton.kv_transfer.granter import GrantedPrompt
 from baton.kv_transfer.mover import Mover
+from baton.kv_transfer.peers.cached_prefix import CachedGranter
+from baton.kv_transfer.peers.grants import Grants
+from baton.kv_transfer.peers.registered_peers import Peers
+from baton.prefill_worker.cached_reads import CachedReads
 from baton.prefill_worker.opening_parser import parse_opening
 from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import PrefillScheduler, StepPlan
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.config import Config
-from baton.runtime.errors import BatonError, Draining, EngineError, Overloaded, WorkerLost
+from baton.runtime.errors import BatonError, Draining, EngineError, WorkerLost
 from baton.runtime.exposition import process_gauges
 from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.links import LinkClosed
@@ -35,8 +42,6 @@ from baton.runtime.wire import ModelLimits
 from baton.runtime.worker.block_feed import BlockFeed
 
 log = logs.get(__name__)
-
-EXPECTED_READS_S = 5.0  # a reader measures READs after its handshake
 
 
 class PrefillSession:
@@ -64,9 +69,11 @@ class PrefillWorker:
         engine: Engine,
         pool: BlockPool,
         mover: Mover,
+        peers: Peers,
         limits: ModelLimits,
         config: Config,
         wall_offset_s: float,
+        new_id: Callable[[], bytes],
         grammars: GrammarCompiler | None = None,
     ) -> None:
         self.worker_id = worker_id
@@ -84,54 +91,40 @@ class PrefillWorker:
         self._pool = pool
         self._mover = mover
         self._limits = limits
-        self._config = config
+        self._peers = peers
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
-        self._checksum_cache = ChecksumCache(pool.total)
+        checksum_cache = ChecksumCache(pool.total)
         self._scheduler = PrefillScheduler(
-            pool, config.step, self._checksum_cache.forget, engine.draw_costs
+            pool, config.step, checksum_cache.forget, engine.draw_costs
         )
-        self._open_handoffs = 0
+        self._cached = CachedGranter(pool, limits, pool.block_size, self.draining)
+        self.grants = Grants(self.admit, mover, boot_id, config.handoff, checksum_cache)
+        self._reads = CachedReads(
+            peers,
+            mover,
+            boot_id,
+            config.handoff,
+            self._scheduler,
+            pool.block_size,
+            new_id,
+            wall_offset_s,
+            self.loop.wake.set,
+        )
         self._granted: set[Prompt] = set()  # those of open handoffs
-        self._no_handoff = asyncio.Event()
-        self._no_handoff.set()
         self.feed = BlockFeed(boot_id, pool.identities)
 
-    def expect_reads(self) -> None:
-        """Serve peers' READs promptly for a while: a reader that has completed its handshake
-        measures READs before any lease exists."""
-        self._mover.hold_progress()
-        asyncio.get_running_loop().call_later(EXPECTED_READS_S, self._mover.drop_progress)
-
-    async def serve_handoff(self, link: GranterLink) -> None:
-        """Serve one handoff stream; returns when the handoff is over, however long after its
-        stream has broken."""
-        self._open_handoffs += 1
-        self._no_handoff.clear()
-        try:
-            report = await grant(
-                link,
-                self.admit,
-                self._mover,
-                self.boot_id,
-                self._config.handoff,
-                self._checksum_cache,
-            )
-            metrics.HANDOFFS.labels(report.end).inc()
-            if report.end == "expired":
-                metrics.LEASES_EXPIRED.inc()
-            _log_handoff(report)
-        finally:
-            self._open_handoffs -= 1
-            if not self._open_handoffs:
-                self._no_handoff.set()
-
-    def admit(self, opening: handoff_pb2.OpenHandoff) -> Prompt:
-        """Queue the prompt of a handoff. Raises BatonError if it is refused."""
+    def admit(self, opening: handoff_pb2.OpenHandoff) -> GrantedPrompt:
+        """Queue the prompt of a handoff, or grant what is cached of it. Raises BatonError if it is
+        refused."""
         if self.draining.is_set():
             raise Draining("the prefill worker is stopping")
+        if opening.cached_only:
+            return self._cached.admit(opening)
         prompt = parse_opening(
             opening, self._limits, self._pool.block_size, self._ended, wall_s=self._wall()
         )
+        if prompt.source is not None and not self._reads.usable(prompt.source.worker.boot_id):
+            prompt.source = None
         if opening.sampling.HasField("grammar"):
             self._grammars.check(opening.sampling.grammar)
             compiling = asyncio.create_task(self._queue_constrained(prompt, opening))
@@ -174,24 +167,27 @@ class PrefillWorker:
             free_blocks=counts.available,
             total_blocks=counts.total,
             queued_tokens=self._scheduler.queued_tokens,
-            fetching=self._open_handoffs,
+            fetching=self.grants.open,
             quarantined_blocks=counts.quarantined,
             draining=self.draining.is_set(),
             step_ms=self.loop.step_ms,
             overdue_ms=int(1000 * self.health.overdue_s()),
             not_ready_reason=self.health.not_ready_reason() or "",
             overdue_requests=self._overdue_requests(),
+            degraded_peers=self._peers.degraded(),
         )
 
     def publish_gauges(self) -> None:
         """Set the gauges of this worker, when its metrics are scraped."""
         now = self._wall()
         process_gauges.set_pool_gauges(self._pool.counts().by_state())
-        metrics.OLDEST_CHECKSUM_SECONDS.set(self._mover.oldest_checksum_s())
-        process_gauges.set_handoff_gauges(
+        oldest_s = max(self._mover.oldest_checksum_s(), self._reads.oldest_unverified_s())
+        metrics.OLDEST_CHECKSUM_SECONDS.set(oldest_s)
+        granted = [
             ("reading" if prompt.pinned else "waiting", now - prompt.arrived_wall_s)
             for prompt in self._granted
-        )
+        ]
+        process_gauges.set_handoff_gauges([*granted, *self._reads.ages()])
         metrics.RUNNING_REQUESTS.set(self._scheduler.computing)
         metrics.WAITING_REQUESTS.set(self._scheduler.waiting)
         metrics.QUEUED_TOKENS.set(self._scheduler.queued_tokens)
@@ -220,14 +216,15 @@ class PrefillWorker:
             "waiting": self._scheduler.waiting,
             "running": self._scheduler.computing,
             "step_s": self.loop.steps.running_s(),  # so far; None between steps
-            "open_handoffs": self._open_handoffs,
+            "reading": self._scheduler.reading,
+            "open_handoffs": self.grants.open + self._reads.open,
             "draining": self.draining.is_set(),
         }
 
     async def drain(self, within_s: float) -> None:
         """Refuse new handoffs; return once every offered block was read or its lease is over, or
         after `within_s`. Prompts that are not complete then fail when `run` is cancelled."""
-        await self.loop.drain(self._no_handoff, within_s)
+        await self.loop.drain(self.grants.idle, within_s)
 
     async def run(self) -> None:
         """Serve until cancelled; then every prompt that is not complete fails, so that its
@@ -239,6 +236,7 @@ class PrefillWorker:
                 compiling.cancel()
             ending = Draining if self.draining.is_set() else WorkerLost
             self._scheduler.stop(ending("the prefill worker is stopping"))
+            await self._reads.close()
 
     def plan_step(self, tokens_per_s: float) -> StepPlan:
         self._admit_waiting()
@@ -284,14 +282,23 @@ class PrefillWorker:
                 tracing.CHUNK, started, ended, prompt.trace, start=chunk.start, end=chunk.end
             )
             if chunk.last:
-                cached, admitted = prompt.cached * self._pool.block_size, prompt.admitted_wall_s
-                tracing.record(tracing.PREFILL, admitted, ended, prompt.trace, cached_tokens=cached)
+                size = self._pool.block_size
+                tracing.record(
+                    tracing.PREFILL,
+                    prompt.admitted_wall_s,
+                    ended,
+                    prompt.trace,
+                    cached_tokens=prompt.cached * size,
+                    read_tokens=prompt.read * size,
+                )
 
     def _admit_waiting(self) -> None:
         """Admit waiting prompts, also beside a running step: an admitted prompt offers its cached
         blocks at once."""
         for prompt in self._scheduler.admit():
             self.loop.wake.set()
+            if prompt.reading_to and prompt.source is not None:
+                self._reads.start(prompt, prompt.source.worker)
             prompt.admitted_wall_s = self._wall()
             prompt.timeline.mark("prefill queue", prompt.admitted_wall_s)
             metrics.QUEUE_SECONDS.observe(prompt.admitted_wall_s - prompt.arrived_wall_s)
@@ -304,6 +311,7 @@ class PrefillWorker:
     def _ended(self, prompt: Prompt) -> None:
         self._granted.discard(prompt)
         self._scheduler.end(prompt)
+        self._reads.cancel(prompt)
         if self._scheduler.waiting:  # its blocks may be enough for the next
             self.loop.wake.set()
 
@@ -312,20 +320,3 @@ class PrefillWorker:
 
     def _wall(self) -> float:
         return asyncio.get_running_loop().time() + self._wall_offset_s
-
-
-def _log_handoff(report: GrantReport) -> None:
-    """Log one event for each handoff; that of a failure names it, which the reader may not do."""
-    failure = report.failure
-    harmless = failure is None or isinstance(failure, Draining | Overloaded | LinkClosed)
-    unknown = failure is not None and not isinstance(failure, BatonError)
-    log_at = log.info if harmless and report.end != "expired" else log.warning
-    (log.error if unknown else log_at)(
-        "handoff ended",
-        request_id=report.request_id,
-        end=report.end,
-        offered_blocks=report.offered_blocks,
-        seconds=round(report.seconds, 4),
-        detail=str(failure or ""),
-        exc_info=failure if unknown else None,
-    )

@@ -87,23 +87,25 @@ class ReaderMessage(_message.Message):
     def __init__(self, open: _Optional[_Union[OpenHandoff, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ...) -> None: ...
 
 class GranterMessage(_message.Message):
-    __slots__ = ("opened", "acknowledged", "offer", "checksums", "first_tokens", "failed")
+    __slots__ = ("opened", "acknowledged", "offer", "checksums", "first_tokens", "failed", "held")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
     acknowledged: Acknowledged
     offer: Offer
     checksums: Checksums
     first_tokens: FirstTokens
     failed: _worker_pb2.Failure
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., checksums: _Optional[_Union[Checksums, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., failed: _Optional[_Union[_worker_pb2.Failure, _Mapping]] = ...) -> None: ...
+    held: Held
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., checksums: _Optional[_Union[Checksums, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., failed: _Optional[_Union[_worker_pb2.Failure, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ...) -> None: ...
 
 class OpenHandoff(_message.Message):
-    __slots__ = ("handoff_id", "granter_boot_id", "reader_boot_id", "request_id", "attempt", "tokens", "prompt_tokens", "held_blocks", "sampling", "choices", "cache_salt", "trace_context", "lease_ms", "deadline_ms")
+    __slots__ = ("handoff_id", "granter_boot_id", "reader_boot_id", "request_id", "attempt", "tokens", "prompt_tokens", "held_blocks", "sampling", "choices", "cache_salt", "trace_context", "lease_ms", "deadline_ms", "cached_only", "source")
     class TraceContextEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +127,8 @@ class OpenHandoff(_message.Message):
     TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_ONLY_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     handoff_id: bytes
     granter_boot_id: bytes
     reader_boot_id: bytes
@@ -139,7 +143,9 @@ class OpenHandoff(_message.Message):
     trace_context: _containers.ScalarMap[str, str]
     lease_ms: int
     deadline_ms: int
-    def __init__(self, handoff_id: _Optional[bytes] = ..., granter_boot_id: _Optional[bytes] = ..., reader_boot_id: _Optional[bytes] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., held_blocks: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.Sampling, _Mapping]] = ..., choices: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[bytes] = ..., trace_context: _Optional[_Mapping[str, str]] = ..., lease_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+    cached_only: bool
+    source: _worker_pb2.Source
+    def __init__(self, handoff_id: _Optional[bytes] = ..., granter_boot_id: _Optional[bytes] = ..., reader_boot_id: _Optional[bytes] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., held_blocks: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.Sampling, _Mapping]] = ..., choices: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[bytes] = ..., trace_context: _Optional[_Mapping[str, str]] = ..., lease_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., cached_only: _Optional[bool] = ..., source: _Optional[_Union[_worker_pb2.Source, _Mapping]] = ...) -> None: ...
 
 class Renew(_message.Message):
     __slots__ = ("n",)
@@ -180,6 +186,12 @@ class Checksums(_message.Message):
     first: int
     checksums: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, first: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class FirstTokens(_message.Message):
     __slots__ = ("tokens", "cached_tokens", "prompt_logprobs", "timeline")

@@ -31,6 +31,7 @@ class PhaseName(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DECODE_QUEUE: _ClassVar[PhaseName]
     STEP: _ClassVar[PhaseName]
     DECODE: _ClassVar[PhaseName]
+    CACHED_READ: _ClassVar[PhaseName]
 NOT_ENDED: EndReason
 STOP: EndReason
 LENGTH: EndReason
@@ -50,6 +51,7 @@ VERIFY: PhaseName
 DECODE_QUEUE: PhaseName
 STEP: PhaseName
 DECODE: PhaseName
+CACHED_READ: PhaseName
 
 class RouterMessage(_message.Message):
     __slots__ = ("hello", "submit", "cancel", "settled", "heartbeat")
@@ -183,12 +185,14 @@ class Choice(_message.Message):
     def __init__(self, choice: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("local", "candidates")
+    __slots__ = ("local", "candidates", "source")
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     local: bool
     candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
-    def __init__(self, local: _Optional[bool] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
+    source: Source
+    def __init__(self, local: _Optional[bool] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., source: _Optional[_Union[Source, _Mapping]] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("worker_id", "boot_id", "address")
@@ -199,6 +203,14 @@ class Candidate(_message.Message):
     boot_id: bytes
     address: str
     def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., address: _Optional[str] = ...) -> None: ...
+
+class Source(_message.Message):
+    __slots__ = ("worker", "blocks")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    worker: Candidate
+    blocks: int
+    def __init__(self, worker: _Optional[_Union[Candidate, _Mapping]] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "seed", "top_logprobs", "min_tokens", "barred", "prompt_logprobs", "grammar")

@@ -63,6 +63,11 @@ class RouterConfig:
         "Where prompts are prefilled: auto compares the costs, disaggregated always uses prefill "
         "workers, local never does.",
     )
+    read_cached: bool = setting(
+        True,
+        "Whether a prefill worker reads blocks that another worker holds, such as the answers of a "
+        "conversation, instead of computing them again.",
+    )
     max_body_bytes: int = setting(
         8 << 20, "Largest request body.", low=1 << 10, high=1 << 30, unit="bytes"
     )

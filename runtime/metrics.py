@@ -365,6 +365,22 @@ READ_SECONDS = counter(
     "baton_read_seconds_total",
     "Seconds in which a completed handoff had offered blocks that had not landed.",
 )
+CACHED_READS = counter(
+    "baton_cached_reads_total",
+    "Reads of cached blocks by a prefill worker, which another worker held: complete, partial or "
+    "failed (what is missing is computed), or cancelled with their prompt.",
+    "outcome",
+    ("complete", "partial", "failed", "cancelled"),
+)
+CACHED_READ_BLOCKS = counter(
+    "baton_cached_read_blocks_total",
+    "Blocks that a prefill worker read from another worker and did not compute.",
+)
+CACHED_READ_BYTES = counter(
+    "baton_cached_read_bytes_total",
+    "Bytes of KV that a prefill worker read from other workers, those read again or in vain "
+    "included.",
+)
 LOCAL_PREFILLS = counter(
     "baton_local_prefills_total",
     "Prompts that a decode worker prefilled by itself, by why.",
@@ -388,7 +404,7 @@ QUARANTINED_BLOCKS = gauge(
 )
 PEERS = counter(
     "baton_peers_total",
-    "Prefill workers met, by the bandwidth of the first READs: good, or below the floor.",
+    "Workers met to read from, by the bandwidth of the first READs: good, or below the floor.",
     "state",
     ("good", "degraded"),
 )

@@ -116,6 +116,10 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "grpc_frontend",
         },
     },
+    "kv_transfer": {
+        ".": set(),
+        "peers": {"."},
+    },
     "models": {
         "corpus": set(),
         "training": {"corpus"},
@@ -142,7 +146,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "benchmarks": {
         "figures": set(),
         "inputs": set(),
-        "fleets": set(),
+        "fleets": {"inputs"},
         "peers": {"figures"},
         "gpu_parts": {"figures", "fleets"},
         ".": {"figures", "inputs", "fleets", "peers", "gpu_parts"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.decode_worker.peer_client import HandoffLink
+from baton.kv_transfer.peers.peer_client import HandoffLink
 from baton.proto import worker_pb2
 from baton.runtime.errors import Unavailable
 

@@ -98,6 +98,14 @@ class WorkerPair:
             return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
 
+def _candidate(record: WorkerRecord) -> worker_pb2.Candidate:
+    return worker_pb2.Candidate(
+        worker_id=record.worker_id,
+        boot_id=bytes.fromhex(record.boot_id),
+        address=record.address,
+    )
+
+
 @dataclass(slots=True)
 class Answer:
     """The result of a submit: when each token arrived, in seconds of `time.perf_counter()`."""
@@ -120,12 +128,8 @@ class RouterLink:
     """A router's link to the decode worker; one request at a time."""
 
     def __init__(self, records: dict[str, WorkerRecord], token: str, tls: Tls) -> None:
-        prefill = records["prefill"]
-        self.candidate = worker_pb2.Candidate(
-            worker_id=prefill.worker_id,
-            boot_id=bytes.fromhex(prefill.boot_id),
-            address=prefill.address,
-        )
+        self.candidate = _candidate(records["prefill"])
+        self._decode = _candidate(records["decode"])
         self._channel = open_channel(records["decode"].address, tls)
         stub = worker_pb2_grpc.WorkerStub(self._channel)  # type: ignore[no-untyped-call]
         self._link: ClientLink[worker_pb2.RouterMessage, worker_pb2.WorkerMessage]
@@ -142,8 +146,12 @@ class RouterLink:
         self._beating = asyncio.create_task(self._beat())
         return (await self._link.receive()).hello
 
-    async def ask(self, prompt: Sequence[int], output_tokens: int, *, local: bool) -> Answer:
-        """Send one greedy request and wait for its end. Raises RuntimeError if it fails."""
+    async def ask(
+        self, prompt: Sequence[int], output_tokens: int, *, local: bool, held_blocks: int = 0
+    ) -> Answer:
+        """Send one greedy request and wait for its end. The prefill worker may READ `held_blocks`
+        from the decode worker. Raises RuntimeError if the request fails."""
+        source = worker_pb2.Source(worker=self._decode, blocks=held_blocks) if held_blocks else None
         trace_id, request_id = secrets.token_hex(16), secrets.token_hex(8)
         submit = worker_pb2.Submit(
             request_id=request_id,
@@ -152,7 +160,7 @@ class RouterLink:
             sampling=worker_pb2.Sampling(top_p=1.0, repetition_penalty=1.0, seed=1),
             max_tokens=output_tokens,
             placement=worker_pb2.Placement(
-                local=local, candidates=[] if local else [self.candidate]
+                local=local, candidates=[] if local else [self.candidate], source=source
             ),
             trace_context={"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"},
         )

@@ -18,9 +18,6 @@ from pathlib import Path
 
 import grpc.aio
 
-from baton.decode_worker.bandwidth_probe import BandwidthProbe
-from baton.decode_worker.peer_client import grpc_dial
-from baton.decode_worker.peers import RegisteredPeers
 from baton.decode_worker.speculator import Speculator
 from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.host.cluster_secrets import ClusterSecrets
@@ -32,7 +29,10 @@ from baton.engine.speculation.ngram_proposer import NgramProposer
 from baton.engine.speculation.suffix_proposer import SuffixProposer
 from baton.kv_transfer import handshake
 from baton.kv_transfer.nixl_mover import NixlMover
-from baton.prefill_worker.service import HandoffService
+from baton.kv_transfer.peers.bandwidth_probe import BandwidthProbe
+from baton.kv_transfer.peers.handoff_service import HandoffService
+from baton.kv_transfer.peers.peer_client import grpc_dial
+from baton.kv_transfer.peers.registered_peers import RegisteredPeers
 from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2_grpc
 from baton.runtime import identity
@@ -102,12 +102,7 @@ class Served:
 
 def decode_role(below: Below) -> Served:
     boot = below.boot
-    handoff = boot.config.handoff
-    bandwidth_probe = BandwidthProbe(below.mover, below.pool, handoff.preflight_floor_gb_per_s)
-    dial = grpc_dial(boot.secrets.token, boot.tls)
-    peers = RegisteredPeers(
-        below.handshake, below.mover, dial, bandwidth_probe, boot.registry, handoff.lease_s
-    )
+    peers = _peers(below)
     worker = DecodeWorker(
         worker_id=boot.worker_id,
         boot_id=boot.boot_id,
@@ -122,7 +117,31 @@ def decode_role(below: Below) -> Served:
         grammars=boot.grammars,
         speculator=_speculator(boot.config),
     )
-    return Served(worker, *_server(boot, worker), peers.close)
+    return _served(below, worker, peers)
+
+
+def _peers(below: Below) -> RegisteredPeers:
+    boot = below.boot
+    handoff = boot.config.handoff
+    bandwidth_probe = BandwidthProbe(below.mover, below.pool, handoff.preflight_floor_gb_per_s)
+    dial = grpc_dial(boot.secrets.token, boot.tls)
+    return RegisteredPeers(
+        below.handshake, below.mover, dial, bandwidth_probe, boot.registry, handoff.lease_s
+    )
+
+
+def _served(below: Below, worker: DecodeWorker | PrefillWorker, peers: RegisteredPeers) -> Served:
+    """Return what serves a worker to its routers and to its readers."""
+    server, links = _server(below.boot, worker)
+    handoffs = HandoffService(worker.grants, below.handshake)
+    handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)  # type: ignore[no-untyped-call]
+    leases_s = 2 * below.boot.config.handoff.lease_s
+
+    async def finish() -> None:
+        await handoffs.finished(leases_s)
+        await peers.close()
+
+    return Served(worker, server, links, finish)
 
 
 def _speculator(config: Config) -> Speculator | None:
@@ -137,22 +156,21 @@ def _speculator(config: Config) -> Speculator | None:
 
 def prefill_role(below: Below) -> Served:
     boot = below.boot
+    peers = _peers(below)
     worker = PrefillWorker(
         worker_id=boot.worker_id,
         boot_id=boot.boot_id,
         engine=below.engine,
         pool=below.pool,
         mover=below.mover,
+        peers=peers,
         limits=below.limits,
         config=boot.config,
         wall_offset_s=below.wall_offset_s(),
+        new_id=partial(os.urandom, handshake.BOOT_ID_BYTES),
         grammars=boot.grammars,
     )
-    server, links = _server(boot, worker)
-    handoffs = HandoffService(worker, below.handshake)
-    handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)  # type: ignore[no-untyped-call]
-    leases_s = 2 * boot.config.handoff.lease_s
-    return Served(worker, server, links, lambda: handoffs.finished(leases_s))
+    return _served(below, worker, peers)
 
 
 def _server(

@@ -177,6 +177,31 @@ class BlockPool:
         self.hold(blocks, new)
         self.release(blocks, old)
 
+    # -- what handoffs need of it (`kv_transfer.peers.block_store.BlockStore`) ------------------
+
+    def lease(self, count: int) -> list[int]:
+        """Allocate destinations of READs. Raises OutOfBlocks."""
+        return self.allocate(count, Hold.LEASED)
+
+    def end_lease(self, blocks: Sequence[int]) -> None:
+        self.release(blocks, Hold.LEASED)
+
+    def quarantine(self, blocks: Sequence[int]) -> None:
+        """Set leased blocks aside into which an abandoned READ may still write."""
+        self.convert(blocks, Hold.LEASED, Hold.QUARANTINED)
+
+    def end_quarantine(self, blocks: Sequence[int]) -> None:
+        self.release(blocks, Hold.QUARANTINED)
+
+    def pin_cached(
+        self, identities: Sequence[bytes], tokens: Sequence[int], first: int
+    ) -> list[int]:
+        """Pin the blocks that are in the pool, from index `first` to the first that is not."""
+        return self.match(identities, tokens, Hold.PINNED, len(identities), first)
+
+    def unpin(self, blocks: Sequence[int]) -> None:
+        self.release(blocks, Hold.PINNED)
+
     def identify(
         self, block: int, identity: bytes, tokens: Sequence[int], tenant: bytes = b""
     ) -> None:

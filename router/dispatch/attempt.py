@@ -17,7 +17,7 @@ from baton.router.dispatch.prompt_logprobs import PromptScores, scores_of
 from baton.router.dispatch.retry_budget import RetryPermit
 from baton.router.fleet.placement import Placement
 from baton.router.fleet.worker_link import WorkerLink
-from baton.router.fleet.worker_view import KvFormat
+from baton.router.fleet.worker_view import KvFormat, WorkerView
 from baton.runtime import logs, metrics
 from baton.runtime.errors import EngineError, Overloaded, WorkerLost
 from baton.runtime.links import LinkClosed
@@ -214,16 +214,25 @@ def build_submit(attempt: Attempt, placement: Placement, remaining_s: float) -> 
         stop_token_ids=request.stop_token_ids,
         placement=worker_pb2.Placement(
             local=placement.local,
-            candidates=[
-                worker_pb2.Candidate(
-                    worker_id=worker.worker_id, boot_id=worker.boot_id, address=worker.address
-                )
-                for worker in placement.candidates
-            ],
+            candidates=[_candidate(worker) for worker in placement.candidates],
+            source=_source(placement),
         ),
         cache_salt=request.cache_salt,
         deadline_ms=max(1, int(remaining_s * 1000)),
         alone=attempt.alone,
+    )
+
+
+def _source(placement: Placement) -> worker_pb2.Source | None:
+    source = placement.source
+    if source is None:
+        return None
+    return worker_pb2.Source(worker=_candidate(source.worker), blocks=source.blocks)
+
+
+def _candidate(worker: WorkerView) -> worker_pb2.Candidate:
+    return worker_pb2.Candidate(
+        worker_id=worker.worker_id, boot_id=worker.boot_id, address=worker.address
     )
 
 

@@ -95,7 +95,15 @@ class Submitter:
         held = self._fleet.holders(wanted, salt, known)
         # A step of a prefill worker is shared: what is computed alone stays where it is decoded.
         mode = "local" if attempt.alone else self._config.placement
-        placement = place(need, fleet, groups, held, mode, self._config.local_prefill_tokens)
+        placement = place(
+            need,
+            fleet,
+            groups,
+            held,
+            mode,
+            self._config.local_prefill_tokens,
+            read_cached=self._config.read_cached,
+        )
         return _Found(need, fleet, groups, held, placement)
 
     def _need(self, attempt: Attempt) -> Need:

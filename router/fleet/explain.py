@@ -12,10 +12,9 @@ from baton.router.fleet.placement import (
     FleetView,
     Need,
     Placement,
+    PrefillCosts,
     decode_cost,
     local_cost,
-    prefill_cost,
-    remote_cost,
     uncached_tokens,
     wanted_tokens,
 )
@@ -29,8 +28,9 @@ MAX_SHOWN = 64  # workers of a role, the cheapest
 @dataclass(frozen=True, slots=True)
 class WorkerCost:
     """The cost of a request on one worker. `uncached_tokens` of its prompt are not there.
-    `cost` of a decode worker is in tenths of a prompt token's computation, of a prefill worker in
-    tokens. `obstacle` is why the worker gets no such request now; empty: it may get it."""
+    `cost` is in tenths of a prompt token's computation; of a prefill worker it counts what it READs
+    from the prompt's source. `obstacle` is why the worker gets no such request now; empty: it may
+    get it."""
 
     worker_id: str
     cost: int
@@ -65,17 +65,18 @@ def explain(
 ) -> Explanation:
     """Return the costs behind `placement`, which was made for `need` on the `open_decode` groups
     of this fleet."""
-    chosen = placement.decode
+    chosen, costs = placement.decode, placement.costs or PrefillCosts(need, None)
     takes = {name for group in open_decode for name in group.open}
     decode, prefill = [], []
-    for view in fleet.roster.views():
+    views = {view.worker_id: view for view in fleet.roster.views()}
+    for view in views.values():
         uncached = uncached_tokens(need, held(view.kv_format).blocks(view), view.capacity)
         if view.role == "decode":
             cost = decode_cost(view, uncached, wanted_tokens(need))
             obstacle = "" if view.worker_id in takes else "full, or too small for this request"
             decode.append(_cost(view, cost, uncached, _obstacle(view, fleet) or obstacle))
         else:
-            cost = prefill_cost(view, uncached)
+            cost = costs.total(view, uncached)
             obstacle = _prefill_obstacle(view, chosen, need)
             prefill.append(_cost(view, cost, uncached, _obstacle(view, fleet) or obstacle))
     here = uncached_tokens(need, held(chosen.kv_format).blocks(chosen), chosen.capacity)
@@ -84,7 +85,7 @@ def explain(
     if usable:
         best = placement.candidates[0].worker_id if placement.candidates else usable[0].worker_id
         (there,) = [each.uncached_tokens for each in prefill if each.worker_id == best]
-        remote = remote_cost(here, there)
+        remote = costs.remote(views[best], here, there)
     return Explanation(
         placement=placement,
         prompt_tokens=need.tokens,

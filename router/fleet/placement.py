@@ -5,9 +5,15 @@ exactly:
 
     decode worker   moved tokens * MOVE_COST + sequences in its batch * SEQUENCE_COST
                     + tokens that lack KV room * ROOM_COST
-    prefill worker  (uncached tokens + tokens queued there) * TOKEN_COST
+    prefill worker  the prompt's prefill there + tokens queued there * TOKEN_COST
     the prompt's    here: uncached tokens * LOCAL_COST
-    prefill         there: uncached tokens * TOKEN_COST + moved tokens * MOVE_COST
+    prefill         there: computed tokens * TOKEN_COST
+                           + if it READs from the source: READ_COST + read tokens * MOVE_COST
+                    and the move to the decode worker: moved tokens * MOVE_COST
+
+The source is a worker that holds most of the prompt's leading blocks, such as the decode worker of
+a conversation's last turn, with the answer. A prefill worker that holds fewer of them READs the
+others there, where that costs less than computing them.
 
 The router's view is a hint, some hundred milliseconds old; the decode worker grants the credit.
 Knows no clock, no network, and of a request only its sizes. Of equal costs the lower worker id
@@ -25,6 +31,7 @@ from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.roster import Ranking, Roster, WorkerGroup
 from baton.router.fleet.worker_view import (
     ROOM_COST,
+    TOKEN_COST,
     KvFormat,
     NumericsId,
     WorkerCapacity,
@@ -33,8 +40,8 @@ from baton.router.fleet.worker_view import (
 from baton.runtime.config import PlacementMode
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
 
-TOKEN_COST = 10
 MOVE_COST = 1  # moving a token's KV
+READ_COST = 160  # the opening of a handoff, without its tokens
 LOCAL_COST = 40  # a decode worker computes a quarter as many prompt tokens, and delays its batch
 MAX_CANDIDATES = 8
 BUSY_RETRY_S = 1.0
@@ -72,13 +79,24 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """A worker of either role that holds the `blocks` leading blocks of a prompt."""
+
+    worker: WorkerView
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
-    """The chosen workers. `candidates` are prefill workers, best first; empty if `local`."""
+    """The chosen workers. `candidates` are prefill workers, best first; empty if `local`. The first
+    of them READs what it lacks of the source's blocks; None if it computes all that it lacks."""
 
     decode: WorkerView
     candidates: tuple[WorkerView, ...]
     local: bool
     reason: Reason = field(default="configured", compare=False)
+    source: Source | None = None
+    costs: PrefillCosts | None = field(default=None, compare=False)
 
 
 def open_groups(
@@ -120,8 +138,11 @@ def place(
     held: Callable[[KvFormat], Holders],
     mode: PlacementMode,
     local_prefill_tokens: int,
+    *,
+    read_cached: bool = True,
 ) -> Placement:
-    """Return the cheapest placement on a decode worker of these open `groups`."""
+    """Return the cheapest placement on a decode worker of these open `groups`. `read_cached`:
+    prefill workers may READ from a source."""
     wanted = wanted_tokens(need)
     decode = _ranked(
         _WorkerSearch(need, fleet.passed_over, held, count=1),
@@ -136,21 +157,29 @@ def place(
         for group in fleet.roster.groups("prefill")
         if group.kv_format == decode.kv_format and _computes(need, group.capacity)
     ]
+    holders = held(decode.kv_format)
+    source = _source(fleet, holders, decode) if read_cached else None
+    costs = PrefillCosts(need, source)
     candidates = _ranked(
         _WorkerSearch(need, fleet.passed_over, held, MAX_CANDIDATES, need.left, decode.degraded),
         compatible,
-        prefill_cost,
-        lambda uncached: (uncached,),
+        costs.total,
+        lambda uncached: (costs.least(uncached),),
     )
     if not candidates:
         reason = _no_candidate(decode.kv_format, fleet.roster, compatible)
-        return Placement(decode, (), local=True, reason=reason)
+        return Placement(decode, (), local=True, reason=reason, costs=costs)
+    first = candidates[0]
+    here = uncached_tokens(need, holders.blocks(decode), decode.capacity)
+    there = uncached_tokens(need, holders.blocks(first), first.capacity)
+    source = source if costs.reads(first, there) else None
     if mode == "disaggregated":
-        return Placement(decode, tuple(candidates), local=False, reason="configured")
-    local = _local_reason(need, held(decode.kv_format), decode, candidates[0], local_prefill_tokens)
+        return Placement(decode, tuple(candidates), local=False, source=source, costs=costs)
+    local = _local_reason(need, here, costs.remote(first, here, there), local_prefill_tokens)
     if local is not None:
-        return Placement(decode, (), local=True, reason=local)
-    return Placement(decode, tuple(candidates), local=False, reason="cheaper")
+        return Placement(decode, (), local=True, reason=local, costs=costs)
+    chosen = tuple(candidates)
+    return Placement(decode, chosen, local=False, reason="cheaper", source=source, costs=costs)
 
 
 def wanted_tokens(need: Need) -> int:
@@ -165,10 +194,56 @@ def decode_cost(worker: WorkerView, uncached: int, wanted: int) -> int:
     return uncached * MOVE_COST + worker.batch_cost + lacking * ROOM_COST
 
 
-def prefill_cost(worker: WorkerView, uncached: int) -> int:
-    """Return the tokens that a prefill worker computes until a prompt is complete of which it lacks
-    `uncached` tokens."""
-    return uncached + worker.queue_tokens
+class PrefillCosts:
+    """The costs of a prompt's prefill on prefill workers, which may READ from its source. Queues do
+    not count: overload must not turn decode workers into prefill workers."""
+
+    def __init__(self, need: Need, source: Source | None) -> None:
+        self._source = source
+        self._left = need.tokens  # tokens that the source does not hold
+        if source is not None:
+            self._left = uncached_tokens(need, source.blocks, source.worker.capacity)
+
+    def at(self, worker: WorkerView, uncached: int) -> int:
+        """Return the cost on a worker that lacks so many tokens."""
+        if self.reads(worker, uncached):
+            return self.least(uncached)
+        return uncached * TOKEN_COST
+
+    def total(self, worker: WorkerView, uncached: int) -> int:
+        """Return the same with the worker's queue."""
+        return self.at(worker, uncached) + worker.queue_cost
+
+    def remote(self, worker: WorkerView, moved: int, uncached: int) -> int:
+        """Return the same with the move of what the decode worker lacks."""
+        return self.at(worker, uncached) + moved * MOVE_COST
+
+    def least(self, uncached: int) -> int:
+        """Return the cost on any worker that lacks so many tokens, if it reads the source well."""
+        read = max(0, uncached - self._left)
+        return min(
+            uncached * TOKEN_COST,
+            READ_COST + read * MOVE_COST + (uncached - read) * TOKEN_COST,
+        )
+
+    def reads(self, worker: WorkerView, uncached: int) -> bool:
+        """Return whether the worker should READ what it lacks of the source's blocks."""
+        if self._source is None or self._source.worker.boot_id in worker.degraded:
+            return False
+        return self.least(uncached) < uncached * TOKEN_COST
+
+
+def _source(fleet: FleetView, holders: Holders, decode: WorkerView) -> Source | None:
+    """Return a worker that holds the most blocks and may be read: the decode worker itself where it
+    does, since its blocks are held for the request."""
+    for bits, blocks in holders.groups:
+        if decode.bit & bits:
+            return Source(decode, blocks)
+        for worker in fleet.roster.of_bits(bits):
+            fits = worker.kv_format == decode.kv_format and not worker.draining
+            if fits and worker.boot_id not in fleet.passed_over:
+                return Source(worker, blocks)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,31 +315,18 @@ def _no_candidate(kv_format: KvFormat, roster: Roster, usable: Sequence[WorkerGr
 
 
 def _local_reason(
-    need: Need,
-    holders: Holders,
-    decode: WorkerView,
-    prefill: WorkerView,
-    local_prefill_tokens: int,
+    need: Need, here: int, remote_cost: int, local_prefill_tokens: int
 ) -> Reason | None:
-    """Return why the decode worker computes the prompt: it lacks few tokens, or computes them at
+    """Return why the decode worker computes the prompt, of which it lacks `here` tokens: few, or at
     less cost than the best prefill worker. None if it does not."""
-    here = uncached_tokens(need, holders.blocks(decode), decode.capacity)
-    there = uncached_tokens(need, holders.blocks(prefill), prefill.capacity)
     if here < local_prefill_tokens:
         return "short" if need.tokens < local_prefill_tokens else "cached"
-    return "cheaper" if local_cost(here) < remote_cost(here, there) else None
+    return "cheaper" if local_cost(here) < remote_cost else None
 
 
 def local_cost(uncached: int) -> int:
     """Return the cost of a prefill on the decode worker."""
     return uncached * LOCAL_COST
-
-
-def remote_cost(moved: int, uncached: int) -> int:
-    """Return the cost of computing `uncached` tokens on a prefill worker and of moving what the
-    decode worker lacks. Queues do not count: overload must not turn decode workers into prefill
-    workers."""
-    return uncached * TOKEN_COST + moved * MOVE_COST
 
 
 def uncached_tokens(need: Need, held_blocks: int, worker: WorkerCapacity) -> int:

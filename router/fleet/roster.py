@@ -10,7 +10,7 @@ request among the first few of each order. Pure: time is given. Owned by the fle
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from baton.router.fleet.worker_order import WorkerOrder
 from baton.router.fleet.worker_view import KvFormat, NumericsId, WorkerCapacity, WorkerView
@@ -21,7 +21,7 @@ _Times = list[tuple[float, str]]
 class WorkerGroup:
     """Workers of one role that differ only in their load. `members` are all, `accepting` those
     that take work, `open` those of them whose queue has room. The open ones are in the `orders`:
-    decode workers by `batch_cost` and `full_cost`, prefill workers by `queue_tokens`."""
+    decode workers by `batch_cost` and `full_cost`, prefill workers by `queue_cost`."""
 
     def __init__(self, role: str, kv_format: KvFormat, capacity: WorkerCapacity) -> None:
         self.role = role
@@ -59,7 +59,7 @@ class WorkerGroup:
 def _costs(view: WorkerView) -> tuple[int, ...]:
     if view.role == "decode":
         return view.batch_cost, view.full_cost
-    return (view.queue_tokens,)
+    return (view.queue_cost,)
 
 
 _GroupKey = tuple[str, KvFormat, WorkerCapacity]
@@ -72,6 +72,7 @@ class Roster:
         self._max_waiting = max_waiting
         self._groups: dict[_GroupKey, WorkerGroup] = {}
         self._views: dict[str, WorkerView] = {}
+        self._by_bit: dict[int, WorkerView] = {}
         self._expected_ends: _Times = []  # of a new request, on decode workers with a queue
         self._valid_until: _Times = []  # of these estimates
         self._idle = 0  # accepting decode workers without a queue
@@ -87,6 +88,8 @@ class Roster:
         """Add a worker, or replace what was known of it."""
         self.remove(view.worker_id)
         self._views[view.worker_id] = view
+        if view.bit:
+            self._by_bit[view.bit] = view
         key = (view.role, view.kv_format, view.capacity)
         group = self._groups.get(key)
         if group is None:
@@ -103,6 +106,8 @@ class Roster:
         view = self._views.pop(worker_id, None)
         if view is None:
             return
+        if self._by_bit.get(view.bit) is view:
+            del self._by_bit[view.bit]
         key = (view.role, view.kv_format, view.capacity)
         group = self._groups[key]
         group.remove(view)
@@ -114,6 +119,14 @@ class Roster:
                 (self._expected_ends, self._valid_until), view.expected_end or (), strict=True
             ):
                 del times[bisect_left(times, (at_s, worker_id))]
+
+    def of_bits(self, bits: int) -> Iterator[WorkerView]:
+        """Yield the workers of a set of bits of the radix index, the lowest bit first."""
+        while bits:
+            lowest = bits & -bits
+            bits ^= lowest
+            if (view := self._by_bit.get(lowest)) is not None:
+                yield view
 
     def groups(self, role: str) -> list[WorkerGroup]:
         return [group for group in self._groups.values() if group.role == role]

@@ -18,6 +18,7 @@ from typing import Generic, Protocol, TypeVar, cast, overload
 from baton.proto import worker_pb2
 from baton.runtime.links import LINK_PROTOCOL_VERSION
 
+TOKEN_COST = 10  # a prefill worker computes a prompt token
 SEQUENCE_COST = 80  # one more sequence in the batch slows every step
 ROOM_COST = 40  # a token without room waits for another request's end
 # Of a hello: no smaller than what a worker's own settings allow.
@@ -66,9 +67,7 @@ class WorkerView:
     draining: bool = False  # takes no new work, for any reason
     expected_end: tuple[float, float] | None = None
     bit: int = 0
-    degraded: frozenset[bytes] = (
-        frozenset()
-    )  # boot ids of peers that this decode worker reads slowly
+    degraded: frozenset[bytes] = frozenset()  # boot ids of peers that this worker reads slowly
 
     @property
     def block_size(self) -> int:
@@ -106,6 +105,11 @@ class WorkerView:
     def queue_tokens(self) -> int:
         """Return the tokens that this prefill worker computes before a new prompt."""
         return self.queued_tokens + self.placed_tokens
+
+    @property
+    def queue_cost(self) -> int:
+        """Return the cost of what this prefill worker computes before a new prompt."""
+        return self.queue_tokens * TOKEN_COST
 
 
 class ViewOwner(Protocol):

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from baton.router.fleet.explain import Explanation
 
 UNIT = "tenths of a prompt token's computation"
-PREFILL_UNIT = "tokens that are computed before the prompt is complete"
 
 
 def explained(explanation: Explanation) -> dict[str, object]:
@@ -19,14 +18,12 @@ def explained(explanation: Explanation) -> dict[str, object]:
         "prompt_tokens": explanation.prompt_tokens,
         "decode_worker": placement.decode.worker_id,
         "prefill_candidates": [worker.worker_id for worker in placement.candidates],
+        "read_from": placement.source.worker.worker_id if placement.source else None,
         "prefill_cost": {
             "here": explanation.local_cost,
             "remote": explanation.remote_cost,
             "unit": UNIT,
         },
         "decode_costs": {"unit": UNIT, "workers": [asdict(each) for each in explanation.decode]},
-        "prefill_costs": {
-            "unit": PREFILL_UNIT,
-            "workers": [asdict(each) for each in explanation.prefill],
-        },
+        "prefill_costs": {"unit": UNIT, "workers": [asdict(each) for each in explanation.prefill]},
     }

@@ -93,6 +93,7 @@ class Client:
         stop: tuple[int, ...] = (),
         trace: dict[str, str] | None = None,
         salt: bytes = b"",
+        source: worker_pb2.Source | None = None,
         **sampling: Any,
     ) -> Request:
         """`sampling`: further fields of the message of this name."""
@@ -110,7 +111,9 @@ class Client:
             max_tokens=max_tokens,
             stop_token_ids=stop,
             placement=worker_pb2.Placement(
-                local=local, candidates=[] if local else self.cluster.candidates()
+                local=local,
+                candidates=[] if local else self.cluster.candidates(),
+                source=source,
             ),
             deadline_ms=deadline_ms,
             trace_context=trace,

@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.decode_worker.peer_client import HandoffLink
 from baton.decode_worker.speculator import Speculator
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.batch import StepBatch
@@ -23,6 +22,7 @@ from baton.engine.scheduling.blocks import BlockPool
 from baton.kv_transfer.granter import GranterLink
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
+from baton.kv_transfer.peers.peer_client import HandoffLink
 from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime.config import Config
@@ -92,9 +92,11 @@ class Cluster:
             engine=engine,
             pool=pool,
             mover=mover,
+            peers=MemoryPeers(self, mover),
             limits=self.limits(),
             config=self.config,
             wall_offset_s=0.0,
+            new_id=self.new_id,
             grammars=self.grammars(),
         )
         task = asyncio.create_task(worker.run())
@@ -128,9 +130,24 @@ class Cluster:
             for name, node in self.prefill.items()
         ]
 
+    def nodes(self) -> list[Node[Any]]:
+        return [*self.decode.values(), *self.prefill.values()]
+
+    def source(self, name: str, blocks: int) -> worker_pb2.Source:
+        """The worker of that name as a source of leading blocks, as a router names it."""
+        (node,) = [node for node in self.nodes() if node.worker.worker_id == name]
+        worker = worker_pb2.Candidate(worker_id=name, boot_id=node.worker.boot_id, address=name)
+        return worker_pb2.Source(worker=worker, blocks=blocks)
+
     async def kill_prefill(self, name: str) -> None:
         """The process is gone: its streams break, its pool can no longer be read."""
-        node = self.prefill.pop(name)
+        await self._kill(self.prefill.pop(name))
+
+    async def kill_decode(self, name: str) -> None:
+        """Same as `kill_prefill`, of a decode worker."""
+        await self._kill(self.decode.pop(name))
+
+    async def _kill(self, node: Node[Any]) -> None:
         self.exchange.leave(node.worker.boot_id)
         for link, boot_id in self.open_links:
             if boot_id == node.worker.boot_id:
@@ -140,9 +157,8 @@ class Cluster:
     def restless(self) -> list[str]:
         """Workers that hold anything: a lease, a pin, a quarantined or used block, a handoff.
         Raises RuntimeError if a worker's books do not balance."""
-        nodes: list[Node[Any]] = [*self.decode.values(), *self.prefill.values()]
         found = []
-        for node in nodes:
+        for node in self.nodes():
             audit, counts = node.worker.audit(), node.pool.counts()
             if counts.available != counts.total or audit["open_handoffs"]:
                 found.append(f"{node.worker.worker_id}: {counts}")
@@ -159,15 +175,15 @@ class Cluster:
     async def close(self) -> None:
         """Stop every worker, and wait for what they owe."""
         await _ended({node.task for node in self.decode.values()})
-        for node in self.prefill.values():
+        for node in self.nodes():
             streams = self._streams.get(node.worker.boot_id, set())
             if streams:
                 await asyncio.wait(streams, timeout=2 * self.config.handoff.lease_s)
             await _ended({node.task, *streams})
 
     def handoff_stream(self, boot_id: bytes) -> HandoffLink:
-        """A stream to the prefill worker of that boot id."""
-        for node in self.prefill.values():
+        """A stream to the worker of that boot id."""
+        for node in self.nodes():
             if node.worker.boot_id == boot_id:
                 near: MemoryLink[handoff_pb2.ReaderMessage, handoff_pb2.GranterMessage]
                 near, far = memory_link()
@@ -176,9 +192,9 @@ class Cluster:
                 return near
         raise Unavailable("no such worker")
 
-    def _serve(self, worker: PrefillWorker, link: GranterLink) -> None:
+    def _serve(self, worker: PrefillWorker | DecodeWorker, link: GranterLink) -> None:
         tasks = self._streams.setdefault(worker.boot_id, set())
-        task = asyncio.create_task(worker.serve_handoff(link))
+        task = asyncio.create_task(worker.grants.serve(link))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
@@ -197,14 +213,14 @@ class Cluster:
 
 
 class MemoryPeers:
-    """Implements decode_worker's `Peers` within a cluster."""
+    """Implements `Peers` within a cluster."""
 
     def __init__(self, cluster: Cluster, mover: MemoryMover) -> None:
         self._cluster = cluster
         self._mover = mover
 
     async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
-        for node in self._cluster.prefill.values():
+        for node in self._cluster.nodes():
             if node.worker.boot_id == candidate.boot_id:
                 await self._mover.connect(node.mover.describe())
                 return self._cluster.handoff_stream(candidate.boot_id)

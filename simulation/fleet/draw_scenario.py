@@ -20,6 +20,7 @@ from baton.simulation.fleet.history import Ask
 from baton.simulation.fleet.ranked_world import ranked
 from baton.simulation.fleet.redis_world import over_redis
 from baton.simulation.fleet.scenario import BLOCK, READ_BLOCKS, Event, Fault, Scenario
+from baton.simulation.fleet.turns_world import talking
 
 # most fleets are small: a seed's time grows with its links
 ROUTERS = (1, 1, 1, 1, 1, 2, 2, 3)
@@ -46,6 +47,7 @@ SPECULATING_EVERY, SPECULATING_SEED = 5, 1  # seeds
 RANKED_EVERY, RANKED_SEEDS = 40, (12, 28)  # seeds
 CONSTRAINED_EVERY, CONSTRAINED_SEEDS = 40, (19, 39)  # seeds
 REDIS_EVERY, REDIS_SEEDS = 40, (20, 37)  # seeds
+TURNS_EVERY, TURNS_SEEDS = 40, (6, 23, 27, 36)  # seeds
 RIGHT_SHARES = (0.3, 0.8, 0.8, 1.0)
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
 
@@ -56,8 +58,9 @@ def draw(seed: int) -> Scenario:
     one of LINK_EVERY, READs share a link; in one of WITHHELD_EVERY, one kind of message is
     withheld; in one of REGISTRY_EVERY, the registry cannot be read; in one of SPECULATING_EVERY,
     decode workers speculate; in two of CONSTRAINED_EVERY, they do, and requests have
-    grammars; in two of RANKED_EVERY, workers have ranks, one of which is lost; and in two of
-    REDIS_EVERY, all meet over a Redis server."""
+    grammars; in two of RANKED_EVERY, workers have ranks, one of which is lost; in two of
+    REDIS_EVERY, all meet over a Redis server; and in four of TURNS_EVERY, conversations have
+    several turns."""
     made = _speculating(_linked(_usual(seed)))
     if seed % HANG_EVERY == HANG_SEED:
         return _one_hangs(made)
@@ -71,6 +74,8 @@ def draw(seed: int) -> Scenario:
         return _linked(ranked(made))
     if seed % REDIS_EVERY in REDIS_SEEDS:
         return over_redis(made)
+    if seed % TURNS_EVERY in TURNS_SEEDS:
+        return _linked(talking(made))
     return _storm(made) if seed % STORM_EVERY == STORM_SEED else made
 
 

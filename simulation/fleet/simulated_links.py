@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from baton.decode_worker.peer_client import HANDSHAKE_TIMEOUT_S, HandoffLink
+from baton.kv_transfer.peers.peer_client import HANDSHAKE_TIMEOUT_S, HandoffLink
 from baton.proto import handoff_pb2, worker_pb2
 from baton.router.fleet.dialer import Connection, RouterLink
 from baton.runtime.errors import Unavailable

@@ -22,9 +22,6 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.decode_worker.bandwidth_probe import BandwidthProbe
-from baton.decode_worker.peer_client import HANDSHAKE_TIMEOUT_S
-from baton.decode_worker.peers import RegisteredPeers
 from baton.decode_worker.speculator import Speculator
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.batch import StepBatch
@@ -32,6 +29,9 @@ from baton.engine.scheduling.blocks import BlockPool
 from baton.kv_transfer import handshake
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover, MemoryRead
+from baton.kv_transfer.peers.bandwidth_probe import BandwidthProbe
+from baton.kv_transfer.peers.peer_client import HANDSHAKE_TIMEOUT_S
+from baton.kv_transfer.peers.registered_peers import RegisteredPeers
 from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import handoff_pb2
 from baton.router.dispatch.dispatcher import Dispatcher
@@ -161,27 +161,26 @@ class World:
         mover = MemoryMover(PlainSums(array, self.kind.slabs), boot_id, self.exchange)
         mine = cache(partial(_hello, name, mover, self.kind, size))
         grammars = GrammarCompiler(self.vocabulary, threads=False)
+        bandwidth_probe = BandwidthProbe(mover, pool, handoff.preflight_floor_gb_per_s)
+        dial = partial(SimPeerClient, self.network, machine)
+        patience_s = HANDSHAKE_TIMEOUT_S  # a lease is short here beside a first contact's READs
+        peers = RegisteredPeers(mine, mover, dial, bandwidth_probe, registry, patience_s)
         worker: PrefillWorker | DecodeWorker
-        finish: Callable[[], Awaitable[None]]
         if role == "prefill":
-            worker = granter = PrefillWorker(
+            worker = PrefillWorker(
                 worker_id=name,
                 boot_id=boot_id,
                 engine=engine,
                 pool=pool,
                 mover=mover,
+                peers=peers,
                 limits=limits,
                 config=self.config,
                 wall_offset_s=0.0,
+                new_id=self._new_id,
                 grammars=grammars,
             )
-            finish = partial(granter.drain, 2 * handoff.lease_s)
         else:
-            bandwidth_probe = BandwidthProbe(mover, pool, handoff.preflight_floor_gb_per_s)
-            dial = partial(SimPeerClient, self.network, machine)
-            patience_s = HANDSHAKE_TIMEOUT_S  # a lease is short here beside a first contact's READs
-            peers = RegisteredPeers(mine, mover, dial, bandwidth_probe, registry, patience_s)
-            finish = peers.close
             worker = DecodeWorker(
                 worker_id=name,
                 boot_id=boot_id,
@@ -196,6 +195,7 @@ class World:
                 grammars=grammars,
                 speculator=self.speculator(),
             )
+        finish = partial(_finish, worker, peers, 2 * handoff.lease_s)
         task = machine.spawn(worker.run(), "loop")
         watches = [machine.spawn(worker.health.watch(), "probe")]
         record = WorkerRecord(name, boot_id.hex(), role, machine.address, "", "hash", 1)
@@ -333,10 +333,7 @@ class World:
                 await link.send(mine())
             await link.close()
 
-        services: dict[str, Service] = {"link": link, "blocks": blocks, "greet": greet}
-        if isinstance(worker, PrefillWorker):
-            services["handoff"] = worker.serve_handoff
-        return services
+        return {"link": link, "blocks": blocks, "greet": greet, "handoff": worker.grants.serve}
 
 
 def _hello(
@@ -352,6 +349,14 @@ def _hello(
         head_dim=mover.describe().block_bytes // kind.slabs,
     )
     return handshake.build(name, mover.describe(), common)
+
+
+async def _finish(
+    worker: PrefillWorker | DecodeWorker, peers: RegisteredPeers, within_s: float
+) -> None:
+    """Wait for what a worker still grants, as its process does at its end."""
+    await worker.loop.drain(worker.grants.idle, within_s)
+    await peers.close()
 
 
 async def _send_blocks(link: SimLink, worker: PrefillWorker | DecodeWorker) -> None:

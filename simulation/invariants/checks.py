@@ -17,8 +17,10 @@ from baton.decode_worker.sequences import Group
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.blocks import Hold
 from baton.kv_transfer.memory_mover import Attempt, Fate
-from baton.prefill_worker import worker as prefill
+from baton.kv_transfer.peers import grants
+from baton.kv_transfer.peers.cached_prefix import CachedPrefix
 from baton.prefill_worker.prompts import Prompt
+from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import handoff_pb2, worker_pb2
 from baton.router.dispatch.active_request import ActiveRequest
 from baton.router.fleet.worker_link import WorkerLink
@@ -64,7 +66,9 @@ class Watch:
         self._world = world
         self._flying: dict[int, tuple[Attempt, bytes]] = {}  # READs that will land, from whose pool
         self._spoiled: set[tuple[bytes, bytes]] = set()  # readers and granters of READs that fail
-        self._prompts: dict[bytes, list[Prompt]] = {}  # all admitted ones, by the granter's boot
+        self._prompts: dict[
+            bytes, list[Prompt | CachedPrefix]
+        ] = {}  # all admitted, by granter's boot
         world.exchange.landing = self._landing
 
     def strikes(self, fault: Fault) -> None:
@@ -97,10 +101,12 @@ class Watch:
             return blocks
 
         pool.allocate = watched  # type: ignore[method-assign]
+        self._leases.over(process)
         if isinstance(process.worker, DecodeWorker):
-            self._leases.over(process, process.worker)
             watch_blocks(process, process.worker, self.breaches)
             self._watch_given_up(process, process.worker)
+        else:
+            self._watch_cached_reads(process, process.worker)
 
     def over_router(self, process: RouterProcess) -> None:
         """I4: of one attempt, on one link, and the next index, or it is not taken."""
@@ -143,26 +149,26 @@ class Watch:
     @contextmanager
     def watching_grants(self) -> Iterator[None]:
         """I2: a handoff that ended by `closed` has no READ in flight."""
-        module: Any = prefill
+        module: Any = grants
         grant = module.grant
 
         async def watched(link: Any, admit: Any, mover: Any, boot_id: bytes, *more: Any) -> Any:
             pinned: list[int] = []
             reader = b""
 
-            def admitting(opening: handoff_pb2.OpenHandoff) -> Prompt:
+            def admitting(opening: handoff_pb2.OpenHandoff) -> Prompt | CachedPrefix:
                 nonlocal reader
-                prompt: Prompt = admit(opening)
+                prompt: Any = admit(opening)
                 reader = opening.reader_boot_id
                 ended = prompt.on_end
                 self._prompts.setdefault(boot_id, []).append(prompt)
 
-                def on_end(over: Prompt) -> None:
+                def on_end(over: Prompt | CachedPrefix) -> None:
                     pinned.extend(over.pinned)
                     ended(over)
 
                 prompt.on_end = on_end
-                return prompt
+                return prompt  # type: ignore[no-any-return]
 
             report = await grant(link, admitting, mover, boot_id, *more)
             if report.end == "closed":
@@ -197,7 +203,8 @@ class Watch:
         if isinstance(worker, DecodeWorker):
             return [request.request_id for request in worker._requests.living()]
         scheduler = worker._scheduler
-        queued = [prompt.request_id for prompt in (*scheduler._waiting, *scheduler._computing)]
+        open_ = (*scheduler._waiting, *scheduler._reading, *scheduler._computing)
+        queued = [prompt.request_id for prompt in open_]
         admitted = self._prompts.get(process.boot_id, ())
         return queued + [prompt.request_id for prompt in admitted if prompt.pinned]
 
@@ -243,6 +250,21 @@ class Watch:
             give_up(group, candidate, error)
 
         handoffs._give_up = watched
+
+    def _watch_cached_reads(self, process: WorkerProcess, worker: PrefillWorker) -> None:
+        """Before the first fault, no read of cached blocks fails."""
+        reads: Any = worker._reads
+        note = reads._note_failure
+
+        def watched(worker_id: str, boot_id: bytes, error: BatonError) -> None:
+            if isinstance(error, PEER_FAULTS) and not self.struck:
+                self.breaches.append(
+                    f"{process.machine.name}: a read of what {worker_id} holds, which nothing has "
+                    f"befallen, failed: {error.code}: {error}"
+                )
+            note(worker_id, boot_id, error)
+
+        reads._note_failure = watched
 
     def _landing(self, attempt: Attempt) -> None:
         self._flying.pop(attempt.number, None)

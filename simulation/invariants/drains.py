@@ -87,8 +87,8 @@ class Drains:
 
     def _left_readers(self, process: WorkerProcess, worker: PrefillWorker) -> Iterable[str]:
         config, so_far_s = self._world.config, self._so_far_s(process)
-        if worker._open_handoffs and so_far_s < config.worker.drain_s + 2 * config.handoff.lease_s:
-            yield f"leaves {worker._open_handoffs} readers after {so_far_s:.3f} s"
+        if worker.grants.open and so_far_s < config.worker.drain_s + 2 * config.handoff.lease_s:
+            yield f"leaves {worker.grants.open} readers after {so_far_s:.3f} s"
 
     def _untold(self, process: WorkerProcess) -> Iterable[str]:
         """Routers that still wait for what it has handed back, where nothing kept them from

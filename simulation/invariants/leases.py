@@ -15,15 +15,18 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.blocks import Hold
 from baton.kv_transfer import granter
 from baton.kv_transfer.lease import GranterLease
 from baton.kv_transfer.memory_mover import Attempt, Fate, MemoryRead
+from baton.kv_transfer.peers.cached_prefix import CachedPrefix
 from baton.kv_transfer.reader import HandoffReader
 from baton.kv_transfer.session import ReaderSession
 from baton.prefill_worker.prompts import Prompt
+from baton.prefill_worker.scheduler import PrefillScheduler
 from baton.proto import handoff_pb2
 from baton.simulation.fleet.world import WorkerProcess, World
 from baton.simulation.virtual.machine import OWNER, Machine
@@ -33,7 +36,7 @@ from baton.simulation.virtual.machine import OWNER, Machine
 class Granted:
     """One handoff, as its granter has it."""
 
-    prompt: Prompt
+    prompt: Prompt | CachedPrefix
     lease: GranterLease
     machine: Machine
 
@@ -99,21 +102,38 @@ class Leases:
                 f"{reader.machine.name}: a READ lands in block {local}, which is kept for none"
             )
 
-    def over(self, process: WorkerProcess, worker: DecodeWorker) -> None:
+    def over(self, process: WorkerProcess) -> None:
         """Watch what a worker that has just been started uses."""
-        scheduler = worker._scheduler
+        if isinstance(process.worker, DecodeWorker):
+            self._over_decode(process, process.worker._scheduler)
+        else:
+            self._over_prefill(process, process.worker._scheduler)
+
+    def _over_decode(self, process: WorkerProcess, scheduler: DecodeScheduler) -> None:
         fetched: Callable[[Group], None] = scheduler.fetched
 
         def watched(group: Group) -> None:
-            used = {(process.boot_id, block) for block in group.blocks[group.held :]}
-            if used & self._tainted:
-                self._breaches.append(
-                    f"{process.machine.name}: {group.request.request_id} uses blocks that were "
-                    "read while their handoff did not pin them"
-                )
+            self._check_used(process, group.request.request_id, group.blocks[group.held :])
             fetched(group)
 
         scheduler.fetched = watched  # type: ignore[method-assign] # of this one alone
+
+    def _over_prefill(self, process: WorkerProcess, scheduler: PrefillScheduler) -> None:
+        read_ended: Callable[[Prompt, int], None] = scheduler.read_ended
+
+        def watched(prompt: Prompt, verified: int) -> None:
+            used = prompt.blocks[prompt.cached : prompt.cached + verified]
+            self._check_used(process, prompt.request_id, used)
+            read_ended(prompt, verified)
+
+        scheduler.read_ended = watched  # type: ignore[method-assign] # of this one alone
+
+    def _check_used(self, process: WorkerProcess, request_id: str, blocks: list[int]) -> None:
+        if {(process.boot_id, block) for block in blocks} & self._tainted:
+            self._breaches.append(
+                f"{process.machine.name}: {request_id} uses blocks that were read while their "
+                "handoff did not pin them"
+            )
 
     @contextmanager
     def watching(self) -> Iterator[None]:

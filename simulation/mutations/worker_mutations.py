@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from baton.decode_worker.peers import RegisteredPeers
 from baton.decode_worker.requests import Requests
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.step_health import StepHealth
 from baton.kv_transfer import granter
 from baton.kv_transfer.mover import ChecksumMonitor
+from baton.kv_transfer.peers.registered_peers import RegisteredPeers
 from baton.kv_transfer.reader import HandoffReader
 from baton.prefill_worker.worker import PrefillWorker
 from baton.runtime.errors import Draining
@@ -26,6 +26,7 @@ from baton.simulation.mutations.membership_mutations import OF_MEMBERSHIP
 from baton.simulation.mutations.patches import Break, always
 from baton.simulation.mutations.rank_mutations import OF_RANKS
 from baton.simulation.mutations.speculation_mutations import OF_SPECULATION
+from baton.simulation.mutations.turn_mutations import OF_TURNS
 
 
 async def _no_wait(self: Any, within_s: float) -> None:
@@ -160,4 +161,5 @@ OF_WORKERS = (
     | OF_GRAMMARS
     | OF_RANKS
     | OF_MEMBERSHIP
+    | OF_TURNS
 )

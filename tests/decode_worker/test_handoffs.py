@@ -54,18 +54,18 @@ class Bench:
     def openings(self, name: str) -> list[handoff_pb2.OpenHandoff]:
         """Those that this prefill worker is asked from now on."""
         worker, seen = self.cluster.prefill[name].worker, []
-        admit = worker.admit
+        admit = worker.grants._admit
 
         def note(opening: handoff_pb2.OpenHandoff) -> Any:
             seen.append(opening)
             return admit(opening)
 
-        worker.admit = note  # type: ignore[method-assign]
+        worker.grants._admit = note
         return seen
 
     def _script(self, name: str) -> None:
         worker = self.cluster.add_prefill(name, 64).worker
-        admit = worker.admit
+        admit = worker.grants._admit
 
         def ask(opening: handoff_pb2.OpenHandoff) -> Any:
             self.asked.append(name)
@@ -73,7 +73,7 @@ class Bench:
                 raise self.refusals[name].pop(0)
             return admit(opening)
 
-        worker.admit = ask  # type: ignore[method-assign]
+        worker.grants._admit = ask
 
     def _forgotten(self, boot_id: bytes) -> None:
         self.forgotten.append(boot_id)
@@ -117,13 +117,13 @@ async def test_each_try_has_an_id_that_this_worker_made(bench: Bench) -> None:
     """Two tries, two choices' groups or two requests never share the name of their transfer."""
     minted: list[bytes] = []
     for node in bench.cluster.prefill.values():
-        ask = node.worker.admit
+        ask = node.worker.grants._admit
 
         def note(opening: handoff_pb2.OpenHandoff, ask: Any = ask) -> Any:
             minted.append(opening.handoff_id)
             return ask(opening)
 
-        node.worker.admit = note  # type: ignore[method-assign]
+        node.worker.grants._admit = note
     bench.refusals["prefill-0"] = [Overloaded("full")]
     await asyncio.gather(*(bench.run() for _ in range(4)))
     assert len(minted) == len(set(minted)) == 5
@@ -188,7 +188,7 @@ async def test_a_lost_connection_is_reported_and_forgotten_once() -> None:
             bench.boot_id("prefill-1")
         }
         assert bench.forgotten == [boot_id] * count
-    assert handed._streams == {}
+    assert handed._reads._streams == {}
     await bench.cluster.quiet()
     await bench.cluster.close()
 
@@ -338,7 +338,7 @@ async def test_a_revoked_grant_asks_its_first_candidate_again(bench: Bench) -> N
     """Whoever fails it once more is told of once: one request is one failure."""
     bench.refusals["prefill-0"] = [HandoffError("odd")] * 2
     worker = bench.cluster.decode["decode-0"].worker
-    admit = bench.cluster.prefill["prefill-1"].worker.admit
+    admit = bench.cluster.prefill["prefill-1"].worker.grants._admit
     taken: list[Any] = []
 
     def once(opening: handoff_pb2.OpenHandoff) -> Any:
@@ -347,7 +347,7 @@ async def test_a_revoked_grant_asks_its_first_candidate_again(bench: Bench) -> N
             taken[0].cancel()
         return admit(opening)
 
-    bench.cluster.prefill["prefill-1"].worker.admit = once  # type: ignore[method-assign]
+    bench.cluster.prefill["prefill-1"].worker.grants._admit = once
     request = await bench.run()
     assert request.tokens() == request.expected() and taken
     first, second = bench.boot_id("prefill-0"), bench.boot_id("prefill-1")

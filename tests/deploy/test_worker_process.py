@@ -26,7 +26,7 @@ from baton.deploy.processes.worker_roles import Boot
 from baton.engine.scheduling.batch import StepBatch
 from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.nixl_mover import NixlMover
-from baton.prefill_worker.service import HandoffService
+from baton.kv_transfer.peers.handoff_service import HandoffService
 from baton.runtime import logs, worker_lock
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.config import Config, WorkerConfig

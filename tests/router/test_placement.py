@@ -10,6 +10,7 @@ import pytest
 
 from baton.router.fleet.placement import (
     Need,
+    Source,
 )
 from baton.runtime.errors import InvalidRequest, Overloaded, Unavailable
 from tests.support.placement_scene import NEED, place, placed, view
@@ -117,7 +118,8 @@ LONG = Need(tokens=8200, output_tokens=100, most_tokens=8300)
 )
 def test_prompt_is_computed_where_that_costs_less(here: int, there: int, local: bool) -> None:
     decode, prefill = replace(D0, held_blocks=here), replace(P0, held_blocks=there)
-    assert placed(place(LONG, [decode, prefill], "auto", 64)).local == local
+    found = place(LONG, [decode, prefill], "auto", 64, read_cached=False)
+    assert placed(found).local == local and placed(found).source is None
     assert not placed(place(LONG, [decode, prefill], "disaggregated", 64)).local
 
 
@@ -164,3 +166,48 @@ def test_errors_are_values() -> None:
     refused = place(NEED, [small], "auto", 64)
     assert isinstance(refused, InvalidRequest) and "160 tokens" in str(refused)
     assert placed(place(NEED, [small, D1], "auto", 64)).decode is D1
+
+
+ANSWERED = replace(D0, held_blocks=60)  # of a prompt of 62 blocks and 8 tokens
+
+
+def test_the_source_is_the_decode_worker_that_holds_the_history() -> None:
+    found = placed(place(NEED, [ANSWERED, replace(P0, held_blocks=40)], "disaggregated", 64))
+    assert found.source == Source(ANSWERED, 60)
+    other = replace(D1, held_blocks=62)  # holds more, and has no room for one more request
+    busy = replace(other, running=99)
+    found = placed(place(NEED, [ANSWERED, busy, P0], "disaggregated", 64))
+    assert found.decode is ANSWERED and found.source == Source(busy, 62)
+
+
+def test_a_prefill_worker_may_be_the_source_of_another() -> None:
+    holder = replace(P0, held_blocks=60, queued_tokens=2000)
+    found = placed(place(NEED, [D0, holder, P1], "auto", 64))
+    assert found.candidates[0] is P1 and found.source == Source(holder, 60)
+
+
+@pytest.mark.parametrize(
+    "unfit", [{"draining": True}, {"passed_over": True}, {"kv_format": ("g", "float32", 16)}]
+)
+def test_a_worker_that_cannot_be_read_is_no_source(unfit: dict[str, Any]) -> None:
+    holder = replace(D1, held_blocks=60, running=99, **unfit)
+    assert placed(place(NEED, [D0, holder, P0], "disaggregated", 64)).source is None
+
+
+def test_nothing_is_read_from_a_source_that_is_read_slowly() -> None:
+    slow = replace(P0, degraded=frozenset({ANSWERED.boot_id}))
+    assert placed(place(NEED, [ANSWERED, slow], "disaggregated", 64)).source is None
+    found = placed(place(NEED, [ANSWERED, slow, P1], "disaggregated", 64))
+    assert found.candidates[0] is P1 and found.source is not None
+
+
+@pytest.mark.parametrize(("lacks", "reads"), [(0, False), (1, False), (2, True), (60, True)])
+def test_few_blocks_are_computed_rather_than_read(lacks: int, reads: bool) -> None:
+    near = replace(P0, held_blocks=60 - lacks)
+    found = placed(place(NEED, [ANSWERED, near], "disaggregated", 64))
+    assert (found.source is not None) == reads
+
+
+def test_sources_are_off_by_configuration() -> None:
+    found = place(NEED, [ANSWERED, P0], "disaggregated", 64, read_cached=False)
+    assert placed(found).source is None

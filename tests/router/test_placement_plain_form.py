@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -14,17 +14,18 @@ from baton.router.fleet.placement import (
     LOCAL_COST,
     MAX_CANDIDATES,
     MOVE_COST,
-    TOKEN_COST,
+    READ_COST,
     FleetView,
     Need,
     Placement,
+    Source,
     open_groups,
 )
 from baton.router.fleet.placement import place as place_on
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.worker_order import CHUNK, WorkerOrder
-from baton.router.fleet.worker_view import ROOM_COST, SEQUENCE_COST, WorkerView
+from baton.router.fleet.worker_view import ROOM_COST, SEQUENCE_COST, TOKEN_COST, WorkerView
 from baton.runtime.errors import BatonError
 from tests.support.placement_scene import NEED, SHAPE, Seen, place, placed, view
 
@@ -47,22 +48,43 @@ def plainly_placed(
     prefills = [
         e for e in prefills if e.kv_format == decode.kv_format and e.boot_id not in need.left
     ]
+    source = _source(decode, workers)
     ranked = sorted(
         _trusted([worker for worker in prefills if _computes(need, worker)]),
         key=lambda e: (
             e.boot_id in need.avoid,
             e.boot_id in decode.degraded,
-            _uncached(need, e) + e.queued_tokens + e.placed_tokens,
+            _computing(need, e, source) + (e.queued_tokens + e.placed_tokens) * TOKEN_COST,
             e.worker_id,
         ),
     )
     here = _uncached(need, decode)
     if mode == "local" or not ranked:
         return Placement(decode, (), local=True)
-    there = TOKEN_COST * _uncached(need, ranked[0]) + MOVE_COST * here
+    there = _computing(need, ranked[0], source) + MOVE_COST * here
     if mode == "auto" and (here < local_tokens or LOCAL_COST * here < there):
         return Placement(decode, (), local=True)
-    return Placement(decode, tuple(ranked[:MAX_CANDIDATES]), local=False)
+    if _computing(need, ranked[0], source) == TOKEN_COST * _uncached(need, ranked[0]):
+        source = None
+    return Placement(decode, tuple(ranked[:MAX_CANDIDATES]), local=False, source=source)
+
+
+def _source(decode: Seen, workers: Sequence[Seen]) -> Source | None:
+    """The worker that holds the most: the decode worker, or the first in the order of the bits."""
+    able = [e for e in workers if e.kv_format == decode.kv_format and e.held_blocks]
+    able = [e for e in able if e is decode or not (e.draining or e.passed_over)]
+    best = max(able, key=lambda e: (e.held_blocks, e is decode), default=None)
+    return None if best is None else Source(best, best.held_blocks)
+
+
+def _computing(need: Need, worker: Seen, source: Source | None) -> int:
+    """The cost of a prefill there: all that it lacks computed, or the source's blocks READ."""
+    lacks = _uncached(need, worker)
+    if source is None or source.worker.boot_id in worker.degraded:
+        return TOKEN_COST * lacks
+    read = max(0, lacks - _uncached(need, cast(Seen, source.worker)))
+    computed = TOKEN_COST * (lacks - read)
+    return min(TOKEN_COST * lacks, computed + READ_COST + MOVE_COST * read)
 
 
 def _trusted(workers: list[Seen]) -> list[Seen]:

@@ -19,6 +19,7 @@ from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
 
 D0, P0 = view("decode-0"), view("prefill-0")
 SMALL = replace(NEED, tokens=20)
+LONG_NEED = replace(NEED, tokens=8200, most_tokens=8300)  # to READ it all costs more
 
 
 def decisions() -> dict[tuple[str, str], float]:
@@ -39,7 +40,7 @@ def decisions() -> dict[tuple[str, str], float]:
         (NEED, [D0, P0], "local", (True, "configured")),
         (SMALL, [D0, P0], "auto", (True, "short")),
         (NEED, [replace(D0, held_blocks=60), P0], "auto", (True, "cached")),
-        (NEED, [replace(D0, held_blocks=50), P0], "auto", (True, "cheaper")),
+        (LONG_NEED, [replace(D0, held_blocks=508), P0], "auto", (True, "cheaper")),
         (NEED, [D0], "auto", (True, "no_prefill_worker")),
         (NEED, [D0, replace(P0, kv_format=("g", "float32", 16))], "auto", (True, "incompatible")),
         (NEED, [D0, replace(P0, total_blocks=10)], "auto", (True, "too_large")),
@@ -144,7 +145,8 @@ async def test_explain_returns_the_costs_and_places_nothing(router: StartRouter)
         names = [each["worker_id"] for each in found["decode_costs"]["workers"]]
         assert sorted(names) == ["decode-0", "decode-1"] and names[0] == found["decode_worker"]
         (prefill,) = found["prefill_costs"]["workers"]
-        assert prefill["cost"] == prefill["uncached_tokens"] == found["prompt_tokens"]
+        assert prefill["cost"] == 10 * prefill["uncached_tokens"] == 10 * found["prompt_tokens"]
+        assert found["read_from"] is None
         assert decisions() == before
         assert not any(worker.seen("submit") for worker in running.workers.values())
         assert LONG["prompt"][:9] not in reply.text

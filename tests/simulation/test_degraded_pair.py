@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from baton.decode_worker.bandwidth_probe import READ_BLOCKS
 from baton.kv_transfer.memory_mover import Attempt, Fate
+from baton.kv_transfer.peers.bandwidth_probe import READ_BLOCKS
 from baton.runtime import logs
 from baton.simulation.fleet.draw_scenario import draw
 from baton.simulation.fleet.history import FINISHED, Ask, History, serve

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.kv_transfer.memory_mover import Attempt, Fate
-from baton.prefill_worker import worker as prefill
+from baton.kv_transfer.peers import grants
 from baton.proto import handoff_pb2
 from baton.simulation.fleet.draw_scenario import draw
 from baton.simulation.fleet.world import World
@@ -41,7 +41,7 @@ class Place:
             prompt.on_end(prompt)
             return SimpleNamespace(end=end)
 
-        monkeypatch.setattr(prefill, "grant", grant)
+        monkeypatch.setattr(grants, "grant", grant)
 
     def boot(self, name: str) -> bytes:
         return self.world.workers[name].boot_id
@@ -60,7 +60,7 @@ class Place:
         def admit(opening: handoff_pb2.OpenHandoff) -> Any:
             return SimpleNamespace(pinned=[0, 1], on_end=lambda prompt: None)
 
-        module: Any = prefill
+        module: Any = grants
         with self.watch.watching_grants():
             await module.grant(reader, admit, None, self.boot("p0"), end)
 

@@ -132,6 +132,7 @@ def test_every_kind_of_message_is_withheld_by_some_seed() -> None:
         )
         for field in message.DESCRIPTOR.fields
     }
+    fields -= {"held"}  # of cached blocks: conversations withhold it (turns_world.py)
     assert drawn == fields | {"handshake", "snapshot", "delta"}
 
 

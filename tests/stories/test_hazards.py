@@ -64,7 +64,7 @@ async def test_a_granter_that_turns_busy_amid_a_read_harms_no_block(
     cluster = make_cluster()
     cluster.exchange.decide = lambda attempt: Fate(stuck=attempt.number == 1)
     worker = cluster.prefill["prefill-0"].worker
-    serve = worker.serve_handoff
+    serve = worker.grants.serve
 
     async def offer_and_refuse(link: Any) -> None:
         opening = (await link.receive()).open
@@ -74,9 +74,9 @@ async def test_a_granter_that_turns_busy_amid_a_read_harms_no_block(
         await link.send(handoff_pb2.GranterMessage(opened=handoff_pb2.Opened(lease_ms=400)))
         await link.send(handoff_pb2.GranterMessage(offer=offer))
         await link.send(handoff_pb2.GranterMessage(failed=busy))
-        worker.serve_handoff = serve  # type: ignore[method-assign]
+        worker.grants.serve = serve  # type: ignore[method-assign]
 
-    worker.serve_handoff = offer_and_refuse  # type: ignore[method-assign]
+    worker.grants.serve = offer_and_refuse  # type: ignore[method-assign]
     seen: list[tuple[int, ...]] = []
 
     def remember(attempt: Attempt) -> Fate:

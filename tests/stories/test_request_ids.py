@@ -64,12 +64,12 @@ def stray(cluster: Cluster) -> None:
     def admit(opening: handoff_pb2.OpenHandoff) -> Any:
         raise KeyError("odd")
 
-    worker.admit = admit  # type: ignore[method-assign]
+    worker.grants._admit = admit
 
 
 def busy(cluster: Cluster) -> None:
     worker, refused = cluster.prefill["prefill-0"].worker, []
-    admit = worker.admit
+    admit = worker.grants._admit
 
     def ask(opening: handoff_pb2.OpenHandoff) -> Any:
         if not refused:
@@ -77,7 +77,7 @@ def busy(cluster: Cluster) -> None:
             raise Overloaded("full")
         return admit(opening)
 
-    worker.admit = ask  # type: ignore[method-assign]
+    worker.grants._admit = ask
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ async def test_a_failed_handoff_is_found_by_request_on_both_workers(
     await cluster.quiet()
     told = events()
     decode = [e for e in told if e["component"].startswith("baton.decode_worker")]
-    prefill = [e for e in told if e["component"].startswith("baton.prefill_worker")]
+    prefill = [e for e in told if e["component"] == "baton.kv_transfer.peers.grants"]
     assert heard in {event["event"] for event in decode}
     assert {event["request_id"] for event in decode} == {"request-0"}
     ends = [e for e in prefill if e["event"] == "handoff ended"]

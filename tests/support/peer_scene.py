@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from baton.decode_worker.bandwidth_probe import BandwidthProbe
-from baton.decode_worker.peer_client import grpc_dial
-from baton.decode_worker.peers import RegisteredPeers
 from baton.engine.scheduling.blocks import BlockPool
 from baton.kv_transfer import handshake
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
+from baton.kv_transfer.peers.bandwidth_probe import BandwidthProbe
+from baton.kv_transfer.peers.peer_client import grpc_dial
+from baton.kv_transfer.peers.registered_peers import RegisteredPeers
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
 from baton.runtime.registry_client import InlineRegistry

@@ -35,7 +35,7 @@ def view(name: str, **fields: Any) -> Seen:
 
 
 def place(
-    need: Need, workers: Sequence[Seen], mode: Any, local_tokens: int
+    need: Need, workers: Sequence[Seen], mode: Any, local_tokens: int, *, read_cached: bool = True
 ) -> Placement | BatonError:
     """The placement, with the workers as the test has them."""
     roster = Roster()
@@ -51,10 +51,16 @@ def place(
     if isinstance(kinds, BatonError):
         return kinds
     holders = Holders([(groups[blocks], blocks) for blocks in sorted(groups, reverse=True)])
-    found = place_on(need, fleet, kinds, lambda shape: holders, mode, local_tokens)
+    found = place_on(
+        need, fleet, kinds, lambda shape: holders, mode, local_tokens, read_cached=read_cached
+    )
     own = {worker.worker_id: worker for worker in workers}
     candidates = tuple(own[worker.worker_id] for worker in found.candidates)
-    return Placement(own[found.decode.worker_id], candidates, found.local, found.reason)
+    source = found.source
+    if source is not None:
+        source = replace(source, worker=own[source.worker.worker_id])
+    decode = own[found.decode.worker_id]
+    return Placement(decode, candidates, found.local, found.reason, source)
 
 
 def placed(found: Placement | BatonError) -> Placement:

@@ -1,4 +1,4 @@
-"""The prefill workers that this worker reads from: one handshake per boot id, then streams.
+"""The workers that this worker reads from: one handshake per boot id, then streams.
 
 `Peers` opens handoff streams. A peer's boot id is checked at every use; another boot id is
 another peer. Knows no gRPC: peer_client.py calls an address.
@@ -11,16 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton.decode_worker.bandwidth_probe import BandwidthProbe
-from baton.decode_worker.peer_client import (
+from baton.kv_transfer import handshake
+from baton.kv_transfer.mover import Mover
+from baton.kv_transfer.peers.bandwidth_probe import BandwidthProbe
+from baton.kv_transfer.peers.peer_client import (
     HANDSHAKE_TIMEOUT_S,
     LOST_IN_HANDSHAKE,
     Dial,
     HandoffLink,
     PeerClient,
 )
-from baton.kv_transfer import handshake
-from baton.kv_transfer.mover import Mover
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, waits
 from baton.runtime.errors import BatonError, Unavailable
@@ -52,7 +52,7 @@ class Peers(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Peer:
+class _KnownPeer:
     """One boot id, at the address that the registry has for it. Its first contact is one task of
     its own; each handoff that needs the peer waits for that task with its own bound."""
 
@@ -85,7 +85,7 @@ class RegisteredPeers:
         self._mover = mover
         self._first_contact_s = first_contact_s
         self._timed_out: dict[bytes, None] = {}  # boot ids, the oldest first
-        self._peers: dict[bytes, _Peer] = {}
+        self._peers: dict[bytes, _KnownPeer] = {}
         self._closing: set[asyncio.Future[None]] = set()
 
     async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
@@ -131,7 +131,7 @@ class RegisteredPeers:
         if self._closing:
             await asyncio.wait(set(self._closing), timeout=HANDSHAKE_TIMEOUT_S)
 
-    def _begin_contact(self, candidate: worker_pb2.Candidate) -> _Peer:
+    def _begin_contact(self, candidate: worker_pb2.Candidate) -> _KnownPeer:
         """Start a first contact. It ends by its own bounds, however many handoffs wait for it."""
         boot_id, client = candidate.boot_id, self._dial(candidate.address)
 
@@ -153,7 +153,7 @@ class RegisteredPeers:
             if self._peers.get(boot_id) is peer:
                 self._forget_predecessors(peer)
 
-        peer = _Peer(candidate.address, client, asyncio.create_task(contact()))
+        peer = _KnownPeer(candidate.address, client, asyncio.create_task(contact()))
         peer.contact.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._peers[boot_id] = peer
         return peer
@@ -181,7 +181,7 @@ class RegisteredPeers:
                 + ("" if answered else f"; the registry cannot be read: {hung(ANSWER_S)}")
             )
 
-    def _forget_predecessors(self, peer: _Peer) -> None:
+    def _forget_predecessors(self, peer: _KnownPeer) -> None:
         """Forget older boot ids at the address where this one has answered: they are dead."""
         for boot_id, other in list(self._peers.items()):
             if other.address == peer.address and other is not peer:

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from baton.kv_transfer import handshake
-from baton.prefill_worker.service import HandoffService
+from baton.kv_transfer.peers.handoff_service import HandoffService
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.runtime.errors import Incompatible, InvalidRequest, LeaseLost, by_code
@@ -71,7 +71,7 @@ async def served() -> AsyncIterator[Served]:
     node = cluster.add_prefill("prefill-0", 32)
     common = handshake.compatibility("hash-engine", "uint8", 4, 1, SLABS, 8)
     mine = handshake.build("prefill-0", node.mover.describe(), common)
-    service = HandoffService(node.worker, lambda: mine)
+    service = HandoffService(node.worker.grants, lambda: mine)
     server = open_server("token")
     handoff_pb2_grpc.add_HandoffServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
@@ -118,7 +118,7 @@ async def test_a_fitting_peer_gets_the_workers_own_greeting(served: Served) -> N
 async def test_reads_are_served_promptly_for_a_while_after_a_handshake(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.prefill_worker.worker.EXPECTED_READS_S", 0.05)
+    monkeypatch.setattr("baton.kv_transfer.peers.grants.EXPECTED_READS_S", 0.05)
     mover, held = served.node.mover, asyncio.Event()
     hold = mover.hold_progress
 

@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from baton.decode_worker import peer_client, peers
 from baton.kv_transfer.memory_mover import Fate
 from baton.kv_transfer.mover import PeerPool
+from baton.kv_transfer.peers import peer_client, registered_peers
 from baton.proto import worker_pb2
 from baton.runtime.errors import Incompatible, ReadFailed, Unavailable
 from baton.runtime.grpc_links import open_channel
@@ -192,7 +192,7 @@ async def test_an_unreached_peer_costs_later_requests_little(
 async def test_unreached_peers_are_remembered_within_bounds(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "MAX_TIMED_OUT_PEERS", 2)
+    monkeypatch.setattr(registered_peers, "MAX_TIMED_OUT_PEERS", 2)
     for life in (b"1" * 16, b"2" * 16, b"3" * 16):
         scene.register(life)
         scene.peer.restart(b"x" * 16)  # so that each handshake fails

@@ -1,4 +1,4 @@
-"""The client of a prefill worker: a seam, and its gRPC side.
+"""The client of a worker that grants: a seam, and its gRPC side.
 
 Knows addresses, no registry and no boot ids: peers.py decides which address may be called and
 checks the handshake. This module translates gRPC's exceptions.
@@ -22,7 +22,7 @@ from baton.runtime.tls import Tls
 HandoffLink = Link[handoff_pb2.ReaderMessage, handoff_pb2.GranterMessage]
 
 HANDSHAKE_TIMEOUT_S = 2.0
-LOST_IN_HANDSHAKE = "the connection to the prefill worker was lost during the handshake"
+LOST_IN_HANDSHAKE = "the connection to the worker was lost during the handshake"
 
 
 class PeerClient(Protocol):

@@ -7,12 +7,12 @@ import asyncio
 import numpy as np
 import pytest
 
-from baton.decode_worker import bandwidth_probe
-from baton.decode_worker.bandwidth_probe import BandwidthProbe
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.kv_transfer import preflight
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import Fate, MemoryExchange, MemoryMover
+from baton.kv_transfer.peers import bandwidth_probe
+from baton.kv_transfer.peers.bandwidth_probe import BandwidthProbe
 from baton.kv_transfer.preflight import PreflightFailed
 from baton.runtime import metrics
 

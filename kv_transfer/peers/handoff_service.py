@@ -1,4 +1,4 @@
-"""The gRPC service of a prefill worker for decode workers: handshakes and handoffs."""
+"""The gRPC service of a worker for its readers: handshakes and handoffs. Both roles serve it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 
 from baton.kv_transfer import handshake
-from baton.prefill_worker.worker import PrefillWorker
+from baton.kv_transfer.peers.grants import Grants
 from baton.proto import handoff_pb2, handoff_pb2_grpc
 from baton.runtime import logs
 from baton.runtime.errors import BatonError
@@ -21,10 +21,8 @@ log = logs.get(__name__)
 class HandoffService(handoff_pb2_grpc.HandoffServicer):
     """A handoff outlives its stream: its lease is served by a task of the worker's own."""
 
-    def __init__(
-        self, worker: PrefillWorker, mine: Callable[[], handoff_pb2.HandshakeMessage]
-    ) -> None:
-        self._worker = worker
+    def __init__(self, grants: Grants, mine: Callable[[], handoff_pb2.HandshakeMessage]) -> None:
+        self._grants = grants
         self._mine = mine
         self._handoffs: set[asyncio.Task[None]] = set()
 
@@ -36,13 +34,13 @@ class HandoffService(handoff_pb2_grpc.HandoffServicer):
             handshake.check(mine, theirs)
         except BatonError as error:
             await abort(context, error)
-        self._worker.expect_reads()
+        self._grants.expect_reads()
         return mine
 
     async def Open(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         link: ServerLink[handoff_pb2.GranterMessage, handoff_pb2.ReaderMessage]
         link = ServerLink(context)
-        task = asyncio.create_task(self._worker.serve_handoff(link))
+        task = asyncio.create_task(self._grants.serve(link))
         self._handoffs.add(task)
         task.add_done_callback(self._handoffs.discard)
         await asyncio.shield(task)

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from baton.decode_worker import peers
+from baton.kv_transfer.peers import registered_peers
 from baton.proto import handoff_pb2_grpc, worker_pb2
 from baton.runtime.errors import Unavailable
 from baton.runtime.grpc_links import open_server
@@ -66,7 +66,7 @@ class Hung(InlineRegistry):
 async def test_a_hung_registry_stops_no_handoff_to_a_known_worker(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "ANSWER_S", 0.05)
+    monkeypatch.setattr(registered_peers, "ANSWER_S", 0.05)
     await scene.open(b"1" * 16)
     scene.peers._registry = Hung(scene.registry)
     async with asyncio.timeout(20):

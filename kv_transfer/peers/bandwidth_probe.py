@@ -1,4 +1,4 @@
-"""The bandwidth probe at first contact: measures how fast a prefill worker's pool can be read.
+"""The bandwidth probe at first contact: measures how fast a peer's pool can be read.
 
 Unconfigured systems fall back to TCP without a message and are a hundred times slower. A pair below
 the configured floor is marked degraded in the log, the metrics and the load report; a pair whose
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.kv_transfer.mover import Mover, PeerPool
+from baton.kv_transfer.peers.block_store import BlockStore
 from baton.kv_transfer.preflight import PreflightFailed, measure
 from baton.proto import worker_pb2
 from baton.runtime import logs, metrics
@@ -25,9 +25,9 @@ READ_BLOCKS = 8
 
 
 class BandwidthProbe:
-    """Measures peers for one decode worker; `check` runs once per peer's boot id."""
+    """Measures peers for one worker; `check` runs once per peer's boot id."""
 
-    def __init__(self, mover: Mover, pool: BlockPool, floor_gb_per_s: float) -> None:
+    def __init__(self, mover: Mover, pool: BlockStore, floor_gb_per_s: float) -> None:
         self._mover = mover
         self._pool = pool
         self._floor_gb_per_s = floor_gb_per_s
@@ -56,7 +56,7 @@ class BandwidthProbe:
     async def _check(self, worker_id: str, peer: PeerPool) -> None:
         count = max(1, min(READ_BLOCKS, READ_BYTES // peer.block_bytes, peer.num_blocks))
         try:
-            own = self._pool.allocate(count, Hold.LEASED)
+            own = self._pool.lease(count)
         except OutOfBlocks:
             log.info("peer measurement skipped", worker=worker_id, reason="no free block")
             return
@@ -70,7 +70,7 @@ class BandwidthProbe:
                 own = []
             raise
         finally:
-            self._pool.release(own, Hold.LEASED)
+            self._pool.end_lease(own)
         (log.warning if report.degraded else log.info)(
             "peer measured",
             worker=worker_id,
@@ -92,5 +92,5 @@ class BandwidthProbe:
             del self._degraded[next(iter(self._degraded))]
 
     def _quarantine(self, blocks: list[int], settled: asyncio.Future[None]) -> None:
-        self._pool.convert(blocks, Hold.LEASED, Hold.QUARANTINED)
-        settled.add_done_callback(lambda _: self._pool.release(blocks, Hold.QUARANTINED))
+        self._pool.quarantine(blocks)
+        settled.add_done_callback(lambda _: self._pool.end_quarantine(blocks))

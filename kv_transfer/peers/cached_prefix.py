@@ -1,0 +1,83 @@
+"""Cached blocks that a worker grants to a reader: pinned at the opening, and nothing is computed.
+
+    opening (cached_only) ─▶ match from `held_blocks` on, pin ─▶ Held ─▶ offer ─▶ end: unpin
+
+It implements the granter's `GrantedPrompt`. Workers of both roles grant so. Blocks that have left
+the cache since the router saw them are not offered: `Held` names how many there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from baton.kv_transfer.granter import Computed, Granted
+from baton.kv_transfer.peers.block_store import BlockStore
+from baton.proto import handoff_pb2
+from baton.runtime import identity
+from baton.runtime.errors import Draining, HandoffError, InvalidRequest
+from baton.runtime.wire import ModelLimits, check_tokens
+
+
+class CachedPrefix:
+    """The leading blocks of one opening. `pinned` are those after the reader's own."""
+
+    def __init__(
+        self,
+        store: BlockStore,
+        request_id: str,
+        tokens: Sequence[int],
+        identities: Sequence[bytes],
+        first: int,
+    ) -> None:
+        self.request_id = request_id
+        self.pinned = store.pin_cached(identities, tokens, first)
+        self.on_end: Callable[[CachedPrefix], None] = CachedPrefix._unpin
+        self._store = store
+        end = first + len(self.pinned)
+        self._events: list[Granted] = [handoff_pb2.Held(blocks=end)]
+        if self.pinned:
+            self._events.append(Computed(first, tuple(self.pinned), tuple(identities[first:end])))
+
+    async def next(self) -> Granted | None:
+        return self._events.pop(0) if self._events else None
+
+    def end(self) -> None:
+        self.on_end(self)
+
+    def _unpin(self) -> None:
+        self._store.unpin(self.pinned)
+        self.pinned = []
+
+
+class CachedGranter:
+    """Admits the `cached_only` openings of one worker, until it drains."""
+
+    def __init__(
+        self, store: BlockStore, limits: ModelLimits, block_size: int, draining: asyncio.Event
+    ) -> None:
+        self._store = store
+        self._limits = limits
+        self._block_size = block_size
+        self._draining = draining
+
+    def admit(self, opening: handoff_pb2.OpenHandoff) -> CachedPrefix:
+        """Pin what the pool holds of an opening's blocks. Raises Draining, InvalidRequest (it names
+        the field), or HandoffError for a prompt that is to be computed."""
+        limits, size = self._limits, self._block_size
+        if self._draining.is_set():
+            raise Draining("the worker is stopping")
+        if not opening.cached_only:
+            raise HandoffError("this worker computes no prompts for others: it is a decode worker")
+        tokens = list(opening.tokens)
+        if len(tokens) > limits.max_context or len(tokens) % size:
+            raise InvalidRequest(
+                f"{len(tokens)} tokens: not full blocks of {size}, or over the context of "
+                f"{limits.max_context}",
+                field="tokens",
+            )
+        check_tokens(tokens, "tokens", limits.vocab_size)
+        if opening.held_blocks >= len(tokens) // size:
+            raise InvalidRequest("held_blocks leaves nothing to grant", field="held_blocks")
+        names = identity.chain(limits.key, limits.root(opening.cache_salt), tokens, size)
+        return CachedPrefix(self._store, opening.request_id, tokens, names, opening.held_blocks)

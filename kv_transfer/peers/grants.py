@@ -1,0 +1,97 @@
+"""All handoffs that a worker grants, of either role: each from its stream to the end of its lease.
+
+`Grants` counts them, and says when none is open. What is granted is the worker's: `admit` gives the
+prompt of an opening. Owned by the worker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from baton.kv_transfer.checksum_cache import ChecksumCache
+from baton.kv_transfer.granter import Admit, GranterLink, GrantReport, grant
+from baton.kv_transfer.mover import Mover
+from baton.runtime import logs, metrics
+from baton.runtime.config import HandoffConfig
+from baton.runtime.errors import BatonError, Draining, Overloaded
+from baton.runtime.links import LinkClosed
+
+EXPECTED_READS_S = 5.0  # a reader measures READs after its handshake
+
+log = logs.get(__name__)
+
+
+class Grants:
+    """`checksum_cache` has the checksums of blocks that are offered again and again. `on_end` is
+    called after each handoff: its blocks are unpinned."""
+
+    def __init__(
+        self,
+        admit: Admit,
+        mover: Mover,
+        boot_id: bytes,
+        config: HandoffConfig,
+        checksum_cache: ChecksumCache | None = None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._admit = admit
+        self._mover = mover
+        self._boot_id = boot_id
+        self._config = config
+        self._checksum_cache = checksum_cache
+        self._on_end = on_end
+        self._begun: dict[GranterLink, float] = {}
+        self.idle = asyncio.Event()  # none is open
+        self.idle.set()
+
+    @property
+    def open(self) -> int:
+        return len(self._begun)
+
+    def ages(self) -> Iterator[tuple[str, float]]:
+        """Yield the state and the age in seconds of each open handoff."""
+        now = asyncio.get_running_loop().time()
+        return (("reading", now - begun) for begun in self._begun.values())
+
+    def expect_reads(self) -> None:
+        """Serve peers' READs promptly for a while: a reader that has completed its handshake
+        measures READs before any lease exists."""
+        self._mover.hold_progress()
+        asyncio.get_running_loop().call_later(EXPECTED_READS_S, self._mover.drop_progress)
+
+    async def serve(self, link: GranterLink) -> None:
+        """Serve one handoff stream; returns when the handoff is over, however long after its
+        stream has broken."""
+        self._begun[link] = asyncio.get_running_loop().time()
+        self.idle.clear()
+        try:
+            report = await grant(
+                link, self._admit, self._mover, self._boot_id, self._config, self._checksum_cache
+            )
+            metrics.HANDOFFS.labels(report.end).inc()
+            if report.end == "expired":
+                metrics.LEASES_EXPIRED.inc()
+            _log_handoff(report)
+        finally:
+            del self._begun[link]
+            if not self._begun:
+                self.idle.set()
+            self._on_end()
+
+
+def _log_handoff(report: GrantReport) -> None:
+    """Log one event for each handoff; that of a failure names it, which the reader may not do."""
+    failure = report.failure
+    harmless = failure is None or isinstance(failure, Draining | Overloaded | LinkClosed)
+    unknown = failure is not None and not isinstance(failure, BatonError)
+    log_at = log.info if harmless and report.end != "expired" else log.warning
+    (log.error if unknown else log_at)(
+        "handoff ended",
+        request_id=report.request_id,
+        end=report.end,
+        offered_blocks=report.offered_blocks,
+        seconds=round(report.seconds, 4),
+        detail=str(failure or ""),
+        exc_info=failure if unknown else None,
+    )

@@ -1,0 +1,100 @@
+"""All handoffs that a worker reads, of either role: a stream of a peer and its reader.
+
+    async with reads.reader(granter, quarantine) as reader:   # opens the stream
+        await reader.fetch(...)                               # `closed` follows by itself
+
+Streams of one peer share a connection. The first handoff that loses it reports the peer; the others
+raise SharedConnectionLost. Owned by the worker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+from baton.kv_transfer.fetch_report import FetchReport
+from baton.kv_transfer.mover import Mover
+from baton.kv_transfer.peers.peer_client import HandoffLink
+from baton.kv_transfer.peers.registered_peers import Peers
+from baton.kv_transfer.reader import HandoffReader, Quarantine
+from baton.proto import worker_pb2
+from baton.runtime import logs, metrics
+from baton.runtime.config import HandoffConfig
+from baton.runtime.errors import WorkerLost
+
+log = logs.get(__name__)
+
+
+class SharedConnectionLost(WorkerLost):
+    """The loss of a connection that several handoffs share: another handoff has already reported
+    it and dropped the peer, and there may be a new connection."""
+
+
+class HandoffReads:
+    def __init__(self, peers: Peers, mover: Mover, boot_id: bytes, config: HandoffConfig) -> None:
+        self._peers = peers
+        self._mover = mover
+        self._boot_id = boot_id
+        self._config = config
+        self._closing: dict[asyncio.Task[None], float] = {}  # begun at
+        self._open: set[HandoffReader] = set()
+        # Each peer's streams on its one connection; streams of a broken connection are in none.
+        self._streams: dict[bytes, set[HandoffLink]] = {}
+
+    @asynccontextmanager
+    async def reader(
+        self, granter: worker_pb2.Candidate, quarantine: Quarantine
+    ) -> AsyncIterator[HandoffReader]:
+        """Open a stream to a granter, for one fetch. Raises what `Peers.open` raises."""
+        link = await self._peers.open(granter)
+        self._streams.setdefault(granter.boot_id, set()).add(link)
+        reader = HandoffReader(
+            link, self._mover, granter.boot_id, self._boot_id, self._config, quarantine
+        )
+        self._open.add(reader)
+        try:
+            yield reader
+        except WorkerLost as error:
+            if link not in self._streams.get(granter.boot_id, ()):
+                raise SharedConnectionLost(str(error)) from error
+            del self._streams[granter.boot_id]
+            raise
+        finally:
+            self._open.discard(reader)
+            self._remove_stream(granter.boot_id, link)
+            _count_checksum_failures(reader.report)
+            task = asyncio.create_task(reader.finished())
+            self._closing[task] = reader.report.started
+            task.add_done_callback(self._closing.pop)
+
+    def ages(self) -> Iterator[tuple[str, float]]:
+        """Yield the state and the age in seconds of each handoff."""
+        now = asyncio.get_running_loop().time()
+        for reader in self._open:
+            yield "reading" if reader.report.offers else "waiting", now - reader.report.started
+        for begun in self._closing.values():
+            yield "closing", now - begun
+
+    def oldest_unverified_s(self) -> float:
+        """Return how long the oldest landed blocks have waited for a granter's checksums."""
+        return max((reader.unverified_s() for reader in self._open), default=0.0)
+
+    async def finished(self) -> None:
+        """Wait until every reader has sent `closed`, or its lease is over."""
+        while self._closing:
+            await asyncio.wait(set(self._closing))
+
+    def _remove_stream(self, boot_id: bytes, link: HandoffLink) -> None:
+        streams = self._streams.get(boot_id, set())
+        streams.discard(link)
+        if not streams:
+            self._streams.pop(boot_id, None)
+
+
+def _count_checksum_failures(report: FetchReport) -> None:
+    """Count the report's wrong blocks, also those of a fetch that failed because of them."""
+    metrics.CHECKSUM_FAILURES.inc(report.wrong_blocks)
+    metrics.REREAD_BLOCKS.inc(report.reread_blocks)
+    if report.reread_blocks:
+        log.error("blocks reread", blocks=report.reread_blocks, reason="wrong checksums")

@@ -1,0 +1,100 @@
+"""Cached blocks as a grant: pinned while the handoff lasts, and only what is held is promised."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from baton.engine.scheduling.blocks import BlockPool, Hold
+from baton.kv_transfer.granter import Computed
+from baton.kv_transfer.peers.cached_prefix import CachedGranter, CachedPrefix
+from baton.proto import handoff_pb2
+from baton.runtime import identity
+from baton.runtime.errors import Draining, HandoffError, InvalidRequest
+from baton.runtime.wire import ModelLimits
+
+SIZE = 4
+TOKENS = list(range(1, 1 + 5 * SIZE))
+LIMITS = ModelLimits(1000, 64, "model", "uint8", b"key of the cluster")
+
+
+class Holder:
+    """A pool that holds the first `held` blocks of TOKENS."""
+
+    def __init__(self, held: int) -> None:
+        self.pool = BlockPool(8, SIZE)
+        self.draining = asyncio.Event()
+        names = identity.chain(LIMITS.key, LIMITS.root(b""), TOKENS, SIZE)
+        blocks = self.pool.allocate(held, Hold.USED)
+        for index, block in enumerate(blocks):
+            self.pool.identify(block, names[index], TOKENS[index * SIZE : (index + 1) * SIZE])
+        self.pool.release(blocks, Hold.USED)
+        self.blocks = blocks
+        self._granter = CachedGranter(self.pool, LIMITS, SIZE, self.draining)
+
+    def admit(self, **fields: Any) -> CachedPrefix:
+        opening = {"tokens": TOKENS, "cached_only": True, "request_id": "r", **fields}
+        return self._granter.admit(handoff_pb2.OpenHandoff(**opening))
+
+
+async def events(prefix: CachedPrefix) -> list[Any]:
+    found = []
+    while (event := await prefix.next()) is not None:
+        found.append(event)
+    return found
+
+
+@pytest.mark.parametrize(("held", "first"), [(5, 0), (5, 2), (3, 0), (3, 2)])
+async def test_held_blocks_are_pinned_and_offered_once(held: int, first: int) -> None:
+    holder = Holder(held)
+    prefix = holder.admit(held_blocks=first)
+    named, offer = await events(prefix)
+    assert named == handoff_pb2.Held(blocks=held)
+    assert isinstance(offer, Computed) and offer.first == first
+    assert list(offer.blocks) == holder.blocks[first:held] and not offer.partial_tokens
+    assert len(offer.identities) == held - first
+    assert holder.pool.counts().pinned == held - first
+    prefix.end()
+    assert holder.pool.counts().available == holder.pool.total
+    holder.pool.check()
+
+
+@pytest.mark.parametrize("held", [0, 2])
+async def test_a_reader_that_holds_as_much_gets_no_offer(held: int) -> None:
+    holder = Holder(held)
+    prefix = holder.admit(held_blocks=held)
+    assert await events(prefix) == [handoff_pb2.Held(blocks=held)]
+    prefix.end()
+    assert holder.pool.counts().pinned == 0
+
+
+async def test_blocks_of_another_tenant_are_not_granted() -> None:
+    prefix = Holder(5).admit(cache_salt=b"another")
+    assert await events(prefix) == [handoff_pb2.Held(blocks=0)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"tokens": TOKENS[:-1]}, "full blocks"),
+        ({"tokens": TOKENS * 4}, "context of 64"),
+        ({"tokens": [*TOKENS[:-1], 1000]}, "outside the vocabulary"),
+        ({"held_blocks": 5}, "nothing to grant"),
+    ],
+)
+def test_what_is_out_of_bounds_is_named(fields: dict[str, Any], named: str) -> None:
+    holder = Holder(5)
+    with pytest.raises(InvalidRequest, match=named):
+        holder.admit(**fields)
+    assert holder.pool.counts().pinned == 0
+
+
+def test_a_worker_that_drains_or_is_asked_to_compute_refuses() -> None:
+    holder = Holder(5)
+    with pytest.raises(HandoffError, match="decode worker"):
+        holder.admit(cached_only=False)
+    holder.draining.set()
+    with pytest.raises(Draining):
+        holder.admit()
