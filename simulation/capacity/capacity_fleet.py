@@ -156,7 +156,7 @@ class CapacityFleet:
             raise groups
         held = _held(self._index.holders(names))
         local_tokens = self._config.local_prefill_tokens
-        return place(need, fleet, groups, held, self._mode, local_tokens)
+        return place(need, fleet, groups, held, self._mode, local_tokens, read_cached=False)
 
     # -- handoffs -----------------------------------------------------------------------------
 
