@@ -24,6 +24,20 @@ SECONDS_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 )  # fmt: skip
 TOKENS_BUCKETS = (1, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
+# values of labels that more than one place names
+POOL_STATES = ("free", "cached", "used", "leased", "pinned", "quarantined")
+LOCAL_REASONS = (
+    "configured", "cheaper", "short", "cached", "alone", "no_prefill_worker", "incompatible",
+    "too_large", "left",
+)  # fmt: skip
+DECISIONS = (
+    ("disaggregated", "configured"),
+    ("disaggregated", "cheaper"),
+    *(("local", reason) for reason in LOCAL_REASONS),
+)
+ROLES = ("prefill", "decode")
+HANDOFF_STATES = ("waiting", "reading", "closing")
+PROPOSERS = ("ngram", "suffix", "draft", "eagle3")
 
 
 def counter(name: str, meaning: str, label: str = "", values: Sequence[str] = ()) -> Counter:

@@ -10,7 +10,12 @@ from __future__ import annotations
 from prometheus_client import generate_latest
 
 from baton.runtime.metric_factory import (
+    DECISIONS,
+    HANDOFF_STATES,
+    POOL_STATES,
+    PROPOSERS,
     REGISTRY,
+    ROLES,
     TOKENS_BUCKETS,
     counter,
     counter_of_pairs,
@@ -20,20 +25,6 @@ from baton.runtime.metric_factory import (
 from baton.runtime.sampling import MAX_DRAFT_TOKENS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-POOL_STATES = ("free", "cached", "used", "leased", "pinned", "quarantined")
-LOCAL_REASONS = (
-    "configured", "cheaper", "short", "cached", "alone", "no_prefill_worker", "incompatible",
-    "too_large", "left",
-)  # fmt: skip
-DECISIONS = (
-    ("disaggregated", "configured"),
-    ("disaggregated", "cheaper"),
-    *(("local", reason) for reason in LOCAL_REASONS),
-)
-ROLES = ("prefill", "decode")
-HANDOFF_STATES = ("waiting", "reading", "closing")
-PROPOSERS = ("ngram", "suffix", "draft", "eagle3")
 
 
 def render() -> bytes:
@@ -367,19 +358,15 @@ READ_SECONDS = counter(
 )
 CACHED_READS = counter(
     "baton_cached_reads_total",
-    "Reads of cached blocks by a prefill worker, which another worker held: complete, partial or "
-    "failed (what is missing is computed), or cancelled with their prompt.",
+    "Reads by prefill workers of blocks that another worker held; what is missing is computed.",
     "outcome",
     ("complete", "partial", "failed", "cancelled"),
 )
 CACHED_READ_BLOCKS = counter(
-    "baton_cached_read_blocks_total",
-    "Blocks that a prefill worker read from another worker and did not compute.",
+    "baton_cached_read_blocks_total", "Blocks that prefill workers read and did not compute."
 )
 CACHED_READ_BYTES = counter(
-    "baton_cached_read_bytes_total",
-    "Bytes of KV that a prefill worker read from other workers, those read again or in vain "
-    "included.",
+    "baton_cached_read_bytes_total", "Bytes of KV that prefill workers read, in vain or not."
 )
 LOCAL_PREFILLS = counter(
     "baton_local_prefills_total",
@@ -403,13 +390,10 @@ QUARANTINED_BLOCKS = gauge(
     "baton_quarantined_blocks", "Blocks that an unfinished READ may still write to."
 )
 PEERS = counter(
-    "baton_peers_total",
-    "Workers met to read from, by the bandwidth of the first READs: good, or below the floor.",
-    "state",
+    "baton_peers_total", "Workers met to read from, by the bandwidth of the first READs.", "state",
     ("good", "degraded"),
-)
+)  # fmt: skip
 LEASES_EXPIRED = counter(
     "baton_leases_expired_total",
-    "Leases that ended by a clock: the granter's, which heard no close, or the reader's, which "
-    "heard no acknowledgement in time.",
+    "Leases that ended by a clock: granters heard no close, or readers no acknowledgement.",
 )

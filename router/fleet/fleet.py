@@ -30,7 +30,7 @@ from baton.router.fleet.worker_view import (
     incompatible_prefill_workers,
 )
 from baton.router.requests.prompt_limits import ContextLimits
-from baton.runtime import logs, metrics
+from baton.runtime import logs, metric_factory, metrics
 from baton.runtime.config import RouterConfig
 from baton.runtime.identity import chain, root
 from baton.runtime.registry import WorkerRecord
@@ -163,7 +163,7 @@ class Fleet:
     def publish_gauges(self) -> None:
         """Set the gauges of both fleets from the linked workers' last load reports."""
         ready = self.linked_counts()
-        for role in metrics.ROLES:
+        for role in metric_factory.ROLES:
             metrics.FLEET_READY.labels(role).set(ready[role])
             views = [view for view in self.roster().views() if view.role == role]
             blocks = sum(view.total_blocks for view in views)

@@ -6,29 +6,29 @@ import asyncio
 import sys
 from collections.abc import Iterable, Mapping
 
-from baton.runtime import metrics, process_memory
+from baton.runtime import metric_factory, metrics, process_memory
 
 
 def set_pool_gauges(counts: Mapping[str, int]) -> None:
     """Set the pool's gauges from its counts by state; other entries, as the total, are left."""
-    for state in metrics.POOL_STATES:
+    for state in metric_factory.POOL_STATES:
         metrics.POOL_BLOCKS.labels(state).set(counts[state])
 
 
 def set_role(role: str) -> None:
     """Publish the role that this process has now."""
-    for name in ("router", *metrics.ROLES):
+    for name in ("router", *metric_factory.ROLES):
         metrics.ROLE.labels(name).set(name == role)
 
 
 def set_handoff_gauges(ages: Iterable[tuple[str, float]]) -> None:
     """Set the handoffs' gauges from the state and the age in seconds of each open handoff."""
-    counts = dict.fromkeys(metrics.HANDOFF_STATES, 0)
-    oldest = dict.fromkeys(metrics.HANDOFF_STATES, 0.0)
+    counts = dict.fromkeys(metric_factory.HANDOFF_STATES, 0)
+    oldest = dict.fromkeys(metric_factory.HANDOFF_STATES, 0.0)
     for state, age_s in ages:
         counts[state] += 1
         oldest[state] = max(oldest[state], age_s)
-    for state in metrics.HANDOFF_STATES:
+    for state in metric_factory.HANDOFF_STATES:
         metrics.OPEN_HANDOFFS.labels(state).set(counts[state])
         metrics.OLDEST_HANDOFF_SECONDS.labels(state).set(oldest[state])
 

@@ -6,7 +6,7 @@ import pytest
 
 from baton.deploy.cli import handoff_check
 from baton.deploy.cli.process_list import ProcessRow
-from baton.runtime import metrics
+from baton.runtime import metric_factory, metrics
 
 ROUTER = """
 # TYPE baton_links gauge
@@ -45,7 +45,7 @@ def test_fleets_in_order_are_not_a_warning(prefill: int, sent: int, local: int, 
 
 
 def test_each_reason_of_the_metric_has_a_remedy() -> None:
-    local = {reason for decision, reason in metrics.DECISIONS if decision == "local"}
+    local = {reason for decision, reason in metric_factory.DECISIONS if decision == "local"}
     assert local == set(handoff_check.REMEDIES)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from baton.router.dispatch.retry_policy import _reason as migration_reason
 from baton.router.requests import refusals
-from baton.runtime import errors, metrics
+from baton.runtime import errors, metric_factory, metrics
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, failed, output
 from tests.support.placement_scene import NEED, Seen, place, placed, view
@@ -53,7 +53,7 @@ def test_each_reason_has_its_case(
 ) -> None:
     found = placed(place(need, workers, mode, 64))
     assert (found.local, found.reason) == expected
-    assert ("local" if found.local else "disaggregated", found.reason) in metrics.DECISIONS
+    assert ("local" if found.local else "disaggregated", found.reason) in metric_factory.DECISIONS
 
 
 @on_virtual_time

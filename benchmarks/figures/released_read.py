@@ -1,6 +1,6 @@
 """Observe a READ after the release of its handle. An experiment on NIXL over UCX.
 
-    python -m benchmarks.released_read [--json FILE]
+    python -m benchmarks.figures.released_read [--json FILE]
 
 A peer is paused (SIGSTOP) around a READ from it; the READ is left unfinished (polled on, handle
 released, or released and the peer removed), its destination is reused (filled with a marker), the
@@ -190,7 +190,7 @@ def main() -> None:
             for way in WAYS:
                 environment = os.environ | ({"UCX_TLS": tls} if tls else {})
                 done = subprocess.run(
-                    [sys.executable, "-m", "benchmarks.released_read", "--one", pause, way],
+                    [sys.executable, "-m", "benchmarks.figures.released_read", "--one", pause, way],
                     env=environment,
                     capture_output=True,
                     text=True,
