@@ -47,14 +47,14 @@ def asks(pair: TrainedPair, *, local: bool, rules: tuple[dict[str, Any], ...]) -
 
 async def plain_answers(pair: TrainedPair, asked: list[Any]) -> Served:
     async with cluster_of(pair.target, lambda: None, dtype="float32", backend="torch") as cluster:
-        return await serve(cluster, asked, together=True)
+        return await serve(cluster, asked, at_once=len(asked))
 
 
 async def test_answers_equal_those_of_plain_decoding(pair: TrainedPair) -> None:
     asked = [ask for local in (True, False) for ask in asks(pair, local=local, rules=RULES)]
     plain = await plain_answers(pair, asked)
     async with beside_head(pair) as cluster:
-        found = await serve(cluster, asked, together=True)
+        found = await serve(cluster, asked, at_once=len(asked))
     assert found.answers == plain.answers
     assert found.accepted_share > 0.1
 
@@ -71,6 +71,6 @@ async def test_acceptance_by_handoff_is_that_of_one_worker(pair: TrainedPair) ->
     shares = []
     for local in (True, False):
         async with beside_head(pair) as cluster:
-            found = await serve(cluster, asks(pair, local=local, rules=({}, {})), together=False)
+            found = await serve(cluster, asks(pair, local=local, rules=({}, {})), at_once=1)
         shares.append(found.accepted_share)
     assert shares[0] == shares[1] > 0.3
