@@ -88,7 +88,7 @@ PAST_BUGS: dict[str, PastBug] = {
         ),
     ),
     "role-of-an-old-record": PastBug(
-        971,
+        1390,
         Break(
             "a worker that changed its role was linked again before the registry told of it, and "
             "kept its old role in the router's eyes",

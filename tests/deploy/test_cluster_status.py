@@ -114,6 +114,7 @@ def test_the_command_prints_json_and_a_table(
     worker: Any, redis: RedisServer, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     announce_at(redis, record_of(worker))
+    monkeypatch.delenv("COLUMNS", raising=False)  # xdist sets it
     monkeypatch.setenv("BATON_TOKEN", TOKEN)
     files = worker.authority.issue("client", None).settings()
     settings = [f"--set={name}={value}" for name, value in files.items()]

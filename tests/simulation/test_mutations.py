@@ -83,10 +83,10 @@ CAUGHT_BY = {
     "mask-of-the-first-row": 19,
     "go-on-without-a-rank": 12,
     "forget-in-an-outage": 37,
-    "take-unsigned-entries": 20,
+    "take-unsigned-entries": 104,
     "count-replayed-entries": 197,
     "announce-once": 37,
-    "ready-without-workers": 20,
+    "ready-without-workers": 24,
 }
 # Those of `make test`, one of each promise; `make nightly` has them all.
 REPRESENTATIVES = {

@@ -19,10 +19,10 @@ from baton.simulation.mutations.patches import broken_promises
 SEEDS = [seed for seed in range(50 * REDIS_EVERY) if seed % REDIS_EVERY in REDIS_SEEDS]
 CAUGHT_BY = {
     "forget-in-an-outage": (37, "forgot d0"),
-    "take-unsigned-entries": (20, "which no worker announced"),
+    "take-unsigned-entries": (104, "which no worker announced"),
     "count-replayed-entries": (197, "after that boot's end"),
     "announce-once": (37, "is not announced again"),
-    "ready-without-workers": (20, "is ready and has no link to a decode worker"),
+    "ready-without-workers": (24, "is ready and has no link to a decode worker"),
 }
 
 
