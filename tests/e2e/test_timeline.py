@@ -123,7 +123,10 @@ CASES = [
 ]
 
 
-def check_sums(cluster: Cluster, ask: Callable[[Cluster, int], Measured], count: int) -> None:
+def check_sums(
+    cluster: Cluster, ask: Callable[[Cluster, int], Measured], count: int, within: float
+) -> None:
+    """This share of the sums is within the slack: the client shares the cores with the fleet."""
     ask(cluster, next(NUMBERS))  # the first contact, and what is computed for the first time
     off, lines = [], []
     for _ in range(count):
@@ -136,14 +139,14 @@ def check_sums(cluster: Cluster, ask: Callable[[Cluster, int], Measured], count:
         off.append(missing_s > max(SLACK_S, SLACK_SHARE * measured.seconds))
         lines.append(f"{measured.seconds:.4f} {sum_s:.4f} {1e3 * missing_s:.2f} ms")
     print("\n".join(lines))
-    assert sum(off) <= (1 - WITHIN) * count, lines
+    assert sum(off) <= (1 - within) * count, lines
 
 
 @pytest.mark.parametrize(("ask", "placement"), CASES)
 def test_a_path_adds_up_to_the_time_of_its_client(
     make_fleet: Callable[[str], Cluster], ask: Callable[[Cluster, int], Measured], placement: str
 ) -> None:
-    check_sums(make_fleet(placement), ask, 10)
+    check_sums(make_fleet(placement), ask, 10, 0.5)
 
 
 @pytest.mark.nightly
@@ -151,7 +154,7 @@ def test_a_path_adds_up_to_the_time_of_its_client(
 def test_the_paths_of_200_requests_add_up(
     make_fleet: Callable[[str], Cluster], ask: Callable[[Cluster, int], Measured], placement: str
 ) -> None:
-    check_sums(make_fleet(placement), ask, 50)
+    check_sums(make_fleet(placement), ask, 50, WITHIN)
 
 
 @pytest.mark.parametrize("placement", ["disaggregated", "local"])

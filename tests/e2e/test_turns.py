@@ -42,6 +42,7 @@ async def talk(url: str) -> list[list[int]]:
     return found
 
 
+@pytest.mark.nightly
 async def test_later_turns_read_what_the_decode_worker_has(
     make_cluster: Callable[..., Any],
 ) -> None:

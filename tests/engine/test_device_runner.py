@@ -14,7 +14,7 @@ import pytest
     [
         ("qwen3-window", ["--sized"]),
         ("deepseek-v3", []),
-        ("gemma2", ["--sized", "--kv-dtype=int8"]),
+        pytest.param("gemma2", ["--sized", "--kv-dtype=int8"], marks=pytest.mark.nightly),
     ],
 )
 def test_tokens_are_those_of_the_cpu(references, name, more):
@@ -27,7 +27,7 @@ def test_tokens_are_those_of_the_cpu(references, name, more):
 @pytest.mark.parametrize(
     ("name", "more", "found"),
     [
-        ("qwen3-window-small", ["--ordinary"], 5),
+        pytest.param("qwen3-window-small", ["--ordinary"], 5, marks=pytest.mark.nightly),
         ("deepseek-v3-small", ["--quantization=int8", "--kv-dtype=fp8_e4m3"], 4),
     ],
 )

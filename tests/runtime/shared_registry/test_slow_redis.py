@@ -45,6 +45,7 @@ async def longest_turn() -> AsyncIterator[list[float]]:
         ticking.cancel()
 
 
+@pytest.mark.nightly
 async def test_a_slow_server_lists_members_late_and_holds_no_loop_up(
     proxy: RedisProxy, open_client: OpenRegistry
 ) -> None:
