@@ -113,8 +113,8 @@ endif
 
 nightly: $(STAMP) clients $(LARGE_CLIENTS:%=%/.installed) ## slow, repeated and tooling tests, and what they skipped
 	@result=0; \
-	$(PYTEST) -rs --numprocesses=2 $(BY_FILE) -m nightly $(FLEETS:%=--ignore=%) \
-	    $(NIGHTLY) $(NIGHTLY_FOLDERS) || result=$$?; \
+	$(PYTEST) -rs --numprocesses=2 $(BY_FILE) -m nightly \
+	    $(filter-out $(FLEETS) $(FLEETS:%=%/%),$(NIGHTLY) $(NIGHTLY_FOLDERS)) || result=$$?; \
 	$(PYTEST) -rs -m nightly $(FLEETS) || result=$$?; \
 	exit $$result
 
