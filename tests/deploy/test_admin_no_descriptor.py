@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import resource
 import socket
@@ -41,6 +42,7 @@ def no_free_descriptor() -> Iterator[None]:
 async def test_clients_wait_and_one_error_a_second_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.ERROR, logger="asyncio")  # whatever other tests have set
     loop = asyncio.get_running_loop()
     server = AdminServer("127.0.0.1", 0, lambda _: {}, not_ready=lambda: None)
     host, port = (await server.start()).split(":")
