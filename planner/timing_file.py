@@ -116,7 +116,7 @@ def _sample(values: Mapping[str, Any], source: str) -> TimingSample:
 
 def _part(cls: type[_Part], model: Mapping[str, Any], source: str, path: str) -> _Part:
     values = _object(model.get(path, {}), source, path)
-    known = {each.name for each in fields(cls)}  # type: ignore[arg-type]
+    known = {each.name for each in fields(cls)}  # type: ignore[arg-type]  # cls is a dataclass
     _check_fields(values, known, set(), source, f"{path}.")
     return cls(**{key: _number(each, source, f"{path}.{key}") for key, each in values.items()})
 

@@ -136,7 +136,7 @@ class RequestHandler:
         except BatonError as caught:
             outcome, error = _outcome(caught), caught
             raise
-        except Exception as caught:
+        except Exception as caught:  # any failure is counted, and goes on
             error = caught
             raise
         finally:

@@ -110,9 +110,9 @@ class RequestTrace:
         if max(map(len, columns)) > MAX_OFFERS or len(set(map(len, columns))) > 1:
             return
         shift_s = self._receipt_s - self.begun_s
-        for begin, landed, verified, blocks in zip(*columns, strict=True):
-            times = (shift_s + us / 1e6 for us in (begin, landed, verified))
-            self.offers.append((*times, blocks))  # type: ignore[arg-type]
+        for *micros, blocks in zip(*columns, strict=True):
+            begin_s, landed_s, verified_s = (shift_s + us / 1e6 for us in micros)
+            self.offers.append((begin_s, landed_s, verified_s, blocks))
         del self.offers[: -4 * MAX_OFFERS]
         self.read_bytes += fetch.bytes
         self.reads += fetch.reads

@@ -93,6 +93,7 @@ def _alike(one: Phase, other: Phase) -> bool:
 def write(timeline: Timeline, message: worker_pb2.Timeline) -> None:
     """Put the phases into an empty message; all that have a `where` are one peer's."""
     phases = timeline.phases
+    # The generated types name an enum, the library takes numbers.
     message.names.extend([_NUMBERS[phase.name] for phase in phases])  # type: ignore[misc]
     message.micros.extend([micros(phase.seconds) for phase in phases])
     message.counts.extend([phase.count for phase in phases])

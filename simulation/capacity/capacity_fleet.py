@@ -14,6 +14,7 @@ from __future__ import annotations
 from asyncio import QueueEmpty
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from opentelemetry.context import Context
 
@@ -112,7 +113,7 @@ class CapacityFleet:
             self.changed(stage)
         for number, each in enumerate(trace):
             placed_s = each.arrived_s + timing.host_s(each.prompt_tokens)
-            timeline.at(placed_s, lambda number=number: self._arrive(number))  # type: ignore[misc]
+            timeline.at(placed_s, partial(self._arrive, number))
 
     def stages(self) -> list[DecodeStage | PrefillStage]:
         """Return all workers, prefill workers first."""

@@ -168,7 +168,7 @@ class Watch:
                     ended(over)
 
                 prompt.on_end = on_end
-                return prompt  # type: ignore[no-any-return]
+                return prompt  # type: ignore[no-any-return]  # either role's, as `admit` returns it
 
             report = await grant(link, admitting, mover, boot_id, *more)
             if report.end == "closed":

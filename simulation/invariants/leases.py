@@ -126,7 +126,7 @@ class Leases:
             self._check_used(process, prompt.request_id, used)
             read_ended(prompt, verified)
 
-        scheduler.read_ended = watched  # type: ignore[method-assign] # of this one alone
+        scheduler.read_ended = watched  # type: ignore[method-assign]  # of this one alone
 
     def _check_used(self, process: WorkerProcess, request_id: str, blocks: list[int]) -> None:
         if {(process.boot_id, block) for block in blocks} & self._tainted:

@@ -331,7 +331,7 @@ MUTATIONS: dict[str, Break] = {
     ),
     "accept-late-tokens": Break("any attempt's tokens", Dispatcher, "take", _any_attempt),
     "draw-first-tokens-again": Break(
-        "a failed handoff's first tokens are drawn anew", Group, "undrawn", _drawn_again
+        "a worker draws the first tokens of a failed handoff again", Group, "undrawn", _drawn_again
     ),
     "forget-first-logprobs": Break(
         "the first token comes without its logprob", Prompt, "first_tokens", _without_logprobs

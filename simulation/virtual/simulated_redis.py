@@ -15,6 +15,7 @@ import fnmatch
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -89,7 +90,7 @@ class SimulatedRedis:
             self._answer(call, ConnectionError("Connection closed by server."))
         subscriptions, self._subscriptions = self._subscriptions, []
         for one in subscriptions:
-            self._on_the_way(one.machine, lambda one=one: self._break(one))  # type: ignore[misc]
+            self._on_the_way(one.machine, partial(self._break, one))
 
     def start(self) -> None:
         self.up = True
