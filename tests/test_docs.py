@@ -155,8 +155,8 @@ def test_commands_and_flags_that_are_named_exist(page: str) -> None:
 
 
 def test_each_command_is_in_the_readme() -> None:
-    told = {name for name, _ in orders(PAGES["README.md"])}
-    assert set(commands()) - told == set()
+    reported = {name for name, _ in orders(PAGES["README.md"])}
+    assert set(commands()) - reported == set()
 
 
 def row(metric: Counter | Gauge | Histogram) -> str:
@@ -181,8 +181,10 @@ def test_each_metric_has_its_row_and_no_other_is_named() -> None:
 
 
 def test_each_field_of_a_request_is_named_and_no_other() -> None:
-    told = PAGES["docs/api.md"].partition("## Fields of both")[2].partition("Other fields")[0]
-    named = {name.partition(".")[0] for name in SPAN.findall(told) if re.match(r"[a-z_.]+$", name)}
+    reported = PAGES["docs/api.md"].partition("## Fields of both")[2].partition("Other fields")[0]
+    named = {
+        name.partition(".")[0] for name in SPAN.findall(reported) if re.match(r"[a-z_.]+$", name)
+    }
     fields = set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
     assert named - {"router"} == fields
 

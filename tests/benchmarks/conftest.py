@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.nightly)
 
 
-class Told(NamedTuple):
+class Reported(NamedTuple):
     """What a benchmark wrote, the figures in it by their names, and what it printed."""
 
     written: dict[str, Any]
@@ -33,10 +33,10 @@ class Told(NamedTuple):
 
 
 @pytest.fixture
-def measured(tmp_path: Path) -> Callable[..., Told]:
+def measured(tmp_path: Path) -> Callable[..., Reported]:
     """`measured("handoff", "--rounds=1")`: what `python -m benchmarks.handoff --quick` tells."""
 
-    def run(name: str, *flags: str, timeout_s: float = 110.0) -> Told:
+    def run(name: str, *flags: str, timeout_s: float = 110.0) -> Reported:
         file = tmp_path / f"{name}.json"
         done = subprocess.run(
             [sys.executable, "-m", f"benchmarks.{name}", "--quick", *flags, f"--json={file}"],
@@ -49,6 +49,6 @@ def measured(tmp_path: Path) -> Callable[..., Told]:
         assert done.returncode == 0, done.stdout + done.stderr
         written = json.loads(file.read_text())
         figures = {figure["name"]: figure for figure in written["figures"]}
-        return Told(written, figures, done.stdout)
+        return Reported(written, figures, done.stdout)
 
     return run

@@ -46,8 +46,8 @@ def test_clients_leave_a_real_fleet(tmp_path: Path) -> None:
         timeout=110,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    told = {figure["name"]: figure for figure in json.loads(file.read_text())["figures"]}
-    found = {name: figure["value"] for name, figure in told.items()}
+    reported = {figure["name"]: figure for figure in json.loads(file.read_text())["figures"]}
+    found = {name: figure["value"] for name, figure in reported.items()}
     assert found["leaves"] == 6 and found["step_ms"] > 0
     assert 0 < found["stopped_ms_p50"] <= found["free_ms_most"]
-    assert told["free_ms_p99"]["holds"], found  # a second, some ten times what it takes
+    assert reported["free_ms_p99"]["holds"], found  # a second, some ten times what it takes

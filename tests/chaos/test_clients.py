@@ -31,9 +31,9 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close
 
 
 def body(*tokens: str, index: int = 0, finish: str | None = None) -> dict[str, Any]:
-    told = spoken("".join(tokens))
-    logprobs = {"tokens": told.tokens, "token_logprobs": told.logprobs} if tokens else None
-    return {"index": index, "text": told.text, "logprobs": logprobs, "finish_reason": finish}
+    reported = spoken("".join(tokens))
+    logprobs = {"tokens": reported.tokens, "token_logprobs": reported.logprobs} if tokens else None
+    return {"index": index, "text": reported.text, "logprobs": logprobs, "finish_reason": finish}
 
 
 def event(*tokens: str, index: int = 0, finish: str | None = None) -> bytes:

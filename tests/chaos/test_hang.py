@@ -97,14 +97,14 @@ class OneWorker:
         self.waited_for.append(workers)
 
     def metric(self, name: str, metric: str, **labels: str) -> float:
-        told = httpx.get(f"http://{self.address}/metrics", timeout=5).json()
+        reported = httpx.get(f"http://{self.address}/metrics", timeout=5).json()
         if name == "router":
             assert (metric, labels) == ("baton_hangs_total", {"role": "decode"})
-            return float(told["hangs"])
+            return float(reported["hangs"])
         if metric == "baton_step_seconds_bucket":
             assert list(labels) == ["le", "role"]  # as metrics show them
             return 1000.0 if float(labels["le"]) >= self.step_s else 980.0
-        return 1000.0 if metric == "baton_step_seconds_count" else told["admitted"]
+        return 1000.0 if metric == "baton_step_seconds_count" else reported["admitted"]
 
 
 class Asking:
@@ -187,9 +187,11 @@ async def test_between_two_steps_it_is_let_go_and_held_again(
     stage = stage_of("red", "between")
     await hang(stage, "decode-0")
     assert (stage.broken, stage.void) == ([], "")
-    told = re.search(r"let go (\d+) times with a lock, (\d+) times between steps", stage.notes[0])
-    assert told is not None
-    with_lock, between = map(int, told.groups())  # who answers late counts as one with a lock
+    reported = re.search(
+        r"let go (\d+) times with a lock, (\d+) times between steps", stage.notes[0]
+    )
+    assert reported is not None
+    with_lock, between = map(int, reported.groups())  # who answers late counts as one with a lock
     assert between >= 1 and with_lock + between >= 2
 
 
@@ -217,8 +219,8 @@ async def test_a_worker_that_says_it_is_dead_breaks_its_promise(
 ) -> None:
     stage = stage_of("red", "dead")
     await hang(stage, "decode-0")
-    (told,) = stage.broken
-    assert told.startswith("/healthz of decode-0 was not 200")
+    (reported,) = stage.broken
+    assert reported.startswith("/healthz of decode-0 was not 200")
 
 
 async def test_a_worker_without_work_makes_it_void(stage_of: Callable[..., Stage]) -> None:
@@ -266,4 +268,4 @@ async def test_one_that_is_not_used_again_breaks_it(
     monkeypatch.setattr(OneWorker, "metric", lambda *_, **labels: 7.0 if labels else 1.0)
     await hang(stage, "decode-0")
     assert "decode-0 was not used again within 0.3 s" in stage.broken
-    assert any("a router left decode-0 after inf s" in told for told in stage.broken)
+    assert any("a router left decode-0 after inf s" in reported for reported in stage.broken)

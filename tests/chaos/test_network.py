@@ -83,9 +83,9 @@ def test_a_link_is_cut_one_way_both_ways_and_healed(
     joined: Network, echo: subprocess.Popen[str]
 ) -> None:
     assert reaches(joined, echo) == (True, True)
-    for way, told in (("in", (False, False)), ("out", (False, True)), ("both", (False, False))):
+    for way, reported in (("in", (False, False)), ("out", (False, True)), ("both", (False, False))):
         joined.cut("decode-0", way)  # type: ignore[arg-type]
-        assert reaches(joined, echo) == told, way
+        assert reaches(joined, echo) == reported, way
         joined.heal("decode-0")
         assert reaches(joined, echo) == (True, True), way
 

@@ -19,7 +19,7 @@ class OneWorker:
 
     def __init__(self, folder: Path, *, work: float = 1.0) -> None:
         self.folder = folder
-        self.told: list[tuple[str, ...]] = []
+        self.reported: list[tuple[str, ...]] = []
         self.process, self.work, self.admitted = 7, work, 0.0
         self.log("the configuration", "model loaded")
 
@@ -34,10 +34,10 @@ class OneWorker:
         return ["prefill-0"]
 
     def wait_ready(self, _: int) -> None:
-        self.told.append(("ready",))
+        self.reported.append(("ready",))
 
     def change_role(self, name: str, role: str) -> None:
-        self.told.append((name, role))
+        self.reported.append((name, role))
 
     def records(self) -> dict[str, Any]:
         return {"prefill-0": SimpleNamespace(pid=self.process)}
@@ -56,7 +56,7 @@ async def test_there_and_back_in_one_process_with_one_load(tmp_path: Path) -> No
     cluster = OneWorker(tmp_path)
     stage = stage_of(cluster)
     await change_role(stage, "prefill-0")
-    assert cluster.told == [
+    assert cluster.reported == [
         ("prefill-0", "decode"), ("ready",), ("prefill-0", "prefill"), ("ready",),
     ]  # fmt: skip
     assert not stage.broken

@@ -20,7 +20,7 @@ class Worker:
 
     def __init__(self, usual_s: float, slow_s: float) -> None:
         self.usual_s, self.slow_s = usual_s, slow_s
-        self.told: list[signal.Signals] = []
+        self.reported: list[signal.Signals] = []
         self.fails_at: int | None = None
         self.opens_ever = True
 
@@ -31,21 +31,21 @@ class Worker:
         return ["decode-0", "decode-1", "decode-2"]
 
     def wait_ready(self, workers: int) -> None:
-        assert self.told[-1] is signal.SIGCONT
+        assert self.reported[-1] is signal.SIGCONT
 
     def kill(self, name: str, number: signal.Signals) -> None:
         assert name == "decode-0"
-        if len(self.told) == self.fails_at:
+        if len(self.reported) == self.fails_at:
             self.fails_at = None
             raise ProcessLookupError
-        self.told.append(number)
+        self.reported.append(number)
 
     def metric(self, name: str, metric: str, **labels: str) -> float:
         if name.startswith("router"):
             assert (metric, labels) == ("baton_circuits_opened_total", {"reason": "slow"})
             return 2.0 + self.opens
         assert labels == {"role": "decode"}
-        count = 100.0 + 20.0 * bool(self.told)
+        count = 100.0 + 20.0 * bool(self.reported)
         if metric == "baton_step_seconds_count":
             return count
         assert metric == "baton_step_seconds_sum"
@@ -54,7 +54,7 @@ class Worker:
 
     @property
     def opens(self) -> bool:
-        return self.opens_ever and len(self.told) > 4
+        return self.opens_ever and len(self.reported) > 4
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ async def test_a_worker_is_paused_in_turns_and_reported_with_circuits() -> None:
     cluster = Worker(usual_s=0.02, slow_s=0.15)
     stage = stage_of(cluster)
     await slow(stage, "decode-0")
-    *turns, last = cluster.told
+    *turns, last = cluster.reported
     assert len(turns) >= 4 and last is signal.SIGCONT
     assert turns == [signal.SIGSTOP, signal.SIGCONT] * (len(turns) // 2)
     assert stage.notes == [
@@ -96,7 +96,7 @@ async def test_it_goes_on_whatever_happens() -> None:
     cluster.fails_at = 3  # as it should go on
     with pytest.raises(ProcessLookupError):
         await slow(stage_of(cluster), "decode-0")
-    assert cluster.told[-2:] == [signal.SIGSTOP, signal.SIGCONT]
+    assert cluster.reported[-2:] == [signal.SIGSTOP, signal.SIGCONT]
 
 
 @pytest.mark.parametrize(

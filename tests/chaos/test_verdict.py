@@ -127,8 +127,8 @@ def test_a_stream_may_be_cut_by_the_router_that_was_killed_alone() -> None:
 
 
 def test_blocks_that_are_left_break_it() -> None:
-    (told,) = verdict(short(LEAST_BEFORE), left={"decode-0": 3}).broken
-    assert told == "decode-0 holds 3 blocks"
+    (reported,) = verdict(short(LEAST_BEFORE), left={"decode-0": 3}).broken
+    assert reported == "decode-0 holds 3 blocks"
 
 
 def test_too_little_load_makes_it_void() -> None:

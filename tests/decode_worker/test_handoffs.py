@@ -291,7 +291,7 @@ async def test_a_candidate_of_an_earlier_start_is_passed_over(bench: Bench) -> N
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (WorkerLost("gone"), True),
         (LeaseLost("silent"), True),
@@ -302,13 +302,13 @@ async def test_a_candidate_of_an_earlier_start_is_passed_over(bench: Bench) -> N
     ],
 )
 async def test_the_router_learns_once_whose_handoff_failed(
-    bench: Bench, error: BatonError, told: bool
+    bench: Bench, error: BatonError, reported: bool
 ) -> None:
     bench.refusals["prefill-0"] = [error]
     request = await bench.run()
     assert request.tokens() == request.expected()
     first, second = bench.boot_id("prefill-0"), bench.boot_id("prefill-1")
-    failed = [first] if told else []
+    failed = [first] if reported else []
     assert [(word.prefill_boot_id, list(word.failed_boot_ids)) for word in request.asked] == [
         (b"", failed),
         (second, failed),
@@ -351,8 +351,8 @@ async def test_a_revoked_grant_asks_its_first_candidate_again(bench: Bench) -> N
     request = await bench.run()
     assert request.tokens() == request.expected() and taken
     first, second = bench.boot_id("prefill-0"), bench.boot_id("prefill-1")
-    told = [(b"", [first]), (second, [first])]
-    again = [(first, [first]), *told]
+    reported = [(b"", [first]), (second, [first])]
+    again = [(first, [first]), *reported]
     assert [
         (word.prefill_boot_id, list(word.failed_boot_ids)) for word in request.asked
-    ] == told + again
+    ] == reported + again

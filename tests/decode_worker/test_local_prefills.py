@@ -23,14 +23,14 @@ def trace_of(number: int) -> dict[str, str]:
 
 
 def attributes(span: Span) -> dict[str, Any]:
-    told = {}
+    reported = {}
     for entry in span.attributes:
-        told[entry.key.removeprefix("baton.")] = (
+        reported[entry.key.removeprefix("baton.")] = (
             entry.value.string_value
             if entry.value.HasField("string_value")
             else entry.value.int_value
         )
-    return told
+    return reported
 
 
 def counted() -> dict[str, float]:
@@ -82,8 +82,8 @@ async def test_a_prompt_computed_here_has_a_prefill_workers_spans(
     assert request.tokens() == request.expected()
 
     chunks, (prefill,) = spans("chunk"), spans("prefill")
-    told = [attributes(chunk) for chunk in chunks]
-    assert told == [
+    reported = [attributes(chunk) for chunk in chunks]
+    assert reported == [
         {"start": start, "end": min(start + 8, 20), "local": reason} for start in (0, 8, 16)
     ]
     assert attributes(prefill) == {"cached_tokens": 0, "local": reason}
@@ -126,9 +126,11 @@ async def test_recomputed_tokens_are_reported_and_counted_apart(
     preempted = cluster.decode["decode-0"].worker.audit()["preemptions"]
     assert news["preemptions"] == preempted > 0
     assert news["prompt"] == 9 * 3  # once each, however often they were computed
-    again = [told for chunk in spans("chunk") if (told := attributes(chunk))["local"] != "placed"]
-    assert {told["local"] for told in again} == {"recompute"}
-    assert news["recomputed"] == sum(told["end"] - told["start"] for told in again) > 0
+    again = [
+        reported for chunk in spans("chunk") if (reported := attributes(chunk))["local"] != "placed"
+    ]
+    assert {reported["local"] for reported in again} == {"recompute"}
+    assert news["recomputed"] == sum(reported["end"] - reported["start"] for reported in again) > 0
     prefills = spans("prefill")
     assert sum(attributes(span)["local"] == "recompute" for span in prefills) == news["recompute"]
     assert {span.trace_id for span in prefills} == {

@@ -110,8 +110,8 @@ async def test_a_refused_submit_ends_every_choice_with_its_reason() -> None:
     work.fails = InvalidRequest("max_tokens is 0", field="max_tokens")
     session, _ = work.sessions.attach(hello())
     session.receive(submit("a", choices=3))
-    told = [(o.choice, o.failure.code, o.end) for o in (await session.outputs()).outputs]
-    assert told == [(number, "InvalidRequest", worker_pb2.FAILED) for number in range(3)]
+    reported = [(o.choice, o.failure.code, o.end) for o in (await session.outputs()).outputs]
+    assert reported == [(number, "InvalidRequest", worker_pb2.FAILED) for number in range(3)]
 
 
 @pytest.mark.parametrize("mistake", [RuntimeError, ValueError, TypeError, OverflowError, KeyError])
@@ -120,9 +120,9 @@ async def test_a_submit_that_goes_wrong_ends_alone_and_at_once(mistake: type[Exc
     session, _ = work.sessions.attach(hello())
     session.receive(submit("a"))
     work.fails = mistake("this cannot be")
-    with capture_logs() as told:
+    with capture_logs() as reported:
         session.receive(submit("b", choices=2))
-    said = [(e["request_id"], e["exc_info"]) for e in told if e["log_level"] == "error"]
+    said = [(e["request_id"], e["exc_info"]) for e in reported if e["log_level"] == "error"]
     assert said == [("b", True)]  # with its traceback
     assert work.cancelled == [("b", 1)]  # what had begun
     outputs = (await session.outputs()).outputs

@@ -35,9 +35,11 @@ async def test_proposals_are_attributes_of_the_decode_span(collector: tuple[Any,
         tracing.shutdown(10.0)
         await cluster.close()
     (span,) = [s for s in servicer.all if s.name == "decode" and s.trace_id.hex() == f"{7:032x}"]
-    told = {entry.key.removeprefix("baton."): entry.value.int_value for entry in span.attributes}
+    reported = {
+        entry.key.removeprefix("baton."): entry.value.int_value for entry in span.attributes
+    }
     accepted = sum(output.accepted_proposal for output in request.outputs)
     rejected = sum(output.rejected_proposals for output in request.outputs)
     assert accepted > 0 and rejected > 0
-    assert told["accepted_tokens"] == accepted
-    assert told["proposed_tokens"] == accepted + rejected
+    assert reported["accepted_tokens"] == accepted
+    assert reported["proposed_tokens"] == accepted + rejected

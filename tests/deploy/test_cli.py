@@ -66,16 +66,16 @@ def test_each_command_explains_itself(command: str) -> None:
 def test_each_flag_is_explained(command: str) -> None:
     (commands,) = (a.choices for a in main.parser()._actions if a.dest == "command")
     assert isinstance(commands, dict) and commands[command].description
-    told = {action.dest: action.help for action in commands[command]._actions}
-    assert [name for name, words in told.items() if not words] == []
+    reported = {action.dest: action.help for action in commands[command]._actions}
+    assert [name for name, words in reported.items() if not words] == []
 
 
 def test_the_demo_reports_its_actual_placement() -> None:
     (commands,) = (a.choices for a in main.parser()._actions if a.dest == "command")
     assert isinstance(commands, dict)
     for name, default in (("serve", "auto"), ("demo", "disaggregated")):
-        told = " ".join(commands[name].format_help().split())
-        assert f"(router.placement; default: {default})" in told
+        reported = " ".join(commands[name].format_help().split())
+        assert f"(router.placement; default: {default})" in reported
 
 
 def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:

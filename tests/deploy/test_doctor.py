@@ -90,7 +90,7 @@ def examined(tmp_path: Path, *absent: str) -> tuple[int, dict[str, dict[str, str
     return done.returncode, {finding["name"]: finding for finding in found}
 
 
-def told(found: dict[str, dict[str, str]], name: str, level: str) -> str:
+def reported(found: dict[str, dict[str, str]], name: str, level: str) -> str:
     """The remedy of a finding that has this level."""
     assert found[name]["level"] == level, found[name]
     return found[name]["remedy"]
@@ -99,25 +99,25 @@ def told(found: dict[str, dict[str, str]], name: str, level: str) -> str:
 def test_without_numba_every_check_ends_in_a_finding(tmp_path: Path) -> None:
     code, found = examined(tmp_path, "numba")
     assert code == 1
-    assert "pip install 'baton-serve[worker]'" in told(found, "numba", "fail")
-    assert "pip install 'baton-serve[worker]'" in told(found, "nixl transport", "fail")
+    assert "pip install 'baton-serve[worker]'" in reported(found, "numba", "fail")
+    assert "pip install 'baton-serve[worker]'" in reported(found, "nixl transport", "fail")
     assert "numba" in found["nixl transport"]["found"]
-    assert told(found, "device", "ok") == told(found, "torch", "ok") == ""
+    assert reported(found, "device", "ok") == reported(found, "torch", "ok") == ""
 
 
 def test_without_nixl_every_check_ends_in_a_finding(tmp_path: Path) -> None:
     code, found = examined(tmp_path, "nixl", "nixl_cu12", "nixl_cu13")
     assert code == 1
-    assert "pip install --no-deps nixl" in told(found, "nixl", "fail")
-    assert "pip install --no-deps nixl" in told(found, "nixl transport", "fail")
+    assert "pip install --no-deps nixl" in reported(found, "nixl", "fail")
+    assert "pip install --no-deps nixl" in reported(found, "nixl transport", "fail")
 
 
 def test_without_torch_and_ray_every_check_ends_in_a_finding(tmp_path: Path) -> None:
     code, found = examined(tmp_path, "torch", "ray")
     assert code == 1
-    assert "--launcher process" in told(found, "ray", "warn")
+    assert "--launcher process" in reported(found, "ray", "warn")
     for name, level in (("torch", "fail"), ("gpu", "warn"), ("device", "warn")):
-        assert "pip install 'baton-serve[worker]'" in told(found, name, level)
+        assert "pip install 'baton-serve[worker]'" in reported(found, name, level)
 
 
 @pytest.mark.parametrize(

@@ -58,11 +58,11 @@ class Hub(BaseHTTPRequestHandler):
             self._send(json.dumps(tree if rest.startswith("tree/") else found).encode())
         else:
             _, commit, file = rest.split("/")
-            told = {"ETag": f'"{commit}{file}"', "X-Repo-Commit": commit}
+            reported = {"ETag": f'"{commit}{file}"', "X-Repo-Commit": commit}
             if (model, file) == ENDLESS_FILE:
-                self._trickle(told)
+                self._trickle(reported)
             else:
-                self._send(FILES[file], **told)
+                self._send(FILES[file], **reported)
 
     do_HEAD = do_GET
 

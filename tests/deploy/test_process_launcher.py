@@ -70,15 +70,15 @@ def test_a_failed_start_is_reported_and_retried_with_pauses(
 ) -> None:
     keepers = Keepers(monkeypatch)
     keepers.failure = OSError(11, "no process")
-    told = 0
+    reported = 0
     for _ in range(600):
         try:
             keepers.pass_s(TICK_S)
         except BatonError as error:
             assert "no process" in str(error)
             keepers.now += TICK_S
-            told += 1
-    assert 10 < told == len(keepers.of("a")) == len(keepers.of("b")) < 25
+            reported += 1
+    assert 10 < reported == len(keepers.of("a")) == len(keepers.of("b")) < 25
 
 
 def test_one_whose_log_cannot_be_opened_holds_up_no_other(

@@ -309,8 +309,8 @@ def test_no_ray_is_taken_that_asks_for_no_token() -> None:
     """A local cluster listens on the host's address; who speaks to it runs code. From 2.59 on it
     asks for a token unless the user has switched that off."""
     root = Path(__file__).resolve().parents[2]
-    told = tomllib.loads((root / "pyproject.toml").read_text())
-    (floor,) = [x for x in told["project"]["optional-dependencies"]["worker"] if x[:3] == "ray"]
+    reported = tomllib.loads((root / "pyproject.toml").read_text())
+    (floor,) = [x for x in reported["project"]["optional-dependencies"]["worker"] if x[:3] == "ray"]
     (pinned,) = [
         line
         for line in (root / "requirements/cpu.txt").read_text().splitlines()

@@ -47,16 +47,18 @@ def test_blocks_that_are_used_unverified_are_said(instance: Instance) -> None:
     assert "WARNING: handoff.verify is off" in "".join(said)
 
 
-@pytest.mark.parametrize(("mode", "told"), [("disabled", True), ("Token", False), (None, False)])
+@pytest.mark.parametrize(
+    ("mode", "reported"), [("disabled", True), ("Token", False), (None, False)]
+)
 def test_a_ray_that_asks_for_no_token_is_said(
-    monkeypatch: pytest.MonkeyPatch, mode: str | None, told: bool
+    monkeypatch: pytest.MonkeyPatch, mode: str | None, reported: bool
 ) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     if mode is not None:
         monkeypatch.setenv("RAY_AUTH_MODE", mode)
     said = list(serve._switched_off(ServeOptions(Config(), launcher="ray")))
     assert [word for line in said for word in line.split()[:3]] == (
-        ["RAY_AUTH_MODE", "is", "disabled:"] if told else []
+        ["RAY_AUTH_MODE", "is", "disabled:"] if reported else []
     )
     joined = ServeOptions(Config(), launcher="ray", ray_address="10.0.0.1:6379")
     assert not list(serve._switched_off(joined))  # that one's owner has decided
@@ -90,12 +92,12 @@ def test_certificates_are_renewed_while_it_serves(
 def test_the_ready_line_names_grpc_where_it_is_served(tmp_path: Path, address: str | None) -> None:
     if address is not None:
         write_private(grpc_address_file(tmp_path / "router.address"), address)
-    told: list[str] = []
-    serving = Serving(ServeOptions(Config()), told.append)
+    reported: list[str] = []
+    serving = Serving(ServeOptions(Config()), reported.append)
     model = ModelSource(tmp_path, "m")
     serving._announce("http://127.0.0.1:8000", model, grpc_address(tmp_path))
-    assert told[0].startswith("Ready at http://127.0.0.1:8000 after ")
-    assert ("(gRPC at 127.0.0.1:8001)" in told[0]) is (address is not None)
+    assert reported[0].startswith("Ready at http://127.0.0.1:8000 after ")
+    assert ("(gRPC at 127.0.0.1:8001)" in reported[0]) is (address is not None)
 
 
 class ScriptedLauncher:
@@ -229,8 +231,8 @@ def test_a_long_end_says_what_it_waits_for_and_how_to_cut_it(
     serving.stop()
     ending: Any = Ending(tmp_path)
     serving._end(ending)
-    (told,) = [line for line in said if "Ctrl-C again" in line]
-    assert "open requests may finish" in told
+    (reported,) = [line for line in said if "Ctrl-C again" in line]
+    assert "open requests may finish" in reported
     assert [line for line in said if "all requests have ended" in line] == said[2:3]
 
 

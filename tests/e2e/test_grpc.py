@@ -68,10 +68,10 @@ async def test_the_same_tokens_by_grpc_as_by_http(
         stub.Generate(client_pb2.GenerateRequest(model="small", **source, **fields))
     )
     assert {choice: got.get(choice, ("", "stop")) for choice in http} == http
-    told = answer.json()["usage"]
+    reported = answer.json()["usage"]
     assert (usage.prompt_tokens, usage.completion_tokens) == (
-        told["prompt_tokens"],
-        told["completion_tokens"],
+        reported["prompt_tokens"],
+        reported["completion_tokens"],
     )
 
 

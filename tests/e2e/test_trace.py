@@ -36,7 +36,7 @@ async def whole(servicer: Any, trace: str, phases: set[str]) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Told:
+class Reported:
     """What spans and logs tell of one request, and of a secret that was asked afterwards."""
 
     request_id: str
@@ -47,11 +47,11 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(
+def reported(
     make_shared_cluster: Callable[..., Any],
     shared_collector: tuple[Any, str],
     corrupting: tuple[str, ...],
-) -> Told:
+) -> Reported:
     """Of the reads, the first and the eleventh are spoiled: the latter is the request's own."""
     servicer, endpoint = shared_collector
     cluster = make_shared_cluster(
@@ -79,12 +79,12 @@ def told(
     cluster.quiet(10.0)
     logs = {name: (cluster.folder / f"{name}.log").read_text() for name in PROCESSES}
     assert {span.trace_id.hex() for span in servicer.all} == {TRACE, OTHER_TRACE}  # the clients'
-    return Told(request_id, spans, str(servicer.all), servicer.services, logs)
+    return Reported(request_id, spans, str(servicer.all), servicer.services, logs)
 
 
-def test_all_phases_of_a_request_are_in_one_trace(told: Told) -> None:
-    assert told.services == {f"baton-{name}" for name in PROCESSES}
-    by_id = {span.span_id: span for span in told.spans}
+def test_all_phases_of_a_request_are_in_one_trace(reported: Reported) -> None:
+    assert reported.services == {f"baton-{name}" for name in PROCESSES}
+    by_id = {span.span_id: span for span in reported.spans}
 
     def ancestors(span: Any) -> list[str]:
         names = []
@@ -93,23 +93,23 @@ def test_all_phases_of_a_request_are_in_one_trace(told: Told) -> None:
             names.append(span.name)
         return names
 
-    for span in told.spans:
+    for span in reported.spans:
         assert span.name == "request" or "request" in ancestors(span), span.name
         assert span.end_time_unix_nano >= span.start_time_unix_nano
         if span.name in ("prefill", "chunk", "fetch"):
             assert "handoff" in ancestors(span)
-    assert sum(span.name == "chunk" for span in told.spans) >= 3
-    (request,) = [span for span in told.spans if span.name == "request"]
-    for span in told.spans:  # no phase begins before the request
+    assert sum(span.name == "chunk" for span in reported.spans) >= 3
+    (request,) = [span for span in reported.spans if span.name == "request"]
+    for span in reported.spans:  # no phase begins before the request
         assert span.start_time_unix_nano >= request.start_time_unix_nano - 5_000_000
 
 
-def test_a_retried_handoff_is_found_by_its_request_in_all_logs(told: Told) -> None:
+def test_a_retried_handoff_is_found_by_its_request_in_all_logs(reported: Reported) -> None:
     events = {
-        name: [json.loads(line) for line in log.splitlines()] for name, log in told.logs.items()
+        name: [json.loads(line) for line in log.splitlines()] for name, log in reported.logs.items()
     }
     mine = {
-        name: {event["event"] for event in lines if event.get("request_id") == told.request_id}
+        name: {event["event"] for event in lines if event.get("request_id") == reported.request_id}
         for name, lines in events.items()
     }
     assert "request ended" in mine["router"]
@@ -119,9 +119,9 @@ def test_a_retried_handoff_is_found_by_its_request_in_all_logs(told: Told) -> No
     assert contact["transport"].startswith(("tcp", "shared memory, ", "not tcp, "))
 
 
-def test_no_prompt_text_is_in_spans_or_logs(told: Told) -> None:
-    assert SECRET not in told.all_spans
-    assert not [name for name, log in told.logs.items() if SECRET in log]
+def test_no_prompt_text_is_in_spans_or_logs(reported: Reported) -> None:
+    assert SECRET not in reported.all_spans
+    assert not [name for name, log in reported.logs.items() if SECRET in log]
 
 
 @pytest.mark.nightly
@@ -143,8 +143,8 @@ async def test_a_locally_computed_prompt_has_the_same_phases(
     assert not {"handoff", "fetch"} & {span.name for span in spans}
     computed = [span for span in spans if span.name in ("prefill", "chunk")]
     for span in computed:
-        told = {entry.key: entry.value for entry in span.attributes}
-        assert told["baton.local"].string_value == "placed"
+        reported = {entry.key: entry.value for entry in span.attributes}
+        assert reported["baton.local"].string_value == "placed"
     assert sum(span.name == "chunk" for span in computed) >= 3
     first = servicer.spans["prefill"]
     assert first.end_time_unix_nano <= servicer.spans["decode"].start_time_unix_nano + 50_000_000

@@ -86,7 +86,7 @@ def main() -> None:
     sums = DeviceChecksums(torch.from_numpy(array), SLABS)
     with ThreadPoolExecutor(4) as threads:
         asked = [threads.submit(equal, sums, array, [n, 0]) for n in range(4)]
-    told = {
+    reported = {
         "sums": {
             "one": equal(sums, array, [5]),
             "two": equal(sums, array, [2, 2]),
@@ -102,7 +102,7 @@ def main() -> None:
         },
         "handoff": asyncio.run(handoff()),
     }
-    print(json.dumps(told))
+    print(json.dumps(reported))
 
 
 if __name__ == "__main__":

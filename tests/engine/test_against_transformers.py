@@ -36,44 +36,44 @@ def expected(reference):
 
 
 @pytest.fixture
-def told(reference):
+def reported(reference):
     return ModelStory(reference.folder)
 
 
-def test_logits_of_a_whole_prompt(reference, told):
+def test_logits_of_a_whole_prompt(reference, reported):
     tokens = random_prompt(90)
-    (ours,) = told.logits(Slice(tokens, 0, told.blocks(90)))
+    (ours,) = reported.logits(Slice(tokens, 0, reported.blocks(90)))
     assert_close(ours, reference.logits(tokens))
 
 
-def test_logits_of_chunks_of_odd_lengths(reference, told):
-    tokens, blocks = random_prompt(90, seed=1), told.blocks(90)
+def test_logits_of_chunks_of_odd_lengths(reference, reported):
+    tokens, blocks = random_prompt(90, seed=1), reported.blocks(90)
     parts, start = [], 0
     for length in (1, 16, 9, 1, 1, 40, 22):
-        parts += told.logits(Slice(tokens[start : start + length], start, blocks))
+        parts += reported.logits(Slice(tokens[start : start + length], start, blocks))
         start += length
     assert_close(torch.cat(parts), reference.logits(tokens))
 
 
 @pytest.mark.parametrize("length", [1, 13, 70])
-def test_greedy_tokens(expected, told, length):
+def test_greedy_tokens(expected, reported, length):
     prompt, tokens = expected[length]
-    assert told.greedy(prompt, told.blocks(length + STEPS), STEPS) == tokens
+    assert reported.greedy(prompt, reported.blocks(length + STEPS), STEPS) == tokens
 
 
-def test_prefix_computed_by_another_sequence(expected, told):
+def test_prefix_computed_by_another_sequence(expected, reported):
     """The second sequence shares the first one's full blocks and computes only the rest."""
     prompt, tokens = expected[70]
-    first = told.blocks(70)
-    told.logits(Slice([*prompt[:67], 3, 4, 5], 0, first))  # differs after the prefix
-    shared = first[: 64 // told.block_size]
-    blocks = [*shared, *told.blocks(70 + STEPS - 64)]
-    assert told.greedy(prompt, blocks, STEPS, start=64) == tokens
+    first = reported.blocks(70)
+    reported.logits(Slice([*prompt[:67], 3, 4, 5], 0, first))  # differs after the prefix
+    shared = first[: 64 // reported.block_size]
+    blocks = [*shared, *reported.blocks(70 + STEPS - 64)]
+    assert reported.greedy(prompt, blocks, STEPS, start=64) == tokens
 
 
-def test_batch_of_chunks_and_decodes(expected, told):
+def test_batch_of_chunks_and_decodes(expected, reported):
     """Three sequences; each step mixes decode tokens with a chunk of whoever is prefilling."""
-    state = {n: [0, told.blocks(n + STEPS), list(expected[n][0]), []] for n in (1, 13, 70)}
+    state = {n: [0, reported.blocks(n + STEPS), list(expected[n][0]), []] for n in (1, 13, 70)}
     chunk = {1: 1, 13: 5, 70: 9}
     while any(len(out) < STEPS for _, _, _, out in state.values()):
         slices, drawing = [], []
@@ -87,27 +87,27 @@ def test_batch_of_chunks_and_decodes(expected, told):
             else:
                 slices.append(Slice(part, start, blocks))
             state[n][0] += len(part)
-        for n, token in zip(drawing, told.draw(*slices), strict=True):
+        for n, token in zip(drawing, reported.draw(*slices), strict=True):
             state[n][2].append(token)
             state[n][3].append(token)
     for n, (_, _, _, out) in state.items():
         assert out == expected[n][1], f"prompt of {n}"
 
 
-def test_a_wrong_block_changes_the_tokens(expected, told):
+def test_a_wrong_block_changes_the_tokens(expected, reported):
     """The models depend on their KV: with another prefix's blocks the tokens differ."""
     prompt, tokens = expected[70]
-    other = told.blocks(70)
-    told.logits(Slice(random_prompt(70, seed=99), 0, other))
-    blocks = [*other[:8], *told.blocks(70 + STEPS - 64)]
-    assert told.greedy(prompt, blocks, STEPS, start=64) != tokens
+    other = reported.blocks(70)
+    reported.logits(Slice(random_prompt(70, seed=99), 0, other))
+    blocks = [*other[:8], *reported.blocks(70 + STEPS - 64)]
+    assert reported.greedy(prompt, blocks, STEPS, start=64) != tokens
 
 
 def test_dynamic_rope_grows_token_by_token_as_transformers_does(references):
     """Across `max_position_embeddings` (512), with transformers' own cache growing."""
     reference, prompt = references("llama-dynamic-rope"), random_prompt(500)
-    told = ModelStory(reference.folder, block_size=16)
-    assert told.greedy(prompt, told.blocks(530), 30) == reference.greedy(prompt, 30)
+    reported = ModelStory(reference.folder, block_size=16)
+    assert reported.greedy(prompt, reported.blocks(530), 30) == reference.greedy(prompt, 30)
 
 
 @pytest.mark.parametrize(
@@ -116,18 +116,22 @@ def test_dynamic_rope_grows_token_by_token_as_transformers_does(references):
 def test_longrope_is_decided_by_the_context_served(references, context, length):
     """Up to the original context (128), and for prompts beyond it, as transformers does."""
     reference, tokens = references("phi3-longrope"), random_prompt(length)
-    told = ModelStory(reference.folder, max_context=context)
-    (ours,) = told.logits(Slice(tokens, 0, told.blocks(length)))
+    reported = ModelStory(reference.folder, max_context=context)
+    (ours,) = reported.logits(Slice(tokens, 0, reported.blocks(length)))
     assert_close(ours, reference.logits(tokens))
-    blocks = told.blocks(length + STEPS)
-    told.logits(Slice(tokens[: length // 2], 0, blocks))  # a prefix, for the other to go on from
-    assert told.greedy(tokens, blocks, STEPS, start=length // 2) == reference.greedy(tokens, STEPS)
+    blocks = reported.blocks(length + STEPS)
+    reported.logits(
+        Slice(tokens[: length // 2], 0, blocks)
+    )  # a prefix, for the other to go on from
+    assert reported.greedy(tokens, blocks, STEPS, start=length // 2) == reference.greedy(
+        tokens, STEPS
+    )
 
 
 def test_longrope_of_another_context_is_not_the_same_model(references):
     reference, tokens = references("phi3-longrope"), random_prompt(40)
-    told = ModelStory(reference.folder)
-    (ours,) = told.logits(Slice(tokens, 0, told.blocks(40)))
+    reported = ModelStory(reference.folder)
+    (ours,) = reported.logits(Slice(tokens, 0, reported.blocks(40)))
     assert (ours - reference.logits(tokens)).abs().max() > 0.1
     assert model_fingerprint(reference.folder) != model_fingerprint(reference.folder, 128)
     assert model_fingerprint(reference.folder, 127) == model_fingerprint(reference.folder, 128)
@@ -150,6 +154,6 @@ def test_text_part_of_a_model_for_images(references, tmp_path):
     whole.model.language_model.load_state_dict(reference.model.model.state_dict())
     whole.lm_head.load_state_dict(reference.model.lm_head.state_dict())
     whole.save_pretrained(tmp_path)
-    told = ModelStory(tmp_path)
-    (ours,) = told.logits(Slice(tokens, 0, told.blocks(40)))
+    reported = ModelStory(tmp_path)
+    (ours,) = reported.logits(Slice(tokens, 0, reported.blocks(40)))
     assert_close(ours, reference.logits(tokens))

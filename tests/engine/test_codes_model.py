@@ -56,42 +56,42 @@ def test_whole_chunked_cached_and_scattered_give_the_same_tokens(folder, kv_dtyp
     # In bfloat16 a row may be rounded to the next code where its chunk is cut elsewhere: of eight
     # prompts one has two tokens so nearly alike that this decides (seed 4, over FP8 codes).
     prompt = random_prompt(70, seed=5, vocab=4000)
-    told = ModelStory(folder, block_size=16, kv_dtype=kv_dtype, **HOWS[how])
-    whole = told.blocks(90)
-    expected = told.greedy(prompt, whole, STEPS)
-    chunked = told.blocks(90)  # elsewhere in the pool, in pieces, beside another sequence
-    told.logits(Slice(prompt[:33], 0, chunked))
-    told.logits(Slice(prompt[:20], 0, told.blocks(20)), Slice(prompt[33:64], 33, chunked))
-    told.logits(Slice(prompt[64:65], 64, chunked))
-    assert told.greedy(prompt, chunked, STEPS, start=65) == expected
-    cached = [*whole[:4], *told.blocks(26)]  # the first 64 tokens are another's blocks
-    assert told.greedy(prompt, cached, STEPS, start=64) == expected
+    reported = ModelStory(folder, block_size=16, kv_dtype=kv_dtype, **HOWS[how])
+    whole = reported.blocks(90)
+    expected = reported.greedy(prompt, whole, STEPS)
+    chunked = reported.blocks(90)  # elsewhere in the pool, in pieces, beside another sequence
+    reported.logits(Slice(prompt[:33], 0, chunked))
+    reported.logits(Slice(prompt[:20], 0, reported.blocks(20)), Slice(prompt[33:64], 33, chunked))
+    reported.logits(Slice(prompt[64:65], 64, chunked))
+    assert reported.greedy(prompt, chunked, STEPS, start=65) == expected
+    cached = [*whole[:4], *reported.blocks(26)]  # the first 64 tokens are another's blocks
+    assert reported.greedy(prompt, cached, STEPS, start=64) == expected
 
 
 def test_a_sequence_is_the_same_bits_where_the_mode_promises_it(folder, kv_dtype):
     prompt = random_prompt(70, seed=4, vocab=4000)
-    told = ModelStory(folder, kv_dtype=kv_dtype, **HOWS["deterministic"])
-    (whole,) = told.logits(Slice(prompt, 0, told.blocks(70)))
-    table, parts = told.blocks(70), []
+    reported = ModelStory(folder, kv_dtype=kv_dtype, **HOWS["deterministic"])
+    (whole,) = reported.logits(Slice(prompt, 0, reported.blocks(70)))
+    table, parts = reported.blocks(70), []
     for first, end in ((0, 33), (33, 64), (64, 65), (65, 66), (66, 70)):
-        parts.append(told.logits(Slice(prompt[first:end], first, table))[0])
+        parts.append(reported.logits(Slice(prompt[first:end], first, table))[0])
     assert torch.equal(torch.cat(parts), whole)
     plain = ModelStory(folder, **HOWS["deterministic"])
-    assert told.runner.numerics != plain.runner.numerics  # no block is taken for another's
+    assert reported.runner.numerics != plain.runner.numerics  # no block is taken for another's
 
 
 def test_eight_bit_latents_give_the_same_tokens_on_all_paths(references, kv_dtype):
     """Chunks that are expanded and chunks that are not, and rows that decode, over one pool."""
     prompt, folder = random_prompt(70, seed=5), references("deepseek-v3").folder
-    told = ModelStory(folder, kv_dtype=kv_dtype)
-    whole = told.blocks(90)
-    expected = told.greedy(prompt, whole, STEPS)
-    chunked = told.blocks(90)
-    told.logits(Slice(prompt[:33], 0, chunked))
-    told.logits(Slice(prompt[:20], 0, told.blocks(20)), Slice(prompt[33:64], 33, chunked))
-    assert told.greedy(prompt, chunked, STEPS, start=64) == expected
-    cached = [*whole[:8], *told.blocks(26)]
-    assert told.greedy(prompt, cached, STEPS, start=64) == expected
+    reported = ModelStory(folder, kv_dtype=kv_dtype)
+    whole = reported.blocks(90)
+    expected = reported.greedy(prompt, whole, STEPS)
+    chunked = reported.blocks(90)
+    reported.logits(Slice(prompt[:33], 0, chunked))
+    reported.logits(Slice(prompt[:20], 0, reported.blocks(20)), Slice(prompt[33:64], 33, chunked))
+    assert reported.greedy(prompt, chunked, STEPS, start=64) == expected
+    cached = [*whole[:8], *reported.blocks(26)]
+    assert reported.greedy(prompt, cached, STEPS, start=64) == expected
 
 
 SEEN = {"qwen3": (0.015, 0.067), "gemma2": (0.0057, 0.027), "mistral": (0.032, 0.14)}
@@ -103,8 +103,8 @@ def test_logits_are_close_to_those_of_plain_kv(references, kv_dtype, name):
     was seen, of int8 and of FP8."""
     prompt, found = random_prompt(60, seed=2), []
     for kind in ("auto", kv_dtype):
-        told = ModelStory(references(name).folder, kv_dtype=kind)
-        found.append(torch.cat(told.logits(Slice(prompt, 0, told.blocks(60)))))
+        reported = ModelStory(references(name).folder, kv_dtype=kind)
+        found.append(torch.cat(reported.logits(Slice(prompt, 0, reported.blocks(60)))))
     seen = SEEN[name][kv_dtype == "fp8_e4m3"]
     assert seen / 2 < error(found[1], found[0]) < 2 * seen
 
@@ -142,14 +142,14 @@ def test_without_numba_torch_serves(folder, kv_dtype, monkeypatch):
 
 
 def test_kv_that_is_no_number_breaks_its_sequence_alone(folder, kv_dtype):
-    told = ModelStory(folder, block_size=16, kv_dtype=kv_dtype, dtype="bfloat16")
-    good, bad = told.blocks(40), told.blocks(40)
+    reported = ModelStory(folder, block_size=16, kv_dtype=kv_dtype, dtype="bfloat16")
+    good, bad = reported.blocks(40), reported.blocks(40)
     prompt = random_prompt(30, seed=1, vocab=4000)
     for table in (good, bad):
-        told.logits(Slice(prompt, 0, table))
-    told.runner.pool.scales[bad[1], 0, 1, 1, 3] = float("nan")
+        reported.logits(Slice(prompt, 0, table))
+    reported.runner.pool.scales[bad[1], 0, 1, 1, 3] = float("nan")
     batch = StepBatch((greedy_slice([1], 30, bad), greedy_slice([1], 30, good)))
-    result = told.runner.run(batch)
+    result = reported.runner.run(batch)
     assert result.broken == {0} and [len(drawn) for drawn in result.drawn] == [0, 1]
 
 

@@ -164,11 +164,11 @@ def test_a_change_in_any_compiled_source_asks_for_another_folder(tmp_path, monke
 def test_code_is_kept_in_that_folder_unless_the_user_names_one(tmp_path):
     say = "import numba; import baton.engine.cpu.compiled; print(numba.config.CACHE_DIR)"
 
-    def told(**changes):
+    def reported(**changes):
         environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)} | changes
         command = [sys.executable, "-P", "-c", say]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    assert told(NUMBA_CACHE_DIR="").startswith(f"{tmp_path}/baton/kernels-")
-    assert told(NUMBA_CACHE_DIR=str(tmp_path / "own")) == str(tmp_path / "own")
+    assert reported(NUMBA_CACHE_DIR="").startswith(f"{tmp_path}/baton/kernels-")
+    assert reported(NUMBA_CACHE_DIR=str(tmp_path / "own")) == str(tmp_path / "own")

@@ -294,7 +294,7 @@ def test_a_token_is_fed_from_the_step_before(runner, monkeypatch):
         runner.pool.tensor.copy_(before)
         with monkeypatch.context() as patch:
             patch.setattr(runner.decoder, "_fused_pass", fused_pass)
-            told = runner.run(StepBatch(tuple(first)))
+            reported = runner.run(StepBatch(tuple(first)))
             free = sorted({*range(BLOCKS)}.difference(*(each.blocks for each in first)))
             after = [
                 Slice([0], each.start + 1, [*each.blocks, free[n]], GREEDY, feed=n)
@@ -302,10 +302,10 @@ def test_a_token_is_fed_from_the_step_before(runner, monkeypatch):
             ]
             if fused_pass is None:  # the tokens themselves
                 after = [
-                    replace(each, tokens=[told.drawn[n][0].token], feed=None)
+                    replace(each, tokens=[reported.drawn[n][0].token], feed=None)
                     for n, each in enumerate(after)
                 ]
-            drawn.append((told.drawn, runner.run(StepBatch(tuple(after))).drawn))
+            drawn.append((reported.drawn, runner.run(StepBatch(tuple(after))).drawn))
     runner.pool.tensor.copy_(before)
     assert drawn[0] == drawn[1] and all(drawn[0][1])
 

@@ -81,8 +81,8 @@ def test_every_feature_counts(references, monkeypatch, name, features):
     spec = read_spec(folder)
 
     def logits():
-        told = ModelStory(folder)
-        return told.logits(Slice(tokens, 0, told.blocks(TOKENS)))[0]
+        reported = ModelStory(folder)
+        return reported.logits(Slice(tokens, 0, reported.blocks(TOKENS)))[0]
 
     right = logits()
     for feature in features:
@@ -100,11 +100,11 @@ def test_float16_is_nearer_than_bfloat16(references, name):
     exact = reference.logits(tokens)
     worst = {}
     for dtype in ("bfloat16", "float16"):
-        told = ModelStory(reference.folder, dtype=dtype)
-        blocks, found = told.blocks(30), []
+        reported = ModelStory(reference.folder, dtype=dtype)
+        blocks, found = reported.blocks(30), []
         for first, end in ((0, 11), (11, 28), (28, 29), (29, 30)):
-            found += told.logits(Slice(tokens[first:end], first, blocks))
-        assert told.runner.pool.tensor.dtype == getattr(torch, dtype)
+            found += reported.logits(Slice(tokens[first:end], first, blocks))
+        assert reported.runner.pool.tensor.dtype == getattr(torch, dtype)
         worst[dtype] = (torch.cat(found) - exact).abs().max().item()
     assert worst["float16"] < 0.5 * worst["bfloat16"]
     assert worst["float16"] < 0.02 * exact.abs().max()
@@ -118,6 +118,6 @@ def test_the_embedding_scale_is_rounded_like_the_weights(references, monkeypatch
     for scale in (8.0, 8.03):
         changed = replace(spec, embedding_scale=scale)
         monkeypatch.setattr("baton.engine.execution.loading.read_spec", lambda *_, it=changed: it)
-        told = ModelStory(folder, dtype="bfloat16")
-        found += told.logits(Slice([5, 6, 7], 0, told.blocks(3)))
+        reported = ModelStory(folder, dtype="bfloat16")
+        found += reported.logits(Slice([5, 6, 7], 0, reported.blocks(3)))
     assert torch.equal(found[0], found[1])

@@ -50,7 +50,7 @@ class Device(HostDevice):
 
 
 @pytest.fixture
-def told(qwen3, monkeypatch):
+def reported(qwen3, monkeypatch):
     monkeypatch.setattr(determinism_proof, "_SIZES_TOKENS", 40)
     monkeypatch.setattr(determinism_proof, "_GRAPH_TOKENS", 40)
     spec = read_spec(qwen3.folder)
@@ -70,33 +70,33 @@ def told(qwen3, monkeypatch):
     return make
 
 
-def test_graphs_that_do_as_an_eager_step_does_pass(told):
-    runner, device = told()
+def test_graphs_that_do_as_an_eager_step_does_pass(reported):
+    runner, device = reported()
     assert prove_graphs(runner) == runner.numerics == prove(runner.eager)
     assert device.replays == 8 + 2 + 1  # a block token by token, in fours, and 24 at once
     assert not runner.pool.memory[: runner.pool.blocks].any()
 
 
 @pytest.mark.parametrize("bad", [3, 9, 11])
-def test_one_other_number_in_the_kv_of_one_graph_is_refused(told, bad):
-    runner, _ = told()
+def test_one_other_number_in_the_kv_of_one_graph_is_refused(reported, bad):
+    runner, _ = reported()
 
     def spoil(replay):
         if replay == bad:
             used = runner.pool.tensor[5:20]  # where the proof writes, twice
             used[used.ne(0)] *= 1 + 2.0**-22
 
-    runner, _ = told(spoil)
+    runner, _ = reported(spoil)
     with pytest.raises(ConfigError, match=r"worker\.deterministic: on this machine"):
         prove_graphs(runner)
     assert not runner.pool.memory[: runner.pool.blocks].any()
 
 
-def test_a_draw_that_differs_in_a_graph_is_refused(told):
+def test_a_draw_that_differs_in_a_graph_is_refused(reported):
     def second_best(at, logits, rules, tokens, finite):
         greedy(logits, rules, tokens, finite)
         if len(tokens) == at:
             tokens[2] = logits[2].topk(2).indices[1]
 
     with pytest.raises(ConfigError, match=r"worker\.deterministic"):
-        prove_graphs(told(draw=partial(second_best, 24))[0])
+        prove_graphs(reported(draw=partial(second_best, 24))[0])

@@ -60,80 +60,86 @@ def whole_proof():
 
 
 @pytest.fixture
-def told(model):
+def reported(model):
     folder, dtype = model
     return ModelStory(folder, dtype=dtype, deterministic=True, block_size=16)
 
 
-def whole(told, tokens):
+def whole(reported, tokens):
     """Logits [tokens, vocab] in one step of its own, and the blocks."""
-    blocks = told.blocks(len(tokens))
-    return told.logits(Slice(tokens, 0, blocks))[0], blocks
+    blocks = reported.blocks(len(tokens))
+    return reported.logits(Slice(tokens, 0, blocks))[0], blocks
 
 
-def crowd(told, chooser):
+def crowd(reported, chooser):
     """Up to four other slices, chunks and single tokens, with their prefixes in place."""
     slices = []
     for _ in range(chooser.randrange(4)):
         seed, count = chooser.randrange(1000), chooser.choice([1, 1, 3, 20])
         start = chooser.randrange(1, 12)
-        tokens, blocks = random_prompt(start + count, seed=seed), told.blocks(start + count)
-        told.logits(Slice(tokens[:start], 0, blocks))
+        tokens, blocks = random_prompt(start + count, seed=seed), reported.blocks(start + count)
+        reported.logits(Slice(tokens[:start], 0, blocks))
         slices.append(Slice(tokens[start:], start, blocks))
-    told.release(*slices)
+    reported.release(*slices)
     return slices
 
 
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))]
 )
-def test_chunks_and_crowds_change_no_bit(told, seed):
+def test_chunks_and_crowds_change_no_bit(reported, seed):
     tokens, chooser = random_prompt(LENGTH, seed=3), random.Random(seed)
-    expected, _ = whole(told, tokens)
-    blocks, start = told.blocks(LENGTH), 0
+    expected, _ = whole(reported, tokens)
+    blocks, start = reported.blocks(LENGTH), 0
     while start < LENGTH:
         end = min(LENGTH, start + chooser.choice([1, 1, 2, 8, 13, 40]))
-        slices = crowd(told, chooser)
+        slices = crowd(reported, chooser)
         place = chooser.randrange(len(slices) + 1)
         slices.insert(place, Slice(tokens[start:end], start, blocks))
-        assert torch.equal(told.logits(*slices)[place], expected[start:end])
+        assert torch.equal(reported.logits(*slices)[place], expected[start:end])
         start = end
 
 
-def test_a_cached_prefix_changes_no_bit(told):
+def test_a_cached_prefix_changes_no_bit(reported):
     """It was computed by another sequence, in other chunks, and lies in shared blocks."""
-    size, tokens = told.block_size, random_prompt(LENGTH, seed=3)
-    expected, _ = whole(told, tokens)
-    donor = told.blocks(64)
+    size, tokens = reported.block_size, random_prompt(LENGTH, seed=3)
+    expected, _ = whole(reported, tokens)
+    donor = reported.blocks(64)
     for start in range(0, 64, 16):
-        told.logits(Slice(tokens[start : start + 16], start, donor))
+        reported.logits(Slice(tokens[start : start + 16], start, donor))
     for shared in (1, 3, 64 // size):
-        blocks = [*donor[:shared], *told.blocks(LENGTH - shared * size)]
+        blocks = [*donor[:shared], *reported.blocks(LENGTH - shared * size)]
         start = shared * size
-        assert torch.equal(told.logits(Slice(tokens[start:], start, blocks))[0], expected[start:])
+        assert torch.equal(
+            reported.logits(Slice(tokens[start:], start, blocks))[0], expected[start:]
+        )
 
 
 @pytest.mark.parametrize("cuts", [range(1, 34), (511, 513), (512, 512), (1, 255, 257, 47, 463)])
 @pytest.mark.parametrize("name", [by_cost(name) for name in WIDE])
 def test_the_bfloat16_kernels_keep_to_it_at_every_size(references, name, cuts):
-    told = ModelStory(references(name).folder, dtype="bfloat16", deterministic=True, block_size=16)
+    reported = ModelStory(
+        references(name).folder, dtype="bfloat16", deterministic=True, block_size=16
+    )
     if supported():
-        assert isinstance(told.runner.decoder._attention, InvariantBfloatAttention)
+        assert isinstance(reported.runner.decoder._attention, InvariantBfloatAttention)
     tokens = random_prompt(sum(cuts), seed=4)
-    expected, _ = whole(told, tokens)
-    blocks, start = told.blocks(len(tokens)), 0
+    expected, _ = whole(reported, tokens)
+    blocks, start = reported.blocks(len(tokens)), 0
     for count in cuts:
         piece = Slice(tokens[start : start + count], start, blocks)
-        assert torch.equal(told.logits(piece)[0], expected[start : start + count]), count
+        assert torch.equal(reported.logits(piece)[0], expected[start : start + count]), count
         start += count
 
 
 @pytest.mark.parametrize("name", [by_cost(name) for name in WIDE])
 def test_every_length_decodes_to_the_bits_of_a_chunk(references, name):
-    told = ModelStory(references(name).folder, dtype="bfloat16", deterministic=True, block_size=16)
+    reported = ModelStory(
+        references(name).folder, dtype="bfloat16", deterministic=True, block_size=16
+    )
     tokens = random_prompt(300, seed=5)
-    expected, blocks = whole(told, tokens)
-    rows = told.logits(*(Slice([token], at, blocks) for at, token in enumerate(tokens)))
+    expected, blocks = whole(reported, tokens)
+    rows = reported.logits(*(Slice([token], at, blocks) for at, token in enumerate(tokens)))
     assert torch.equal(torch.cat(rows), expected)
 
 
@@ -141,33 +147,33 @@ def test_every_length_decodes_to_the_bits_of_a_chunk(references, name):
 def test_the_bfloat16_numbers_are_those_of_transformers(references, name):
     """Up to the rounding of bfloat16, by which a mixture now and then chooses another expert."""
     reference, tokens = references(name), random_prompt(130, seed=7)
-    told = ModelStory(reference.folder, dtype="bfloat16", deterministic=True, block_size=16)
-    logits, _ = whole(told, tokens)
+    reported = ModelStory(reference.folder, dtype="bfloat16", deterministic=True, block_size=16)
+    logits, _ = whole(reported, tokens)
     wanted = reference.logits(tokens)
     errors = (logits - wanted).square().mean(dim=-1).sqrt() / wanted.std(dim=-1)  # [tokens]
     assert (errors.median() if "mixtral" in name else errors.max()) < 0.15
 
 
-def test_the_kv_is_the_same_too(told):
+def test_the_kv_is_the_same_too(reported):
     tokens = random_prompt(64, seed=3)
-    _, once = whole(told, tokens)
-    again = told.blocks(64)
+    _, once = whole(reported, tokens)
+    again = reported.blocks(64)
     for place, token in enumerate(tokens):
-        told.logits(Slice([token], place, again))
-    stored = told.runner.pool.bytes_view()
+        reported.logits(Slice([token], place, again))
+    stored = reported.runner.pool.bytes_view()
     assert (stored[once] == stored[again]).all()
 
 
-def test_a_preempted_sequence_goes_on_with_the_same_tokens(told):
+def test_a_preempted_sequence_goes_on_with_the_same_tokens(reported):
     """Recomputed in one chunk, prompt and output alike, and drawn beside others."""
     params = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=5)
 
     def go_on(tokens, steps, beside):
-        known, blocks, todo, start = list(tokens), told.blocks(80), list(tokens), 0
+        known, blocks, todo, start = list(tokens), reported.blocks(80), list(tokens), 0
         for _ in range(steps):
-            others = crowd(told, beside) if beside else []
+            others = crowd(reported, beside) if beside else []
             draw = (Draw(0, len(known), params),)
-            known += told.draw(*others, Slice(todo, start, blocks, draw))
+            known += reported.draw(*others, Slice(todo, start, blocks, draw))
             start, todo = len(known) - 1, known[-1:]
         return known
 
@@ -176,12 +182,12 @@ def test_a_preempted_sequence_goes_on_with_the_same_tokens(told):
     assert go_on(alone[:41], 13, random.Random(4)) == alone
 
 
-def test_threads_change_no_bit(told):
+def test_threads_change_no_bit(reported):
     tokens = random_prompt(LENGTH, seed=3)
-    expected, _ = whole(told, tokens)
+    expected, _ = whole(reported, tokens)
     torch.set_num_threads(2)
     try:
-        assert torch.equal(whole(told, tokens)[0], expected)
+        assert torch.equal(whole(reported, tokens)[0], expected)
     finally:
         torch.set_num_threads(1)
 
@@ -189,8 +195,8 @@ def test_threads_change_no_bit(told):
 @pytest.mark.parametrize("name", [by_cost(name) for name in FAMILIES])
 def test_the_numbers_are_those_of_transformers(references, name):
     reference, tokens = references(name), random_prompt(70, seed=7)
-    told = ModelStory(reference.folder, deterministic=True)
-    logits, _ = whole(told, tokens)
+    reported = ModelStory(reference.folder, deterministic=True)
+    logits, _ = whole(reported, tokens)
     torch.testing.assert_close(logits, reference.logits(tokens), rtol=0, atol=1e-4)
 
 
@@ -300,16 +306,16 @@ async def test_the_engine_tells_the_numerics(qwen3):
 
 
 def test_one_broken_sequence_does_not_harm_the_others(qwen3):
-    told = ModelStory(qwen3.folder, deterministic=True)
+    reported = ModelStory(qwen3.folder, deterministic=True)
     tokens = random_prompt(20)
-    expected, good = whole(told, tokens)
-    bad = told.blocks(20)
-    told.logits(Slice(tokens, 0, bad))
-    told.runner.pool.tensor[bad[1]] = float("nan")
+    expected, good = whole(reported, tokens)
+    bad = reported.blocks(20)
+    reported.logits(Slice(tokens, 0, bad))
+    reported.runner.pool.tensor[bad[1]] = float("nan")
     batch = StepBatch((Slice(tokens[19:], 19, bad), Slice(tokens[18:], 18, good)))
-    result = told.runner.run(batch)
+    result = reported.runner.run(batch)
     assert result.broken == {0}
-    assert torch.equal(told.logits(*batch.slices)[1], expected[18:])
+    assert torch.equal(reported.logits(*batch.slices)[1], expected[18:])
 
 
 def test_float16_is_refused(qwen3):

@@ -20,7 +20,7 @@ import pytest
 def test_tokens_are_those_of_the_cpu(references, name, more):
     """Query and key norms and a window, over a pool that was sized after a first build; latent
     attention and experts; KV in eight bits, with a soft cap."""
-    found = told("device_story.py", references(name).folder, "--steps=2", *more)
+    found = reported("device_story.py", references(name).folder, "--steps=2", *more)
     assert found == [True] * 3
 
 
@@ -35,11 +35,11 @@ def test_a_deterministic_runner_verifies_itself_against_the_cpu(references, name
     """Query and key norms and a window; quantised experts, and latent attention over codes. The
     proof is that of each start, on fewer tokens: whole, in pieces, beside others, as single tokens,
     and by graphs. The ordinary runner fails it."""
-    held = told("deterministic_story.py", references(name).folder, *more)
+    held = reported("deterministic_story.py", references(name).folder, *more)
     assert all(held.values()) and len(held) == found, held
 
 
-def told(script, folder, *more):
+def reported(script, folder, *more):
     done = subprocess.run(
         [sys.executable, "-P", Path(__file__).with_name(script), folder, "--device=cpu", *more],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},

@@ -16,7 +16,7 @@ STORY = Path(__file__).with_name("device_sums_story.py")
 
 
 @pytest.fixture(scope="module")
-def told():
+def reported():
     """What the story prints, by name; its process has Triton's interpreter."""
     done = subprocess.run(
         [sys.executable, "-P", STORY],
@@ -30,18 +30,18 @@ def told():
 
 
 @pytest.mark.parametrize("count", ["one", "two", "three", "none"])
-def test_sums_are_the_handoffs(told, count):
-    assert told["sums"][count]
+def test_sums_are_the_handoffs(reported, count):
+    assert reported["sums"][count]
 
 
-def test_threads_ask_at_once(told):
-    assert told["threads"] == [True] * 4
+def test_threads_ask_at_once(reported):
+    assert reported["threads"] == [True] * 4
 
 
-def test_a_pool_of_the_engine_is_checksummed_in_place_and_read(told):
-    if told["handoff"] is None:
+def test_a_pool_of_the_engine_is_checksummed_in_place_and_read(reported):
+    if reported["handoff"] is None:
         pytest.skip("nixl is not installed")
-    assert told["handoff"] == {"equal": True, "sums": True, "spoiled": True}
+    assert reported["handoff"] == {"equal": True, "sums": True, "spoiled": True}
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_a_pool_of_the_engine_is_checksummed_in_place_and_read(told):
         ("slabs", "ValueError: a block of 192 bytes cannot have 5 slabs of 8-byte words"),
     ],
 )
-def test_what_cannot_be_summed_is_refused(told, name, says):
-    assert told["refused"][name] == says
+def test_what_cannot_be_summed_is_refused(reported, name, says):
+    assert reported["refused"][name] == says
 
 
 class Driver:

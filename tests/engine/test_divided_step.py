@@ -37,11 +37,11 @@ class Bench:
     """Four slices on a fresh pool: two that decode, two chunks; one of them draws no token."""
 
     def __init__(self, folder):
-        self.told = ModelStory(folder, deterministic=True)
+        self.reported = ModelStory(folder, deterministic=True)
         tokens = [random_prompt(40, seed=n) for n in range(4)]
-        blocks = [self.told.blocks(40) for _ in range(4)]
+        blocks = [self.reported.blocks(40) for _ in range(4)]
         for n, length in ((0, 20), (1, 9), (3, 8)):
-            self.told.logits(Slice(tokens[n][:length], 0, blocks[n]))
+            self.reported.logits(Slice(tokens[n][:length], 0, blocks[n]))
         draw = (Draw(0, 30, GREEDY),)
         self.batch = StepBatch(
             (
@@ -55,8 +55,8 @@ class Bench:
     def run(self, *refused, most=100_000):
         """The result, the number of operations, and the pool afterwards."""
         with Allocator(refused, most) as allocator:
-            result = self.told.runner.run(self.batch)
-        return result, allocator.count, self.told.runner.pool.bytes_view().copy()
+            result = self.reported.runner.run(self.batch)
+        return result, allocator.count, self.reported.runner.pool.bytes_view().copy()
 
 
 def test_one_failure_at_any_allocation_changes_nothing(qwen3):
@@ -199,15 +199,15 @@ def test_a_failed_slice_feeds_the_next_step_an_unused_token(qwen3):
             Slice((0,), 21, first.blocks, draw, feed=0),
         )
     )
-    drawn = bench.told.runner.run(after).drawn
+    drawn = bench.reported.runner.run(after).drawn
     token = result.drawn[0][0].token
-    again = bench.told.runner.run(StepBatch((Slice((token,), 21, first.blocks, draw),)))
+    again = bench.reported.runner.run(StepBatch((Slice((token,), 21, first.blocks, draw),)))
     assert drawn[1] == again.drawn[0]
 
 
 async def test_the_engine_runs_the_parts(qwen3):
     bench = Bench(qwen3.folder)
-    runner, left = bench.told.runner, [1]
+    runner, left = bench.reported.runner, [1]
     whole = runner._compute
 
     def short_once(batch):

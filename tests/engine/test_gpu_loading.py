@@ -246,11 +246,11 @@ def test_weights_that_do_not_fit_name_the_remedies(qwen3, monkeypatch, error, fa
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(gpu_loading, "CudaMemory", lambda device: Device(None, 100, 0))
     monkeypatch.setattr(gpu_loading, fails, fail)
-    with pytest.raises(ConfigError, match="into the memory of cuda:1.*out of memory") as told:
+    with pytest.raises(ConfigError, match="into the memory of cuda:1.*out of memory") as reported:
         loaded(qwen3.folder)
     for remedy in ("worker.device", "worker.quantization", "smaller model"):
-        assert remedy in str(told.value)
-    assert "and more" not in str(told.value)
+        assert remedy in str(reported.value)
+    assert "and more" not in str(reported.value)
 
 
 def test_other_errors_of_loading_stay_what_they_are(qwen3, monkeypatch):
@@ -291,17 +291,17 @@ def test_a_proof_without_room_says_what_to_lower(spec, monkeypatch):
 
 @pytest.mark.parametrize(("name", "codes"), [("auto", None), ("fp8_e4m3", FP8_E4M3)])
 def test_a_gpu_learns_what_its_pool_holds(qwen3, monkeypatch, name, codes):
-    told = []
+    reported = []
 
     def remember(*given):
-        told.append(given[3])
+        reported.append(given[3])
         raise ZeroDivisionError
 
     monkeypatch.setattr(loading, "chosen_device", lambda name: GPU)
     monkeypatch.setattr(gpu_loading, "gpu_runner", remember)
     with pytest.raises(ZeroDivisionError):
         loading.build_engine(qwen3.folder, EngineOptions(blocks=7, device="cuda:1", kv_dtype=name))
-    assert (told[0].kv_quant, told[0].blocks) == (codes, 7)
+    assert (reported[0].kv_quant, reported[0].blocks) == (codes, 7)
     with pytest.raises(ConfigError, match=r"pool\.kv_dtype is 'int2'"):
         loading.build_engine(qwen3.folder, EngineOptions(device="cuda:1", kv_dtype="int2"))
 

@@ -88,8 +88,8 @@ def measured(own_process, tmp_path, made):
     """(stored bytes, own pages at the peak, own pages after, highest mark of all pages)"""
     write_model(tmp_path / "small", 2, 128, 256, 512)
     size = write_model(tmp_path / "large", 24, 384, 1024, 4096)
-    told = own_process(PROGRAM, tmp_path / "small", tmp_path / "large", made)
-    return size, *map(int, told.split())
+    reported = own_process(PROGRAM, tmp_path / "small", tmp_path / "large", made)
+    return size, *map(int, reported.split())
 
 
 linux = pytest.mark.skipif(

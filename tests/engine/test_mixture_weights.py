@@ -224,8 +224,8 @@ def test_a_model_in_blocks_of_fp8_computes_nearly_the_same(copied, references):
     up = load(folder).layers[0].qkv.up
     exact = load(references("deepseek-v3").folder).layers[0].qkv.up
     assert 0 < (up - exact).norm() / exact.norm() < 0.04
-    tokens, told = random_prompt(40), ModelStory(folder)
-    (logits,) = told.logits(Slice(tokens, 0, told.blocks(40)))
+    tokens, reported = random_prompt(40), ModelStory(folder)
+    (logits,) = reported.logits(Slice(tokens, 0, reported.blocks(40)))
     wanted = references("deepseek-v3").logits(tokens)
     error = (logits - wanted).norm(dim=-1) / wanted.norm(dim=-1)
     assert 0 < error.median() < 0.3

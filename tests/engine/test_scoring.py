@@ -28,10 +28,10 @@ def slices_of(tokens, blocks, ends):
 @pytest.mark.parametrize("ends", [[LENGTH], [1, 2, 17, 64, LENGTH]])
 def test_scores_are_those_of_transformers(reference, ends, monkeypatch):
     monkeypatch.setattr(prompt_scoring, "_PART_LOGITS", 7 * 199)  # some rows at once
-    told, tokens = ModelStory(reference.folder), random_prompt(LENGTH)
+    reported, tokens = ModelStory(reference.folder), random_prompt(LENGTH)
     found = [
-        told.runner.run(StepBatch((piece,))).scores[0]
-        for piece in slices_of(tokens, told.blocks(LENGTH), ends)
+        reported.runner.run(StepBatch((piece,))).scores[0]
+        for piece in slices_of(tokens, reported.blocks(LENGTH), ends)
     ]
     wanted = reference.logits(tokens)[:-1].log_softmax(dim=-1)
     own = wanted.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
@@ -49,21 +49,23 @@ def test_scores_are_those_of_transformers(reference, ends, monkeypatch):
 
 def test_scoring_changes_no_draw_beside_it(references):
     reference = references("llama")
-    told, tokens = ModelStory(reference.folder), random_prompt(40)
-    plain = told.draw(greedy_slice(tokens, 0, told.blocks(40)))
-    drawing = greedy_slice(tokens, 0, told.blocks(40))
-    scored = Slice(tokens, 0, told.blocks(40), scoring=Scoring(tokens[1:], 0))
-    result = told.runner.run(StepBatch((scored, drawing)))
+    reported, tokens = ModelStory(reference.folder), random_prompt(40)
+    plain = reported.draw(greedy_slice(tokens, 0, reported.blocks(40)))
+    drawing = greedy_slice(tokens, 0, reported.blocks(40))
+    scored = Slice(tokens, 0, reported.blocks(40), scoring=Scoring(tokens[1:], 0))
+    result = reported.runner.run(StepBatch((scored, drawing)))
     assert [result.drawn[1][0].token] == plain
     assert set(result.scores) == {0} and len(result.scores[0].logprobs) == 39
     assert result.scores[0].top_tokens == []
 
 
 def test_numbers_that_are_not_finite_are_no_scores(references, monkeypatch):
-    told = ModelStory(references("llama").folder)
-    logits = told.runner.decoder.logits
-    monkeypatch.setattr(told.runner.decoder, "logits", lambda rows: logits(rows).fill_(torch.inf))
+    reported = ModelStory(references("llama").folder)
+    logits = reported.runner.decoder.logits
+    monkeypatch.setattr(
+        reported.runner.decoder, "logits", lambda rows: logits(rows).fill_(torch.inf)
+    )
     tokens = random_prompt(20)
-    scored = Slice(tokens, 0, told.blocks(20), scoring=Scoring(tokens[1:], 0))
-    result = told.runner.run(StepBatch((scored,)))
+    scored = Slice(tokens, 0, reported.blocks(20), scoring=Scoring(tokens[1:], 0))
+    result = reported.runner.run(StepBatch((scored,)))
     assert result.broken == {0} and not result.scores

@@ -57,8 +57,8 @@ def test_a_tensor_at_an_odd_place_is_read(tmp_path):
 
 
 def test_threads_read_at_once_and_the_bytes_are_counted(folder):
-    told = []
-    shards = Shards(folder, lambda done, total: told.append((done, total)))
+    reported = []
+    shards = Shards(folder, lambda done, total: reported.append((done, total)))
 
     def read(name):
         with shards.open(name) as found:
@@ -68,19 +68,19 @@ def test_threads_read_at_once_and_the_bytes_are_counted(folder):
         found = dict(zip(TENSORS, pool.map(read, TENSORS), strict=True))
     assert found["whole"].tolist() == TENSORS["whole"].tolist()
     total = sum(tensor.numel() * tensor.element_size() for tensor in TENSORS.values())
-    assert told[-1] == (total, total)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert reported[-1] == (total, total)
+    assert [done for done, _ in reported] == sorted(done for done, _ in reported)
     assert not list(shards.unused())
 
 
 def test_unopened_shards_are_known_and_reported_at_the_end(folder):
-    told = []
-    shards = Shards(folder, lambda done, total: told.append(total - done))
+    reported = []
+    shards = Shards(folder, lambda done, total: reported.append(total - done))
     with shards.open("whole"):
         pass
     assert [tensor.name for tensor in shards.unused()] == sorted(TENSORS.keys() - {"whole"})
     shards.finish()
-    assert told[-1] == 0
+    assert reported[-1] == 0
 
 
 def test_released_pages_are_read_again(tmp_path):

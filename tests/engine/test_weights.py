@@ -186,13 +186,13 @@ def test_config_that_contradicts_the_weights_is_refused(folder, changes, tensor)
 
 
 def test_progress_ends_with_all_bytes(folder):
-    told = []
+    reported = []
     load_weights(
-        folder, read_spec(folder), torch.float32, CpuMatrices(), lambda *step: told.append(step)
+        folder, read_spec(folder), torch.float32, CpuMatrices(), lambda *step: reported.append(step)
     )
     total = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
-    assert told[-1] == (total, total)
-    assert all(a < b for (a, _), (b, _) in zip(told, told[1:], strict=False))
+    assert reported[-1] == (total, total)
+    assert all(a < b for (a, _), (b, _) in zip(reported, reported[1:], strict=False))
 
 
 def test_sizes_that_no_memory_holds_are_named(folder):

@@ -61,48 +61,50 @@ def test_posting_that_raises_ends_the_read(made: Made) -> None:
 def in_segments(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], tuple[Ended, list[tuple[int, int]]]]:
-    """Starts a READ of five blocks, two to a segment; returns its end and what was told before."""
+    """Starts a READ of five blocks, two to a segment; returns its end and the reports before it."""
     agent, _ = made
     nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
 
     def start(landed: Landed | None = None) -> tuple[Ended, list[tuple[int, int]]]:
-        told: list[tuple[int, int]] = []
-        look = landed or (lambda first, end: told.append((first, end)))
-        return nixl_agents.start_read(agent, [4, 0, 1, 2, 3], [7, 2, 6, 5, 0], look, step=2), told
+        reports: list[tuple[int, int]] = []
+        look = landed or (lambda first, end: reports.append((first, end)))
+        return nixl_agents.start_read(
+            agent, [4, 0, 1, 2, 3], [7, 2, 6, 5, 0], look, step=2
+        ), reports
 
     return start
 
 
 def test_segments_are_reported_as_they_land_and_the_end_last(made: Made, in_segments: Any) -> None:
     _, fake = made
-    ended, told = in_segments()
+    ended, reports = in_segments()
     assert fake.indices == [([7, 2], [4, 0]), ([6, 5], [1, 2]), ([0], [3])]
     for number in (1, 0):
         fake.posted[number].state = "DONE"
         fake.wait_polls(2)
-    assert told == [(2, 4), (0, 2)] and not ended.reported
+    assert reports == [(2, 4), (0, 2)] and not ended.reported
     fake.posted[2].state = "DONE"
     assert ended.wait() is None
-    assert told[2:] == [(4, 5)]
+    assert reports[2:] == [(4, 5)]
 
 
 def test_a_failed_piece_fails_the_read_once_the_others_settle(made: Made, in_segments: Any) -> None:
     _, fake = made
-    ended, told = in_segments()
+    ended, reports = in_segments()
     fake.posted[0].state = "ERR"
     fake.wait_polls(3)
     assert not ended.reported  # bytes of the others may still land
     fake.posted[1].state = fake.posted[2].state = "DONE"
     assert "ERR" in str(ended.wait())
-    assert len(told) == 2
+    assert len(reports) == 2
 
 
 def test_no_segment_is_posted_after_one_that_cannot_be(made: Made, in_segments: Any) -> None:
     _, fake = made
     fake.fail.add("make_prepped_xfer")
-    ended, told = in_segments()
+    ended, reports = in_segments()
     assert "scripted to fail" in str(ended.wait())
-    assert not fake.posted and not told
+    assert not fake.posted and not reports
 
 
 def test_a_look_that_raises_fails_the_read_and_nothing_else(made: Made, in_segments: Any) -> None:

@@ -81,7 +81,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, arrivals: list[int | None]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arrivals", "told"),
+    ("arrivals", "reported"),
     [
         ([256] * 6, "tcp"),
         ([300, 256, 256, 1000, 256, 256], "tcp"),
@@ -97,7 +97,7 @@ def test_tcp_is_named_where_every_reads_bytes_came_in_over_it(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Any,
     arrivals: list[int | None],
-    told: str,
+    reported: str,
 ) -> None:
     monkeypatch.delenv("UCX_TLS", raising=False)
     monkeypatch.setattr(preflight, "_RDMA_DEVICES", str(tmp_path / "none"))
@@ -113,7 +113,7 @@ def test_tcp_is_named_where_every_reads_bytes_came_in_over_it(
         ).transport
 
     named, _ = handoff_stage.on_virtual_time(main)
-    assert named.startswith(told)
+    assert named.startswith(reported)
     (tmp_path / "none").mkdir()
     counting(monkeypatch, [0] * 6)
     assert handoff_stage.on_virtual_time(main)[0].startswith("not tcp")

@@ -21,7 +21,7 @@ def _no_sums(blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
     raise AssertionError("no sums were asked for")
 
 
-def told() -> tuple[list[ReadFailed | None], SegmentedRead]:
+def reported() -> tuple[list[ReadFailed | None], SegmentedRead]:
     ends: list[ReadFailed | None] = []
     return ends, SegmentedRead(PEER, 3, None, ends.append)
 
@@ -48,7 +48,7 @@ def test_a_piece_holds_a_block_and_a_device_takes_a_whole_read() -> None:
 
 
 def test_a_read_ends_with_its_last_piece() -> None:
-    ends, read = told()
+    ends, read = reported()
     read.segments_ended(1, None)
     read.segments_ended(1, None)
     assert not ends
@@ -57,7 +57,7 @@ def test_a_read_ends_with_its_last_piece() -> None:
 
 
 def test_the_first_failure_is_reported() -> None:
-    ends, read = told()
+    ends, read = reported()
     first, second = ReadFailed("first"), ReadFailed("second")
     for failure in (None, first, second):
         read.segments_ended(1, failure)

@@ -73,7 +73,7 @@ TELLING = ("chat", "recall", "story", "facts")
 
 @pytest.mark.parametrize("task", TELLING)
 def test_held_out_conversations_share_no_facts_with_training(task: str) -> None:
-    told = [
+    reported = [
         {
             talk.messages[0]["content"] + talk.messages[2]["content"]
             if task == "chat"
@@ -83,8 +83,8 @@ def test_held_out_conversations_share_no_facts_with_training(task: str) -> None:
         }
         for held_out in (False, True)
     ]
-    assert len(told[1]) > 100
-    assert told[0] & told[1] == set()
+    assert len(reported[1]) > 100
+    assert reported[0] & reported[1] == set()
 
 
 def test_about_one_content_in_eight_is_held_out() -> None:
@@ -189,14 +189,14 @@ def test_calls_are_of_given_tools_with_words_of_the_user() -> None:
     called = set()
     for talk in made("tools"):
         given = {tool["function"]["name"]: tool["function"] for tool in talk.tools}
-        request, calling, answer, told = talk.messages
+        request, calling, answer, reported = talk.messages
         (call,) = calling["tool_calls"]
         tool = given[call["function"]["name"]]
         arguments = call["function"]["arguments"]
         assert list(arguments) == tool["parameters"]["required"]
         assert all(value in request["content"] for value in arguments.values())
         (value,) = json.loads(answer["content"]).values()
-        assert value == "yes" or value in told["content"]
+        assert value == "yes" or value in reported["content"]
         called.add(tool["name"])
     assert len(called) == 5
 

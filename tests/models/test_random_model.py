@@ -216,11 +216,11 @@ def test_ids_above_the_tokenizer_are_never_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [({"vocab": 2048}, f"give {ENTRIES} or more"), ({"kv_heads": 3}, "multiple of")],
 )
-def test_sizes_that_do_not_fit_are_refused(tmp_path: Path, change: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_sizes_that_do_not_fit_are_refused(tmp_path: Path, change: Any, reported: str) -> None:
+    with pytest.raises(ConfigError, match=reported):
         make_shaped_model(tmp_path / "m", **{**TINY, "vocab": 4096, **change})
 
 

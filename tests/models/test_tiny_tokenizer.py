@@ -134,8 +134,8 @@ def test_the_router_reads_the_calls_that_were_trained_on() -> None:
             if message["role"] != "assistant":
                 continue
             parser = ToolCallParser(CallableTools(form, names))
-            told = tiny_tokenizer.texts(Conversation((message,), ("",), (), frozenset()))[0]
-            text, calls = parser.push(told.removeprefix("<|assistant|>"))
+            reported = tiny_tokenizer.texts(Conversation((message,), ("",), (), frozenset()))[0]
+            text, calls = parser.push(reported.removeprefix("<|assistant|>"))
             rest, more = parser.flush()
             assert text + rest == (message["content"] or "")
             wanted = [each["function"] for each in message.get("tool_calls", ())]
@@ -219,8 +219,8 @@ def test_answers_are_where_the_assistant_speaks() -> None:
         for text, (task, start, end) in zip(said, chat.answers, strict=True):
             assert TOKENIZER.id_to_token(chat.ids[start - 1]) == "<|assistant|>"
             assert TOKENIZER.id_to_token(chat.ids[end - 1]) == "<|end|>"
-            told = TOKENIZER.decode(chat.ids[start:end])
-            assert told.removeprefix("<tool_call>").removesuffix("</tool_call>") == text
+            reported = TOKENIZER.decode(chat.ids[start:end])
+            assert reported.removeprefix("<tool_call>").removesuffix("</tool_call>") == text
             assert task in talk.tasks
 
 

@@ -53,7 +53,7 @@ def test_both_models_a_curve_and_the_state_are_written(
             "tokenizer_config.json",
         }
         for stage in ("one", "two"):
-            assert [done for told, done in heard if told == f"{name}, {stage}"][-1] == 1.0
+            assert [done for reported, done in heard if reported == f"{name}, {stage}"][-1] == 1.0
             assert (folder / "state" / f"stage-{stage}" / name / "state.safetensors").is_file()
     one, other = (
         (folder / name / "tokenizer.json").read_bytes()
@@ -134,10 +134,10 @@ def test_the_evaluation_says_all_that_is_wanted(
     shown = capsys.readouterr().out
     assert "acceptance_k4" in shown and LONG_RECALL in shown
     for name in ("baton-tiny", "baton-tiny-draft"):
-        told = (folder / name / "README.md").read_text()
-        assert told.startswith(f"# {name}\n")
-        assert f"| exact_overall | {found['exact_overall']:.3f} | 0.95 |" in told
-        assert f"| lists | {found['answers']['lists']} |" in told
+        reported = (folder / name / "README.md").read_text()
+        assert reported.startswith(f"# {name}\n")
+        assert f"| exact_overall | {found['exact_overall']:.3f} | 0.95 |" in reported
+        assert f"| lists | {found['answers']['lists']} |" in reported
 
 
 def test_questions_are_held_out_long_enough_and_the_same_again(

@@ -105,15 +105,15 @@ def test_first_tokens_carry_logprobs_only_if_requested() -> None:
     prompt.cached = 2
     message = prompt.first_tokens([Drawn(0, 7), Drawn(1, 8, -0.5, ((8, -0.5), (9, -1.0)))], SIZE)
     assert message.cached_tokens == 8
-    plain, told = message.tokens
+    plain, reported = message.tokens
     assert (plain.choice, plain.token, plain.HasField("logprob"), len(plain.top)) == (
         0,
         7,
         False,
         0,
     )
-    assert (told.choice, told.token, told.logprob) == (1, 8, -0.5)
-    assert [(top.token, top.logprob) for top in told.top] == [(8, -0.5), (9, -1.0)]
+    assert (reported.choice, reported.token, reported.logprob) == (1, 8, -0.5)
+    assert [(top.token, top.logprob) for top in reported.top] == [(8, -0.5), (9, -1.0)]
 
 
 async def test_events_are_ordered_and_the_prompts_end_is_raised() -> None:

@@ -60,20 +60,20 @@ def test_arrivals_are_bounded_and_refused_without_a_ticket(clock: Clock) -> None
 
 def test_the_body_that_was_silent_longest_makes_room(clock: Clock) -> None:
     admission = Admission(2, clock)
-    told: list[str] = []
-    with admission.arrival(), admission.upload(lambda: told.append("a")) as heard:
-        with admission.arrival(), admission.upload(lambda: told.append("b")):
+    reported: list[str] = []
+    with admission.arrival(), admission.upload(lambda: reported.append("a")) as heard:
+        with admission.arrival(), admission.upload(lambda: reported.append("b")):
             heard()
             with admission.arrival():
-                assert told == ["b"] and admission.arriving == 3  # until the one told has ended
+                assert reported == ["b"] and admission.arriving == 3  # until the one told has ended
             heard()
             with admission.arrival():
-                assert told == ["b", "a"]
+                assert reported == ["b", "a"]
             heard()  # too late
             with pytest.raises(Overloaded), admission.arrival():
                 pytest.fail("nobody is left to make room")
         with admission.arrival():
-            assert told == ["b", "a"] and admission.arriving == 2
+            assert reported == ["b", "a"] and admission.arriving == 2
     assert admission.arriving == 0
 
 
@@ -90,12 +90,12 @@ def test_a_body_that_has_come_makes_no_room(clock: Clock) -> None:
 
 def test_no_body_makes_room_where_there_is_no_ticket(clock: Clock) -> None:
     admission = Admission(1, clock)
-    told: list[str] = []
-    with admission.arrival(), admission.upload(lambda: told.append("a")), admission.ticket():
+    reported: list[str] = []
+    with admission.arrival(), admission.upload(lambda: reported.append("a")), admission.ticket():
         late = admission.arrival()
         with pytest.raises(Overloaded):
             late.__enter__()
-    assert told == []
+    assert reported == []
 
 
 def test_a_refused_request_gets_the_rate_at_which_room_is_made(clock: Clock) -> None:

@@ -132,10 +132,10 @@ async def test_a_web_page_on_this_host_is_not_its_user(router: StartRouter) -> N
         here += [{"origin": f"http://{name}"} for name in HERE]
         for named in here:
             assert (await running.http.post(**ask, headers=named)).status_code == 200, named
-        told = [{"host": name} for name in (*ELSEWHERE, *ODD)]
-        told += [{"origin": f"https://{name}"} for name in (*ELSEWHERE, *ADDRESSES)]
-        told += [{"origin": name} for name in ("null", "file://", "localhost", "x://localhost")]
-        for named in told:
+        reported = [{"host": name} for name in (*ELSEWHERE, *ODD)]
+        reported += [{"origin": f"https://{name}"} for name in (*ELSEWHERE, *ADDRESSES)]
+        reported += [{"origin": name} for name in ("null", "file://", "localhost", "x://localhost")]
+        for named in reported:
             (header,) = named
             for path in ("/v1/models", *OPEN_PATHS):
                 reply = await running.http.get(path, headers=named)
@@ -171,7 +171,7 @@ async def test_ids_of_a_client_name_nothing(router: StartRouter) -> None:
         assert [reply.status_code for reply in replies] == [200] * 4 and len(texts) == 1
         ids = [submit.request_id for submit in worker.seen("submit")]
         assert len(set(ids)) == 4
-        assert not any("addr" in told for told in (*ids, *(r.text for r in replies)))
+        assert not any("addr" in reported for reported in (*ids, *(r.text for r in replies)))
         assert all(len(bytes.fromhex(name.removeprefix("req-"))) == 16 for name in ids)
 
 

@@ -215,12 +215,12 @@ async def test_each_bad_field_is_named(router: StartRouter) -> None:
     async with router() as running:
         for route, fields, status, param, word in REFUSED:
             reply = await running.http.post(route, json={**good(route), **fields})
-            told = (route, str(fields)[:80], reply.text[:300])
-            assert reply.status_code == status, told
+            reported = (route, str(fields)[:80], reply.text[:300])
+            assert reply.status_code == status, reported
             error = check_error(reply)
-            assert error["param"] == param, told
-            assert word in error["message"], told
-            assert len(error["message"]) < 600, told
+            assert error["param"] == param, reported
+            assert word in error["message"], reported
+            assert len(error["message"]) < 600, reported
         assert not running.workers["decode-0"].seen("submit")
 
 

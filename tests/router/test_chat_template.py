@@ -127,9 +127,9 @@ def test_renders_as_transformers_does(reference: Any, source: str, messages: Any
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama", "mistral"])
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("reported", [True, False])
 def test_tools_are_rendered_as_transformers_does(
-    reference: Any, tool_templates: dict[str, str], name: str, told: bool
+    reference: Any, tool_templates: dict[str, str], name: str, reported: bool
 ) -> None:
     asked = {"role": "user", "content": "Wie ist es in Zürich?"}
     function = {"name": "weather", "arguments": {"where": "Zürich <&>", "days": [1, 2.5, None]}}
@@ -142,14 +142,16 @@ def test_tools_are_rendered_as_transformers_does(
     for count in (1, 3):
         expected = reference.apply_chat_template(
             messages[:count],
-            tools=TOOLS if told else None,
+            tools=TOOLS if reported else None,
             chat_template=tool_templates[name],
             tokenize=False,
             add_generation_prompt=True,
         )
         template = ChatTemplate(tool_templates[name], SPECIAL)
-        assert template.render(messages[:count], TOOLS if told else None) == expected
-        assert ("temperature" in expected) == told and ("[1, 2.5, null]" in expected) == (count > 1)
+        assert template.render(messages[:count], TOOLS if reported else None) == expected
+        assert ("temperature" in expected) == reported and ("[1, 2.5, null]" in expected) == (
+            count > 1
+        )
 
 
 def test_a_template_for_tools_is_used_with_tools_only() -> None:

@@ -147,7 +147,7 @@ def signs(text: str, finish: Any) -> list[OutputToken]:
 
 
 @pytest.mark.parametrize(
-    ("text", "finish", "content", "calls", "told"),
+    ("text", "finish", "content", "calls", "reported"),
     [
         (f"a {CALL}", "stop", "a", 1, "tool_calls"),
         (f"{CALL}\n{CALL}", "stop", "", 2, "tool_calls"),
@@ -160,22 +160,22 @@ def signs(text: str, finish: Any) -> list[OutputToken]:
     ],
 )
 def test_calls_are_taken_out_of_the_text(
-    text: str, finish: str, content: str, calls: int, told: str
+    text: str, finish: str, content: str, calls: int, reported: str
 ) -> None:
     outputs = signs(text, finish)
     whole = calling_choice().push(outputs)
-    assert (whole.text, whole.finish) == (content, told)
+    assert (whole.text, whole.finish) == (content, reported)
     assert whole.calls == [ParsedCall(index, "f", '{"b": "cd"}') for index in range(calls)]
     one_by_one = calling_choice()
     pieces = [one_by_one.push([output]) for output in outputs]
     assert "".join(piece.text for piece in pieces) == content
     assert [call for piece in pieces for call in piece.calls] == whole.calls
-    assert [piece.finish for piece in pieces if piece.finish] == [told]
+    assert [piece.finish for piece in pieces if piece.finish] == [reported]
     assert one_by_one.tokens == len(text)
 
 
 @pytest.mark.parametrize(
-    ("stop", "content", "calls", "told"),
+    ("stop", "content", "calls", "reported"),
     [
         ("after", "", 1, "tool_calls"),  # beyond the call
         ("</tool_call>", "", 1, "tool_calls"),  # its end
@@ -183,10 +183,10 @@ def test_calls_are_taken_out_of_the_text(
     ],
 )
 def test_stop_strings_count_in_the_whole_text(
-    stop: str, content: str, calls: int, told: str
+    stop: str, content: str, calls: int, reported: str
 ) -> None:
     piece = calling_choice(stop).push(signs(f"{CALL}after all", "length"))
-    assert (piece.text, len(piece.calls), piece.finish) == (content, calls, told)
+    assert (piece.text, len(piece.calls), piece.finish) == (content, calls, reported)
 
 
 def test_the_first_call_ends_a_choice_that_may_have_one_only() -> None:
@@ -239,9 +239,9 @@ def test_a_call_is_sent_name_first() -> None:
     choices = [json.loads(body)["choices"][0] for body in bodies]
     assert all(choice["index"] == 1 for choice in choices)
     assert choices[0]["delta"] == {"content": "So"} and choices[0]["logprobs"]["content"]
-    told = [choice["delta"]["tool_calls"] for choice in choices[1:5]]
+    reported = [choice["delta"]["tool_calls"] for choice in choices[1:5]]
     for place, call in enumerate(calls):
-        (named,), (filled,) = told[2 * place : 2 * place + 2]
+        (named,), (filled,) = reported[2 * place : 2 * place + 2]
         identity = named.pop("id")
         assert identity.startswith("call_") and len(bytes.fromhex(identity[5:])) == 16
         assert named == {

@@ -167,11 +167,11 @@ async def test_a_failure_during_a_migration_is_reported_at_once(
         raise ValueError("what should be impossible")
 
     monkeypatch.setattr(scene.dispatcher._submitter, "try_place", broken)
-    with capture_logs() as told:
+    with capture_logs() as reported:
         scene.dispatcher.lost(scene.link(), None, "dead")
         await scene.settle_down()
     assert generation.over and len(scene.dispatcher) == 0
     assert type(generation.error) is BatonError
     assert str(generation.error) == "the retry failed: ValueError"
-    (said,) = [line for line in told if line["log_level"] == "error"]
+    (said,) = [line for line in reported if line["log_level"] == "error"]
     assert said["request_id"] == "r" and said["event"] == "retry failed"

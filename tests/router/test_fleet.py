@@ -200,18 +200,18 @@ async def test_a_workers_own_word_does_not_move_it(fleet_scene: Any) -> None:
 @on_virtual_time
 async def test_a_fleet_of_unlike_decode_workers_is_logged_once(fleet_scene: Any) -> None:
     scene = fleet_scene()
-    with capture_logs() as told:
+    with capture_logs() as reported:
         scene.add("decode-0", 1)
         scene.add("decode-1", 2)
         scene.add("prefill-0", 3, model_fingerprint="g")  # placement passes it over
         await eventually(lambda: len(scene.names()) == 3)
         await asyncio.sleep(0.1)
-        assert not [line for line in told if line["log_level"] == "warning"]
+        assert not [line for line in reported if line["log_level"] == "warning"]
         scene.add("decode-2", 4, model_fingerprint="g")
         scene.add("decode-3", 5, kv_dtype="e")
         await eventually(lambda: len(scene.names()) == 5)
         await asyncio.sleep(0.1)
-    warnings = [line for line in told if line["log_level"] == "warning"]
+    warnings = [line for line in reported if line["log_level"] == "warning"]
     assert all(line["event"] == "decode workers differ" for line in warnings)
     assert warnings[-1]["workers"] == {
         "f d": ["decode-0", "decode-1"],
@@ -310,13 +310,13 @@ async def test_a_worker_with_an_impossible_hello_fails_no_placement(
     fleet_scene: Any,
 ) -> None:
     scene = fleet_scene()
-    with capture_logs() as told:
+    with capture_logs() as reported:
         scene.add("decode-0")
         bad = scene.add("decode-1", 2, block_size=0)
         await eventually(lambda: scene.names() == ["decode-0"] and len(bad.ends) > 2)
     assert scene.names() == ["decode-0"] and scene.fleet.linked_counts()["decode"] == 1
     (said,) = [
-        line for line in told if line["event"] == "worker refused"
+        line for line in reported if line["event"] == "worker refused"
     ]  # once, however often it tries
     assert said["worker_id"] == "decode-1" and said["log_level"] == "error"
     assert said["reason"] == "block_size is 0, not from 1 to 256"

@@ -174,11 +174,11 @@ async def test_a_bug_before_the_answer_is_logged_and_not_shown(
 
     monkeypatch.setattr(Validator, "completion", broken)
     async with grpc_router() as (_, stub):
-        with capture_logs() as told:
+        with capture_logs() as reported:
             asked = client_pb2.GenerateRequest(model="tiny", prompt="a")
             metadata = (("x-request-id", "my-label"),)
             error = await refused(stub.Generate(asked, metadata=metadata))
         assert error.code() is CODE.INTERNAL and "secret" not in str(error)
         assert dict(error.trailing_metadata())["x-error-code"] == "internal_error"
-        (event,) = [event for event in told if event["event"] == "unexpected error"]
+        (event,) = [event for event in reported if event["event"] == "unexpected error"]
         assert "secret" in event["error"]

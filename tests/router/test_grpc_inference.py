@@ -148,11 +148,11 @@ async def test_tokenizer_and_models(grpc_router: StartGrpcRouter) -> None:
         back = await stub.Detokenize(client_pb2.DetokenizeRequest(tokens=got.tokens))
         assert back.prompt == PROMPT
         (model,) = (await stub.ListModels(client_pb2.ListModelsRequest())).models
-        (told,) = (await running.http.get("/v1/models")).json()["data"]
+        (reported,) = (await running.http.get("/v1/models")).json()["data"]
         assert (model.id, model.created, model.max_model_len) == (
-            told["id"],
-            told["created"],
-            told["max_model_len"],
+            reported["id"],
+            reported["created"],
+            reported["max_model_len"],
         )
 
 
@@ -285,15 +285,15 @@ async def test_traces_logs_and_metrics(grpc_router: StartGrpcRouter) -> None:
         finished, first = count("finished"), metrics.TTFT._sum.get()
         trace = "0af7651916cd43dd8448eb211c80319c"
         metadata = (("traceparent", f"00-{trace}-b7ad6b7169203331-01"), ("x-request-id", "mine"))
-        with capture_logs() as told:
+        with capture_logs() as reported:
             await collect(stub.Generate(prompted(user="Ada"), metadata=metadata))
         (submit,) = running.workers["decode-0"].seen("submit")
         assert trace in submit.trace_context["traceparent"]
         assert submit.request_id != "mine"
         assert count("finished") == finished + 1 and metrics.TTFT._sum.get() > first
-        (ended,) = [event for event in told if event["event"] == "request ended"]
+        (ended,) = [event for event in reported if event["event"] == "request ended"]
         assert ended["outcome"] == "finished" and ended["request_id"].startswith("req-")
-        assert PROMPT not in str(told) and "Ada" not in str(told)
+        assert PROMPT not in str(reported) and "Ada" not in str(reported)
 
 
 async def test_stopping_lets_calls_end_and_fails_the_remaining_ones(

@@ -57,11 +57,11 @@ def test_each_error_has_its_status_and_its_trailers(
     error: BatonError, code: grpc.StatusCode, named: str, wait: str | None
 ) -> None:
     got, message, trailers = status_of(error, "req-1")
-    told = dict(trailers)
+    reported = dict(trailers)
     assert got is code and "secret" not in message
-    assert told["x-request-id"] == "req-1" and told["x-error-code"] == named
-    assert told.get("retry-after") == wait
-    assert told.get("x-error-field") == getattr(error, "field", None)
+    assert reported["x-request-id"] == "req-1" and reported["x-error-code"] == named
+    assert reported.get("retry-after") == wait
+    assert reported.get("x-error-field") == getattr(error, "field", None)
     assert message == "no" or code is CODE.INTERNAL
 
 
@@ -86,9 +86,14 @@ def test_pieces() -> None:
     first, second = reply.pieces
     assert (first.choice, first.text) == (2, "text")
     assert first.finish_reason == client_pb2.TOOL_CALLS
-    (told,) = first.logprobs
-    assert (told.token, told.bytes, told.logprob, told.text_offset) == (65, b"A", -0.5, 3)
-    assert [(each.token, each.bytes, each.logprob) for each in told.alternatives] == [
+    (reported,) = first.logprobs
+    assert (reported.token, reported.bytes, reported.logprob, reported.text_offset) == (
+        65,
+        b"A",
+        -0.5,
+        3,
+    )
+    assert [(each.token, each.bytes, each.logprob) for each in reported.alternatives] == [
         (66, b"B", -1.0),
         (200, b"\xc8", -math.inf),
     ]
@@ -100,11 +105,11 @@ def test_pieces() -> None:
 
 
 @pytest.mark.parametrize(
-    ("finish", "told"), [("stop", client_pb2.STOP), ("length", client_pb2.LENGTH)]
+    ("finish", "reported"), [("stop", client_pb2.STOP), ("length", client_pb2.LENGTH)]
 )
-def test_finish_reasons(finish: str, told: int) -> None:
+def test_finish_reasons(finish: str, reported: int) -> None:
     (piece,) = pieces_reply([ChoiceDelta(0, finish=finish)], token_bytes).pieces
-    assert piece.finish_reason == told
+    assert piece.finish_reason == reported
 
 
 def test_usage_is_a_message_of_its_own() -> None:

@@ -39,7 +39,7 @@ def none_left() -> Iterator[None]:
 async def test_connected_clients_are_answered_and_new_ones_wait(router: StartRouter) -> None:
     loop = asyncio.get_running_loop()
     complaints: list[str] = []
-    loop.set_exception_handler(lambda _, told: complaints.append(told["message"]))
+    loop.set_exception_handler(lambda _, reported: complaints.append(reported["message"]))
     async with router() as running:
         host, port = running.url.removeprefix("http://").split(":")
         assert (await running.http.get("/livez")).status_code == 200  # its connection stays open
@@ -76,5 +76,7 @@ async def test_as_many_connections_wait_as_the_setting_says(
 
     monkeypatch.setattr("baton.router.server.bind", bind)
     async with router(config=replace(FAST_ROUTER, backlog=77)):
-        told = listeners[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
-        assert struct.unpack_from("=I", told, 28) == (77,)  # tcpi_sacked: of a listener, its most
+        reported = listeners[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+        assert struct.unpack_from("=I", reported, 28) == (
+            77,
+        )  # tcpi_sacked: of a listener, its most

@@ -192,8 +192,10 @@ async def test_usage_and_token_ids_in_each_chunk(router: StartRouter, route: str
         chunks = events((await running.http.post(route, json=body)).text)
         counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
         assert counts == sorted(counts) and counts[-1] == 5 and len(set(counts)) > 1
-        told = [c["token_ids"] for chunk in chunks for c in chunk["choices"] if "token_ids" in c]
-        assert len([token for part in told for token in part]) == 5
+        reported = [
+            c["token_ids"] for chunk in chunks for c in chunk["choices"] if "token_ids" in c
+        ]
+        assert len([token for part in reported for token in part]) == 5
         first = chunks[0] if route != COMPLETE else chunks[0]["choices"][0]
         tokens = await running.http.post(
             "/tokenize", json={k: body[k] for k in body if k in ("prompt", "messages")}

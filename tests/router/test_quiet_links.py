@@ -24,11 +24,15 @@ def now_s() -> float:
 async def test_a_hang_is_reported_once_and_ends() -> None:
     made = LinkScene()
     far = await made.accept()
-    for overdue_ms, hung, told in ((1499, False, 0), (1500, True, 1), (2100, True, 1)):
+    for overdue_ms, hung, reported in ((1499, False, 0), (1500, True, 1), (2100, True, 1)):
         load = worker_pb2.Load(overdue_ms=overdue_ms)
         await far.send(worker_pb2.WorkerMessage(load=load))
         await eventually(lambda wanted=overdue_ms: made.link.load.overdue_ms == wanted)
-        assert (made.link.hung, made.link.takes_work, made.notes.hangs) == (hung, not hung, told)
+        assert (made.link.hung, made.link.takes_work, made.notes.hangs) == (
+            hung,
+            not hung,
+            reported,
+        )
     await far.send(worker_pb2.WorkerMessage(load=worker_pb2.Load()))
     await eventually(lambda: made.link.takes_work)
     assert made.link.up and made.notes.losses == []

@@ -97,12 +97,12 @@ async def test_a_worker_that_never_reports_delays_within_the_bound(
         async with grpc_router(config=config, wait=False, tells_blocks=False) as (running, stub):
             asking = asyncio.ensure_future(ask(running, stub))
             (worker,) = running.workers.values()
-            while not (told := [line for line in logs if line["event"] == "index rebuilt"]):
+            while not (reported := [line for line in logs if line["event"] == "index rebuilt"]):
                 assert not worker.seen("submit")
                 await asyncio.sleep(0.005)
             async with asyncio.timeout(5):
                 assert await asking == "answered"
-    assert told[0]["missing"] == ["decode-0"] and told[0]["seconds"] >= 0.5
+    assert reported[0]["missing"] == ["decode-0"] and reported[0]["seconds"] >= 0.5
 
 
 @both_ways

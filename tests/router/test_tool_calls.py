@@ -212,13 +212,13 @@ def test_any_cut_gives_the_same(
 def test_what_was_written_is_read_back(
     form: str, before: str, arguments: list[dict[str, object]], ascii_only: bool
 ) -> None:
-    told = [json.dumps(each, ensure_ascii=ascii_only) for each in arguments]
-    calls = [f'{{"name": "f", "arguments": {each}}}' for each in told]
+    reported = [json.dumps(each, ensure_ascii=ascii_only) for each in arguments]
+    calls = [f'{{"name": "f", "arguments": {each}}}' for each in reported]
     if form == "hermes":
         text = before + "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
     else:
         text = f"{before}[TOOL_CALLS] [{', '.join(calls)}]"
-    assert parsed(form, list(text)) == (before, [("f", each) for each in told])
+    assert parsed(form, list(text)) == (before, [("f", each) for each in reported])
 
 
 def test_one_call_where_only_one_is_wanted() -> None:

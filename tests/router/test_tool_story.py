@@ -43,10 +43,10 @@ SPECIAL = {"hermes": ("<tool_call>", "</tool_call>"), "mistral": ("[TOOL_CALLS]"
 async def says(running: Any, folder: Path, *texts: str) -> None:
     """What each choice of the next requests is."""
     tokenizer = HfTokenizer(folder / "tokenizer.json")
-    told = [await tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    reported = [await tokenizer.encode(text, add_special_tokens=False) for text in texts]
     await tokenizer.close()
     for worker in running.workers.values():
-        worker.says = told
+        worker.says = reported
 
 
 def client_of(running: Any) -> openai.AsyncOpenAI:
@@ -106,7 +106,7 @@ async def test_calls_of_each_form(
         (parts,) = await streamed(client)
         assert (parts["role"], parts["finish_reason"]) == ("assistant", "tool_calls")
         assert parts["content"] == content
-        assert [(called, told) for _, called, told in parts["tool_calls"]] == wanted
+        assert [(called, reported) for _, called, reported in parts["tool_calls"]] == wanted
         assert len({*ids, *(i for i, *_ in parts["tool_calls"])}) == 4
 
 
@@ -125,9 +125,9 @@ async def test_a_call_and_its_result_go_back(
             await says(running, folder, f"[TOOL_CALLS] [{CALL}]")
             message = (await ask(client, tools=[WEATHER])).choices[0].message
         (call,) = message.tool_calls
-        told = message.model_dump(exclude_none=True)
+        reported = message.model_dump(exclude_none=True)
         answer = {"role": "tool", "tool_call_id": call.id, "content": "Regen"}
-        again = await ask(client, messages=[*ASKED, told, answer])
+        again = await ask(client, messages=[*ASKED, reported, answer])
         assert again.choices[0].finish_reason in ("stop", "tool_calls")
         submit = running.workers["decode-0"].seen("submit")[-1]
         tokenizer = HfTokenizer(folder / "tokenizer.json")
@@ -232,8 +232,8 @@ async def test_logprobs_are_those_of_all_tokens(router: StartRouter, tool_model:
     async with router(folder) as running, client_of(running) as client:
         await says(running, folder, SAID["hermes"])
         entries = (await ask(client, logprobs=True)).choices[0].logprobs.content
-        told = b"".join(bytes(entry.bytes) for entry in entries).decode()
-        assert told == SAID["hermes"]
+        reported = b"".join(bytes(entry.bytes) for entry in entries).decode()
+        assert reported == SAID["hermes"]
         body = {"model": "tiny", "messages": ASKED, "tools": [WEATHER, TIME], "stream": True}
         reply = await running.http.post("/v1/chat/completions", json={**body, "logprobs": True})
         count = 0

@@ -186,9 +186,9 @@ async def test_the_parser_learns_which_tools_may_be_called() -> None:
         raw = orjson.dumps({**body, **fields})
         return await made.chat(await made.parsed(raw, ChatRequest), LIMITS)
 
-    told = await asked(tools=tools)
-    assert told.prompt == tuple(b"fguhi;")
-    assert told.calling == CallableTools(
+    reported = await asked(tools=tools)
+    assert reported.prompt == tuple(b"fguhi;")
+    assert reported.calling == CallableTools(
         FORMS["mistral"], frozenset("fg"), True, {"f": {}, "g": {}}
     )
     alone = await asked(tools=tools, tool_choice="auto", parallel_tool_calls=False)

@@ -110,8 +110,8 @@ async def test_a_request_is_named_in_its_own_task_alone(capsys: Capture) -> None
         log.info("child")
 
     await asyncio.gather(serve("a"), serve("b"))
-    told = [(line["event"], line.get("request_id")) for line in lines(capsys)]
-    assert sorted(told, key=str) == sorted(
+    reported = [(line["event"], line.get("request_id")) for line in lines(capsys)]
+    assert sorted(reported, key=str) == sorted(
         [("in", "a"), ("in", "b"), ("child", "a"), ("child", "b"), ("out", None), ("out", None)],
         key=str,
     )

@@ -204,10 +204,10 @@ def test_a_changed_announcement_is_none(tmp_path: Path, change: dict[str, object
     registry = DirectoryRegistry(tmp_path, tokens=("s",))
     registry.announce(ONE)
     file = tmp_path / "decode-0.worker"
-    told = json.loads(file.read_text())
-    file.write_text(json.dumps(told | change))
+    reported = json.loads(file.read_text())
+    file.write_text(json.dumps(reported | change))
     assert registry.workers() == []
-    file.write_text(json.dumps(told))
+    file.write_text(json.dumps(reported))
     assert registry.workers() == [ONE]
     registry.withdraw(ONE.worker_id, ONE.boot_id)
     assert not file.exists()

@@ -73,7 +73,7 @@ def test_a_file_may_give_an_int_for_a_float_and_lists_for_tuples(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("environ", "flags", "told"),
+    ("environ", "flags", "reported"),
     [
         ({"BATON_ROUTER__PROT": "1"}, {}, "BATON_ROUTER__PROT.*did you mean router.port"),
         ({"BATON_ROUTR__PORT": "1"}, {}, "BATON_ROUTR__PORT.*did you mean router"),
@@ -95,14 +95,14 @@ def test_a_file_may_give_an_int_for_a_float_and_lists_for_tuples(tmp_path: Path)
     ],
 )
 def test_what_is_wrong_is_refused_by_name_and_place(
-    environ: dict[str, str], flags: dict[str, str], told: str
+    environ: dict[str, str], flags: dict[str, str], reported: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         load(None, environ, flags)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("[router]\nport = '80'\n", "router.port is '80': give a whole number"),
         ("[router]\nport = true\n", "give a whole number"),
@@ -120,9 +120,9 @@ def test_what_is_wrong_is_refused_by_name_and_place(
         ("[router]\napi_keys = " + "[" * 5000, "not valid TOML"),
     ],
 )
-def test_a_wrong_file_is_refused_and_named(tmp_path: Path, text: str, told: str) -> None:
+def test_a_wrong_file_is_refused_and_named(tmp_path: Path, text: str, reported: str) -> None:
     file = written(tmp_path, text)
-    with pytest.raises(ConfigError, match=told) as refused:
+    with pytest.raises(ConfigError, match=reported) as refused:
         load(file, {}, {})
     assert str(file) in str(refused.value)
 

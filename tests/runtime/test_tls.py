@@ -350,8 +350,8 @@ async def test_errors_of_single_calls_tell_it_too(
     ):
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await channel.unary_unary("/t/None")(b"", metadata=credentials(TOKEN), timeout=20)
-    told = translate(failed.value)
-    assert isinstance(told, Unavailable) and "security.authority" in str(told)
+    reported = translate(failed.value)
+    assert isinstance(reported, Unavailable) and "security.authority" in str(reported)
 
 
 async def test_a_port_that_is_taken_is_an_error_with_tls_as_without(party: Party) -> None:

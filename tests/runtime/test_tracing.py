@@ -43,9 +43,9 @@ def test_spans_arrive_with_parents_times_and_attributes(collector: tuple[Any, st
     assert spans["request"].trace_id.hex() == tracing.trace_id(request)
     assert spans["fetch"].start_time_unix_nano == 100_000_000_000
     assert spans["fetch"].end_time_unix_nano == 100_500_000_000
-    told = {a.key: a.value for a in spans["handoff"].attributes}
-    assert told["baton.blocks"].int_value == 4
-    assert told["baton.outcome"].string_value == "completed"
+    reported = {a.key: a.value for a in spans["handoff"].attributes}
+    assert reported["baton.blocks"].int_value == 4
+    assert reported["baton.outcome"].string_value == "completed"
     assert servicer.services == {"baton-router"}
 
 

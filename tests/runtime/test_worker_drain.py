@@ -103,8 +103,8 @@ async def test_a_repeated_or_early_order_to_drain_hurries_nothing() -> None:
     worker = Worker()
     course, serving = start(worker)
     await asyncio.sleep(0.01)
-    for told in (course.drain, course.drain, course.end):
-        told()
+    for reported in (course.drain, course.drain, course.end):
+        reported()
         await asyncio.sleep(0.01)
         assert worker.story == ["drain 7"] and not serving.done()
     course.end()  # the second signal

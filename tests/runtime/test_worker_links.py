@@ -69,14 +69,14 @@ def now_s() -> float:
 
 async def overdue(link: Link[Any, Any], task: asyncio.Task[None], loads: int) -> list[int]:
     """What so many loads tell; the link is closed then."""
-    told = []
-    while len(told) < loads:
+    reported = []
+    while len(reported) < loads:
         message = await link.receive()
         if message.WhichOneof("kind") == "load":
-            told.append(message.load.overdue_ms)
+            reported.append(message.load.overdue_ms)
     await link.close()
     await asyncio.wait_for(task, 5)
-    return told
+    return reported
 
 
 @on_virtual_time

@@ -136,8 +136,8 @@ def test_a_folder_that_knows_no_locks_is_refused(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    told = r"w\.lock cannot be locked \(No locks available\): give .* disk of this host"
-    with pytest.raises(ConfigError, match=told), hold(tmp_path, "w"):
+    reported = r"w\.lock cannot be locked \(No locks available\): give .* disk of this host"
+    with pytest.raises(ConfigError, match=reported), hold(tmp_path, "w"):
         raise AssertionError("nobody knows whether it has it")
 
 

@@ -40,8 +40,8 @@ class Bench:
 
 
 def test_a_return_before_the_drain_time_breaks_the_promise() -> None:
-    (told,) = Bench().fail(Draining("the decode worker is stopping"), 0.4)
-    assert told == "d0 drains, and hands back req-1 after 0.400 s of 1 s"
+    (reported,) = Bench().fail(Draining("the decode worker is stopping"), 0.4)
+    assert reported == "d0 drains, and hands back req-1 after 0.400 s of 1 s"
 
 
 @pytest.mark.parametrize(

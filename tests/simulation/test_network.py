@@ -256,18 +256,18 @@ def test_a_stream_server_learns_its_end_once() -> None:
         link = place.open("hold")
         await asyncio.sleep(2 * DELAY_S)
         assert place.far is not None
-        told: list[str] = []
-        place.far.tell_end(lambda: told.append("left"))
+        reported: list[str] = []
+        place.far.tell_end(lambda: reported.append("left"))
         await link.send("a message is no end")
         await asyncio.sleep(2 * DELAY_S)
-        assert told == []
+        assert reported == []
         await link.close()
         await asyncio.sleep(2 * DELAY_S)
-        assert told == ["left"]
-        place.far.tell_end(lambda: told.append("over before"))
-        assert told == ["left", "over before"]
+        assert reported == ["left"]
+        place.far.tell_end(lambda: reported.append("over before"))
+        assert reported == ["left", "over before"]
         place.far.tell_end(None)
         await place.far.close()
-        assert told == ["left", "over before"]
+        assert reported == ["left", "over before"]
 
     on_loop(test)

@@ -89,7 +89,7 @@ async def test_a_busy_worker_whose_device_hangs_is_red_without_a_probe(
     assert request.tokens() == request.expected() and node.worker.health.not_ready_reason() is None
 
 
-async def told(link: Any) -> float:
+async def reported(link: Any) -> float:
     """Seconds until a load says that the worker is not ready."""
     clock = asyncio.get_running_loop().time
     began = clock()
@@ -116,7 +116,7 @@ async def test_its_router_hears_in_the_same_moment(make_cluster: MakeCluster, ro
     async with probing(node.worker):
         await asyncio.sleep(1.2)
         node.engine.stall()
-        red_s, told_s = await asyncio.gather(turns(node.worker, red=True), told(near))
+        red_s, told_s = await asyncio.gather(turns(node.worker, red=True), reported(near))
         assert abs(told_s - red_s) < 0.02
         node.engine.go_on()
     await near.close()

@@ -31,10 +31,10 @@ async def scores(client: Client, **asked: Any) -> list[worker_pb2.PromptLogprobs
     """Those of all outputs that have some."""
     request = client.submit(PROMPT, **{"max_tokens": 3, "prompt_logprobs": TOP, **asked})
     await request.finished(60)
-    return told(request)
+    return reported(request)
 
 
-def told(request: Request) -> list[worker_pb2.PromptLogprobs]:
+def reported(request: Request) -> list[worker_pb2.PromptLogprobs]:
     carriers = [o for o in request.outputs if o.HasField("prompt_logprobs")]
     assert all((o.index, o.choice) == (0, 0) for o in carriers)
     return [output.prompt_logprobs for output in carriers]
@@ -44,7 +44,7 @@ async def test_the_same_numbers_wherever_the_prompt_is_computed(cluster: ModelCl
     client = Client(cluster, "decode-0")
     plain = client.submit(PROMPT, max_tokens=3)
     await plain.finished(60)
-    assert told(plain) == []
+    assert reported(plain) == []
     found = []
     for local in (True, False):
         for choices in (1, 3):  # the second time the prompt is cached, on both workers
@@ -65,7 +65,7 @@ async def test_nothing_is_scored_again_after_the_first_token(cluster: ModelClust
     client = Client(cluster, "decode-0")
     request = client.submit(PROMPT, max_tokens=5, prompt_logprobs=TOP, accepted=[9, 9])
     await request.finished(60)
-    assert told(request) == []
+    assert reported(request) == []
 
 
 async def test_preempted_prompt_is_scored_from_its_start() -> None:
@@ -81,7 +81,7 @@ async def test_preempted_prompt_is_scored_from_its_start() -> None:
         ]
         for request in requests:
             await request.finished(120)
-            (found,) = told(request)
+            (found,) = reported(request)
             assert len(found.logprobs) == len(PROMPT) - 1
         assert cluster.decode["decode-0"].worker.audit()["preemptions"] > 0
     finally:
@@ -93,7 +93,7 @@ async def test_one_token_has_no_numbers_and_still_an_answer(cluster: ModelCluste
     for local in (True, False):
         request = client.submit([5], max_tokens=2, prompt_logprobs=TOP, local=local)
         await request.finished(60)
-        (found,) = told(request)
+        (found,) = reported(request)
         assert not found.logprobs and len(request.tokens()) == 2
 
 
@@ -105,4 +105,4 @@ async def test_prompt_is_scored_by_the_next_candidate(cluster: ModelCluster) -> 
     request = client.submit(PROMPT, max_tokens=3, prompt_logprobs=TOP)
     await cluster.kill_prefill("prefill-0")
     await request.finished(60)
-    assert told(request) == wanted
+    assert reported(request) == wanted

@@ -109,9 +109,9 @@ async def test_a_failed_handoff_is_found_by_request_on_both_workers(
     cluster.exchange.release_stuck()
     assert request.tokens() == request.expected()
     await cluster.quiet()
-    told = events()
-    decode = [e for e in told if e["component"].startswith("baton.decode_worker")]
-    prefill = [e for e in told if e["component"] == "baton.kv_transfer.peers.grants"]
+    reported = events()
+    decode = [e for e in reported if e["component"].startswith("baton.decode_worker")]
+    prefill = [e for e in reported if e["component"] == "baton.kv_transfer.peers.grants"]
     assert heard in {event["event"] for event in decode}
     assert {event["request_id"] for event in decode} == {"request-0"}
     ends = [e for e in prefill if e["event"] == "handoff ended"]
@@ -136,10 +136,10 @@ async def test_two_concurrent_requests_are_distinguished(
     await first.finished()
     await second.finished()
     await cluster.quiet()
-    told = events()
-    failed = [e["request_id"] for e in told if e["event"] == "handoff failed"]
+    reported = events()
+    failed = [e["request_id"] for e in reported if e["event"] == "handoff failed"]
     assert failed == ["request-1"]
-    assert sorted(e["request_id"] for e in told if e["event"] == "handoff ended") == [
+    assert sorted(e["request_id"] for e in reported if e["event"] == "handoff ended") == [
         "request-0",
         "request-1",
     ]

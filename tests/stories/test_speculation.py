@@ -31,14 +31,14 @@ RULES: list[dict[str, Any]] = [
     {"repetition_penalty": 1.3, "temperature": 1.0, "n": 2},
     {"top_logprobs": 3},
 ]
-Told = list[tuple[list[int], int, list[tuple[float, list[tuple[int, float]]]]]]
+Reported = list[tuple[list[int], int, list[tuple[float, list[tuple[int, float]]]]]]
 
 
 def engine_of(cluster: Cluster) -> HashEngine:
     return cluster.decode["decode-0"].engine
 
 
-def told(request: Request) -> Told:
+def reported(request: Request) -> Reported:
     """What the client gets of each choice: tokens, the end, and logprobs."""
     found = []
     for choice in range(len(request.submit.choices)):
@@ -50,7 +50,9 @@ def told(request: Request) -> Told:
 
 def texts(*requests: Request) -> list[list[int]]:
     return [
-        [*request.submit.prompt, *tokens] for request in requests for tokens, _, _ in told(request)
+        [*request.submit.prompt, *tokens]
+        for request in requests
+        for tokens, _, _ in reported(request)
     ]
 
 
@@ -95,7 +97,7 @@ async def test_answers_equal_those_of_plain_decoding(
     cluster = make_cluster(step_s=STEP_S, proposer=oracle)
     batches = verified(cluster)
     requests = await answered(cluster, asked, prompts)
-    assert [told(request) for request in requests] == [told(request) for request in plain]
+    assert [reported(request) for request in requests] == [reported(request) for request in plain]
     assert batches and oracle.open == 0
     accepted = sum(o.accepted_proposal for request in requests for o in request.outputs)
     rejected = sum(o.rejected_proposals for request in requests for o in request.outputs)
@@ -126,7 +128,7 @@ async def test_proposers_of_the_product_change_no_token(
     plain = await answered(make_cluster(step_s=STEP_S), asked, prompts)
     cluster = make_cluster(step_s=STEP_S, proposer=proposer)
     requests = await answered(cluster, asked, prompts)
-    assert [told(request) for request in requests] == [told(request) for request in plain]
+    assert [reported(request) for request in requests] == [reported(request) for request in plain]
 
 
 @on_virtual_time
@@ -181,7 +183,7 @@ async def test_sequences_that_are_preempted_go_on_as_before(
     cluster = make_cluster(step_s=STEP_S, blocks=30, proposer=oracle)
     batches = verified(cluster)
     requests = await answered(cluster, asked, prompts)
-    assert [told(request) for request in requests] == [told(request) for request in plain]
+    assert [reported(request) for request in requests] == [reported(request) for request in plain]
     audits = [each.decode["decode-0"].worker.audit()["preemptions"] for each in (few, cluster)]
     assert batches and 0 < audits[1] <= audits[0]
 
@@ -277,5 +279,5 @@ async def test_random_requests_get_the_tokens_of_plain_decoding(
     oracle.texts = texts(*plain)
     cluster = make_cluster(step_s=STEP_S, blocks=60, proposer=oracle)
     requests = await answered(cluster, asked, prompts)
-    assert [told(request) for request in requests] == [told(request) for request in plain]
+    assert [reported(request) for request in requests] == [reported(request) for request in plain]
     assert oracle.open == 0
