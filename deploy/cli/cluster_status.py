@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 import grpc.aio
 
 from baton.deploy.cli.orders import Cluster
+from baton.deploy.cli.wide_table import print_table
 from baton.proto import control_pb2, control_pb2_grpc
 from baton.runtime import waits
 from baton.runtime.grpc_links import credentials, open_channel, translate
@@ -28,7 +28,6 @@ from baton.runtime.shared_registry.registry_location import address_without_secr
 from baton.runtime.tls import Tls
 
 STATUS_TIMEOUT_S = 5.0
-PIPE_COLUMNS = 160  # where no terminal says how many: a row is a line
 BUSY_STATES = ("used", "leased", "pinned", "quarantined")  # of blocks
 
 
@@ -201,13 +200,9 @@ def _print(status: ClusterStatus) -> None:
         print(f"warning: {warning}", file=sys.stderr)
     if status.registry_state != "readable":
         return
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(width=PIPE_COLUMNS)
     columns = ("name", "role", "address", "state", "version", "age", "running", "waiting", "blocks")
     table = Table(*columns, box=None)
     for router in status.routers:
@@ -220,4 +215,4 @@ def _print(status: ClusterStatus) -> None:
         age = f"{row.age_s:.0f} s" if row.version else ""
         cells = (row.worker_id, row.role, row.address, row.state, row.version, age, *figures)
         table.add_row(*map(escape, cells))
-    console.print(table)
+    print_table(table)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from baton.deploy.cli.wide_table import print_table
 from baton.deploy.host.instance import (
     grpc_address_file,
     is_locked,
@@ -25,7 +25,6 @@ from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from baton.runtime.registry_client import answer_within
 
 AUDIT_TIMEOUT_S = 2.0
-PIPE_COLUMNS = 160  # where no terminal says how many: a row is a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +162,6 @@ def show(*, as_json: bool) -> int:
             "workers that were started by `baton worker`"
         )
         return 1
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -181,10 +179,7 @@ def show(*, as_json: bool) -> int:
             row.address,
         )
         table.add_row(*(escape(cell) for cell in (*cells, _load(row.audit))))  # [::1] is no markup
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(width=PIPE_COLUMNS)
-    console.print(table)
+    print_table(table)
     return 0
 
 

