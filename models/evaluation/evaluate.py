@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,9 +82,13 @@ class FirstAnswer:
     fitting: bool
 
 
-def first_answers(answering: ModelAnswers, tokenizer: Tokenizer) -> list[FirstAnswer]:
-    """The answer to each of FIRST_MESSAGES, each at the start of a conversation."""
-    asked = [(kind, text) for kind, texts in FIRST_MESSAGES.items() for text in texts]
+def first_answers(
+    answering: ModelAnswers,
+    tokenizer: Tokenizer,
+    messages: Mapping[str, Sequence[str]] = FIRST_MESSAGES,
+) -> list[FirstAnswer]:
+    """The answer to each of `messages`, by their kind, each at the start of a conversation."""
+    asked = [(kind, text) for kind, texts in messages.items() for text in texts]
     prompts = [_prompt(ChatEncoder(tokenizer), text) for _, text in asked]
     said = answering.greedy(prompts, [_FIRST_ANSWER_TOKENS] * len(prompts))
     answers = [tokenizer.decode(answer) for answer in said]

@@ -55,6 +55,26 @@ def test_first_messages_get_fitting_answers() -> None:
     assert len(unfitting) <= (1 - LIMITS["first_messages"]) * len(found), unfitting
 
 
+NAMED_MESSAGES = {
+    "greeting": ("hi", "hello"),
+    "test": ("test",),
+    "thanks": ("thanks",),
+    "outside": ("tell me a joke", "what is the capital of france?", "write me some code"),
+}
+
+
+def test_the_plainest_first_messages_fit_in_any_letter_case() -> None:
+    """Each of them, where the list of 200 may have a few that do not."""
+    asked = {
+        kind: [case(text) for text in texts for case in (str.lower, str.upper, str.title)]
+        for kind, texts in NAMED_MESSAGES.items()
+    }
+    tokenizer = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
+    found = first_answers(ModelAnswers(embedded_model()), tokenizer, asked)
+    assert len(found) == 3 * 7
+    assert [(one.message, one.answer) for one in found if not one.fitting] == []
+
+
 def test_an_installation_without_them_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
