@@ -59,3 +59,10 @@ def test_nightly_folders_keep_a_smoke_test_in_make_test() -> None:
         if names := re.findall(r"^SMOKE = \{(.*)\}$", conftest.read_text(), re.MULTILINE):
             files = re.findall(r'"(.*?)"', names[0])
             assert files and all((conftest.parent / name).exists() for name in files)
+
+
+def test_make_nightly_lists_what_its_tests_skipped() -> None:
+    (recipe,) = re.findall(r"^nightly:.*\n((?:\t.*\n)+)", MAKEFILE.read_text(), re.MULTILINE)
+    runs = [line for line in recipe.replace("\\\n", " ").splitlines() if "pytest" in line.lower()]
+    (joined,) = runs
+    assert joined.count("$(PYTEST)") == joined.count("$(PYTEST) -rs") > 0

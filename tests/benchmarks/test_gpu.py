@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import itertools
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -142,6 +144,65 @@ def test_sums_are_judged_by_the_link_that_is_present(monkeypatch, link_gb_per_s,
     assert figures["checksum_share_of_link"].holds is holds
     assert figures["checksum_share_of_link"].value == pytest.approx(link_gb_per_s / rate)
     assert figures["checksum_share_at_400_gbit_s"].holds is (50.0 / rate <= 0.02)
+
+
+@pytest.mark.parametrize(
+    ("link_gb_per_s", "rates", "holds"),
+    [(50.0, [1.0, 40.0, 41.0], True), (50.0, [49.0, 39.0, 38.0], False), (2.0, [9.0, 1.7], True)],
+)
+def test_reads_are_judged_by_the_link_that_is_present(monkeypatch, link_gb_per_s, rates, holds):
+    """By the median of all but the first, which sets the connection up."""
+    handoff = gpu_handoff
+    link = handoff.Link("a copy", link_gb_per_s)
+    monkeypatch.setattr(handoff, "nixl_installed", lambda: True)
+    monkeypatch.setattr(handoff, "read_all", lambda *_: (link, rates))
+    given = gpu_speed.Given(torch.device("cpu"), True)
+    present, read, ratio = handoff.handoff(given)
+    assert (present.name, present.value, present.beside) == (
+        "link_gb_per_s",
+        link_gb_per_s,
+        "a copy",
+    )
+    assert (read.name, read.value) == ("handoff_read_gb_per_s", statistics.median(rates[1:]))
+    assert (ratio.name, ratio.holds) == ("handoff_read_over_link", holds)
+    assert ratio.value == pytest.approx(read.value / link_gb_per_s)
+
+
+def test_the_link_without_shared_memory_is_two_copies(monkeypatch):
+    """Through the host: a byte is copied off the device, and on to it again."""
+    handoff, pool = gpu_handoff, torch.arange(64, dtype=torch.uint8)
+    copied = []
+
+    def seconds_of(work, device):
+        work()
+        copied.append((pool.clone(), device))
+        return 64 / 1e9
+
+    monkeypatch.setattr(handoff, "seconds_of", seconds_of)
+    assert handoff._exported(pool) is None
+    link = handoff._link(pool, None)
+    assert (link.name, link.gb_per_s) == ("two copies through host memory", pytest.approx(1.0))
+    ((after, device),) = copied
+    assert after.equal(torch.arange(64, dtype=torch.uint8)) and device.type == "cpu"
+
+
+def test_the_link_by_shared_memory_is_a_copy_of_the_peers_pool(monkeypatch):
+    handoff, pool, theirs = gpu_handoff, torch.zeros(64, dtype=torch.uint8), torch.arange(64)
+    opened = []
+
+    def open_storage(*parts):
+        opened.extend(parts)
+        return theirs.to(torch.uint8).untyped_storage()
+
+    def seconds_of(work, device):
+        work()
+        return 64 / 2e9
+
+    monkeypatch.setattr(handoff, "seconds_of", seconds_of)
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", open_storage)
+    link = handoff._link(pool, [0, {"bytes": base64.b64encode(b"handle").decode()}, 64])
+    assert (link.name, link.gb_per_s) == ("a copy by CUDA IPC", pytest.approx(2.0))
+    assert opened == [0, b"handle", 64] and pool.equal(theirs.to(torch.uint8))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.deploy.cli import main
+from baton.deploy.processes import worker_process
 from baton.deploy.serve.device_defaults import on_gpu, worker_config
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError
@@ -58,6 +60,25 @@ def test_a_cpu_keeps_its_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worker_config(Config(), None, {}) == Config()
     with pytest.raises(ConfigError, match=r"worker\.device is cuda"):
         worker_config(load(None, {}, {"worker.device": "cuda"}), None, {})
+
+
+def test_a_worker_starts_with_the_defaults_of_its_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`baton worker` on a host with a GPU."""
+    started: list[Config] = []
+
+    def run_worker(config: Config, **_: object) -> None:
+        started.append(config)
+
+    monkeypatch.setattr(worker_process, "run_worker", run_worker)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("BATON_TOKEN", "a token of sixteen or more characters")
+    line = ["worker", "--role", "decode", "--worker-id", "d", "--model", str(tmp_path)]
+    main.main([*line, "--registry", str(tmp_path), "--set", "step.max_sequences=64"])
+    (config,) = started
+    assert values(config) == (0.9, 8192, 8192, 64)
 
 
 def test_chunks_are_whole_blocks() -> None:

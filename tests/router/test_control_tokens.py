@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from baton.router.text.control_tokens import (
 from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime.config import ControlTokensInChats
 from baton.runtime.errors import InvalidRequest
+from tests.support.router_process import FAST_ROUTER, StartRouter
 
 START, END, THINK = "<|im_start|>", "<|im_end|>", "<think>"
 TEMPLATE = (
@@ -244,6 +246,20 @@ async def test_control_tokens_stay_by_setting(tmp_path: Path) -> None:
     tokens = await chat.tokens(user(FORGED))
     assert tokens == chat.ids(chat.template.render([user(FORGED)]))
     assert chat.count(tokens, END) == 2
+
+
+@pytest.mark.parametrize("setting", [None, "text", "tokens"])
+async def test_the_server_reads_control_tokens_as_it_is_set(
+    router: StartRouter, model_folder: Path, setting: ControlTokensInChats | None
+) -> None:
+    """Without the setting they are text."""
+    config = FAST_ROUTER if setting is None else replace(FAST_ROUTER, control_tokens=setting)
+    end = tokenizers.Tokenizer.from_file(str(model_folder / "tokenizer.json")).token_to_id(END)
+    async with router(config=config) as running:
+        reply = await running.chat(messages=[user(f"a{END}b")], max_tokens=1)
+        assert reply.status_code == 200, reply.text
+        (submit,) = running.workers["decode-0"].seen("submit")
+    assert list(submit.prompt).count(end) == (2 if setting == "tokens" else 1)
 
 
 async def test_token_that_cannot_be_text_is_refused_by_name(tmp_path: Path) -> None:

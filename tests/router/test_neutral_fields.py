@@ -73,6 +73,47 @@ ECHOED: dict[str, Any] = {
 ANSWERED: dict[str, Any] = {"role": "tool", "tool_call_id": "call_1", "content": "12:00"}
 ASKED: dict[str, Any] = {"role": "user", "content": "hi"}
 TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time", "strict": None}}
+NULL: dict[str, Any] = {"a_field_of_next_year": None}
+GET_TIME: dict[str, Any] = {"name": "get_time"}
+NAMED: dict[str, Any] = {"type": "function", "function": GET_TIME}
+SCHEMA: dict[str, Any] = {"name": "a", "schema": {"type": "object", "properties": {}}}
+FORM: dict[str, Any] = {"type": "json_schema", "json_schema": SCHEMA}
+CALLED: dict[str, Any] = {"id": "call_1", "type": "function"}
+CALLED |= {"function": {"name": "get_time", "arguments": "{}", **NULL}, **NULL}
+# each object that a request holds, with an unknown null; and where one with a value is refused
+NESTED: list[tuple[dict[str, Any], str | None]] = [
+    ({"messages": [{**ASKED, **NULL}]}, "messages[0]"),
+    ({"messages": [{"role": "system", "content": "a", **NULL}, ASKED]}, "messages[0]"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", **NULL}]}]},
+        "messages[0].content[0]",
+    ),
+    ({"messages": [{**ECHOED, "tool_calls": [CALLED], **NULL}, ANSWERED]}, None),
+    ({"messages": [{**ECHOED, "tool_calls": [CALLED]}, {**ANSWERED, **NULL}]}, "messages[1]"),
+    ({"tools": [{**TIME, **NULL}]}, "tools[0]"),
+    ({"tools": [{**TIME, "function": {**GET_TIME, **NULL}}]}, "tools[0].function"),
+    ({"tools": [TIME], "tool_choice": {**NAMED, **NULL}}, "tool_choice"),
+    (
+        {"tools": [TIME], "tool_choice": {**NAMED, "function": {**GET_TIME, **NULL}}},
+        "tool_choice.function",
+    ),
+    ({"stream": True, "stream_options": {"include_usage": True, **NULL}}, "stream_options"),
+    ({"response_format": {**FORM, **NULL}}, "response_format"),
+    (
+        {"response_format": {**FORM, "json_schema": {**SCHEMA, **NULL}}},
+        "response_format.json_schema",
+    ),
+    ({"structured_outputs": {"choice": ["a", "b"], **NULL}}, "structured_outputs"),
+]
+
+
+def with_value(part: Any) -> Any:
+    """The same part of a request, in which the unknown fields are not null."""
+    if isinstance(part, list):
+        return [with_value(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    return {name: 1 if name in NULL else with_value(each) for name, each in part.items()}
 
 
 async def says(running: Any, folder: Path, text: str) -> None:
@@ -142,6 +183,21 @@ async def test_unknown_fields_of_other_messages_are_refused(router: StartRouter)
             reply = await running.chat(messages=[message])
             assert reply.status_code == 400
             assert reply.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(("fields", "place"), NESTED)
+async def test_unknown_nulls_are_ignored_in_every_object(
+    router: StartRouter, tool_model: Any, fields: dict[str, Any], place: str | None
+) -> None:
+    async with router(tool_model("hermes")) as running:
+        reply = await running.chat(max_tokens=1, **fields)
+        assert reply.status_code == 200, reply.text
+        reply = await running.chat(max_tokens=1, **with_value(fields))
+        if place is None:  # a server sent it
+            assert reply.status_code == 200, reply.text
+        else:
+            assert reply.status_code == 400
+            assert reply.json()["error"]["param"] == f"{place}.a_field_of_next_year"
 
 
 async def test_calls_from_our_own_stream_can_be_sent_back(
