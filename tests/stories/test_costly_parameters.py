@@ -26,6 +26,7 @@ from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import logs, metrics
 from baton.runtime.config import Config, PoolConfig
 from baton.runtime.errors import BatonError
+from baton.simulation.fleet import engine_kind
 from baton.simulation.fleet.engine_kind import HashKind
 from baton.simulation.fleet.world import World
 from baton.simulation.mutations.patches import Break, applied
@@ -37,8 +38,12 @@ COSTS = DrawCosts(
     greedy_s=0.0003, random_s=0.0003, cut_s=0.0018, adjusted_s=0.0014, logprobs_s=0.0006
 )
 BY_SORT = replace(COSTS, cut_s=0.04)  # as long as a draw took when rows were sorted together
-BLOCK, VOCAB = 16, 1000
+BLOCK, VOCAB = 16, 1024  # as many tokens as `logit_bias` may name
 RATE, FOR_S, TOKENS = 4.0, 20.0, 16
+COSTLY_TOKENS = 48
+# Longer prompts fill the one prefill worker by themselves, whatever their parameters are: eight
+# clients of 8,000 tokens are 11 s of prefill each, which is overload (test_overload.py).
+LONG_CONTEXT = 4096
 COSTLY = 8  # under way at every moment
 WARM_S = 3.0
 
@@ -63,7 +68,7 @@ KINDS = {
     "logprobs": Costly(sampling(top_logprobs=20)),
     "penalties over a long context": Costly(
         sampling(repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1),
-        prompt_tokens=1500,
+        prompt_tokens=LONG_CONTEXT - COSTLY_TOKENS,
     ),
     "top-p near one": Costly(sampling(temperature=2.0, top_p=0.9999)),
     "top-k of nearly all": Costly(sampling(temperature=1.0, top_k=VOCAB - 1)),
@@ -76,7 +81,8 @@ KINDS = {
 
 
 @pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
+def quiet_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(engine_kind, "VOCAB", VOCAB)
     logs.setup("router", "critical")
     yield
     structlog.reset_defaults()
@@ -156,7 +162,11 @@ class Site:
                 (self._count * 11 + place) % VOCAB for place in range(kind.prompt_tokens)
             )
             request = ValidatedRequest(
-                prompt, kind.sampling, 48, kind.choices, stop_token_ids=kind.stop_token_ids
+                prompt,
+                kind.sampling,
+                COSTLY_TOKENS,
+                kind.choices,
+                stop_token_ids=kind.stop_token_ids,
             )
             await self.ask(request)
             self.seen.costly += 1
