@@ -144,8 +144,9 @@ class KvReservations:
     def publish_grown(self, sequence: Sequence, drawn: tuple[Drawn, ...] = ()) -> None:
         """Publish the blocks that the tokens just computed filled, in all layer groups. `drawn`:
         those among them that are not in its output yet."""
-        size, tokens = self._pool.block_size, sequence.length
-        while (end := (len(sequence.identities) + 1) * size) <= sequence.shareable:
+        size, shareable = self._pool.block_size, sequence.shareable
+        while (end := (len(sequence.identities) + 1) * size) <= shareable:
+            tokens = sequence.length
             content = sequence.span(end - size, min(end, tokens))
             first, last = max(0, end - size - tokens), max(0, end - tokens)
             content += [each.token for each in drawn[first:last]]
