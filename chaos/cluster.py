@@ -59,6 +59,7 @@ def here(_: str) -> Place:
 
 class Cluster:
     """`settings` are `section.key=value`, of all processes; `place` gives each name its own.
+    `model` None: the embedded one.
 
     A process is called by its name: prefill-0, decode-1, router, router-1. It ends with the one
     that uses this, however that ends.
@@ -69,8 +70,10 @@ class Cluster:
         folder: Path,
         settings: tuple[str, ...] = (),
         place: Callable[[str], Place] = here,
+        model: Path | None = None,
     ) -> None:
         self.folder = folder
+        self._model = model or embedded_model()
         self.settings = ("pool.blocks=640", "worker.dtype=float32", "worker.threads=1", *settings)
         self.urls: dict[str, str] = {}  # of the routers
         self.grpc_addresses: dict[str, str] = {}  # of those that serve gRPC
@@ -299,7 +302,7 @@ class Cluster:
         registry = str(self.folder / "registry")
         with open(self.folder / f"{name}.log", "ab") as log:
             self._processes[name] = start(
-                [*place.prefix, *command, "--model", str(embedded_model())]
+                [*place.prefix, *command, "--model", str(self._model)]
                 + ["--registry", registry, *flags],
                 {**self._environment, **place.environment},
                 log,

@@ -33,6 +33,7 @@ def compatibility(
     *,
     verify: bool = True,
     draft_fingerprint: str = "",
+    deterministic_split: str = "",
 ) -> handoff_pb2.Compatibility:
     """Return the properties that a pool must share with its peers, with this package's versions."""
     return handoff_pb2.Compatibility(
@@ -49,6 +50,7 @@ def compatibility(
         tp_rank=tp_rank,
         verify=verify,
         draft_fingerprint=draft_fingerprint,
+        deterministic_split=deterministic_split,
     )
 
 

@@ -20,7 +20,7 @@ class HandshakeMessage(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., compatibility: _Optional[_Union[Compatibility, _Mapping]] = ..., pool: _Optional[_Union[PoolDescription, _Mapping]] = ...) -> None: ...
 
 class Compatibility(_message.Message):
-    __slots__ = ("protocol_version", "model_fingerprint", "kv_dtype", "block_size", "layout_version", "checksum_algorithm", "layers", "kv_heads", "head_dim", "tp_size", "tp_rank", "verify", "draft_fingerprint")
+    __slots__ = ("protocol_version", "model_fingerprint", "kv_dtype", "block_size", "layout_version", "checksum_algorithm", "layers", "kv_heads", "head_dim", "tp_size", "tp_rank", "verify", "draft_fingerprint", "deterministic_split")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class Compatibility(_message.Message):
     TP_RANK_FIELD_NUMBER: _ClassVar[int]
     VERIFY_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DETERMINISTIC_SPLIT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     model_fingerprint: str
     kv_dtype: str
@@ -47,7 +48,8 @@ class Compatibility(_message.Message):
     tp_rank: int
     verify: bool
     draft_fingerprint: str
-    def __init__(self, protocol_version: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., layout_version: _Optional[int] = ..., checksum_algorithm: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tp_size: _Optional[int] = ..., tp_rank: _Optional[int] = ..., verify: _Optional[bool] = ..., draft_fingerprint: _Optional[str] = ...) -> None: ...
+    deterministic_split: str
+    def __init__(self, protocol_version: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., layout_version: _Optional[int] = ..., checksum_algorithm: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tp_size: _Optional[int] = ..., tp_rank: _Optional[int] = ..., verify: _Optional[bool] = ..., draft_fingerprint: _Optional[str] = ..., deterministic_split: _Optional[str] = ...) -> None: ...
 
 class PoolDescription(_message.Message):
     __slots__ = ("mover", "metadata", "base_address", "block_bytes", "num_blocks", "device_id", "memory", "versions")

@@ -196,6 +196,13 @@ class WorkerConfig:
         low=1,
         high=64,
     )
+    ep: int = setting(
+        1,
+        "Expert parallelism: groups of these processes that each hold other experts of a mixture; "
+        "a divisor of worker.tp.",
+        low=1,
+        high=64,
+    )
     quantization: Quantization = setting(
         "none", "Quantisation of plain weights at load, which saves memory."
     )
@@ -221,13 +228,8 @@ class WorkerConfig:
         high=3600,
         unit="s",
     )
-    failing_s: float = setting(
-        10.0,
-        "Time without one successful step after which the worker exits to be restarted.",
-        low=1,
-        high=3600,
-        unit="s",
-    )
+
+    failing_s: float = 10.0  # without one successful step; then the worker exits to be restarted
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,10 @@ def _add_serve(
             f"--{role}-tp", type=setting("worker.tp"), metavar="N",
             help=f"processes of each {role} worker's model, where they differ from --tp",
         )  # fmt: skip
+        command.add_argument(
+            f"--{role}-ep", type=setting("worker.ep"), metavar="N",
+            help=f"groups of experts of each {role} worker, where they differ from --ep",
+        )  # fmt: skip
     for option, metavar, meaning in SETTING_OPTIONS:
         setting_name = FLAG_SETTINGS[option.removeprefix("--").replace("-", "_")]
         own = placement if option == "--placement" else None
@@ -85,6 +89,8 @@ def _serve_options(options: argparse.Namespace) -> Any:
         decode=options.decode,
         prefill_tp=options.prefill_tp and int(options.prefill_tp),
         decode_tp=options.decode_tp and int(options.decode_tp),
+        prefill_ep=options.prefill_ep and int(options.prefill_ep),
+        decode_ep=options.decode_ep and int(options.decode_ep),
         model=options.model,
         config_file=options.config,
         flags=flags_of(options),

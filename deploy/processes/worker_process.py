@@ -153,7 +153,7 @@ def _load(config: Config, role: Role, model_folder: Path) -> TorchEngine:
     engine = (
         build_engine(model_folder, options, LoadProgress())
         if settings.tp == 1
-        else _build_ranks(model_folder, settings.tp, options)
+        else _build_ranks(model_folder, settings.tp, settings.ep, options)
     )
     log.info(
         "model loaded",
@@ -169,8 +169,8 @@ def _load(config: Config, role: Role, model_folder: Path) -> TorchEngine:
     return engine
 
 
-def _build_ranks(model_folder: Path, ranks: int, options: EngineOptions) -> TorchEngine:
-    """Build an engine over `ranks` processes, which share this one's threads."""
+def _build_ranks(model_folder: Path, ranks: int, ep: int, options: EngineOptions) -> TorchEngine:
+    """Build an engine over `ranks` processes, which share this one's threads, in `ep` groups."""
     if chosen_device(options.device).type != "cpu":
         raise ConfigError(
             f"worker.tp is {ranks} and worker.device {options.device}: ranks compute on the CPU "
@@ -180,7 +180,7 @@ def _build_ranks(model_folder: Path, ranks: int, options: EngineOptions) -> Torc
 
     threads = (options.threads or torch.get_num_threads()) // ranks
     options = replace(options, threads=max(1, threads))
-    return build_rank_engine(model_folder, ranks, options, LoadProgress())
+    return build_rank_engine(model_folder, ranks, options, LoadProgress(), ep=ep)
 
 
 class WorkerProcess:

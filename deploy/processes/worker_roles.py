@@ -73,7 +73,7 @@ class Below:
     limits: ModelLimits
 
     def handshake(self) -> handoff_pb2.HandshakeMessage:
-        spec = self.engine.spec
+        spec, settings = self.engine.spec, self.boot.config.worker
         common = handshake.compatibility(
             self.limits.fingerprint,
             self.limits.kv_dtype,
@@ -82,7 +82,10 @@ class Below:
             spec.kv_heads,
             spec.head_dim,
             verify=self.boot.config.handoff.verify,
-            draft_fingerprint=draft_fingerprint(self.boot.config.worker, self.boot.model_folder),
+            draft_fingerprint=draft_fingerprint(settings, self.boot.model_folder),
+            deterministic_split=f"tp {settings.tp} ep {settings.ep}"
+            if settings.deterministic
+            else "",
         )
         return handshake.build(self.boot.worker_id, self.mover.describe(), common)
 

@@ -22,6 +22,7 @@ FLAG_SETTINGS = {  # option -> setting, for the options that are settings
     "device": "worker.device",
     "dtype": "worker.dtype",
     "tp": "worker.tp",
+    "ep": "worker.ep",
     "blocks": "pool.blocks",
     "quantization": "worker.quantization",
     "kv_dtype": "pool.kv_dtype",
@@ -37,6 +38,7 @@ SETTING_OPTIONS = (  # option, what stands for its value, what it is
     ("--device", "{auto,cpu,cuda,cuda:N}", "where workers compute"),
     ("--dtype", "{auto,float32,bfloat16,float16}", "dtype of the weights; auto: the model's"),
     ("--tp", "N", "tensor parallelism: processes that each worker's model is split over"),
+    ("--ep", "N", "expert parallelism: groups of those processes, each with other experts"),
     ("--quantization", "{none,int8,int4}", "quantise the weights while loading"),
     (
         "--kv-dtype",

@@ -18,6 +18,7 @@ from baton.deploy.serve.flag_values import MAX_WORKERS
 from baton.deploy.serve.model_source import ModelSource
 from baton.runtime.config import Config, PoolConfig
 from baton.runtime.errors import ConfigError
+from baton.runtime.settings.checks import check_groups
 from baton.runtime.settings.loading import given_names
 
 LauncherName = Literal["ray", "process"]
@@ -38,6 +39,8 @@ class ServeOptions:
     decode: int = 1
     prefill_tp: int | None = None  # None: `worker.tp`
     decode_tp: int | None = None
+    prefill_ep: int | None = None  # None: `worker.ep`
+    decode_ep: int | None = None
     model: str | None = None
     config_file: Path | None = None
     flags: Mapping[str, str] | None = None
@@ -56,12 +59,26 @@ class ServeOptions:
             raise ConfigError("--decode is 0: only decode workers emit tokens, give at least 1")
         if self.prefill == 0 and self.config.router.placement == "disaggregated":
             raise ConfigError("--placement disaggregated needs --prefill 1 or more")
+        for role in ("prefill", "decode"):
+            try:
+                check_groups(*self.split_of(role))
+            except ConfigError as error:
+                raise ConfigError(f"{role} workers: {error} (--{role}-tp, --{role}-ep)") from error
         device = self.config.worker.device
         if self.launcher == "ray" and ":" in device:
             raise ConfigError(
                 f"worker.device is {device}, and Ray chooses the GPUs of its actors: give cuda, or "
                 "use --launcher process"
             )
+
+    def split_of(self, role: str) -> tuple[int, int]:
+        """Return `worker.tp` and `worker.ep` of a role's workers."""
+        given = (
+            (self.prefill_tp, self.prefill_ep)
+            if role == "prefill"
+            else (self.decode_tp, self.decode_ep)
+        )
+        return given[0] or self.config.worker.tp, given[1] or self.config.worker.ep
 
 
 def worker_names(options: ServeOptions) -> list[str]:
@@ -116,8 +133,9 @@ def jobs(options: ServeOptions, model: ModelSource, folder: Path, gpus: int = 0)
     for name in worker_names(options):
         own = ["--role", name.split("-")[0], "--worker-id", name]
         own += ["--set", f"worker.device={chosen[name]}"] if name in chosen else []
-        ranks = options.prefill_tp if name.startswith("prefill") else options.decode_tp
-        own += ["--set", f"worker.tp={ranks}"] if ranks else []
+        tp, ep = options.split_of(name.split("-")[0])
+        own += ["--set", f"worker.tp={tp}"] if tp != options.config.worker.tp else []
+        own += ["--set", f"worker.ep={ep}"] if ep != options.config.worker.ep else []
         own += _certificate(options, folder, name)
         command = _baton("worker", *own, *shared)
         workers.append(Job(name, command, grace_s(options.config)))

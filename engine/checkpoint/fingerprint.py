@@ -61,6 +61,8 @@ def _facts(folder: Path, context: int) -> dict[str, object]:
 def _computed(spec: ModelSpec) -> dict[str, object]:
     facts = asdict(spec)
     del facts["eos_ids"], facts["max_context"]
+    if facts["experts"] is not None:
+        del facts["experts"]["held"]  # of one rank, not of the model
     return facts
 
 

@@ -38,14 +38,16 @@ def read_expert_weights(
             reader.matrix([(f"{name}{gate}", shared_ffn), (f"{name}{up}", shared_ffn)], hidden),
             reader.matrix([(f"{name}{down}", hidden)], shared_ffn),
         )
-    names = [f"{base}experts.{expert}." for expert in range(spec.count)]
+    held = range(spec.count) if spec.held is None else range(*spec.held)
+    names = [f"{base}experts.{expert}." for expert in held]
     pairs = [[(f"{name}{gate}", ffn), (f"{name}{up}", ffn)] for name in names]
     downs = [[(f"{name}{down}", hidden)] for name in names]
+    first = held.start if len(held) < spec.count else None
     correction = f"{base}gate.e_score_correction_bias"
     return ExpertWeights(
         gate=exact.matrix([(f"{base}gate", spec.count)], hidden),
         correction=exact.vector(correction, spec.count) if spec.correction else None,
-        experts=reader.matrices.experts(_StoredExperts(reader, pairs, downs, hidden, ffn)),
+        experts=reader.matrices.experts(_StoredExperts(reader, pairs, downs, hidden, ffn, first)),
         shared=shared,
     )
 
@@ -59,6 +61,7 @@ class _StoredExperts:
     downs: Sequence[Parts]
     hidden: int
     ffn: int
+    first: int | None = None  # same as `ListedExperts.first`
 
     @property
     def count(self) -> int:
@@ -72,6 +75,7 @@ class _StoredExperts:
         return ListedExperts(
             tuple(self.reader.matrix(parts, self.hidden) for parts in self.gate_ups),
             tuple(self.reader.matrix(parts, self.ffn) for parts in self.downs),
+            self.first,
         )
 
     def stacked(self) -> tuple[Tensor, Tensor]:

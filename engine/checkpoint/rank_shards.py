@@ -1,8 +1,9 @@
 """The safetensors files of a folder, reduced to one rank's share of each tensor.
 
 The split axis of a stored tensor follows from its module's name and, if it is quantised, from its
-layout. Slices are views of the mapped files, so the other ranks' shares are not read. Readers of
-weights use such shards like whole ones, with the rank's spec.
+layout. An expert's tensors are split over the ranks that hold it. Slices are views of the mapped
+files, so the other ranks' shares are not read. Readers of weights use such shards like whole ones,
+with the rank's spec.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from baton.engine.spec.model_spec import ModelSpec
 from baton.engine.spec.rank_split import RankSplit
 
 _MODULE = re.compile(r"(?P<module>\w+)\.(?P<tensor>\w+)$")
+_EXPERT = re.compile(r"\.experts\.(?P<expert>\d+)\.")
 _BY_HEAD = ("q_proj", "q_b_proj", "kv_b_proj")
 _BY_KV_HEAD = ("k_proj", "v_proj")
 _EVENLY = ("gate_proj", "up_proj", "w1", "w3", "embed_tokens", "lm_head")
@@ -85,24 +87,41 @@ class RankShards(Shards):
                 pieces = [values.narrow(axis, start, end - start) for start, end in runs]
                 part = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=axis)
                 yield self._own_groups(name, values, part) if name.endswith(_ORDERS) else part
-            elif self._added_once(name) and self._split.rank:
-                yield torch.zeros_like(values)  # rank 0 alone adds the bias
+            elif self._added_once(name) and self._split_of(name).rank:
+                yield torch.zeros_like(values)  # the first rank alone adds the bias
             else:
                 yield values
+
+    def unused(self) -> Iterator[StoredTensor]:
+        """Same as `Shards.unused`, without the experts of other ranks."""
+        return (stored for stored in super().unused() if self._is_held(stored.name))
+
+    def _is_held(self, name: str) -> bool:
+        expert = _EXPERT.search(name)
+        count = 0 if self._spec.experts is None else self._spec.experts.count
+        if expert is None or int(expert["expert"]) >= count:
+            return True
+        return int(expert["expert"]) in self._split.experts(count)
+
+    def _split_of(self, name: str) -> RankSplit:
+        """Return the split of a tensor: of an expert's, over the ranks that hold the expert."""
+        split = self._split
+        return RankSplit(split.slices, split.slice) if _EXPERT.search(name) else split
 
     def _own_groups(self, name: str, whole: Tensor, part: Tensor) -> Tensor:
         """Return the groups of a range of columns, counted from its first group. Raises
         ModelError if the columns of one group are not adjacent."""
         if (whole[1:] < whole[:-1]).any():
             raise self.find_whole(name).error(
-                f"permutes columns, which {self._split.ranks} ranks cannot share: set worker.tp "
-                "to 1, or use a checkpoint without act-order (desc_act)"
+                f"permutes columns, which {self._split_of(name).ranks} ranks cannot share: set "
+                f"worker.tp to 1{self._or_whole(name)}, or use a checkpoint without act-order "
+                "(desc_act)"
             )
         return part - part[0]
 
     def _shape_of_part(self, name: str, whole: Tensor) -> Tensor:
         """Return a packed module's `weight_shape` for this rank's part."""
-        cut = self._cut(name.rsplit(".", 2)[-2])
+        cut = self._cut(name.rsplit(".", 2)[-2], self._split_of(name))
         if cut is None:
             return whole
         kept = sum(end - start for start, end in cut.runs)
@@ -119,7 +138,8 @@ class RankShards(Shards):
         """Return the split axis of `stored` and this rank's ranges of it; None if every rank has
         all of it. Raises ModelError if the split would divide a packed word or a group."""
         found = _MODULE.search(stored.name)
-        cut = None if found is None else self._cut(found["module"])
+        split = self._split_of(stored.name)
+        cut = None if found is None else self._cut(found["module"], split)
         if found is None or cut is None:
             return None
         axes = _TRANSPOSED.get(found["tensor"]) or _STRAIGHT.get(found["tensor"])
@@ -130,13 +150,20 @@ class RankShards(Shards):
         bounds = [(start * size, end * size) for start, end in cut.runs]
         if any(bound % cut.whole for pair in bounds for bound in pair):
             raise stored.error(
-                f"has {size} entries on axis {axis}, which {self._split.ranks} ranks cannot share: "
-                "the split divides a packed word or a group of scales; reduce worker.tp"
+                f"has {size} entries on axis {axis}, which {split.ranks} ranks cannot share: the "
+                "split divides a packed word or a group of scales; reduce worker.tp"
+                f"{self._or_whole(stored.name)}"
             )
         return axis, [(start // cut.whole, end // cut.whole) for start, end in bounds]
 
-    def _cut(self, module: str) -> _Cut | None:
-        spec, split = self._spec, self._split
+    def _or_whole(self, name: str) -> str:
+        """Return a further remedy for an expert's tensor."""
+        return " or raise worker.ep" if _EXPERT.search(name) else ""
+
+    def _cut(self, module: str, split: RankSplit) -> _Cut | None:
+        if split.ranks == 1:
+            return None
+        spec = self._spec
         if module in _ROW_PARALLEL:
             return _Cut("input", ((split.rank, split.rank + 1),), split.ranks)
         if module in ("embed_tokens", "lm_head"):

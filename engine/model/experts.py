@@ -47,13 +47,20 @@ class ListedExperts:
 
     gate_up: tuple[Linear, ...]  # each [2 ffn, hidden]
     down: tuple[Linear, ...]  # each [hidden, ffn]
+    first: int | None = None  # of a rank's part of the layer's experts; None: they are all here
 
     def run(self, x: Tensor, chosen: Tensor, gating: Gating) -> tuple[Tensor, Tensor]:
-        flat = chosen.flatten()
+        """Same as `Experts.run`. The outputs of experts of other ranks are 0, and come last."""
+        flat, count = chosen.flatten(), len(self.down)
+        if self.first is not None:
+            own = flat - self.first
+            flat = own.where((own >= 0) & (own < count), count)
         by_expert = flat.argsort(stable=True)
-        sizes = flat.bincount(minlength=len(self.down)).tolist()
-        inputs = x.index_select(0, by_expert // chosen.shape[1])
-        outputs, start = torch.empty_like(inputs), 0
+        sizes = flat.bincount(minlength=count).tolist()[:count]
+        here = sum(sizes)
+        inputs = x.index_select(0, by_expert[:here] // chosen.shape[1])
+        outputs, start = x.new_empty((len(flat), x.shape[1])), 0
+        outputs[here:] = 0
         for expert, size in enumerate(sizes):
             if size:
                 rows = slice(start, start + size)

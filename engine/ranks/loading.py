@@ -10,6 +10,7 @@ with any numbers of ranks.
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 
 from baton.engine.checkpoint.shards import Progress
@@ -53,20 +54,30 @@ class RankRunner(ModelRunner):
 
 
 def build_rank_engine(
-    folder: Path, ranks: int, options: EngineOptions, progress: Progress | None = None
+    folder: Path,
+    ranks: int,
+    options: EngineOptions,
+    progress: Progress | None = None,
+    *,
+    ep: int = 1,
 ) -> TorchEngine:
     """Start the ranks, load the model of `folder` on all of them, and start the leader's device
-    thread. `options.threads` are those of one rank.
+    thread. `options.threads` are those of one rank; `ep` groups of ranks hold different experts.
 
     Raises ConfigError and ModelError like `build_engine`, also for errors of a rank, and
-    ConfigError for a number of ranks that does not fit.
+    ConfigError for a number of ranks or of groups that does not fit.
     """
-    runner = build_rank_runner(folder, ranks, options, progress)
+    runner = build_rank_runner(folder, ranks, options, progress, ep=ep)
     return TorchEngine(runner, threads=options.threads, draw_costs=runner.measure_draws())
 
 
 def build_rank_runner(
-    folder: Path, ranks: int, options: EngineOptions, progress: Progress | None = None
+    folder: Path,
+    ranks: int,
+    options: EngineOptions,
+    progress: Progress | None = None,
+    *,
+    ep: int = 1,
 ) -> RankRunner:
     """Same as `build_rank_engine`, for a caller that runs steps in its own thread."""
     if options.draft_folder is not None:
@@ -75,9 +86,9 @@ def build_rank_runner(
             "one process: set worker.tp to 1, or speculate by ngram or suffix"
         )
     whole = read_spec(folder, options.max_context)
-    check_split(whole, ranks)
+    check_split(whole, ranks, ep)
     memories = _memories(ranks, whole.vocab_size)
-    mine = RankOptions(rank=0, ranks=ranks, folder=folder, engine=options)
+    mine = RankOptions(rank=0, ranks=ranks, folder=folder, engine=options, ep=ep)
     group = RankGroup(mine, memories)
     try:
         return _join(group, memories, load_rank(mine, progress))
@@ -114,11 +125,18 @@ def _join(group: RankGroup, memories: list[SharedMemory], loaded: LoadedRank) ->
     runner.group = group
     warm_up(runner)
     if engine.deterministic:
-        runner.numerics = prove(runner)
+        runner.numerics = _numerics(prove(runner), options)
     layout = blocks, each, engine.block_size, runner.max_context
     runner.memory = MemoryPlan(ranks_bytes, free_bytes, fraction, *layout, parts.pool.kv_dtype)
     parts.sums.timeout_s = HUNG_S
     return runner
+
+
+def _numerics(digest: str, options: RankOptions) -> str:
+    """Return what identifies a deterministic worker's bits: they depend on the order of sums, which
+    the proof's one text need not show."""
+    split = f"{digest} tp {options.ranks} ep {options.ep}"
+    return blake2b(split.encode(), digest_size=16).hexdigest()
 
 
 def _pool_memory(blocks: int, each_bytes: int) -> SharedMemory:

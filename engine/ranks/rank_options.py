@@ -17,6 +17,7 @@ class RankOptions:
     ranks: int
     folder: Path
     engine: EngineOptions  # `threads` are those of one rank
+    ep: int = 1  # groups of ranks that hold different experts
     blocks: int = 0  # of the pool; known once all ranks have loaded
     memory_bytes: tuple[int, ...] = ()  # of sums, commands, logits and the pool, in this order
 

@@ -61,7 +61,7 @@ class LoadedRank:
         memories behind `descriptors`. Raises ConfigError if a kernel does not fit."""
         sizes = zip(descriptors, options.memory_bytes, strict=True)
         sums, commands, logits, blocks = [SharedMemory(*each) for each in sizes]
-        split = RankSplit(options.ranks, options.rank)
+        split = RankSplit(options.ranks, options.rank)  # attention knows no groups
         reduce = SharedAllReduce(sums, options.ranks, options.rank)
         engine = options.engine
         pool = KvPool(
@@ -88,7 +88,7 @@ class LoadedRank:
 
 def load_rank(options: RankOptions, progress: Progress | None = None) -> LoadedRank:
     """Read the rank's share. Raises ModelError or ConfigError."""
-    engine, split = options.engine, RankSplit(options.ranks, options.rank)
+    engine, split = options.engine, RankSplit(options.ranks, options.rank, options.ep)
     if engine.threads:
         torch.set_num_threads(engine.threads)
     whole = read_spec(options.folder, engine.max_context)

@@ -31,6 +31,7 @@ class ExpertsSpec:
     groups: int = 1
     chosen_groups: int = 1  # groups that a token may use
     group_best: int = 1  # best experts that score a group
+    held: tuple[int, int] | None = None  # first and end of a rank's experts; None: all
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,10 +46,20 @@ def validate(config: Config) -> None:
             f"router.bodies_bytes is {config.router.bodies_bytes}: give at least "
             f"router.max_body_bytes ({config.router.max_body_bytes}), or lower that"
         )
+    check_groups(config.worker.tp, config.worker.ep)
     if config.step.chunk_tokens % config.pool.block_size:
         raise ConfigError(
             f"step.chunk_tokens is {config.step.chunk_tokens}: "
             f"give a multiple of pool.block_size ({config.pool.block_size})"
+        )
+
+
+def check_groups(tp: int, ep: int) -> None:
+    """Raise ConfigError unless `tp` ranks can form `ep` equal groups."""
+    if tp % ep:
+        raise ConfigError(
+            f"worker.ep is {ep} and worker.tp {tp}: the {tp} ranks of a worker cannot form {ep} "
+            "equal groups; set worker.ep to a divisor of worker.tp, or 1"
         )
 
 

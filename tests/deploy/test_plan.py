@@ -139,6 +139,21 @@ def test_each_role_has_its_own_number_of_ranks() -> None:
     assert "worker.tp" not in planned["decode-0"]  # from file, environment or flag
 
 
+def test_each_role_has_its_own_groups_of_experts() -> None:
+    config = Config(worker=WorkerConfig(tp=4, ep=2))
+    options = ServeOptions(config, prefill_ep=4, decode_tp=2)
+    options.check()
+    planned = {job.name: " ".join(job.argv) for job in jobs(options, MODEL, Path("/f"))}
+    assert "--set worker.ep=4" in planned["prefill-0"] and "worker.tp" not in planned["prefill-0"]
+    assert "--set worker.tp=2" in planned["decode-0"] and "worker.ep" not in planned["decode-0"]
+
+
+def test_groups_that_ranks_cannot_form_are_named() -> None:
+    options = ServeOptions(Config(worker=WorkerConfig(tp=4, ep=4)), decode_tp=2)
+    with pytest.raises(ConfigError, match="decode workers: worker.ep is 4 and worker.tp 2: .*-ep"):
+        options.check()
+
+
 @pytest.mark.parametrize(
     ("device", "gpus", "counts", "wanted", "sharing"),
     [

@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(240)
 
-SETTINGS = ("router.placement=disaggregated", "worker.failing_s=1.0", "step.chunk_tokens=64")
+SETTINGS = ("router.placement=disaggregated", "step.chunk_tokens=64")
 UNHEALTHY_EXIT = 70  # as deploy/host/restarts.py has it
 
 
@@ -41,7 +41,7 @@ async def test_a_worker_whose_steps_all_fail_is_replaced_without_loss(
     assert await asyncio.to_thread(cluster.wait_end, name) == UNHEALTHY_EXIT
     assert time.monotonic() - began < 30
     log = (cluster.folder / f"{name}.log").read_text()
-    assert "illegal memory access" in log and "no step or probe has succeeded for 1 s" in log
+    assert "illegal memory access" in log and "no step or probe has succeeded for 10 s" in log
     assert not compare(await running, expected)
     ill.unlink()
     cluster.restart(name)

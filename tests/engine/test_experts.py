@@ -1,5 +1,7 @@
 """Routing against its definition, row by row; the grouped products against one row at a time."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as functional
@@ -198,3 +200,41 @@ def test_the_bits_of_a_row_do_not_depend_on_the_others(name):
         some, shares = route(logits[rows], spec, correction)
         assert torch.equal(some, chosen[rows])
         assert torch.equal(shares, weights[rows])
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_parts_of_the_experts_add_up_to_the_mixture(rows):
+    spec = spec_of(chosen=3)
+    weights = weights_of(spec)
+    x = torch.randn(rows, HIDDEN)
+    parts = [
+        mix(x, replace(weights, experts=part_of(weights.experts, held)), spec, swiglu)
+        for held in (range(5), range(5, 8))
+    ]
+    torch.testing.assert_close(sum(parts), mix(x, weights, spec, swiglu))
+
+
+def part_of(experts, held):
+    kept = slice(held.start, held.stop)
+    return ListedExperts(experts.gate_up[kept], experts.down[kept], held.start)
+
+
+def test_a_row_without_experts_here_is_zero_and_runs_nothing():
+    weights = weights_of(spec_of())
+    part = part_of(weights.experts, range(2, 4))
+    chosen = torch.tensor([[0, 1], [3, 7]])
+    out, order = part.run(torch.full((2, HIDDEN), 2.0), chosen, swiglu)
+    assert order[0] == 2 and not out[1:].any() and out[0].any()  # expert 3, of row 1
+    nothing, _ = part.run(torch.full((1, HIDDEN), float("inf")), chosen[:1], swiglu)
+    assert nothing.shape == (2, HIDDEN) and not nothing.any()
+
+
+def test_a_rows_part_does_not_depend_on_other_rows():
+    spec = spec_of(chosen=4)
+    weights = weights_of(spec)
+    half = replace(weights, experts=part_of(weights.experts, range(4)))
+    x = torch.randn(7, HIDDEN)
+    together = mix(x, half, spec, swiglu)
+    for row in range(7):
+        alone = mix(x[row : row + 1], half, spec, swiglu)
+        torch.testing.assert_close(alone, together[row : row + 1])

@@ -1,6 +1,7 @@
 """The names of experts and latents in files, as transformers writes and releases have them."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as functional
 from safetensors.torch import load_file, save_file
 
+from baton.engine.checkpoint.shards import Shards
 from baton.engine.checkpoint.weights import load_weights
 from baton.engine.cpu.linear import CpuMatrices
 from baton.engine.model.experts import ExpertWeights, ListedExperts
@@ -16,6 +18,7 @@ from baton.engine.model.quantized_weight import quantize_int4, quantize_int8
 from baton.engine.model.weights import MlpWeights
 from baton.engine.scheduling.batch import Slice
 from baton.engine.spec.model_spec import read_spec
+from baton.engine.spec.rank_split import RankSplit
 from baton.runtime.errors import ModelError
 from tests.support.model_story import ModelStory, random_prompt
 
@@ -69,6 +72,30 @@ def test_experts_are_those_of_the_file(references):
     both = [tensors[f"{base}experts.2.{name}.weight"] for name in ("w1", "w3")]
     torch.testing.assert_close(weights.experts.gate_up[2](x), x @ torch.cat(both).T)
     torch.testing.assert_close(weights.gate(x), x @ tensors[f"{base}gate.weight"].T)
+
+
+def test_a_rank_reads_no_expert_of_others(references, monkeypatch):
+    folder = references("deepseek-v2").folder
+    opened = set()
+    open_whole = Shards.open
+    monkeypatch.setattr(
+        Shards, "open", lambda shards, name: opened.add(name) or open_whole(shards, name)
+    )
+    split = RankSplit(ranks=2, rank=1, ep=2)
+    layers = load_weights(
+        folder, read_spec(folder), torch.float32, CpuMatrices(), split=split
+    ).layers
+    tensors = load_file(folder / "model.safetensors")
+    read = {name for name in opened if ".experts." in name}
+    assert read == {
+        name
+        for name in tensors
+        if (found := re.search(r"\.experts\.(\d+)\.", name)) and int(found[1]) >= 3
+    }
+    experts, x = layers[1].mlp.experts, torch.randn(2, 40)
+    assert experts.first == 3 and len(experts.down) == 3
+    down = tensors["model.layers.1.mlp.experts.4.down_proj.weight"]
+    torch.testing.assert_close(experts.down[1](x), x @ down.T)
 
 
 def test_on_a_device_experts_are_stacked(references):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from baton.engine.checkpoint.checkpoint_formats import read_quantized
 from baton.engine.checkpoint.rank_shards import RankShards
 from baton.engine.checkpoint.shards import Shards
 from baton.engine.spec.model_spec import ModelSpec
+from baton.engine.spec.moe_spec import ExpertsSpec
 from baton.engine.spec.quantization_config import StoredQuantization
 from baton.engine.spec.rank_split import RankSplit
 from baton.runtime.errors import ModelError
@@ -26,8 +29,13 @@ def spec(spec_of) -> ModelSpec:
     return spec_of(num_attention_heads=4, num_key_value_heads=2, head_dim=16)
 
 
-def ranks_of(folder: Path, spec: ModelSpec, ranks: int = 2) -> list[RankShards]:
-    return [RankShards(folder, spec, RankSplit(ranks, rank)) for rank in range(ranks)]
+@pytest.fixture
+def mixture(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, experts=ExpertsSpec((True,), 4, 2, 96))
+
+
+def ranks_of(folder: Path, spec: ModelSpec, ranks: int = 2, ep: int = 1) -> list[RankShards]:
+    return [RankShards(folder, spec, RankSplit(ranks, rank, ep)) for rank in range(ranks)]
 
 
 def read(shards: Shards, name: str) -> torch.Tensor:
@@ -126,3 +134,61 @@ def test_a_permuted_input_is_refused(tmp_path, spec) -> None:
     save_file(named, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="permutes columns"):
         read(ranks_of(tmp_path, spec)[0], f"{LAYER}.mlp.down_proj.g_idx")
+
+
+EXPERT = "mlp.experts.{}.down_proj"
+
+
+def save_experts(folder: Path, make: Callable[[], dict[str, torch.Tensor]]) -> None:
+    """Write the down matrices of four experts, and a matrix of another layer."""
+    named = {"model.layers.1.self_attn.q_proj.weight": torch.randn(64, 64)}
+    for expert in range(4):
+        for key, value in make().items():
+            named[f"{LAYER}.{EXPERT.format(expert)}.{key}"] = value.contiguous()
+    save_file(named, folder / "model.safetensors")
+
+
+def test_ranks_of_two_groups_read_their_own_experts(tmp_path, mixture) -> None:
+    save_experts(tmp_path, lambda: {"weight": torch.randn(64, 96)})
+    whole, ranks = Shards(tmp_path), ranks_of(tmp_path, mixture, ep=2)
+    for rank, shards in enumerate(ranks):
+        own = [f"{LAYER}.{EXPERT.format(2 * rank + place)}.weight" for place in (0, 1)]
+        assert [name for name in unread(shards) if "experts" in name] == own
+        assert all(torch.equal(read(shards, name), read(whole, name)) for name in own)
+    assert all("q_proj" in name for shards in ranks for name in unread(shards))
+
+
+def unread(shards: Shards) -> list[str]:
+    return [stored.name for stored in shards.unused()]
+
+
+def test_ranks_of_a_group_share_its_experts(tmp_path, mixture) -> None:
+    save_experts(tmp_path, lambda: {"weight": torch.randn(64, 96)})
+    whole, ranks = Shards(tmp_path), ranks_of(tmp_path, mixture, ranks=4, ep=2)
+    for expert, holders in ((1, ranks[:2]), (2, ranks[2:])):
+        name = f"{LAYER}.{EXPERT.format(expert)}.weight"
+        parts = [read(shards, name) for shards in holders]
+        assert torch.equal(torch.cat(parts, dim=1), read(whole, name))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_quantised_experts_stay_whole(tmp_path, mixture, form) -> None:
+    """Three groups of scales, which two ranks could not share."""
+    stored, pack = FORMS[form]
+    save_experts(tmp_path, lambda: pack(torch.randn(64, 96))[0])
+    module = f"{LAYER}.{EXPERT.format(3)}"
+    wanted = read_quantized(Shards(tmp_path), stored, module, 64, 96)
+    found = read_quantized(ranks_of(tmp_path, mixture, ep=2)[1], stored, module, 64, 96)
+    assert found is not None and wanted is not None
+    assert torch.equal(found.dequantized(), wanted.dequantized())
+
+
+def test_a_permuted_input_needs_whole_experts(tmp_path, mixture) -> None:
+    save_experts(
+        tmp_path, lambda: packed_weights.gptq(torch.randn(64, 96), order=torch.randperm(96))[0]
+    )
+    name = f"{LAYER}.{EXPERT.format(2)}.g_idx"
+    whole, shards = Shards(tmp_path), ranks_of(tmp_path, mixture, ep=2)[1]
+    assert torch.equal(read(shards, name), read(whole, name))
+    with pytest.raises(ModelError, match="set worker.tp to 1 or raise worker.ep"):
+        read(ranks_of(tmp_path, mixture)[1], name)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.ranks.loading import RankRunner, build_rank_runner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.runtime.errors import ConfigError, DeviceLost, ModelError
-from tests.support.model_story import random_prompt
+from tests.support import packed_weights
+from tests.support.model_story import ModelStory, random_prompt
 from tests.support.small_models import MODELS, Reference
 
 TOLERANCE = 1e-4
@@ -22,6 +27,13 @@ FAMILIES = [  # one KV head for two ranks; experts; latents
     pytest.param("qwen2", marks=pytest.mark.nightly),
     pytest.param("mixtral", marks=pytest.mark.nightly),
     "deepseek-v3",
+]
+MIXTURES = [
+    "deepseek-v3",
+    *(
+        pytest.param(name, marks=pytest.mark.nightly)
+        for name in ("mixtral", "qwen3-moe", "qwen3-moe-mixed", "deepseek-v2")
+    ),
 ]
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -40,7 +52,8 @@ def make() -> Iterator[Make]:
             threads=1,
             deterministic=bool(changes.get("deterministic")),
         )
-        made.append(build_rank_runner(reference.folder, ranks, options))
+        ep = int(str(changes.get("ep", 1)))
+        made.append(build_rank_runner(reference.folder, ranks, options, ep=ep))
         made[-1].pool.tensor.fill_(float("nan"))
         return made[-1]
 
@@ -81,6 +94,105 @@ def test_two_ranks_equal_transformers(references, make: Make, family: str) -> No
 def test_every_family_equals_transformers(references, make: Make, family: str, ranks: int) -> None:
     reference = references(family)
     assert_equals_transformers(make(reference, ranks), reference)
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_divided_experts_equal_transformers(references, make: Make, family: str) -> None:
+    reference = references(family)
+    assert_equals_transformers(make(reference, ep=2), reference)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("ep", [2, 4])
+@pytest.mark.parametrize("family", ["mixtral", "deepseek-v3"])
+def test_groups_of_four_ranks_equal_transformers(references, make: Make, family, ep: int) -> None:
+    reference = references(family)
+    assert_equals_transformers(make(reference, 4, ep=ep), reference)
+
+
+@pytest.mark.nightly
+def test_divided_experts_keep_their_bits_in_any_batch(references, make: Make) -> None:
+    runner = make(references("mixtral"), ep=2, deterministic=True)
+    tokens = random_prompt(40)
+    text = Slice(tokens, 0, list(range(5)))
+    (alone,) = runner.all_logits(StepBatch((text,)))
+    for count in (1, 7, 30):
+        others = [
+            Slice(random_prompt(count, seed=seed), 0, list(range(10 + 4 * seed, 14 + 4 * seed)))
+            for seed in range(4)
+        ]
+        beside = runner.all_logits(StepBatch((*others[:2], text, *others[2:])))[2]
+        assert torch.equal(beside, alone)
+    assert runner.numerics != make(references("mixtral"), deterministic=True).numerics
+
+
+@pytest.mark.nightly
+def test_kv_of_divided_experts_serves_other_workers(references, make: Make) -> None:
+    """A prompt computed with whole experts is continued with slices of them, and by one process;
+    the bytes of its blocks are all that moves."""
+    reference = references("mixtral")
+    prompt, blocks = random_prompt(30), list(range(4))
+    whole = make(reference, ep=2)
+    whole.all_logits(StepBatch((Slice(prompt, 0, blocks),)))
+    moved = whole.pool.bytes_view()[: len(blocks)].copy()
+    alone = ModelStory(reference.folder, threads=1).runner
+    for other in (make(reference), alone):
+        other.pool.bytes_view()[: len(blocks)] = moved
+        last, found = prompt[-1], []
+        for position in range(len(prompt) - 1, len(prompt) + 7):
+            draw = Draw(0, position + 1, GREEDY)
+            step = Slice([last], position, [*blocks, 50], (draw,))
+            last = other.run(StepBatch((step,))).drawn[0][0].token
+            found.append(last)
+        assert found == reference.greedy(prompt, 8)
+
+
+@pytest.mark.nightly
+def test_stored_quantised_experts_are_divided(references, make: Make, tmp_path) -> None:
+    """FP8 experts whose blocks of scales two ranks could not share."""
+    folder = with_fp8_experts(references("mixtral").folder, tmp_path / "fp8")
+    reference = Reference("mixtral", folder, references("mixtral").model)
+    tokens = random_prompt(50)
+    step = StepBatch((Slice(tokens, 0, list(range(7))),))
+    (wanted,) = ModelStory(folder, threads=1).runner.all_logits(step)
+    (found,) = make(reference, ep=2).all_logits(step)
+    assert (found - wanted).abs().max().item() < TOLERANCE * max(1.0, wanted.abs().max().item())
+    assert (wanted - reference.logits(tokens)).abs().max().item() > 10 * TOLERANCE  # quantised
+    with pytest.raises(ModelError, match="group of scales; reduce worker.tp or raise worker.ep"):
+        make(reference)
+
+
+def with_fp8_experts(source: Path, folder: Path) -> Path:
+    shutil.copytree(source, folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if ".experts." in name]:
+        made, _ = packed_weights.fp8(tensors.pop(name), rows=32, columns=32)
+        base = name.removesuffix("weight")
+        tensors |= {f"{base}{key}": value.contiguous() for key, value in made.items()}
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_rank_holds_half_of_the_experts(references, make: Make) -> None:
+    reference = references("mixtral")
+    runner = make(reference, ep=2)
+    own = runner.decoder._own._weights  # type: ignore[attr-defined]
+    for layer in own.layers:
+        assert (layer.mlp.experts.first, len(layer.mlp.experts.down)) == (0, 2)
+        assert layer.mlp.experts.down[1](torch.zeros(1, 96)).shape == (1, 64)  # whole
+    os.kill(runner.group.process_ids[0], signal.SIGKILL)
+    with pytest.raises(DeviceLost, match="rank 1"):
+        greedy(runner, [1, 2, 3], 2)
+
+
+def test_groups_that_do_not_fit_are_refused(qwen3, references, make: Make) -> None:
+    with pytest.raises(ConfigError, match="worker.ep is 2, but a qwen3 model has no experts"):
+        make(qwen3, ep=2)
+    with pytest.raises(ConfigError, match="worker.ep is 3 and worker.tp 2"):
+        make(references("mixtral"), ep=3)
 
 
 def test_a_deterministic_model_keeps_its_bits_over_ranks(qwen3, make: Make) -> None:

@@ -18,6 +18,7 @@ BAD = {
     "model.path": ("x", "model: 2 of model.embedded"),
     "prefill.replicas": (0, "prefill.replicas|greater than or equal to 1|minimum"),
     "decode.tp": (3, "does not divide model.kvHeads 8"),
+    "prefill.ep": (2, "prefill.ep is 2, but the 1 ranks of prefill.tp cannot form 2 equal groups"),
     "decode.gpu": ({"count": 1, "resource": ""}, "decode.gpu.count is 1 without"),
     "prefill.rdma": ({"count": 1}, "prefill.rdma.count is 1 without"),
     "prefill.gpu": ({"count": 1}, None),

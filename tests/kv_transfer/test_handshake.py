@@ -45,6 +45,7 @@ def test_equal_pools_fit_and_the_pool_survives_the_wire() -> None:
         ("head_dim", 128),
         ("verify", False),
         ("draft_fingerprint", "draft-b"),
+        ("deterministic_split", "tp 2 ep 2"),
     ],
 )
 def test_each_difference_is_named_with_both_values(field: str, value: Any) -> None:

@@ -62,9 +62,18 @@ def test_the_bounds_themselves_are_allowed(name: str) -> None:
             config = changed("router.link_heartbeat_s", 0.01)
         if name == "router.max_body_bytes":
             config = changed("router.bodies_bytes", 1 << 30)
+        if name == "worker.ep":
+            config = changed("worker.tp", 64)
         if name == "router.bodies_bytes":
             config = changed("router.max_body_bytes", 1 << 10)
         validate(changed(name, value, config))
+
+
+def test_groups_that_the_ranks_cannot_form_are_refused() -> None:
+    config = changed("worker.tp", 4)
+    validate(changed("worker.ep", 2, config))
+    with pytest.raises(ConfigError, match="worker.ep is 3 and worker.tp 4: .* a divisor of"):
+        validate(changed("worker.ep", 3, config))
 
 
 @pytest.mark.parametrize("name", ["auto", "cpu", "cuda", "cuda:0", "cuda:17"])

@@ -31,6 +31,9 @@ value and the remedy. */}}
 {{- if and (gt $tp 1) (gt (int $pool.gpu.count) 0) -}}
 {{- fail (printf "%s.tp is %d, but ranks run on CPUs alone in this version; set %s.tp=1 and add replicas, or set %s.gpu.count=0" $role $tp $role $role) -}}
 {{- end -}}
+{{- if ne (mod $tp (int $pool.ep)) 0 -}}
+{{- fail (printf "%s.ep is %d, but the %d ranks of %s.tp cannot form %d equal groups; set %s.ep to a divisor of %s.tp" $role (int $pool.ep) $tp $role (int $pool.ep) $role $role) -}}
+{{- end -}}
 {{- if and $heads (gt $tp 1) (ne (mod $heads $tp) 0) (ne (mod $tp $heads) 0) -}}
 {{- fail (printf "%s.tp is %d, which does not divide model.kvHeads %d; set %s.tp to a divisor or a multiple of it" $role $tp $heads $role) -}}
 {{- end -}}
@@ -81,7 +84,7 @@ value and the remedy. */}}
 {{- fail (printf "workers.kvPorts %s contains the port %d of workers.port or workers.adminPort; choose another range" $.Values.workers.kvPorts (int $port)) -}}
 {{- end -}}
 {{- end -}}
-{{- $owned := list "worker.host" "worker.port" "worker.admin_port" "worker.advertise" "worker.tp" "router.host" "router.port" "router.grpc_port" "registry.location" "registry.password" "registry.cluster" "security.tls" "security.authority" "security.certificate" "security.key" "security.server_name" -}}
+{{- $owned := list "worker.host" "worker.port" "worker.admin_port" "worker.advertise" "worker.tp" "worker.ep" "router.host" "router.port" "router.grpc_port" "registry.location" "registry.password" "registry.cluster" "security.tls" "security.authority" "security.certificate" "security.key" "security.server_name" -}}
 {{- range $place, $settings := dict "router.settings" .Values.router.settings "workers.settings" .Values.workers.settings "prefill.settings" .Values.prefill.settings "decode.settings" .Values.decode.settings -}}
 {{- range $name, $_ := $settings -}}
 {{- if has $name $owned -}}
