@@ -48,9 +48,12 @@ def talking(made: Scenario) -> Scenario:
         events.append(Event(FIRST_S[1] + 0.01, Fault("kill", (prefill[0],), 0.05)))
     router = replace(made.config.router, max_requests=64, placement="disaggregated")
     step = replace(made.config.step, max_queue=32, max_sequences=16)
+    # The lab's blocks are so small that each pair would count as degraded after its first contact,
+    # and a degraded pair reads no history.
+    handoff = replace(made.config.handoff, preflight_floor_gb_per_s=0.0)
     return replace(
         made,
-        config=replace(made.config, router=router, step=step),
+        config=replace(made.config, router=router, step=step, handoff=handoff),
         prefill=dict.fromkeys(prefill, BLOCKS),
         decode=dict.fromkeys(decode, BLOCKS),
         events=tuple(sorted(events, key=lambda event: event.at_s)),

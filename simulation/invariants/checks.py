@@ -231,7 +231,7 @@ class Watch:
 
     def _watch_given_up(self, process: WorkerProcess, worker: DecodeWorker) -> None:
         """No handoff fails before the first fault, nor ever by a READ that only waits for others
-        on a slow link."""
+        on a slow link, unless one of its workers has ended."""
         handoffs: Any = worker._handoffs
         give_up = handoffs._give_up
 
@@ -239,7 +239,8 @@ class Watch:
             befallen, pair = self.struck, (process.boot_id, candidate.boot_id)
             if isinstance(error, ReadFailed):
                 granter = self._world.of_boot(candidate.boot_id)
-                befallen = pair in self._spoiled or not granter.machine.alive
+                gone = process.task.done() or not granter.machine.alive  # with its mover
+                befallen = pair in self._spoiled or gone
             elif befallen:  # it may take the connection for READs with it, which others need
                 self._spoiled.add(pair)
             if isinstance(error, PEER_FAULTS) and not befallen:

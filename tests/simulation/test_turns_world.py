@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import structlog
 
 from baton.kv_transfer.memory_mover import MemoryRead
 from baton.runtime import logs
+from baton.runtime.grammar.grammar_text import regex_grammar
 from baton.simulation import lab
 from baton.simulation.fleet.draw_scenario import TURNS_EVERY, TURNS_SEEDS, draw
 from baton.simulation.fleet.history import Ask
+from baton.simulation.fleet.lab_vocabulary import END
 from baton.simulation.fleet.scenario import Event, Fault, Scenario
 from baton.simulation.fleet.world import World
 
 SEEDS = [seed for seed in range(400) if seed % TURNS_EVERY in TURNS_SEEDS]
-SECOND_S = 1.0  # the second turn comes
-ANSWER_TOKENS = 36
+TURNS_S = (0.1, 1.0, 3.0)
+SECOND_S = TURNS_S[1]
+ANSWER_TOKENS = 46  # a READ of so many costs less than to compute them
+Reads = list[tuple[float, str]]
+GRAMMAR = regex_grammar("[ab]{34,40}(,[a-c]{2,6}){1,3}")
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +36,9 @@ def quiet_logs() -> Iterator[None]:
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The granters of all READs with checksums, by name, in order."""
-    found: list[str] = []
+def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
+    """When each READ with checksums began, and its granter's name, in order."""
+    found: Reads = []
     created = World.__post_init__
 
     def watched(world: World) -> None:
@@ -40,7 +47,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         def noted(read: MemoryRead) -> None:
             if read.attempt.checksummed:
-                found.append(world.of_boot(read.attempt.granter).machine.name)
+                name = world.of_boot(read.attempt.granter).machine.name
+                found.append((world.loop.world_s, name))
             begin(read)
 
         world.exchange.begin = noted  # type: ignore[method-assign]
@@ -49,31 +57,46 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def two_turns(*faults: Event) -> Scenario:
-    """One prefill worker, one decode worker, and three chats of two turns."""
-    made = replace(draw(SEEDS[0]), routers=("r0",), prefill={"p0": 120}, decode={"d0": 120})
+def granters(reads: Reads, from_s: float = 0.0, to_s: float = math.inf) -> list[str]:
+    return [name for at_s, name in reads if from_s <= at_s < to_s]
+
+
+def talks(
+    *faults: Event, turns: int = 2, prefill: int = 1, decode: int = 1, grammar: str = "", **how: Any
+) -> Scenario:
+    """Three chats of `turns` turns, the later ones at TURNS_S; `how` changes the scenario."""
+    made = replace(
+        draw(SEEDS[0]),
+        routers=("r0",),
+        prefill={f"p{number}": 160 for number in range(prefill)},
+        decode={f"d{number}": 160 for number in range(decode)},
+    )
     handoff = replace(made.config.handoff, lease_s=0.5, read_timeout_s=0.3)
     events = list(faults)
     for number in range(3):
-        first = Ask("r0", tuple(range(number, number + 13)), ANSWER_TOKENS, deadline_s=20)
-        second = replace(first, prompt=(*first.prompt, *first.expected(0), 3, 4, 5))
-        events += [Event(0.1, first), Event(SECOND_S + 0.01 * number, second)]
+        prompt, stops = tuple(range(number, number + 13)), (END,) if grammar else ()
+        for turn in range(turns):
+            ask = Ask("r0", prompt, ANSWER_TOKENS, stops=stops, deadline_s=20, grammar=grammar)
+            events.append(Event(TURNS_S[turn] + (0.01 * number if turn else 0.0), ask))
+            prompt = (*prompt, *ask.expected(0), 3, 4, 5)
+    plain = {"step_s": 0.003, "delay_s": 0.0005, "read_s": 0.01, "blocks_per_s": None}
     return replace(
         made,
         config=replace(made.config, handoff=handoff),
         events=tuple(sorted(events, key=lambda event: event.at_s)),
-        step_s=0.003,
-        delay_s=0.0005,
-        read_s=0.01,
-        blocks_per_s=None,
-        proposer=None,
+        **{**plain, "proposer": None, **how},
     )
 
 
-def test_history_is_read_from_the_decode_worker(reads: list[str]) -> None:
+def two_turns(*faults: Event) -> Scenario:
+    """One prefill worker, one decode worker, and three chats of two turns."""
+    return talks(*faults)
+
+
+def test_history_is_read_from_the_decode_worker(reads: Reads) -> None:
     outcome = lab.run(two_turns())
     assert outcome.breaches == [] and outcome.ends == {"finished": 6}
-    assert "d0" in reads
+    assert "d0" in granters(reads)
 
 
 STRUCK = [
@@ -101,9 +124,79 @@ def test_no_fault_of_the_granter_costs_an_answer(fault: Fault, after_s: float) -
     assert outcome.breaches == [] and outcome.ends == {"finished": 6}
 
 
-def test_worlds_have_turns_reads_and_faults_of_many_kinds(reads: list[str]) -> None:
+def test_worlds_have_turns_reads_and_faults_of_many_kinds(reads: Reads) -> None:
     outcomes = [lab.run(draw(seed)) for seed in SEEDS[:12]]
     assert [outcome.breaches for outcome in outcomes] == [[]] * 12
-    assert sum(name.startswith("d") for name in reads) > 50
+    assert sum(name.startswith("d") for name in granters(reads)) > 50
     kinds = {fault.does.kind for seed in SEEDS for fault in draw(seed).faults}  # type: ignore[union-attr]
     assert kinds >= {"kill", "pause", "reads", "cut", "withhold", "checksums", "drain"}
+
+
+BESIDE: dict[str, dict[str, Any]] = {
+    "ranks": {"ranks": 2},
+    "an oracle": {"proposer": "oracle", "right_share": 0.5},
+    "n-grams": {"proposer": "ngram"},
+    "a draft model": {"proposer": "draft"},
+    "grammars": {"constrained": True, "grammar": GRAMMAR},
+    "all": {
+        "ranks": 2,
+        "proposer": "oracle",
+        "right_share": 0.7,
+        "constrained": True,
+        "grammar": GRAMMAR,
+    },
+}
+READ_FAULTS = [Fault("reads", ("d0",), 4.0, what) for what in ("failed", "stuck", "corrupt")]
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+def test_history_is_read_beside(beside: str, reads: Reads) -> None:
+    outcome = lab.run(talks(turns=3, **BESIDE[beside]))
+    assert outcome.breaches == [] and outcome.ends == {"finished": 9}
+    assert "d0" in granters(reads, SECOND_S, TURNS_S[2]) and "d0" in granters(reads, TURNS_S[2])
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.06])
+@pytest.mark.parametrize("fault", [*READ_FAULTS, Fault("kill", ("d0",), 0.4)], ids=str)
+@pytest.mark.parametrize("beside", BESIDE)
+def test_no_fault_costs_an_answer_beside(beside: str, fault: Fault, after_s: float) -> None:
+    outcome = lab.run(talks(Event(SECOND_S + after_s, fault), **BESIDE[beside]))
+    assert outcome.breaches == [] and outcome.ends == {"finished": 6}
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.01, 0.03])
+@pytest.mark.parametrize(("what", "for_s"), [("dies", 0.0), ("stops", 6.0), ("stops", 0.4)])
+@pytest.mark.parametrize("worker", ["d0", "p0"])
+def test_a_lost_rank_of_either_side_costs_no_answer(
+    worker: str, what: str, for_s: float, after_s: float
+) -> None:
+    fault = Event(SECOND_S + after_s, Fault("rank", (worker,), for_s, what))
+    outcome = lab.run(talks(fault, ranks=2))
+    assert outcome.breaches == [] and outcome.ends == {"finished": 6}
+
+
+def test_a_migrated_conversation_reads_from_its_new_worker(reads: Reads) -> None:
+    """It moves in the midst of its second answer; the third turn needs all of that answer."""
+    moved_s = SECOND_S + 0.3
+    kill = Event(moved_s, Fault("kill", ("d0",), 8.0))
+    outcome = lab.run(talks(kill, turns=3, decode=2, step_s=0.01))
+    assert outcome.breaches == [] and outcome.ends == {"finished": 9}
+    assert "d0" in granters(reads, SECOND_S, moved_s)
+    assert set(granters(reads, TURNS_S[2])) == {"d1", "p0"}
+
+
+@pytest.mark.parametrize("after_s", [-0.3, 0.0, 0.02, 0.06])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(kind, (worker,), 0.1 if kind == "drain" else 1.5)
+        for kind in ("drain", "role")
+        for worker in ("d0", "p0")
+    ],
+    ids=str,
+)
+def test_workers_that_leave_or_change_cost_no_answer(fault: Fault, after_s: float) -> None:
+    """A worker that grants history, or reads it, drains or takes on the other role."""
+    event = Event(SECOND_S + after_s, fault)
+    outcome = lab.run(talks(event, turns=3, prefill=2, decode=2))
+    assert outcome.breaches == [] and outcome.ends == {"finished": 9}
