@@ -18,6 +18,7 @@ from baton.deploy.cli.planning_commands import add_calibrate, add_simulate, add_
 from baton.deploy.cli.process_commands import add_process_commands
 from baton.deploy.cli.release_commands import add_release
 from baton.deploy.cli.serve_commands import add_serve_commands
+from baton.deploy.cli.size_command import add_size
 from baton.deploy.cli.tool_commands import add_chat, add_doctor, add_explain, add_faults, add_trace
 from baton.runtime import tls_version  # noqa: F401  before anything imports grpc
 
@@ -25,12 +26,12 @@ DISTRIBUTION = "baton-serve"
 COMMANDS = (
     "serve", "demo", "worker", "router", "chat", "explain", "trace", "faults", "ps", "drain",
     "role", "cluster", "doctor", "authority", "release", "calibrate",
-    "simulate", "tune",
+    "simulate", "tune", "size",
 )  # fmt: skip
 EXIT_CODES = (
     "Exit codes: 0 done; 1 failed (ps: nothing runs; doctor: a check failed; faults: a promise was "
-    "broken); 2 wrong command line; 3 no layout meets the objectives (tune); 70 a worker's device "
-    "failed; 78 wrong setting, model or port; 130 Ctrl-C."
+    "broken); 2 wrong command line; 3 no layout meets the objectives (tune, size); 70 a worker's "
+    "device failed; 78 wrong setting, model or port; 130 Ctrl-C."
 )
 
 
@@ -63,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     add_calibrate(commands)
     add_simulate(commands)
     add_tune(commands)
+    add_size(commands)
     add_control_commands(commands)
     add_doctor(commands)
     add_authority(commands)

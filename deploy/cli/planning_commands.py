@@ -106,7 +106,7 @@ def add_traffic(command: argparse.ArgumentParser) -> None:
         help="simulate the first N requests of the trace (default: all)",
     )  # fmt: skip
     command.add_argument(
-        "--speed", type=_positive, default=1.0, metavar="X",
+        "--speed", type=positive, default=1.0, metavar="X",
         help="play the traffic X times as fast (default: 1)",
     )  # fmt: skip
     command.add_argument(
@@ -130,7 +130,7 @@ def add_traffic(command: argparse.ArgumentParser) -> None:
         help="GPUs that the timing model's worker has (default: %(default)s)",
     )  # fmt: skip
     command.add_argument(
-        "--gpu-hour", type=_positive, metavar="PRICE", help="price of a GPU for an hour"
+        "--gpu-hour", type=positive, metavar="PRICE", help="price of a GPU for an hour"
     )
     command.add_argument("--json", type=new_file, metavar="FILE", help="write the report here too")
 
@@ -159,10 +159,20 @@ def read_objectives(text: str) -> Objectives:
         if name not in ("ttft", "itl") or name in found or not value.endswith(unit):
             raise ConfigError(f"--slo {part.strip()!r}: give ttft and itl once, as ttft=500ms")
         try:
-            found[name] = _positive(number) * UNITS[unit]
+            found[name] = positive(number) * UNITS[unit]
         except argparse.ArgumentTypeError as wrong:
             raise ConfigError(f"--slo {part.strip()!r}: {wrong}") from None
     return Objectives(found.get("ttft", math.inf), found.get("itl", math.inf))
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e12:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
+    return value
 
 
 def progress_bar(name: str) -> Callable[[int, int], None]:
@@ -223,7 +233,7 @@ def _simulate(options: argparse.Namespace) -> None:
     report = simulate(scenario, timing, requests, progress_bar(layout.name))
     print(table(report))
     if options.json is not None:
-        _write_json(options.json, report.to_json())
+        write_json(options.json, report.to_json())
 
 
 def _tune(options: argparse.Namespace) -> int:
@@ -243,29 +253,19 @@ def _tune(options: argparse.Namespace) -> int:
     found = tune(search, read_fit(options.timing), read_traffic(options), progress_bar)
     print(tuning_table(found, search))
     if options.json is not None:
-        _write_json(options.json, [each.to_json() for each in found])
+        write_json(options.json, [each.to_json() for each in found])
     return 0 if met(found, search) else UNMET_EXIT
 
 
 def _share(text: str) -> float:
-    value = _positive(text)
+    value = positive(text)
     if value > 1:
         raise argparse.ArgumentTypeError(f"{text!r}: give a share above 0, at most 1")
     return value
 
 
-def _write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any) -> None:
     try:
         path.write_text(json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e12:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
-    return value

@@ -1,6 +1,7 @@
 """A model from the hub, fetched by a child process, which can be ended at any moment.
 
-    python -m baton.deploy.serve.hub OWNER/NAME REVISION   one line of JSON: folder, or why not
+    python -m baton.deploy.serve.hub OWNER/NAME REVISION PATTERN...
+    prints one line of JSON: the folder, or the reason why there is none
 
 A revision is a commit, a tag or a branch; empty: the hub's default branch. The library makes it a
 commit once, and takes every file of a folder from that commit.
@@ -16,20 +17,27 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from baton.runtime.errors import ModelError
 
+SHAPE_FILES = ["config.json", "generation_config.json"]
 FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja"]
 TICK_S = 0.1
 
 
-def fetch(hub_id: str, stopped: Callable[[], bool], revision: str = "") -> Path | None:
-    """Return the folder of the model in the hub's cache; None if `stopped`, which is polled,
-    returned true, after which the child has ended. Raises ModelError with the remedy."""
+def fetch(
+    hub_id: str,
+    stopped: Callable[[], bool],
+    revision: str = "",
+    files: Sequence[str] = FILES,
+) -> Path | None:
+    """Return the folder of the model's `files` (patterns) in the hub's cache; None if `stopped`,
+    which is polled, returned true, after which the child has ended. Raises ModelError with the
+    remedy."""
     child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "baton.deploy.serve.hub", hub_id, revision],
+        [sys.executable, "-P", "-m", "baton.deploy.serve.hub", hub_id, revision, *files],
         stdin=subprocess.PIPE,  # its end, however this process ends, ends the child
         stdout=subprocess.PIPE,
         text=True,
@@ -62,7 +70,7 @@ def _answer(hub_id: str, code: int, out: str) -> Path:
     return Path(answer["folder"])
 
 
-def download(hub_id: str, revision: str) -> Path:
+def download(hub_id: str, revision: str, *files: str) -> Path:
     """The folder of the model in the hub's cache. Raises ModelError naming the remedy."""
     try:
         from huggingface_hub import snapshot_download
@@ -78,7 +86,8 @@ def download(hub_id: str, revision: str) -> Path:
             "hub ids need huggingface_hub: pip install 'baton-serve[worker]', or give a folder"
         ) from error
     try:
-        return Path(snapshot_download(hub_id, revision=revision or None, allow_patterns=FILES))
+        wanted = list(files)
+        return Path(snapshot_download(hub_id, revision=revision or None, allow_patterns=wanted))
     except GatedRepoError as error:
         raise ModelError(
             f"{hub_id} is gated: accept its terms on the hub and set HF_TOKEN"

@@ -8,7 +8,7 @@ weights it never reads.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,9 +37,10 @@ def find_model(
     given: str | None,
     say: Callable[[str], None] = lambda _: None,
     stopped: Callable[[], bool] = lambda: False,
+    files: Sequence[str] = hub.FILES,
 ) -> ModelSource | None:
-    """Return the model's folder. It may download, which `say` reports first; None if `stopped`
-    ended the download. Raises ModelError with the remedy."""
+    """Return the model's folder. It may download the model's `files`, which `say` reports first;
+    None if `stopped` ended the download. Raises ModelError with the remedy."""
     if given is None:
         return ModelSource(embedded_model(), EMBEDDED, demonstration=True)
     folder = Path(given).expanduser()
@@ -58,7 +59,7 @@ def find_model(
             "owner/name@revision"
         )
     say(f"fetching {given} from the hub")
-    fetched = hub.fetch(found["name"], stopped, found["revision"] or "")
+    fetched = hub.fetch(found["name"], stopped, found["revision"] or "", files)
     return None if fetched is None else ModelSource(fetched, found["name"])
 
 

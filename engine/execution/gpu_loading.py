@@ -26,8 +26,8 @@ from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.determinism_proof import prove_graphs
 from baton.engine.execution.divided_step import is_out_of_memory
 from baton.engine.execution.engine_options import EngineOptions
-from baton.engine.memory.kv_pool import KvPool, block_bytes, blocks_for
-from baton.engine.memory.memory_plan import MemoryPlan
+from baton.engine.memory.kv_pool import KvPool, block_bytes
+from baton.engine.memory.memory_plan import MemoryOffer, PoolForm, plan_memory
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.runtime.errors import ConfigError, OutOfMemory
@@ -138,16 +138,15 @@ def sized_runner(
 ) -> CudaRunner:
     """Build a runner over the largest pool that `options` allow. Raises ConfigError if the device
     has no memory for it or `deterministic` does not hold on it."""
-    size, blocks, fraction, beside = options.block_size, options.blocks, 0.0, 0
-    free = memory.free()
+    form = PoolForm(spec, options.block_size, dtype, options.kv_quant)
+    beside, free = 0, memory.free()
     try:
-        if not blocks:
-            fraction = options.memory_fraction
+        if not options.blocks:
             beside = memory_beside_pool(spec, options, make_pool, build, memory)
             free = memory.free()  # loaded kernels stay
-            budget = int(fraction * (free - beside))
-            blocks = blocks_for(spec, size, dtype, budget, options.kv_quant)
-        runner = build(make_pool(blocks))
+        offer = MemoryOffer(weights_bytes, free, options.blocks, options.memory_fraction, beside)
+        plan = plan_memory(form, offer, options.max_context)
+        runner = build(make_pool(plan.blocks))
         if options.blocks:  # else it has run; compile before serving
             _run_largest_step(runner, spec, options)
         if options.deterministic:
@@ -160,9 +159,7 @@ def sized_runner(
             "buffers, graphs and a step; lower pool.blocks, pool.memory_fraction, "
             "worker.max_context, step.max_sequences or step.prefill_tokens"
         ) from error
-    pool = runner.pool
-    sizes = blocks, pool.block_bytes, size, runner.max_context
-    runner.memory = MemoryPlan(weights_bytes, free, fraction, *sizes, pool.kv_dtype, beside)
+    runner.memory = plan
     return runner
 
 

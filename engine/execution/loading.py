@@ -20,8 +20,8 @@ from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.memory.host_memory import available_bytes, resident_bytes
-from baton.engine.memory.kv_pool import KvPool, block_bytes, blocks_for
-from baton.engine.memory.memory_plan import MemoryPlan
+from baton.engine.memory.kv_pool import KvPool
+from baton.engine.memory.memory_plan import MemoryOffer, PoolForm, plan_memory
 from baton.engine.model.weights import Weights
 from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.runtime.errors import ConfigError
@@ -79,8 +79,8 @@ def build_runner(
     blocks, block_size = options.blocks, options.block_size
     source = draft_source(folder, spec, options)
     group = source.group if source else None
-    each = block_bytes(spec, block_size, dtype, kv_quant)
-    each += block_bytes(group, block_size, dtype) if group else 0
+    form = PoolForm(spec, block_size, dtype, kv_quant, group)
+    each = form.block_bytes
     check_room(blocks, each, available_bytes(), "before the weights are read")
     before = resident_bytes()
     matrices = CpuMatrices(batch_invariant=options.deterministic)
@@ -89,10 +89,9 @@ def build_runner(
     draft = source.load(dtype, weights) if source else None
     grown, free = max(resident_bytes() - before, 0), available_bytes()
     check_room(blocks, each, free, "beside the weights")
-    fraction = 0.0 if blocks else options.memory_fraction
-    budget = int(options.memory_fraction * free)
-    blocks = blocks or blocks_for(spec, block_size, dtype, budget, kv_quant, group)
-    pool = KvPool(spec, blocks, block_size, dtype, quant=kv_quant, draft=group)
+    offer = MemoryOffer(grown, free, blocks, options.memory_fraction)
+    plan = plan_memory(form, offer, options.max_context)
+    pool = KvPool(spec, plan.blocks, block_size, dtype, quant=kv_quant, draft=group)
     if options.deterministic:
         runner = _deterministic(spec, weights, pool, options.max_context)
     else:
@@ -101,8 +100,7 @@ def build_runner(
         runner = ModelRunner(spec, pool, decoder, options.max_context, kernels.sampler)
     if draft is not None:
         draft.attach(runner, options.backend)
-    sizes = blocks, pool.block_bytes, block_size, runner.max_context
-    runner.memory = MemoryPlan(grown, free, fraction, *sizes, pool.kv_dtype)
+    runner.memory = plan
     return runner
 
 

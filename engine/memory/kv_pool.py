@@ -123,9 +123,8 @@ class KvPool:
 
     @property
     def kv_dtype(self) -> str:
-        """Return the dtype of the KV, which peers compare: "bfloat16" or "int8 of bfloat16"."""
-        plain = str(self.dtype).removeprefix("torch.")
-        return f"{self.quant.name} of {plain}" if self.quant else plain
+        """Same as `kv_name`."""
+        return kv_name(self.dtype, self.quant)
 
     def put(self, layer: int, blocks: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor) -> None:
         """Write `kv` [rows, kv_head, k|v, head_dim] into the `slots` of `blocks`, int64 [rows]."""
@@ -198,6 +197,12 @@ def _on_device(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
             f"pool.blocks is {shape[0] - 1}: {device} has no memory for them; give fewer blocks or "
             "a smaller pool.memory_fraction"
         ) from error
+
+
+def kv_name(dtype: torch.dtype, quant: KvQuant | None) -> str:
+    """Return the dtype of the KV, which peers compare: "bfloat16" or "int8 of bfloat16"."""
+    plain = str(dtype).removeprefix("torch.")
+    return f"{quant.name} of {plain}" if quant else plain
 
 
 def block_bytes(

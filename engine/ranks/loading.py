@@ -20,8 +20,7 @@ from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.memory.host_memory import available_bytes
-from baton.engine.memory.kv_pool import block_bytes, blocks_for
-from baton.engine.memory.memory_plan import MemoryPlan
+from baton.engine.memory.memory_plan import MemoryOffer, PoolForm, plan_memory
 from baton.engine.ranks.leading_decoder import LeadingDecoder
 from baton.engine.ranks.rank_group import RankGroup
 from baton.engine.ranks.rank_options import RankOptions
@@ -108,15 +107,14 @@ def _join(group: RankGroup, memories: list[SharedMemory], loaded: LoadedRank) ->
     options = loaded.options
     engine, ranks_bytes = options.engine, options.ranks * loaded.grown_bytes
     group.wait_loaded()
-    each = block_bytes(loaded.whole, engine.block_size, loaded.dtype, engine.kv_quant)
-    free_bytes = available_bytes()
+    form = PoolForm(loaded.whole, engine.block_size, loaded.dtype, engine.kv_quant)
+    each, free_bytes = form.block_bytes, available_bytes()
     loading.check_room(engine.blocks, each, free_bytes, "beside the weights")
-    fraction = 0.0 if engine.blocks else engine.memory_fraction
-    sized = loaded.whole, engine.block_size, loaded.dtype, int(fraction * free_bytes)
-    blocks = engine.blocks or blocks_for(*sized, engine.kv_quant)
-    memory = _pool_memory(blocks, each)
+    offer = MemoryOffer(ranks_bytes, free_bytes, engine.blocks, engine.memory_fraction)
+    plan = plan_memory(form, offer, engine.max_context)
+    memory = _pool_memory(plan.blocks, each)
     sizes = tuple(each.size_bytes for each in [*memories, memory])
-    options = replace(options, blocks=blocks, memory_bytes=sizes)
+    options = replace(options, blocks=plan.blocks, memory_bytes=sizes)
     group.give_pool(memory, options)
     parts = loaded.with_pool(options, [each.descriptor for each in [*memories, memory]])
     parts.sums.watch(group.check)
@@ -126,8 +124,7 @@ def _join(group: RankGroup, memories: list[SharedMemory], loaded: LoadedRank) ->
     warm_up(runner)
     if engine.deterministic:
         runner.numerics = _numerics(prove(runner), options)
-    layout = blocks, each, engine.block_size, runner.max_context
-    runner.memory = MemoryPlan(ranks_bytes, free_bytes, fraction, *layout, parts.pool.kv_dtype)
+    runner.memory = plan
     parts.sums.timeout_s = HUNG_S
     return runner
 

@@ -131,6 +131,12 @@ def test_a_model_is_fetched_without_what_is_no_part_of_it() -> None:
     }
 
 
+def test_a_models_shape_is_fetched_without_its_weights() -> None:
+    folder = hub.fetch("owner/slow", lambda: False, files=hub.SHAPE_FILES)
+    assert folder is not None
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+
+
 @pytest.mark.parametrize("revision", ["v1", TAGGED, "", "main"])
 def test_every_file_is_of_the_revision_that_was_asked_for(revision: str) -> None:
     """Side files as well as weights: after the first answer no other name is asked for."""

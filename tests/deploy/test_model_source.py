@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -108,7 +108,10 @@ def test_a_hub_id_is_printed_before_it_is_fetched(
 ) -> None:
     events: list[object] = []
 
-    def fetch(hub_id: str, stopped: Callable[[], bool], revision: str) -> Path | None:
+    def fetch(
+        hub_id: str, stopped: Callable[[], bool], revision: str, files: Sequence[str]
+    ) -> Path | None:
+        assert files is hub.FILES
         events.append((hub_id, revision))
         return None if stopped() else tmp_path
 
