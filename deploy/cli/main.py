@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from baton.deploy.cli.authority_commands import add_authority
+from baton.deploy.cli.bench_command import add_bench
 from baton.deploy.cli.control_commands import add_control_commands
 from baton.deploy.cli.planning_commands import add_calibrate, add_simulate, add_tune
 from baton.deploy.cli.process_commands import add_process_commands
@@ -26,12 +27,12 @@ DISTRIBUTION = "baton-serve"
 COMMANDS = (
     "serve", "demo", "worker", "router", "chat", "explain", "trace", "faults", "ps", "drain",
     "role", "cluster", "doctor", "authority", "release", "calibrate",
-    "simulate", "tune", "size",
+    "simulate", "tune", "size", "bench",
 )  # fmt: skip
 EXIT_CODES = (
     "Exit codes: 0 done; 1 failed (ps: nothing runs; doctor: a check failed; faults: a promise was "
-    "broken); 2 wrong command line; 3 no layout meets the objectives (tune, size); 70 a worker's "
-    "device failed; 78 wrong setting, model or port; 130 Ctrl-C."
+    "broken); 2 wrong command line; 3 no layout meets the objectives (tune, size), or too few "
+    "requests do (bench); 70 a worker's device failed; 78 wrong setting, model or port; 130 Ctrl-C."
 )
 
 
@@ -65,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
     add_simulate(commands)
     add_tune(commands)
     add_size(commands)
+    add_bench(commands)
     add_control_commands(commands)
     add_doctor(commands)
     add_authority(commands)

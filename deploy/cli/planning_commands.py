@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baton.deploy.cli.arguments import add_command
+from baton.deploy.cli.traffic_options import (
+    UNMET_EXIT,
+    add_reporting,
+    add_source,
+    positive,
+    progress_bar,
+    read_objectives,
+    read_source,
+    share,
+    write_json,
+)
 from baton.deploy.serve.flag_values import new_file, whole
 from baton.runtime.errors import ConfigError
-
-if TYPE_CHECKING:
-    from baton.planner.traces import TraceRequest
-    from baton.simulation.capacity.layout import Objectives
-
-UNITS = {"ms": 0.001, "s": 1.0}
-BAR_CHARACTERS = 40
-UNMET_EXIT = 3  # of `tune`: no layout meets the objectives
 
 
 def add_calibrate(commands: Any) -> None:
@@ -83,32 +82,17 @@ def add_tune(commands: Any) -> None:
         "--gpus", type=whole(1, 10_000), required=True, metavar="N", help="GPUs to divide"
     )
     command.add_argument(
-        "--attainment", type=_share, default=0.9, metavar="X",
+        "--attainment", type=share, default=0.9, metavar="X",
         help="share of the requests that have to meet the objectives (default: %(default)s)",
     )  # fmt: skip
 
 
 def add_traffic(command: argparse.ArgumentParser) -> None:
     """Add the flags of the traffic, the workers' size and the objectives."""
-    source = command.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--trace", type=Path, metavar="FILE", help="Mooncake or recorded JSON lines, or Azure's CSV"
-    )
-    source.add_argument(
-        "--traffic", metavar="TEXT",
-        help="distributions: requests=1000,rate=4,prompt=lognormal:2000:0.8,output=exponential:300",
-    )  # fmt: skip
+    add_source(command, required=True)
     command.add_argument(
         "--timing", type=Path, required=True, metavar="FILE", help="timing model (baton calibrate)"
     )
-    command.add_argument(
-        "--limit", type=whole(1, 2_000_000), default=2_000_000, metavar="N",
-        help="simulate the first N requests of the trace (default: all)",
-    )  # fmt: skip
-    command.add_argument(
-        "--speed", type=positive, default=1.0, metavar="X",
-        help="play the traffic X times as fast (default: 1)",
-    )  # fmt: skip
     command.add_argument(
         "--pool-tokens", type=whole(512, 1 << 40), default=1 << 20, metavar="N",
         help="tokens of KV of each worker's pool (default: %(default)s)",
@@ -122,71 +106,13 @@ def add_traffic(command: argparse.ArgumentParser) -> None:
         help="sequences in a decode batch (default: %(default)s)",
     )  # fmt: skip
     command.add_argument(
-        "--slo", metavar="ttft=500ms,itl=40ms", default="",
-        help="objectives of a request: time to its first token, mean time between its tokens",
-    )  # fmt: skip
-    command.add_argument(
         "--gpus-per-worker", type=whole(1, 1024), default=1, metavar="N",
         help="GPUs that the timing model's worker has (default: %(default)s)",
     )  # fmt: skip
     command.add_argument(
         "--gpu-hour", type=positive, metavar="PRICE", help="price of a GPU for an hour"
     )
-    command.add_argument("--json", type=new_file, metavar="FILE", help="write the report here too")
-
-
-def read_traffic(options: argparse.Namespace) -> list[TraceRequest]:
-    """Return the requests that the flags name. Raises ConfigError."""
-    from baton.planner.trace_distributions import draw_trace
-    from baton.planner.traces import at_rate, read_trace
-
-    if options.trace is not None:
-        requests = read_trace(options.trace, options.limit)
-    else:
-        requests = draw_trace(options.traffic)[: options.limit]
-    return at_rate(requests, options.speed)
-
-
-def read_objectives(text: str) -> Objectives:
-    """Parse `ttft=500ms,itl=40ms`. Raises ConfigError, which names the part."""
-    from baton.simulation.capacity.layout import Objectives
-
-    found: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        name, _, value = part.strip().partition("=")
-        unit = "ms" if value.endswith("ms") else "s"
-        number = value.removesuffix(unit)
-        if name not in ("ttft", "itl") or name in found or not value.endswith(unit):
-            raise ConfigError(f"--slo {part.strip()!r}: give ttft and itl once, as ttft=500ms")
-        try:
-            found[name] = positive(number) * UNITS[unit]
-        except argparse.ArgumentTypeError as wrong:
-            raise ConfigError(f"--slo {part.strip()!r}: {wrong}") from None
-    return Objectives(found.get("ttft", math.inf), found.get("itl", math.inf))
-
-
-def positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e12:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
-    return value
-
-
-def progress_bar(name: str) -> Callable[[int, int], None]:
-    """Return a function that draws how many requests have ended, on stderr if it is a terminal."""
-    if not sys.stderr.isatty():
-        return lambda finished, total: None
-
-    def draw(finished: int, total: int) -> None:
-        filled = BAR_CHARACTERS * finished // max(1, total)
-        bar = "#" * filled + "." * (BAR_CHARACTERS - filled)
-        end = "\n" if finished == total else ""
-        print(f"\r{name} [{bar}] {finished}/{total}", end=end, file=sys.stderr, flush=True)
-
-    return draw
+    add_reporting(command)
 
 
 def _calibrate(options: argparse.Namespace) -> None:
@@ -229,7 +155,7 @@ def _simulate(options: argparse.Namespace) -> None:
     )
     objectives = read_objectives(options.slo)
     scenario = CapacityScenario(layout, objectives, options.gpu_hour or 0.0, options.every_token)
-    timing, requests = read_fit(options.timing).model, read_traffic(options)
+    timing, requests = read_fit(options.timing).model, read_source(options)
     report = simulate(scenario, timing, requests, progress_bar(layout.name))
     print(table(report))
     if options.json is not None:
@@ -250,22 +176,8 @@ def _tune(options: argparse.Namespace) -> int:
     )
     objectives = read_objectives(options.slo)
     search = Search(options.gpus, base, objectives, options.attainment, options.gpu_hour or 0.0)
-    found = tune(search, read_fit(options.timing), read_traffic(options), progress_bar)
+    found = tune(search, read_fit(options.timing), read_source(options), progress_bar)
     print(tuning_table(found, search))
     if options.json is not None:
         write_json(options.json, [each.to_json() for each in found])
     return 0 if met(found, search) else UNMET_EXIT
-
-
-def _share(text: str) -> float:
-    value = positive(text)
-    if value > 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a share above 0, at most 1")
-    return value
-
-
-def write_json(path: Path, content: Any) -> None:
-    try:
-        path.write_text(json.dumps(content, indent=2) + "\n")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from baton.planner.latency import Latency, latency_lines, latency_of
 from baton.planner.timing_model import TimingModel
 from baton.simulation.capacity.capacity_fleet import CapacityFleet
 from baton.simulation.capacity.decode_stage import DecodeStage
 from baton.simulation.capacity.layout import CapacityScenario, Objectives
 from baton.simulation.capacity.prefill_stage import PrefillStage
 from baton.simulation.capacity.request_record import RequestRecord
-
-QUANTILES = (0.5, 0.9, 0.99)
-
-
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Seconds. None: no such time was measured."""
-
-    mean: float
-    p50: float
-    p90: float
-    p99: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +82,9 @@ def make_report(
         seconds=seconds,
         output_tokens=tokens,
         output_tokens_per_s=tokens / seconds if seconds else 0.0,
-        ttft_s=_latency([record.ttft_s for record in finished]),
-        itl_s=_latency(fleet.gaps.seconds, fleet.gaps.counts),
-        e2e_s=_latency([record.end_s - record.request.arrived_s for record in finished]),
+        ttft_s=latency_of([record.ttft_s for record in finished]),
+        itl_s=latency_of(fleet.gaps.seconds, fleet.gaps.counts),
+        e2e_s=latency_of([record.end_s - record.request.arrived_s for record in finished]),
         goodput_per_s=good / seconds if seconds else 0.0,
         good_share=good / len(fleet.records),
         cached_share=sum(record.cached_tokens for record in finished) / max(1, prompts),
@@ -112,27 +98,7 @@ def make_report(
 
 def meets(record: RequestRecord, objectives: Objectives) -> bool:
     """Return whether a finished request met all objectives."""
-    return record.ttft_s <= objectives.ttft_s and record.mean_gap_s <= objectives.itl_s
-
-
-def weighted_quantiles(
-    values: NDArray[np.float64], counts: NDArray[np.int64], shares: Sequence[float]
-) -> list[float]:
-    """Return for each share the smallest value that at least this share of the counts do not
-    exceed."""
-    order = np.argsort(values, kind="stable")
-    below = np.cumsum(counts[order])
-    places = np.searchsorted(below, np.asarray(shares) * below[-1], side="left")
-    return [float(values[order[min(place, len(order) - 1)]]) for place in places]
-
-
-def _latency(values: Iterable[float], counts: Iterable[int] | None = None) -> Latency | None:
-    seconds = np.fromiter(values, dtype=np.float64)
-    if not len(seconds):
-        return None
-    weights = np.ones(len(seconds), np.int64) if counts is None else np.fromiter(counts, np.int64)
-    mean = float(np.average(seconds, weights=weights))
-    return Latency(mean, *weighted_quantiles(seconds, weights, QUANTILES))
+    return objectives.met_by(record.ttft_s, record.mean_gap_s)
 
 
 def _use(stages: Sequence[PrefillStage | DecodeStage], seconds: float) -> RoleUse:
@@ -156,14 +122,8 @@ def table(report: CapacityReport) -> str:
     ]
     if report.cost_per_million is not None:
         lines.append(f"cost            {report.cost_per_million:.3f} per million output tokens")
-    lines += ["", f"{'ms':<12}{'mean':>12}{'p50':>12}{'p90':>12}{'p99':>12}"]
-    for name, latency in (("TTFT", report.ttft_s), ("ITL", report.itl_s), ("E2E", report.e2e_s)):
-        cells = (
-            "".join(f"{1000 * each:>12.1f}" for each in asdict(latency).values())
-            if latency
-            else "-"
-        )
-        lines.append(f"{name:<12}{cells}")
+    latencies = {"TTFT": report.ttft_s, "ITL": report.itl_s, "E2E": report.e2e_s}
+    lines += ["", *latency_lines(latencies)]
     lines += ["", f"{'role':<12}{'workers':>12}{'busy':>12}{'busiest':>12}{'most pool':>12}"]
     for role, use in report.roles.items():
         shares = "".join(f"{each:>12.1%}" for each in (use.busy, use.most_busy, use.most_pool))

@@ -70,6 +70,10 @@ class Objectives:
     ttft_s: float = float("inf")
     itl_s: float = float("inf")
 
+    def met_by(self, ttft_s: float, mean_gap_s: float) -> bool:
+        """Return whether a finished request with these times met all objectives."""
+        return ttft_s <= self.ttft_s and mean_gap_s <= self.itl_s
+
 
 @dataclass(frozen=True, slots=True)
 class CapacityScenario:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from baton.deploy.cli import main
-from baton.deploy.cli.planning_commands import UNMET_EXIT
+from baton.deploy.cli.traffic_options import UNMET_EXIT
 from baton.deploy.host.restarts import CONFIG_EXIT
 from baton.deploy.serve import gpu_sizing
 from baton.deploy.serve.device_defaults import on_gpu

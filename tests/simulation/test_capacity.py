@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from baton.planner.latency import weighted_quantiles
 from baton.planner.timing_model import (
     AttentionTiming,
     ChunkTiming,
@@ -18,7 +19,7 @@ from baton.planner.timing_model import (
 )
 from baton.planner.traces import TraceRequest, read_trace
 from baton.runtime.errors import ConfigError
-from baton.simulation.capacity.capacity_report import table, weighted_quantiles
+from baton.simulation.capacity.capacity_report import table
 from baton.simulation.capacity.capacity_run import run_fleet, simulate
 from baton.simulation.capacity.layout import CapacityScenario, Layout, Objectives
 from baton.simulation.capacity.request_record import RequestRecord
