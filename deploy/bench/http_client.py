@@ -80,13 +80,14 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._sink: ResponseSink | None = None
         self._now_s = 0.0
+        self._headers: dict[bytes, bytes] = {}
+        self._headers_read = self._delimited = False
 
     async def exchange(self, request: bytes, sink: ResponseSink) -> None:
         """Send a request and feed its answer to `sink`. Raises ExchangeFailed. If the caller is
         cancelled, the connection is closed."""
         assert self._transport is not None
-        self.reusable = self.answering = self._delimited = False
-        self._headers: dict[bytes, bytes] = {}
+        self.reusable = self.answering = self._headers_read = self._delimited = False
         self._sink = sink
         self._parser = httptools.HttpResponseParser(self)
         self._ended = asyncio.get_running_loop().create_future()
@@ -131,8 +132,6 @@ class Connection(asyncio.Protocol):
             self._fail("broken", f"{why} ({error})" if error else why)
 
     # -- httptools ----------------------------------------------------------------------------
-
-    _headers_read = False
 
     def on_message_begin(self) -> None:
         self._headers_read = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from baton.deploy.bench.answer import AnswerReader, Measurement
 from baton.deploy.bench.event_stream import EventStream
-from baton.deploy.bench.http_client import Connection, ExchangeFailed, ServerAddress
+from baton.deploy.bench.http_client import Connection, ExchangeFailed, HttpClient, ServerAddress
 from baton.planner.traces import TraceRequest
 from baton.runtime.errors import ConfigError
 
@@ -180,6 +181,51 @@ async def test_a_connection_is_kept_only_after_a_delimited_answer() -> None:
     assert not closed.reusable
     kept.data_received(b"more")  # bytes that no request asked for
     assert not kept.reusable
+
+
+async def test_a_kept_connection_that_closes_gives_no_answer() -> None:
+    connection, _ = await answered(whole(TEXT + FINISH))
+    exchange = asyncio.create_task(
+        connection.exchange(b"POST", AnswerReader(measurement(), stream=True))
+    )
+    await asyncio.sleep(0)
+    connection.connection_lost(None)
+    with pytest.raises(ExchangeFailed) as failed:
+        await exchange
+    assert failed.value.reason == "broken" and not connection.answering
+
+
+async def test_a_request_on_a_stale_connection_is_sent_once_more() -> None:
+    """The server closes each kept connection as soon as its second request arrives."""
+    connections: list[int] = []
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(0)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):  # the client closed it
+            while await reader.readuntil(b"\r\n\r\n"):
+                await reader.readexactly(2)
+                connections[-1] += 1
+                if connections[-1] == 2:
+                    break
+                writer.write(whole(TEXT + FINISH))
+        writer.close()
+        if len(connections) == 3:
+            ended.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    client = HttpClient(ServerAddress.parse(url, None), ManualClock())
+    for _ in range(3):
+        found = measurement()
+        reader = AnswerReader(found, stream=True)
+        await client.post("/", b"{}", reader)
+        reader.finish(0.0)
+        assert found.error == ""
+    assert connections == [2, 2, 1]
+    client.close()
+    await ended.wait()
+    server.close()
 
 
 @pytest.mark.parametrize(
