@@ -156,7 +156,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "processes": {"host"},
         "serve": {"host"},
         "monitoring": set(),
-        "bench": set(),
+        "bench": {"serve"},
         "cli": {"host", "serve", "processes", "bench"},
     },
 }

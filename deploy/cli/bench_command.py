@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baton.deploy.cli.arguments import add_command
-from baton.deploy.cli.traffic_options import (
+from baton.deploy.bench.traffic_options import (
     MAX_REQUESTS,
     UNMET_EXIT,
     add_reporting,
@@ -22,6 +21,7 @@ from baton.deploy.cli.traffic_options import (
     share,
     write_json,
 )
+from baton.deploy.cli.arguments import add_command
 from baton.deploy.serve.flag_values import seconds, whole
 from baton.runtime.errors import BatonError, ConfigError
 

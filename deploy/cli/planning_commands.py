@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from baton.deploy.cli.arguments import add_command
-from baton.deploy.cli.traffic_options import (
+from baton.deploy.bench.traffic_options import (
     UNMET_EXIT,
     add_reporting,
     add_source,
@@ -18,6 +17,7 @@ from baton.deploy.cli.traffic_options import (
     share,
     write_json,
 )
+from baton.deploy.cli.arguments import add_command
 from baton.deploy.serve.flag_values import new_file, whole
 from baton.runtime.errors import ConfigError
 

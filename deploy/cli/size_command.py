@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from baton.deploy.bench.traffic_options import UNMET_EXIT, positive, read_objectives, write_json
 from baton.deploy.cli.arguments import add_command, add_settings, config_of, flags_of
-from baton.deploy.cli.traffic_options import UNMET_EXIT, positive, read_objectives, write_json
 from baton.deploy.serve.flag_values import default_of, new_file, setting, whole
 from baton.runtime.errors import ConfigError
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from baton.deploy.bench import bench_run
+from baton.deploy.bench.traffic_options import UNMET_EXIT
 from baton.deploy.cli import main
-from baton.deploy.cli.traffic_options import UNMET_EXIT
 from baton.deploy.host.process_lifecycle import INTERRUPTED_EXIT
 from baton.deploy.host.restarts import CONFIG_EXIT
 from tests.support.openai_stub import OpenAiStub, Received, Script, openai_stub

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from baton.deploy.bench.traffic_options import UNMET_EXIT, progress_bar, read_objectives
 from baton.deploy.cli import main
-from baton.deploy.cli.traffic_options import UNMET_EXIT, progress_bar, read_objectives
 from baton.deploy.host.restarts import CONFIG_EXIT
 from baton.runtime.errors import ConfigError
 from baton.simulation.capacity.layout import Objectives

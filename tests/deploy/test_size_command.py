@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.deploy.bench.traffic_options import UNMET_EXIT
 from baton.deploy.cli import main
-from baton.deploy.cli.traffic_options import UNMET_EXIT
 from baton.deploy.host.restarts import CONFIG_EXIT
 from baton.deploy.serve import gpu_sizing
 from baton.deploy.serve.device_defaults import on_gpu
