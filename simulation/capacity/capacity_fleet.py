@@ -6,17 +6,17 @@
 
 What is simplified: the router knows each worker's load at once, and not some 100 ms later; a READ
 has the whole link of both its workers; a worker plans its next step after a step, not beside it.
-No worker fails, so no lease ends: the fault lab simulates those.
+No worker fails, so no lease ends: the fault lab simulates those. Workers drain and leave as
+role_changes.py orders; a prompt whose prefill workers have all left gets others, on the same decode
+worker.
 """
 
 from __future__ import annotations
 
 from asyncio import QueueEmpty
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-
-from opentelemetry.context import Context
 
 from baton.decode_worker.sequences import Group, Phase, Request
 from baton.decode_worker.sequences import Sequence as TokenSequence
@@ -24,28 +24,22 @@ from baton.kv_transfer.granter import Computed
 from baton.planner.timing_model import TimingModel
 from baton.planner.traces import BLOCK_TOKENS, TraceRequest
 from baton.prefill_worker.prompts import Prompt
-from baton.proto import handoff_pb2, worker_pb2
+from baton.proto import handoff_pb2
 from baton.router.fleet.placement import FleetView, Need, Placement, open_groups, place
-from baton.router.fleet.radix_index import Holders, RadixIndex
+from baton.router.fleet.radix_index import RadixIndex
 from baton.router.fleet.roster import Roster
-from baton.router.fleet.worker_view import KvFormat, WorkerView
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import BatonError, Overloaded
-from baton.runtime.identity import NO_TENANT
-from baton.runtime.sampling import SamplingParams
 from baton.simulation.capacity.decode_stage import DecodeStage
 from baton.simulation.capacity.layout import CapacityScenario
 from baton.simulation.capacity.prefill_stage import PrefillStage
 from baton.simulation.capacity.request_record import GapLog, RequestRecord
+from baton.simulation.capacity.stage_values import held_by, prompt_of, request_of, view_of
 from baton.simulation.capacity.timeline import Timeline
-from baton.simulation.capacity.trace_tokens import BlockTokens, block_names
+from baton.simulation.capacity.trace_tokens import block_names
 
-KV_FORMAT: KvFormat = ("simulated", "simulated", BLOCK_TOKENS)
-ROOT = bytes(16)
 BUSY_PAUSE_S = 0.05  # before refused handoffs are tried again
-GREEDY = SamplingParams(temperature=0.0)
-WIRE_SAMPLING = worker_pb2.Sampling()
-NO_TRACE = Context()
+MAX_NEW_CANDIDATES = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +50,17 @@ class _Handoff:
     granter: PrefillStage | None = None
     prompt: Prompt | None = None
     read_s: float = 0.0  # all that was offered is read then
+    complete: bool = False  # all is offered
     over: bool = False
+
+
+@dataclass(slots=True)
+class _Active:
+    """A placed request that has not ended."""
+
+    request: Request
+    stage: DecodeStage
+    candidates: tuple[str, ...]
 
 
 class CapacityFleet:
@@ -83,62 +87,122 @@ class CapacityFleet:
         self._changed: dict[str, DecodeStage | PrefillStage] = {}
         self._handoffs: dict[Group, _Handoff] = {}
         self._by_prompt: dict[Prompt, _Handoff] = {}
-        self._placed: dict[str, tuple[str, ...]] = {}  # candidates, by request id
-        self.prefill = {
-            name: PrefillStage(
-                name,
-                timeline,
-                timing,
-                layout.steps(),
-                layout.blocks,
-                offered=self._offered,
-                changed=self.changed,
-            )
-            for name in (f"p{number:05}" for number in range(layout.prefill))
-        }
-        self.decode = {
-            name: DecodeStage(
-                name,
-                timeline,
-                timing,
-                layout.steps(),
-                layout.blocks,
-                self,
-                every_token=scenario.every_token,
-            )
-            for name in (f"d{number:05}" for number in range(layout.decode + layout.colocated))
-        }
-        for stage in self.stages():
-            self._index.add(stage.worker_id)
-            self.changed(stage)
+        self._active: dict[str, _Active] = {}  # by request id
+        self._scenario = scenario
+        self.prefill: dict[str, PrefillStage] = {}
+        self.decode: dict[str, DecodeStage] = {}
+        self.draining: set[str] = set()  # workers that take nothing new
+        self.retired: list[DecodeStage | PrefillStage] = []
+        for number in range(layout.prefill):
+            self.add_prefill(f"p{number:05}")
+        for number in range(layout.decode + layout.colocated):
+            self.add_decode(f"d{number:05}")
         for number, each in enumerate(trace):
             placed_s = each.arrived_s + timing.host_s(each.prompt_tokens)
-            timeline.at(placed_s, partial(self._arrive, number))
+            timeline.at(placed_s, partial(self._submit, number))
 
     def stages(self) -> list[DecodeStage | PrefillStage]:
         """Return all workers, prefill workers first."""
         return [*self.prefill.values(), *self.decode.values()]
+
+    # -- workers ------------------------------------------------------------------------------
+
+    def add_prefill(self, name: str) -> None:
+        """Add a worker with an empty pool."""
+        layout = self._scenario.layout
+        self.prefill[name] = PrefillStage(
+            name,
+            self._timeline,
+            self._timing,
+            layout.steps(),
+            layout.blocks,
+            offered=self._offered,
+            changed=self.changed,
+        )
+        self._index.add(name)
+        self.changed(self.prefill[name])
+
+    def add_decode(self, name: str) -> None:
+        """Add a worker with an empty pool."""
+        layout = self._scenario.layout
+        self.decode[name] = DecodeStage(
+            name,
+            self._timeline,
+            self._timing,
+            layout.steps(),
+            layout.blocks,
+            self,
+            every_token=self._scenario.every_token,
+        )
+        self._index.add(name)
+        self.changed(self.decode[name])
+
+    def drain(self, stage: DecodeStage | PrefillStage) -> None:
+        """Place nothing more on a worker."""
+        self.draining.add(stage.worker_id)
+        self.changed(stage)
+
+    def busy(self, stage: DecodeStage | PrefillStage) -> bool:
+        """Return whether a request needs the worker."""
+        if isinstance(stage, DecodeStage):
+            return any(each.stage is stage for each in self._active.values())
+        return any(each.granter is stage for each in self._handoffs.values())
+
+    def remove(self, stage: DecodeStage | PrefillStage) -> None:
+        """Remove a worker that no request needs; its cached blocks are lost."""
+        name = stage.worker_id
+        self.prefill.pop(name, None)
+        self.decode.pop(name, None)
+        self._index.remove(name)
+        self._roster.remove(name)
+        self._changed.pop(name, None)
+        self.draining.discard(name)
+        self.retired.append(stage)
+
+    def move_prompts(self, stage: PrefillStage) -> None:
+        """Let other workers compute the prompts that this one has not completed."""
+        for handoff in [each for each in self._handoffs.values() if each.granter is stage]:
+            if not handoff.complete and handoff.prompt is not None:
+                del self._by_prompt[handoff.prompt]
+                stage.end(handoff.prompt)
+                handoff.granter = handoff.prompt = None
+                self._open(handoff)
+
+    def move_requests(self, stage: DecodeStage) -> None:
+        """Migrate the requests of a worker that plans no more, with the tokens that they have."""
+        handoffs = {each.group.request.request_id: each for each in self._handoffs.values()}
+        for name, active in [item for item in self._active.items() if item[1].stage is stage]:
+            (sequence,) = active.request.sequences
+            stage.scheduler.end(sequence)
+            if (handoff := handoffs.get(name)) is not None:
+                self._close(handoff)
+                stage.scheduler.requeue(handoff.group)
+            self._submit(int(name))
 
     # -- the router ---------------------------------------------------------------------------
 
     def changed(self, stage: DecodeStage | PrefillStage) -> None:
         self._changed[stage.worker_id] = stage
 
-    def _arrive(self, number: int) -> None:
+    def _submit(self, number: int) -> None:
+        """Place a request, with the tokens that it has, or refuse it."""
         record = self.records[number]
         asked = record.request
         names = block_names(asked, number)
         need = Need(
-            asked.prompt_tokens,
-            min(self._growth, asked.output_tokens),
+            asked.prompt_tokens + record.tokens,
+            min(self._growth, asked.output_tokens - record.tokens),
             asked.prompt_tokens + asked.output_tokens,
         )
         try:
             placement = self._place(need, names[: asked.prompt_tokens // BLOCK_TOKENS])
-            request = _request(number, asked, names, self._timeline.now_s, local=placement.local)
-            self._placed[request.request_id] = tuple(e.worker_id for e in placement.candidates)
-            self.decode[placement.decode.worker_id].submit(request)
+            request = request_of(number, record, names, self._timeline.now_s, local=placement.local)
+            stage = self.decode[placement.decode.worker_id]
+            candidates = tuple(each.worker_id for each in placement.candidates)
+            self._active[request.request_id] = _Active(request, stage, candidates)
+            stage.submit(request)
         except BatonError as error:
+            self._active.pop(str(number), None)
             record.refused = error.code
             record.end_s = self._timeline.now_s
             self.finished += 1
@@ -149,13 +213,14 @@ class CapacityFleet:
             if stored or removed:
                 self._index.record(stage.worker_id, b"".join(stored), b"".join(removed))
             bit = self._index.bit(stage.worker_id)
-            self._roster.put(_view(stage, bit))
+            draining = stage.worker_id in self.draining
+            self._roster.put(view_of(stage, bit, draining=draining))
         self._changed.clear()
         fleet = FleetView(self._roster)
         groups = open_groups(need, fleet)
         if isinstance(groups, BatonError):
             raise groups
-        held = _held(self._index.holders(names))
+        held = held_by(self._index.holders(names))
         local_tokens = self._config.local_prefill_tokens
         return place(need, fleet, groups, held, self._mode, local_tokens, read_cached=False)
 
@@ -165,7 +230,7 @@ class CapacityFleet:
         if group.phase is not Phase.FETCHING:
             self._record(group.request).cached_tokens = group.held * BLOCK_TOKENS
             return
-        candidates = self._placed[group.request.request_id]
+        candidates = self._active[group.request.request_id].candidates
         handoff = self._handoffs[group] = _Handoff(group, stage, candidates)
         # the decode worker goes on first: its scheduler is in the middle of a grant
         self._timeline.at(self._timeline.now_s, lambda: self._open(handoff))
@@ -173,9 +238,8 @@ class CapacityFleet:
     def _open(self, handoff: _Handoff) -> None:
         if handoff.over:
             return
-        for name in handoff.candidates:
-            granter = self.prefill[name]
-            prompt = handoff.prompt = _prompt(handoff.group)
+        for granter in self._granters(handoff):
+            prompt = handoff.prompt = prompt_of(handoff.group)
             handoff.granter = granter
             self._by_prompt[prompt] = handoff
             try:
@@ -186,6 +250,14 @@ class CapacityFleet:
                 continue
             return
         self._timeline.at(self._timeline.now_s + BUSY_PAUSE_S, lambda: self._open(handoff))
+
+    def _granters(self, handoff: _Handoff) -> list[PrefillStage]:
+        """Return the candidates that take prompts; if all have left, the least busy others."""
+        takes = {name: each for name, each in self.prefill.items() if name not in self.draining}
+        found = [takes[name] for name in handoff.candidates if name in takes]
+        if not found:
+            found = sorted(takes.values(), key=lambda each: each.scheduler.queued_tokens)
+        return found[:MAX_NEW_CANDIDATES]
 
     def _offered(self, prompt: Prompt) -> None:
         """Begin the READs of what a prefill worker has offered since the last call."""
@@ -200,6 +272,7 @@ class CapacityFleet:
             elif isinstance(event, handoff_pb2.FirstTokens):
                 self._first(handoff, event)
             elif event is None:
+                handoff.complete = True
                 self._timeline.at(handoff.read_s, lambda: self._fetched(handoff))
             else:
                 raise event
@@ -218,7 +291,7 @@ class CapacityFleet:
             sequence.output.append(int(sequence.request.request_id))
             self.drew(sequence, 1, 0.0)
             if not sequence.growth_left:
-                handoff.reader.scheduler.end(sequence)
+                handoff.reader.end(sequence)
         if not handoff.group.live:  # not before the prefill worker has ended its turn
             self._timeline.at(self._timeline.now_s, lambda: self._leave(handoff))
 
@@ -251,7 +324,7 @@ class CapacityFleet:
         if not sequence.growth_left:
             record.end_s = self._timeline.now_s
             self.finished += 1
-            del self._placed[sequence.request.request_id]
+            del self._active[sequence.request.request_id]
 
     def _record(self, request: Request) -> RequestRecord:
         return self.records[int(request.request_id)]
@@ -263,71 +336,7 @@ class CapacityFleet:
             raise RuntimeError(
                 f"nothing can happen any more, and {len(waiting)} requests wait: {waiting[:5]}"
             )
-        for stage in self.stages():
+        for stage in [*self.stages(), *self.retired]:
             stage.pool.check()
             if stage.pool.available != stage.pool.total:
                 raise RuntimeError(f"{stage.worker_id} holds blocks at the end")
-
-
-def _held(holders: Holders) -> Callable[[KvFormat], Holders]:
-    return lambda kv_format: holders
-
-
-def _request(
-    number: int, asked: TraceRequest, names: list[bytes], now_s: float, *, local: bool
-) -> Request:
-    request = Request(
-        request_id=str(number),
-        attempt=0,
-        prompt=BlockTokens(names, asked.prompt_tokens, 0, number),
-        sampling=GREEDY,
-        wire_sampling=WIRE_SAMPLING,
-        max_tokens=asked.output_tokens,
-        stop_token_ids=frozenset(),
-        local=local,
-        candidates=[],
-        cache_salt=b"",
-        root=ROOT,
-        trace=NO_TRACE,
-        arrived_s=now_s,
-        arrived_wall_s=now_s,
-        emit=lambda update: None,
-    )
-    request.sequences = [TokenSequence(request, 0, [])]
-    return request
-
-
-def _prompt(group: Group) -> Prompt:
-    return Prompt(
-        request_id=group.request.request_id,
-        tokens=group.tokens,
-        prompt_tokens=len(group.request.prompt),
-        held_blocks=group.held,
-        params=GREEDY,
-        choices=[sequence.choice for sequence in group.sequences],
-        identities=group.identities,
-        tenant=NO_TENANT,
-        trace=NO_TRACE,
-        arrived_wall_s=0.0,
-        on_end=lambda prompt: None,
-    )
-
-
-def _view(stage: DecodeStage | PrefillStage, bit: int) -> WorkerView:
-    """Return what a load report would say of the worker now."""
-    name, scheduler = stage.worker_id, stage.scheduler
-    decodes = isinstance(stage, DecodeStage)
-    return WorkerView(
-        worker_id=name,
-        boot_id=name.encode(),
-        role="decode" if decodes else "prefill",
-        address="",
-        kv_format=KV_FORMAT,
-        running=stage.scheduler.running if isinstance(stage, DecodeStage) else 0,
-        waiting=scheduler.waiting,
-        free_blocks=stage.pool.available,
-        total_blocks=stage.pool.total,
-        promised_blocks=stage.scheduler.promised_blocks if isinstance(stage, DecodeStage) else 0,
-        queued_tokens=scheduler.queued_tokens,
-        bit=bit,
-    )

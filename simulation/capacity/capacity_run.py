@@ -35,11 +35,13 @@ def run_fleet(
     timing: TimingModel,
     trace: list[TraceRequest],
     progress: Callable[[int, int], None] = lambda finished, total: None,
+    begun: Callable[[CapacityFleet, Timeline], None] = lambda fleet, timeline: None,
 ) -> CapacityFleet:
-    """Same as `simulate`, but return the fleet at its end."""
+    """Same as `simulate`, but return the fleet at its end. `begun` is called before time passes."""
     timeline = Timeline()
     with _without_collection():
         fleet = CapacityFleet(timeline, timing, scenario, trace)
+        begun(fleet, timeline)
         actions = 0
         while timeline.step():
             actions += 1

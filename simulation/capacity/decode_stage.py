@@ -10,6 +10,7 @@ same times as with a commit for each step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,6 +76,12 @@ class DecodeStage:
         self.busy_s = 0.0
         self.steps = 0
         self.most_held = 0  # blocks
+        self.requests = 0
+        self.ended_requests = 0
+        self.ended_output_tokens = 0
+        self.prompt_tokens = 0  # computed here
+        self._tokens = 0  # drawn in steps that have ended
+        self._stopped: Callable[[], None] | None = None
         self._timeline = timeline
         self._timing = timing
         self._owner = owner
@@ -84,12 +91,36 @@ class DecodeStage:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises Overloaded or InvalidRequest."""
         self.scheduler.submit(request)
+        self.requests += 1
         self._advance(self._admit())
+
+    def progress(self) -> tuple[int, int, float]:
+        """Return the steps that have ended, the tokens that they drew, and their seconds."""
+        steps, tokens, busy_s = self.steps, self._tokens, self.busy_s
+        if self._run is not None and (ended := self._steps_by_now(self._run) - 1):
+            steps += ended
+            tokens += ended * len(self._run.plan.decoding)
+            busy_s += self._run_s(self._run, ended)
+        return steps, tokens, busy_s
+
+    def stop(self, stopped: Callable[[], None]) -> None:
+        """Plan no more, and call `stopped` once the step under way has ended."""
+        self._stopped = stopped
+        if self._run is None:
+            stopped()
+        else:
+            self._shorten(self._run)
 
     def fetched(self, group: Group) -> None:
         """Let a group run whose blocks are all here."""
         self.scheduler.fetched(group)
         self._advance(changed=True)
+
+    def end(self, sequence: Sequence) -> None:
+        """End a sequence that has all its tokens."""
+        self.ended_requests += 1
+        self.ended_output_tokens += len(sequence.output)
+        self.scheduler.end(sequence)
 
     def taken_back(self, group: Group) -> None:
         """Queue a granted group again, or drop it if it has ended."""
@@ -124,6 +155,8 @@ class DecodeStage:
         return plan if plan else self.scheduler.plan()
 
     def _begin(self) -> None:
+        if self._stopped is not None:
+            return
         plan = self._plan()
         self.most_held = max(self.most_held, self.pool.total - self.pool.available)
         if not plan:
@@ -154,6 +187,11 @@ class DecodeStage:
 
     def _shorten(self, run: _Run) -> None:
         """End the run with the step that is under way now."""
+        if (steps := self._steps_by_now(run)) < run.steps:
+            self._schedule(run, steps)
+
+    def _steps_by_now(self, run: _Run) -> int:
+        """Return how many steps of the run have begun."""
         passed_s = self._timeline.now_s - run.started_s
         low, high = 1, run.steps
         while low < high:
@@ -162,8 +200,7 @@ class DecodeStage:
                 high = middle
             else:
                 low = middle + 1
-        if low < run.steps:
-            self._schedule(run, low)
+        return low
 
     def _end(self, run: _Run, steps: int) -> None:
         if run is not self._run or run.steps != steps:
@@ -171,6 +208,8 @@ class DecodeStage:
         self._run = None
         self.busy_s += run.seconds
         self.steps += steps
+        self._tokens += steps * len(run.plan.decoding)
+        self.prompt_tokens += sum(chunk.end - chunk.start for chunk in run.plan.chunks)
         gap_s = 0.0
         if steps > 1:
             gap_s = (run.seconds - self._run_s(run, 1)) / (steps - 1)
@@ -183,8 +222,10 @@ class DecodeStage:
             self._owner.drew(sequence, steps, gap_s)
         for sequence, _ in drawn:
             if not sequence.growth_left:
-                self.scheduler.end(sequence)
+                self.end(sequence)
         self._owner.changed(self)
+        if self._stopped is not None:
+            self._stopped()
         self._begin()
 
 

@@ -36,15 +36,28 @@ class PrefillStage:
         self.busy_s = 0.0
         self.steps = 0
         self.most_held = 0  # blocks
+        self.requests = 0
+        self.prompt_tokens = 0  # computed
         self._timeline = timeline
         self._timing = timing
         self._offered = offered
         self._changed = changed
         self._running = False
 
+    @property
+    def running(self) -> bool:
+        """Whether a step is under way."""
+        return self._running
+
+    @property
+    def computing(self) -> int:
+        """Count the prompts that are being computed."""
+        return self.scheduler.computing
+
     def submit(self, prompt: Prompt) -> None:
         """Queue a prompt. Raises Overloaded or InvalidRequest."""
         self.scheduler.submit(prompt)
+        self.requests += 1
         self.wake()
 
     def end(self, prompt: Prompt) -> None:
@@ -66,12 +79,13 @@ class PrefillStage:
                 sum(causal_pairs(start, end) for start, end in chunks),
             )
             seconds = self._timing.step_s(work)
-            self.busy_s += seconds
-            self.steps += 1
-            self._timeline.at(self._timeline.now_s + seconds, lambda: self._end(plan))
+            self._timeline.at(self._timeline.now_s + seconds, lambda: self._end(plan, seconds))
 
-    def _end(self, plan: StepPlan) -> None:
+    def _end(self, plan: StepPlan, seconds: float) -> None:
         self._running = False
+        self.busy_s += seconds
+        self.steps += 1
+        self.prompt_tokens += sum(chunk.end - chunk.start for chunk in plan.chunks)
         drawn = tuple((Drawn(0, 0),) if chunk.last else () for chunk in plan.chunks)
         for chunk in self.scheduler.commit(plan, StepResult(drawn)):
             self._offered(chunk.key)

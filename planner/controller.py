@@ -1,0 +1,316 @@
+"""Decides which worker should change its role, and says why each step is or is not taken.
+
+    FleetSample ─▶ LoadWindow ─▶ forecast of each ratio ─▶ brakes ─▶ Decision: a step, or a reason
+
+A step is taken where another ratio's forecast is better by MIN_GAIN for HOLD_S, and would be no
+worse without what waits now: a queue ends, and a worker that was moved for it alone would have to
+move back. What holds a step back, in this order: stale or missing reports, too little known, the
+last worker of a role, changes under way, the cool-down after a change, the time between reversals,
+the budget of an hour. Changes under way are known from the reports too, so a controller that starts
+again neither repeats them nor adds to them. Pure: time is given, and acting is another's. Owned by
+the controller process, or by a simulation.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from baton.planner.controller_forecast import (
+    Forecast,
+    ServiceGoals,
+    forecast,
+    needed_workers,
+)
+from baton.planner.controller_load import (
+    FleetLoad,
+    FleetSample,
+    LoadWindow,
+    WorkerRole,
+    WorkerSample,
+)
+
+STALE_S = 5.0  # older samples are not acted on
+GAP_S = 10.0  # between samples, after which rates begin again
+MIN_SPAN_S = 8.0  # of samples before the first step
+HOLD_S = 2.0  # for which the same direction has to be better
+MIN_GAIN = 0.05  # of the score
+NEAR = 0.02  # scores that differ less are equal
+SERVED_WEIGHT = 0.25  # of the served share in the score; the rest is the good share
+COOL_DOWN_S = 5.0  # after a change has ended: the fleet shows its effect first
+REVERSAL_S = 300.0  # between two reversals
+CHANGE_S = 120.0  # a change that takes longer has failed
+REFUSED_S = 60.0  # a worker that refused is not asked again
+CHANGES_PER_WORKER = 4  # and hour: the budget of the fleet
+HOUR_S = 3600.0
+AT_ONCE_SHARE = 0.25  # of the workers may change at a time, and one may always
+ATTAINMENT = 0.9  # share of requests for which the wanted number of workers suffices
+MOST_FACTOR = 4  # at most so many times the present workers are asked for
+
+Reason = Literal[
+    "taken", "stale", "unreachable", "learning", "idle", "small_gain", "holding",
+    "last_worker", "changing", "cool_down", "reversal", "budget", "no_worker",
+]  # fmt: skip
+REASONS: tuple[Reason, ...] = (
+    "taken", "stale", "unreachable", "learning", "idle", "small_gain", "holding",
+    "last_worker", "changing", "cool_down", "reversal", "budget", "no_worker",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RoleStep:
+    """One worker changes its role. The order names its boot."""
+
+    worker_id: str
+    boot_id: str
+    role: WorkerRole  # the new one
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`reason` is a code, `text` one sentence with its numbers. `now`: the forecast of the present
+    ratio, changes under way included; `best` of the wanted one; `less` and `more` of one prefill
+    worker less and more, where there is one. `wanted`: workers of each role that would do."""
+
+    at_s: float
+    reason: Reason
+    text: str
+    step: RoleStep | None = None
+    now: Forecast | None = None
+    best: Forecast | None = None
+    less: Forecast | None = None
+    more: Forecast | None = None
+    wanted: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    step: RoleStep
+    begun_s: float
+
+
+class RoleController:
+    """`decide` is called every second or so with the newest sample, `took` when the step of a
+    decision was accepted by its worker, `refused` when it was not."""
+
+    def __init__(self, goals: ServiceGoals) -> None:
+        self._goals = goals
+        self._window = LoadWindow()
+        self._changes: dict[str, _Change] = {}  # by worker id
+        self._refused: dict[str, float] = {}  # until when
+        self._taken: deque[float] = deque()
+        self._last_role: WorkerRole | None = None
+        self._reversed_s: float | None = None
+        self._ended_s: float | None = None
+        self._better: tuple[WorkerRole, float] | None = None  # direction, since when
+
+    def decide(self, sample: FleetSample, now_s: float) -> Decision:
+        """Return the step to take now, or why there is none."""
+        if now_s - sample.at_s > STALE_S:
+            self._better = None
+            age_s = now_s - sample.at_s
+            return _none(now_s, "stale", f"the reports are {age_s:.1f} s old ({STALE_S:.0f} s)")
+        if self._window.gap_s(sample) > GAP_S:
+            self._window.clear()
+        self._window.add(sample)
+        self._settle(sample, now_s)
+        decision = self._decide(sample, now_s)
+        if decision.now is None or decision.reason == "small_gain":
+            self._better = None
+        return decision
+
+    def took(self, step: RoleStep, now_s: float) -> None:
+        """Record that a worker has accepted the order."""
+        if self._last_role not in (None, step.role):
+            self._reversed_s = now_s
+        self._last_role = step.role
+        self._changes[step.worker_id] = _Change(step, now_s)
+        self._taken.append(now_s)
+        self._better = None
+
+    def refused(self, step: RoleStep, now_s: float) -> None:
+        """Record that a worker has refused, or did not answer: others come first for a while."""
+        self._refused[step.worker_id] = now_s + REFUSED_S
+
+    def _settle(self, sample: FleetSample, now_s: float) -> None:
+        """End changes that the sample shows as done, and those that took too long."""
+        boots = {each.worker_id: each for each in sample.workers}
+        for worker_id, change in list(self._changes.items()):
+            found = boots.get(worker_id)
+            done = (
+                found is not None
+                and found.boot_id != change.step.boot_id
+                and found.state == "ready"
+            )
+            if done or now_s - change.begun_s > CHANGE_S:
+                del self._changes[worker_id]
+                self._ended_s = now_s
+                if not done or (found is not None and found.role != change.step.role):
+                    self._refused[worker_id] = now_s + REFUSED_S
+
+    def _counts(self, sample: FleetSample) -> dict[WorkerRole, int]:
+        """Return the ready workers of each role once the changes under way have ended."""
+        counts: dict[WorkerRole, int] = {}
+        for role in ("prefill", "decode"):
+            stay = [e for e in sample.of(role, "ready") if not self._leaves(e)]
+            coming = [c for c in self._changes.values() if c.step.role == role]
+            counts[role] = len(stay) + len(coming)
+        return counts
+
+    def _leaves(self, worker: WorkerSample) -> bool:
+        change = self._changes.get(worker.worker_id)
+        return change is not None and change.step.boot_id == worker.boot_id
+
+    def _decide(self, sample: FleetSample, now_s: float) -> Decision:
+        silent = [e.worker_id for e in sample.workers if e.state == "unreachable"]
+        if silent:
+            return _none(now_s, "unreachable", f"no report of {', '.join(sorted(silent))}")
+        if self._window.span_s < MIN_SPAN_S:
+            text = f"{self._window.span_s:.1f} s of reports are known, {MIN_SPAN_S:.0f} s needed"
+            return _none(now_s, "learning", text)
+        load, counts = self._window.load(), self._counts(sample)
+        if load.idle:
+            return _none(now_s, "idle", "there is no traffic")
+        if load.prefill_rate is None or (load.step is None and load.running):
+            return _none(now_s, "learning", "no speed of prefill or decode steps is known yet")
+        if min(counts.values()) < 1:
+            absent = min(counts, key=lambda role: counts[role])
+            return _none(now_s, "last_worker", f"no {absent} worker is ready")
+        view = self._view(load, counts, now_s)
+        assert view.best is not None and view.now is not None
+        if _score(view.best) - _score(view.now) < MIN_GAIN:
+            return _unhelpful(view, counts)
+        role: WorkerRole = "prefill" if view.best.prefill > view.now.prefill else "decode"
+        held = self._hold(role, now_s)
+        if held < HOLD_S:
+            return replace(view, reason="holding", text=f"{_compared(view)} for {held:.1f} s")
+        return self._brake(sample, view, role, now_s)
+
+    def _view(self, load: FleetLoad, counts: dict[WorkerRole, int], now_s: float) -> Decision:
+        """Return the forecasts of all ratios that may be wanted."""
+        prefill, decode = counts["prefill"], counts["decode"]
+        total = prefill + decode
+        lasting = replace(load, backlog_tokens=0.0, waiting=0, running=0)
+        least = _score(forecast(lasting, self._goals, prefill, decode)) - NEAR
+        found = {0: forecast(load, self._goals, prefill, decode)}
+        for offset in _offsets(prefill, total):
+            ratio = prefill + offset, decode - offset
+            if _score(forecast(lasting, self._goals, *ratio)) >= least:
+                found[offset] = forecast(load, self._goals, *ratio)
+        beside = {
+            offset: forecast(load, self._goals, prefill + offset, decode - offset)
+            for offset in (-1, 1)
+            if 1 <= prefill + offset < total
+        }
+        most = MOST_FACTOR * total
+        return Decision(
+            at_s=now_s,
+            reason="small_gain",
+            text="",
+            now=found[0],
+            best=found[_nearest(found)],
+            less=beside.get(-1),
+            more=beside.get(1),
+            wanted=needed_workers(load, self._goals, ATTAINMENT, most),
+        )
+
+    def _hold(self, role: WorkerRole, now_s: float) -> float:
+        """Return for how long this direction has been better."""
+        if self._better is None or self._better[0] != role:
+            self._better = (role, now_s)
+        return now_s - self._better[1]
+
+    def _brake(
+        self, sample: FleetSample, view: Decision, role: WorkerRole, now_s: float
+    ) -> Decision:
+        """Return the step, or what holds it back."""
+        other: WorkerRole = "decode" if role == "prefill" else "prefill"
+        ready = [e for e in sample.of(other, "ready") if not self._leaves(e)]
+        if len(ready) < 2:
+            text = f"{len(ready)} {other} worker is ready, and the last one of a role stays"
+            return replace(view, reason="last_worker", text=text)
+        under_way = sum(e.state in ("draining", "not ready") for e in sample.workers)
+        under_way = max(under_way, len(self._changes))
+        at_once = max(1, int(AT_ONCE_SHARE * len(sample.workers)))
+        if under_way >= at_once:
+            text = f"{under_way} workers are changing or not ready, and {at_once} may be at once"
+            return replace(view, reason="changing", text=text)
+        if (reason := self._timed_brake(role, len(sample.workers), now_s)) is not None:
+            return replace(view, reason=reason[0], text=reason[1])
+        able = [e for e in ready if self._refused.get(e.worker_id, now_s) <= now_s]
+        if not able:
+            text = f"every {other} worker has refused within {REFUSED_S:.0f} s"
+            return replace(view, reason="no_worker", text=text)
+        chosen = min(able, key=lambda e: (e.running + e.waiting, e.queued_tokens, e.worker_id))
+        step = RoleStep(chosen.worker_id, chosen.boot_id, role)
+        text = f"{chosen.worker_id} becomes a {role} worker: {_compared(view)}"
+        return replace(view, reason="taken", text=text, step=step)
+
+    def _timed_brake(
+        self, role: WorkerRole, workers: int, now_s: float
+    ) -> tuple[Reason, str] | None:
+        reverses = self._last_role not in (None, role)
+        if not self._changes and self._ended_s is not None:
+            since_s = now_s - self._ended_s
+            if since_s < COOL_DOWN_S:
+                return "cool_down", f"a change ended {since_s:.1f} s ago ({COOL_DOWN_S:.0f} s)"
+        if reverses and self._changes:
+            return "changing", "changes in the other direction are under way"
+        if reverses and self._reversed_s is not None and now_s - self._reversed_s < REVERSAL_S:
+            since_s = now_s - self._reversed_s
+            return "reversal", f"the last reversal was {since_s:.0f} s ago ({REVERSAL_S:.0f} s)"
+        while self._taken and now_s - self._taken[0] > HOUR_S:
+            self._taken.popleft()
+        if len(self._taken) >= (budget := CHANGES_PER_WORKER * workers):
+            return "budget", f"{budget} changes were made within the hour"
+        return None
+
+
+def _unhelpful(view: Decision, counts: dict[WorkerRole, int]) -> Decision:
+    """Return why no ratio is better: all are as good, or the other role has no worker to spare."""
+    roles: tuple[tuple[WorkerRole, WorkerRole], ...] = (
+        ("prefill", "decode"),
+        ("decode", "prefill"),
+    )
+    for role, other in roles:
+        if view.wanted[role] > counts[role] and counts[other] == 1:
+            text = (
+                f"{view.wanted[role]} {role} workers are needed and {counts[role]} are there; the "
+                f"last {other} worker stays: start more workers"
+            )
+            return replace(view, reason="last_worker", text=text)
+    return replace(view, reason="small_gain", text=_compared(view))
+
+
+def _offsets(prefill: int, total: int) -> list[int]:
+    """Return changes of the number of prefill workers: 3, and powers of two, both ways."""
+    sizes = [3, *(1 << power for power in range(total.bit_length()))]
+    found = [sign * size for size in sizes for sign in (1, -1)]
+    return [each for each in found if 1 <= prefill + each < total]
+
+
+def _nearest(found: dict[int, Forecast]) -> int:
+    """Return the least change whose score is within NEAR of the best."""
+    most = max(_score(each) for each in found.values())
+    return min((each for each in found if _score(found[each]) >= most - NEAR), key=abs)
+
+
+def _score(found: Forecast) -> float:
+    return (1 - SERVED_WEIGHT) * found.good_share + SERVED_WEIGHT * found.served_share
+
+
+def _compared(view: Decision) -> str:
+    now, best = view.now, view.best
+    assert now is not None and best is not None
+    text = (
+        f"{now.prefill}:{now.decode} is predicted to serve {now.good_share:.0%} of the requests "
+        "within the objectives"
+    )
+    if best.prefill == now.prefill:
+        return f"{text}, and no other ratio more"
+    return f"{text}, {best.prefill}:{best.decode} {best.good_share:.0%}"
+
+
+def _none(now_s: float, reason: Reason, text: str) -> Decision:
+    return Decision(now_s, reason, text)

@@ -1,0 +1,97 @@
+"""The values that production's parts get in a simulation: a request, its prompt for a handoff, and
+the router's view of a worker. Holds no state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from opentelemetry.context import Context
+
+from baton.decode_worker.sequences import Group, Request
+from baton.decode_worker.sequences import Sequence as TokenSequence
+from baton.planner.traces import BLOCK_TOKENS
+from baton.prefill_worker.prompts import Prompt
+from baton.proto import worker_pb2
+from baton.router.fleet.radix_index import Holders
+from baton.router.fleet.worker_view import KvFormat, WorkerView
+from baton.runtime.identity import NO_TENANT
+from baton.runtime.sampling import SamplingParams
+from baton.simulation.capacity.decode_stage import DecodeStage
+from baton.simulation.capacity.prefill_stage import PrefillStage
+from baton.simulation.capacity.request_record import RequestRecord
+from baton.simulation.capacity.trace_tokens import BlockTokens
+
+KV_FORMAT: KvFormat = ("simulated", "simulated", BLOCK_TOKENS)
+ROOT = bytes(16)
+GREEDY = SamplingParams(temperature=0.0)
+WIRE_SAMPLING = worker_pb2.Sampling()
+NO_TRACE = Context()
+
+
+def held_by(holders: Holders) -> Callable[[KvFormat], Holders]:
+    """Return the holders for any format: there is one."""
+    return lambda kv_format: holders
+
+
+def request_of(
+    number: int, record: RequestRecord, names: list[bytes], now_s: float, *, local: bool
+) -> Request:
+    """Return the request of a record, which goes on after the tokens that the record has."""
+    asked = record.request
+    request = Request(
+        request_id=str(number),
+        attempt=0,
+        prompt=BlockTokens(names, asked.prompt_tokens, record.tokens, number),
+        sampling=GREEDY,
+        wire_sampling=WIRE_SAMPLING,
+        max_tokens=asked.output_tokens - record.tokens,
+        stop_token_ids=frozenset(),
+        local=local,
+        candidates=[],
+        cache_salt=b"",
+        root=ROOT,
+        trace=NO_TRACE,
+        arrived_s=now_s,
+        arrived_wall_s=now_s,
+        emit=lambda update: None,
+    )
+    request.sequences = [TokenSequence(request, 0, [])]
+    return request
+
+
+def prompt_of(group: Group) -> Prompt:
+    """Return what a decode worker asks a prefill worker to compute."""
+    return Prompt(
+        request_id=group.request.request_id,
+        tokens=group.tokens,
+        prompt_tokens=len(group.request.prompt),
+        held_blocks=group.held,
+        params=GREEDY,
+        choices=[sequence.choice for sequence in group.sequences],
+        identities=group.identities,
+        tenant=NO_TENANT,
+        trace=NO_TRACE,
+        arrived_wall_s=0.0,
+        on_end=lambda prompt: None,
+    )
+
+
+def view_of(stage: DecodeStage | PrefillStage, bit: int, *, draining: bool) -> WorkerView:
+    """Return what a load report would say of the worker now."""
+    name, scheduler = stage.worker_id, stage.scheduler
+    decodes = isinstance(stage, DecodeStage)
+    return WorkerView(
+        worker_id=name,
+        boot_id=name.encode(),
+        role="decode" if decodes else "prefill",
+        address="",
+        kv_format=KV_FORMAT,
+        running=stage.scheduler.running if isinstance(stage, DecodeStage) else 0,
+        waiting=scheduler.waiting,
+        free_blocks=stage.pool.available,
+        total_blocks=stage.pool.total,
+        promised_blocks=stage.scheduler.promised_blocks if isinstance(stage, DecodeStage) else 0,
+        queued_tokens=scheduler.queued_tokens,
+        draining=draining,
+        bit=bit,
+    )
