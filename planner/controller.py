@@ -175,8 +175,8 @@ class RoleController:
         if load.prefill_rate is None or (load.step is None and load.running):
             return _none(now_s, "learning", "no speed of prefill or decode steps is known yet")
         if min(counts.values()) < 1:
-            absent = min(counts, key=lambda role: counts[role])
-            return _none(now_s, "last_worker", f"no {absent} worker is ready")
+            lacking = min(counts, key=lambda role: counts[role])
+            return _none(now_s, "last_worker", f"no {lacking} worker is ready")
         view = self._view(load, counts, now_s)
         assert view.best is not None and view.now is not None
         if _score(view.best) - _score(view.now) < MIN_GAIN:
@@ -203,7 +203,7 @@ class RoleController:
             for offset in (-1, 1)
             if 1 <= prefill + offset < total
         }
-        most = MOST_FACTOR * total
+        largest = MOST_FACTOR * total
         return Decision(
             at_s=now_s,
             reason="small_gain",
@@ -212,7 +212,7 @@ class RoleController:
             best=found[_nearest(found)],
             less=beside.get(-1),
             more=beside.get(1),
-            wanted=needed_workers(load, self._goals, ATTAINMENT, most),
+            wanted=needed_workers(load, self._goals, ATTAINMENT, largest),
         )
 
     def _hold(self, role: WorkerRole, now_s: float) -> float:

@@ -34,7 +34,7 @@ MIN_STEP_SAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class WorkerSample:
-    """What one boot of a worker reported. Without an answer all numbers are 0."""
+    """The report of one boot of a worker. Without an answer all numbers are 0."""
 
     worker_id: str
     boot_id: str

@@ -1,5 +1,5 @@
 """Traffic that changes with time, made of a trace's requests: their lengths and blocks stay, their
-arrivals are drawn anew from a rate, and the share of prompt-heavy requests from another curve.
+arrivals are drawn from a rate, and the share of prompt-heavy requests from another curve.
 
     steady    one rate                        daily    low at night, a broad peak
     sine      a slow wave                     burst    a plateau for part of each period

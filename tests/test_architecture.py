@@ -149,6 +149,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "fleets": {"inputs"},
         "peers": {"figures"},
         "gpu_parts": {"figures", "fleets"},
+        "controller": {"figures"},
         ".": {"figures", "inputs", "fleets", "peers", "gpu_parts"},
     },
     "deploy": {

@@ -187,7 +187,7 @@ def test_overloaded_decode_gets_a_worker() -> None:
     assert roles == {"decode"}
 
 
-def test_a_load_that_any_ratio_serves_moves_nobody() -> None:
+def test_a_load_that_any_ratio_serves_moves_no_worker() -> None:
     scripted = fleet(2, 2, rate=1.0)
     decisions = run(RoleController(GOALS), scripted, 120)
     assert {each.reason for each in decisions} == {"learning", "small_gain"}
@@ -228,7 +228,7 @@ def test_stale_reports_are_not_acted_on() -> None:
         assert "5.1 s old" in decision.text
 
 
-def test_the_same_report_again_moves_nobody() -> None:
+def test_the_same_report_again_moves_no_worker() -> None:
     """A reader that returns its last report for ever is stale once STALE_S has passed."""
     controller, scripted = overloaded()
     sample = scripted.tick()
@@ -244,7 +244,7 @@ def test_a_silent_worker_holds_every_step() -> None:
     assert "d3" in decisions[0].text
 
 
-def test_a_controller_that_starts_anew_learns_first() -> None:
+def test_a_controller_that_starts_again_learns_first() -> None:
     _, scripted = overloaded()
     decisions = run(RoleController(GOALS), scripted, int(MIN_SPAN_S))
     assert {each.reason for each in decisions} == {"learning"}
