@@ -134,7 +134,7 @@ class DecodeWorker:
             total_blocks=counts.total,
             queued_tokens=self._scheduler.queued_tokens,
             fetching=len(self._fetches),
-            quarantined_blocks=counts.quarantined,
+            pool=worker_pb2.PoolBlocks(**counts.by_state()),
             draining=self.draining.is_set(),
             step_ms=self.loop.step_ms,
             overdue_ms=int(1000 * self.health.overdue_s()),

@@ -168,7 +168,7 @@ class PrefillWorker:
             total_blocks=counts.total,
             queued_tokens=self._scheduler.queued_tokens,
             fetching=self.grants.open,
-            quarantined_blocks=counts.quarantined,
+            pool=worker_pb2.PoolBlocks(**counts.by_state()),
             draining=self.draining.is_set(),
             step_ms=self.loop.step_ms,
             overdue_ms=int(1000 * self.health.overdue_s()),

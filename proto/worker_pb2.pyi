@@ -410,14 +410,13 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[str] = ..., detail: _Optional[str] = ..., retryable: _Optional[bool] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "free_blocks", "total_blocks", "queued_tokens", "fetching", "quarantined_blocks", "draining", "step_ms", "promised_blocks", "overdue_ms", "not_ready_reason", "completed_requests", "open_requests", "active_requests", "overdue_requests", "degraded_peers")
+    __slots__ = ("running", "waiting", "free_blocks", "total_blocks", "queued_tokens", "fetching", "draining", "step_ms", "promised_blocks", "overdue_ms", "not_ready_reason", "completed_requests", "open_requests", "active_requests", "overdue_requests", "degraded_peers", "pool")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FETCHING_FIELD_NUMBER: _ClassVar[int]
-    QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     STEP_MS_FIELD_NUMBER: _ClassVar[int]
     PROMISED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -428,13 +427,13 @@ class Load(_message.Message):
     ACTIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     OVERDUE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_PEERS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     free_blocks: int
     total_blocks: int
     queued_tokens: int
     fetching: int
-    quarantined_blocks: int
     draining: bool
     step_ms: float
     promised_blocks: int
@@ -445,7 +444,26 @@ class Load(_message.Message):
     active_requests: int
     overdue_requests: _containers.RepeatedScalarFieldContainer[str]
     degraded_peers: _containers.RepeatedCompositeFieldContainer[DegradedPeer]
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., fetching: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., draining: _Optional[bool] = ..., step_ms: _Optional[float] = ..., promised_blocks: _Optional[int] = ..., overdue_ms: _Optional[int] = ..., not_ready_reason: _Optional[str] = ..., completed_requests: _Optional[int] = ..., open_requests: _Optional[int] = ..., active_requests: _Optional[int] = ..., overdue_requests: _Optional[_Iterable[str]] = ..., degraded_peers: _Optional[_Iterable[_Union[DegradedPeer, _Mapping]]] = ...) -> None: ...
+    pool: PoolBlocks
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., fetching: _Optional[int] = ..., draining: _Optional[bool] = ..., step_ms: _Optional[float] = ..., promised_blocks: _Optional[int] = ..., overdue_ms: _Optional[int] = ..., not_ready_reason: _Optional[str] = ..., completed_requests: _Optional[int] = ..., open_requests: _Optional[int] = ..., active_requests: _Optional[int] = ..., overdue_requests: _Optional[_Iterable[str]] = ..., degraded_peers: _Optional[_Iterable[_Union[DegradedPeer, _Mapping]]] = ..., pool: _Optional[_Union[PoolBlocks, _Mapping]] = ...) -> None: ...
+
+class PoolBlocks(_message.Message):
+    __slots__ = ("total", "free", "cached", "used", "leased", "pinned", "quarantined")
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    total: int
+    free: int
+    cached: int
+    used: int
+    leased: int
+    pinned: int
+    quarantined: int
+    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., used: _Optional[int] = ..., leased: _Optional[int] = ..., pinned: _Optional[int] = ..., quarantined: _Optional[int] = ...) -> None: ...
 
 class DegradedPeer(_message.Message):
     __slots__ = ("worker_id", "boot_id", "gb_per_s")

@@ -14,12 +14,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from baton.router.answers.objectives import Scorekeeper
 from baton.router.answers.request_handler import RequestServices
 from baton.router.client_access.router import Router
+from baton.router.console.admin_port import AdminAccess, AdminPort
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.dialer import Dialer, GrpcDialer
 from baton.router.fleet.fleet import Fleet
@@ -62,12 +63,14 @@ async def serve_router(
     ready: Callable[[str], None] | None = None,
     grpc_ready: Callable[[str], None] | None = None,
     dialer: Dialer | None = None,
+    admin: AdminAccess | None = None,
+    admin_ready: Callable[[int], None] | None = None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or cancellation. `ready` is called once with the URL when the
     port answers (/readyz says whether workers are there); before it, `grpc_ready` with the gRPC
-    host:port if there is one. `token` keys the identities of blocks; without a `dialer` it is sent
-    to the workers too. Raises ConfigError for a port in use or a reachable host without
-    keys, ModelError for the model's folder."""
+    host:port and `admin_ready` with the admin port, where there is one. `token` keys the identities
+    of blocks; without a `dialer` it is sent to the workers too. Raises ConfigError for a port in
+    use or a reachable host without keys, ModelError for the model's folder."""
     check_exposure(config.router)
     card = read_card(model_folder, model_name)
     tokenizer = HfTokenizer(card.tokenizer_file)
@@ -75,37 +78,44 @@ async def serve_router(
     listener = bind(config.router.host, config.router.port, config.router.backlog)
     try:
         key = cluster_key(token)
-        fleet = Fleet(
-            registry,
-            dialer or GrpcDialer(token),
-            config.router,
-            key,
-            ContextLimits(card.max_context, card.vocab_size),
-        )
-        dispatcher = Dispatcher(fleet, config.router, config.step)
-        router = Router(
-            config=config.router,
-            model=card.name,
-            started_s=int(time.time()),
-            fleet=fleet,
-            validator=_validator(card, tokenizer, config.router, grammars),
-            tokenizer=tokenizer,
-            serving=RequestServices(
-                dispatcher,
-                Admission(config.router.max_requests, time.monotonic),
-                tokenizer,
-                Scorekeeper(card.name, config.slo),
-            ),
-            bodies=body_budget(config.router, time.monotonic),
-            key=key,
-            tokenizer_info=tokenizer_info(card),
-        )
-        front = await _grpc_front(router, grpc_ready)
-        await _serve(router, dispatcher, _http_server(router, listener, ready), listener, front)
+        limits = ContextLimits(card.max_context, card.vocab_size)
+        fleet = Fleet(registry, dialer or GrpcDialer(token), config.router, key, limits)
+        router = _router(config, card, fleet, tokenizer, grammars, key)
+        async with _admin_port(router, admin, admin_ready):
+            front = await _grpc_front(router, grpc_ready)
+            await _serve(router, _http_server(router, listener, ready), front)
     finally:
         listener.close()
         await grammars.close()
         await tokenizer.close()
+
+
+def _router(
+    config: Config,
+    card: ModelCard,
+    fleet: Fleet,
+    tokenizer: HfTokenizer,
+    grammars: GrammarValidator,
+    key: bytes,
+) -> Router:
+    dispatcher = Dispatcher(fleet, config.router, config.step)
+    return Router(
+        config=config.router,
+        model=card.name,
+        started_s=int(time.time()),
+        fleet=fleet,
+        validator=_validator(card, tokenizer, config.router, grammars),
+        tokenizer=tokenizer,
+        serving=RequestServices(
+            dispatcher,
+            Admission(config.router.max_requests, time.monotonic),
+            tokenizer,
+            Scorekeeper(card.name, config.slo),
+        ),
+        bodies=body_budget(config.router, time.monotonic),
+        key=key,
+        tokenizer_info=tokenizer_info(card),
+    )
 
 
 def _validator(
@@ -138,6 +148,24 @@ async def _grpc_front(router: Router, ready: Callable[[str], None] | None) -> Gr
     return front
 
 
+@contextlib.asynccontextmanager
+async def _admin_port(
+    router: Router, access: AdminAccess | None, ready: Callable[[int], None] | None
+) -> AsyncIterator[None]:
+    """Serve the admin port within the block, if there is to be one."""
+    if access is None:
+        yield
+        return
+    admin = AdminPort(router, access)
+    await admin.start()
+    if ready is not None:
+        ready(admin.port)
+    try:
+        yield
+    finally:
+        await admin.stop()
+
+
 def _http_server(
     router: Router, listener: socket.socket, ready: Callable[[str], None] | None
 ) -> HttpServer:
@@ -156,11 +184,10 @@ def _http_server(
 
 async def _serve(
     router: Router,
-    dispatcher: Dispatcher,
     server: HttpServer,
-    listener: socket.socket,
     front: GrpcFrontend | None,
 ) -> None:
+    dispatcher = router.serving.dispatcher
     drain_s, leave_s = router.config.drain_s, router.config.leave_s
     loop = asyncio.get_running_loop()
     process_gauges.watch_process(loop)

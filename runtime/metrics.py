@@ -218,6 +218,7 @@ GRAMMARS_REFUSED = counter(
     "baton_grammars_refused_total", "Requests refused because of their grammar."
 )
 GRAMMAR_SECONDS = histogram("baton_grammar_seconds", "Validation of a grammar.")
+CONSOLE_SECONDS = counter("baton_console_seconds_total", "CPU seconds of the console's state.")
 TOKENIZE_SECONDS = histogram("baton_tokenize_seconds", "Receiving a body to its prompt's tokens.")
 
 # -- both kinds of worker --------------------------------------------------------------------

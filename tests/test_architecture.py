@@ -103,6 +103,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "client_access": {"text", "requests", "fleet", "answers"},
         "http_frontend": {"text", "requests", "fleet", "answers", "client_access"},
         "grpc_frontend": {"text", "requests", "answers", "client_access"},
+        "console": {"fleet", "dispatch", "answers", "client_access", "http_frontend"},
         ".": {
             "text",
             "templates",
@@ -114,6 +115,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "client_access",
             "http_frontend",
             "grpc_frontend",
+            "console",
         },
     },
     "kv_transfer": {

@@ -15,6 +15,8 @@ from baton.deploy.cli.arguments import (
     config_of,
     flags_of,
 )
+from baton.deploy.host.instance import ADMIN_KEY
+from baton.deploy.serve.flag_values import MAX_PORT, whole
 
 
 def add_process_commands(commands: Any) -> None:
@@ -58,6 +60,15 @@ def _add_router(commands: Any) -> None:
         metavar="FILE",
         help="file to which the router writes host:port once it listens",
     )
+    command.add_argument(
+        "--admin-port", type=whole(0, MAX_PORT), metavar="PORT",
+        help="port of the console and of operators' routes, opened by the key in BATON_ADMIN_KEY; "
+        "0: the system chooses one (default: no such port)",
+    )  # fmt: skip
+    command.add_argument(
+        "--admin-host", default="127.0.0.1", metavar="HOST",
+        help="address to listen on for it (default: %(default)s)",
+    )  # fmt: skip
     add_settings(command)
 
 
@@ -83,11 +94,17 @@ def _worker(options: argparse.Namespace) -> None:
 def _router(options: argparse.Namespace) -> None:
     from baton.deploy.host.cluster_secrets import read_secrets
     from baton.deploy.processes.router_process import run_router
+    from baton.router.console.admin_port import AdminAccess
 
+    admin = None
+    if options.admin_port is not None:
+        key = os.environ.get(ADMIN_KEY, "")
+        admin = AdminAccess(key, options.admin_host, options.admin_port)
     run_router(
         config_of(options),
         model_folder=options.model,
         model_name=options.model_name or options.model.resolve().name,
         secrets=read_secrets(os.environ),
         address_file=options.address_file,
+        admin=admin,
     )

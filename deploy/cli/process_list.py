@@ -15,6 +15,7 @@ from typing import Any
 
 from baton.deploy.cli.wide_table import print_table
 from baton.deploy.host.instance import (
+    admin_address_file,
     grpc_address_file,
     is_locked,
     live_instances,
@@ -122,7 +123,7 @@ def ports_in_use() -> set[int]:
     addresses = []
     for folder in live_instances():
         router = folder / f"{ROUTER_JOB}.address"
-        files = (router, grpc_address_file(router))
+        files = (router, grpc_address_file(router), admin_address_file(router))
         addresses += [path.read_text().strip() for path in files if path.exists()]
         for record in _announced_workers(folder / "registry"):
             addresses += [record.address, record.admin_address]

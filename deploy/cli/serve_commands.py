@@ -9,7 +9,9 @@ from typing import Any
 from baton.deploy.cli.arguments import add_command, add_settings, config_of, flags_of
 from baton.deploy.serve.flag_values import (
     FLAG_SETTINGS,
+    MAX_PORT,
     MAX_WORKERS,
+    NO_ADMIN,
     SETTING_OPTIONS,
     default_of,
     proposer,
@@ -73,6 +75,11 @@ def _add_serve(
         help="a running Ray (default: RAY_ADDRESS, else a local one is started)",
     )  # fmt: skip
     command.add_argument(
+        "--admin-port", type=whole(NO_ADMIN, MAX_PORT), default=0, metavar="PORT",
+        help="port of the console, on 127.0.0.1; -1: none, 0: the system chooses one "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
         "--start-timeout", type=seconds(86_400), default=600.0, metavar="SECONDS",
         help="time limit until all workers are ready (default: %(default)g)",
     )  # fmt: skip
@@ -97,6 +104,7 @@ def _serve_options(options: argparse.Namespace) -> Any:
         launcher=options.launcher,
         ray_address=options.ray_address,
         start_timeout_s=options.start_timeout,
+        admin_port=options.admin_port,
     )
 
 

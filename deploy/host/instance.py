@@ -3,6 +3,7 @@
     <runtime folder>/port-8000/          mode 0700, removed at the end
       lifeline           flocked by `baton serve` while it lives; holds the instance's id
       environment.json   what every child adds to its environment, the cluster token included
+      admin.key          the operator's key for the router's admin port
       client.json        with which settings this user's commands call the workers
       registry/          the workers' announcements
       <job>.json         what to run          <job>.status   its state
@@ -36,6 +37,8 @@ from baton.runtime.errors import ConfigError
 
 INSTANCE_KEY = "BATON_INSTANCE"  # in the environment of every process of the instance
 TOKEN_KEY = "BATON_TOKEN"  # the cluster token
+ADMIN_KEY = "BATON_ADMIN_KEY"  # of the router's admin port
+ADMIN_KEY_FILE = "admin.key"
 ERROR_KEY = "BATON_ERROR_FILE"  # for a child's error message
 PROGRESS_KEY = "BATON_PROGRESS_FILE"  # for a child's progress before readiness
 CLIENT_SETTINGS = "client.json"
@@ -314,6 +317,11 @@ def read_progress(folder: Path, name: str) -> str:
 def grpc_address_file(address_file: Path) -> Path:
     """Return the file of the gRPC address of the router whose HTTP address is in `address_file`."""
     return address_file.with_suffix(".grpc_address")
+
+
+def admin_address_file(address_file: Path) -> Path:
+    """Return the file of the address of that router's admin port."""
+    return address_file.with_suffix(".admin_address")
 
 
 def write_private(path: Path, text: str) -> None:

@@ -9,8 +9,10 @@ import asyncio
 from pathlib import Path
 
 from baton.deploy.host.cluster_secrets import ClusterSecrets
-from baton.deploy.host.instance import grpc_address_file, write_private
+from baton.deploy.host.instance import admin_address_file, grpc_address_file, write_private
+from baton.deploy.host.ports import address_of
 from baton.deploy.host.process_lifecycle import raise_open_file_limit
+from baton.router.console.admin_port import AdminAccess
 from baton.router.fleet.dialer import GrpcDialer
 from baton.router.server import serve_router
 from baton.runtime import logs, process_memory, tracing
@@ -26,9 +28,11 @@ def run_router(
     model_name: str,
     secrets: ClusterSecrets,
     address_file: Path | None,
+    admin: AdminAccess | None = None,
 ) -> None:
     """Serve until SIGTERM. Once the router listens, `address_file` holds host:port; if it serves
-    gRPC, the file beside it (`grpc_address_file`) held that address before.
+    gRPC, the file beside it (`grpc_address_file`) held that address before, and so for its
+    `admin` port (`admin_address_file`).
 
     Raises ConfigError for a port, a certificate or a model folder that cannot be used.
     """
@@ -50,6 +54,10 @@ def run_router(
         if address_file is not None:
             write_private(grpc_address_file(address_file), address)
 
+    def admin_ready(port: int) -> None:
+        if address_file is not None and admin is not None:
+            write_private(admin_address_file(address_file), address_of(admin.host, port))
+
     registry = open_registry(config.registry, config.security, secrets.accepted, deletes_dead=True)
 
     async def serve() -> None:
@@ -63,6 +71,8 @@ def run_router(
                 ready=ready,
                 grpc_ready=grpc_ready,
                 dialer=GrpcDialer(secrets.token, tls_of(config.security)),
+                admin=admin,
+                admin_ready=admin_ready,
             )
         finally:
             await registry.close()

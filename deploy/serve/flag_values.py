@@ -13,6 +13,8 @@ from pathlib import Path
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError
 
+MAX_PORT = 65_535
+NO_ADMIN = -1  # the port of a router without an admin port
 MAX_WORKERS = 64  # of one role, on one host
 FLAG_SETTINGS = {  # option -> setting, for the options that are settings
     "host": "router.host",

@@ -14,7 +14,7 @@ from typing import Literal
 from baton.deploy.host.authority import files_of
 from baton.deploy.host.instance import TOKEN_KEY, Job
 from baton.deploy.serve.device_defaults import on_gpu
-from baton.deploy.serve.flag_values import MAX_WORKERS
+from baton.deploy.serve.flag_values import MAX_WORKERS, NO_ADMIN
 from baton.deploy.serve.model_source import ModelSource
 from baton.runtime.config import Config, PoolConfig
 from baton.runtime.errors import ConfigError
@@ -47,6 +47,7 @@ class ServeOptions:
     launcher: LauncherName = "ray"
     ray_address: str = ""
     start_timeout_s: float = 600.0
+    admin_port: int = 0  # of the router; 0: the system chooses, NO_ADMIN: none
 
     def check(self) -> None:
         """Raise ConfigError naming the option that cannot work."""
@@ -128,6 +129,8 @@ def jobs(options: ServeOptions, model: ModelSource, folder: Path, gpus: int = 0)
         shared += ["--config", str(options.config_file.resolve())]
     address_file = str(folder / "router.address")
     router = ["router", "--model-name", model.name, "--address-file", address_file, *shared]
+    if options.admin_port != NO_ADMIN:
+        router += ["--admin-port", str(options.admin_port)]
     chosen = devices(options, gpus)
     workers = []
     for name in worker_names(options):

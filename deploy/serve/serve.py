@@ -6,7 +6,6 @@ starts. It holds the instance's lifeline; everything else is done by keepers (su
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import secrets
@@ -22,21 +21,30 @@ from baton.deploy.host.advertised_host import advertised_host
 from baton.deploy.host.authority import Authority
 from baton.deploy.host.gpus import visible_gpus
 from baton.deploy.host.instance import (
+    ADMIN_KEY,
+    ADMIN_KEY_FILE,
     TOKEN_KEY,
     Instance,
-    grpc_address_file,
     processes_of,
     read_progress,
     read_status,
+    write_private,
 )
 from baton.deploy.host.job_log import keep_logs
 from baton.deploy.host.packages import check_worker_packages
 from baton.deploy.host.ports import check_grpc_port, check_port
 from baton.deploy.serve import plan
+from baton.deploy.serve.flag_values import NO_ADMIN
 from baton.deploy.serve.model_source import ModelSource, check_model, find_model
 from baton.deploy.serve.plan import ROUTER_JOB, ServeOptions
 from baton.deploy.serve.process_launcher import Launcher, ProcessLauncher
 from baton.deploy.serve.ray_launcher import RAY_JOB, RayLauncher
+from baton.deploy.serve.router_state import (
+    admin_address,
+    grpc_address,
+    linked_workers,
+    router_address,
+)
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from baton.runtime.registry_client import answer_within
@@ -104,6 +112,9 @@ class Serving:
             url = self._until_ready(instance, launcher)
             if url is not None:
                 self._announce(url, model, grpc_address(instance.folder))
+                if (admin := admin_address(instance.folder)) is not None:
+                    key = shlex.quote(str(instance.folder / ADMIN_KEY_FILE))
+                    self._say(f"Console at http://{admin} (its key: cat {key})")
                 if after_ready is not None:
                     self._afterwards(after_ready, url, model)
                 self._watch(instance, launcher)
@@ -116,7 +127,8 @@ class Serving:
         options, folder, gpus = self._options, instance.folder, self._gpus
         token = os.environ.get(TOKEN_KEY) or secrets.token_hex(32)
         cores = len(os.sched_getaffinity(0))
-        instance.write_environment(plan.environment(options, token, cores, os.environ, gpus))
+        added = plan.environment(options, token, cores, os.environ, gpus)
+        instance.write_environment(added | self._admin_key(folder))
         if plan.makes_certificates(options):
             self._authority = self._certify(folder / plan.CERTIFICATES)
         instance.write_client_settings(plan.client_settings(options, folder))
@@ -146,6 +158,14 @@ class Serving:
         )
         sharing = plan.workers_per_gpu(options, gpus)
         return RayLauncher(instance, [ROUTER_JOB], workers, options.ray_address, sharing)
+
+    def _admin_key(self, folder: Path) -> dict[str, str]:
+        """Return the variable with the operator's key, which is kept in a file of this user."""
+        if self._options.admin_port == NO_ADMIN:
+            return {}
+        key = os.environ.get(ADMIN_KEY) or secrets.token_urlsafe(24)
+        write_private(folder / ADMIN_KEY_FILE, key + "\n")
+        return {ADMIN_KEY: key}
 
     def _certify(self, folder: Path) -> Authority:
         """A certificate for each process. Workers serve, and call: their roles change."""
@@ -344,37 +364,6 @@ def _announced_workers(registry: DirectoryRegistry) -> list[WorkerRecord]:
         return answer_within(registry.workers)
     except TimeoutError:
         return []
-
-
-def router_address(folder: Path) -> str | None:
-    """host:port of the router, once it listens."""
-    try:
-        return (folder / "router.address").read_text().strip()
-    except FileNotFoundError:
-        return None
-
-
-def grpc_address(folder: Path) -> str | None:
-    """host:port where the router serves gRPC, if it does; known once it listens."""
-    try:
-        return grpc_address_file(folder / "router.address").read_text().strip()
-    except FileNotFoundError:
-        return None
-
-
-def linked_workers(address: str) -> dict[str, int]:
-    """How many workers of each role the router at `address` is linked to; none if it is not
-    ready or does not answer within two seconds."""
-    connection = http.client.HTTPConnection(address, timeout=2.0)
-    try:
-        connection.request("GET", "/readyz")
-        answer = connection.getresponse()
-        body = answer.read()
-        return dict(json.loads(body)["workers"]) if answer.status == 200 else {}
-    except (OSError, http.client.HTTPException):
-        return {}
-    finally:
-        connection.close()
 
 
 def _switched_off(options: ServeOptions) -> Iterator[str]:

@@ -67,25 +67,31 @@ class TraceStore:
         while len(self._entries) > self._max_records or self._bytes > self._max_bytes:
             self._remove(next(iter(self._entries)))
 
-    def get(self, request_id: str, tenant: bytes) -> bytes | None:
-        """Return the JSON of a request's record; None: it is not here, or another tenant's."""
+    def get(self, request_id: str, tenant: bytes | None) -> bytes | None:
+        """Return the JSON of a request's record; None: it is not here, or another tenant's. Here
+        and below, the tenant None reads the records of all: the operator."""
         entry = self._entries.get(request_id)
-        return entry.body if entry is not None and entry.tenant == tenant else None
+        return entry.body if entry is not None and tenant in (None, entry.tenant) else None
 
-    def slowest(self, count: int, tenant: bytes) -> list[bytes]:
+    def slowest(self, count: int, tenant: bytes | None) -> list[bytes]:
         """Return the records with the longest times to the first byte, the longest first."""
-        mine = (entry for entry in self._entries.values() if entry.tenant == tenant)
+        mine = (entry for entry in self._entries.values() if tenant in (None, entry.tenant))
         return [e.body for e in heapq.nlargest(count, mine, key=lambda e: e.seconds)]
 
-    def latest(self, count: int, tenant: bytes) -> list[bytes]:
-        """Return the newest records, the newest first."""
+    def latest(self, count: int, tenant: bytes | None, after: str = "") -> list[bytes]:
+        """Return the newest records, the newest first; none from the request `after` on back."""
         found: list[bytes] = []
-        for entry in reversed(self._entries.values()):
-            if len(found) == count:
+        for name, entry in reversed(self._entries.items()):
+            if len(found) == count or name == after:
                 break
-            if entry.tenant == tenant:
+            if tenant in (None, entry.tenant):
                 found.append(entry.body)
         return found
+
+    @property
+    def newest_id(self) -> str:
+        """The request whose record came last; empty without any."""
+        return next(reversed(self._entries), "")
 
     def _remove(self, name: str) -> None:
         entry = self._entries.pop(name, None)

@@ -63,7 +63,7 @@ class Dispatcher:
     worker, or for the index, before it is refused as Unavailable; a request that a draining worker
     returned waits for `returned_wait_s`, in which the worker may come back. No wait outlasts
     the deadline. Once outputs of `confirm_weight` per choice are accepted, their worker may forget
-    them."""
+    them. `attempts` are for others to read."""
 
     place_wait_s = PLACE_WAIT_S
     confirm_weight = CONFIRM_WEIGHT
@@ -72,15 +72,15 @@ class Dispatcher:
         self._config = config
         self._fleet = fleet
         self._circuits = fleet.circuits
-        self._attempts = Attempts()
+        self.attempts = Attempts()
         self._submitter = Submitter(fleet, config, step.expected_growth_tokens)
         self._queue = PlacementQueue(self._submitter)
-        self._retries = RetryPolicy(config, lambda: len(self._attempts))
+        self._retries = RetryPolicy(config, lambda: len(self.attempts))
         self._retrying: set[asyncio.Task[None]] = set()
         self._stopping = False
 
     def __len__(self) -> int:
-        return len(self._attempts)
+        return len(self.attempts)
 
     @property
     def waiting(self) -> int:
@@ -103,14 +103,14 @@ class Dispatcher:
             request_id, request, self._config.stream_buffer_messages, deadline_s, trace
         )
         attempt = Attempt(request_id, generation, set(range(request.choices)), context)
-        self._attempts.add(attempt)
+        self.attempts.add(attempt)
         self._retries.recheck()
         try:
             link = await self._queue.place(attempt, self.place_wait_s)
         except BaseException:
-            self._attempts.remove(request_id)
+            self.attempts.remove(request_id)
             raise
-        self._attempts.assign(attempt, link)
+        self.attempts.assign(attempt, link)
         generation.timer = asyncio.get_running_loop().call_at(
             deadline_s, self._deadline_passed, generation
         )
@@ -131,7 +131,7 @@ class Dispatcher:
 
     def cancel(self, generation: ActiveRequest, error: BatonError | None = None) -> None:
         """End a request now; the cancels to its workers are sent in the same tick."""
-        for attempt in self._attempts.of(generation):
+        for attempt in self.attempts.of(generation):
             self._drop(attempt)
             attempt.send_cancel()
         generation.end(error or Cancelled("the client left"))
@@ -142,7 +142,7 @@ class Dispatcher:
     def finish_choice(self, generation: ActiveRequest, choice: int) -> None:
         """End a choice at a stop string: what the worker still sends of it is dropped."""
         generation.choices[choice].ended = True
-        for attempt in self._attempts.of(generation):
+        for attempt in self.attempts.of(generation):
             if choice not in attempt.choices:
                 continue
             self._record_success(attempt)
@@ -155,7 +155,7 @@ class Dispatcher:
     def end_all(self) -> None:
         """Fail every request, now and from now on: the router stops."""
         self._stopping = True
-        for attempt in list(self._attempts.values()):
+        for attempt in list(self.attempts.values()):
             self.cancel(attempt.generation, Unavailable(STOPPING))
         self._queue.wake()
 
@@ -187,7 +187,7 @@ class Dispatcher:
                 crowded = crowded or generation.full
                 continue
             metrics.STALE_OUTPUTS.inc()
-            if output.end and output.request_id not in self._attempts:
+            if output.end and output.request_id not in self.attempts:
                 link.settle(output.request_id)
         for asked in outputs.prefill_switches:
             attempt = self._current(link, asked)
@@ -196,16 +196,16 @@ class Dispatcher:
         return crowded
 
     def pending(self, link: WorkerLink) -> list[worker_pb2.Resume]:
-        return [attempt.resume() for attempt in self._attempts.on(link)]
+        return [attempt.resume() for attempt in self.attempts.on(link)]
 
     def lost(self, link: WorkerLink, request_ids: Iterable[str] | None, reason: str) -> None:
         wanted = None if request_ids is None else set(request_ids)
-        concerned = self._attempts.on(link)
+        concerned = self.attempts.on(link)
         if concerned and wanted is None and not link.load.draining:
             self._circuits.record_failure(link.boot_id, _now())
         for attempt in concerned:
             if wanted is None or attempt.wire_id in wanted:
-                self._attempts.assign(attempt, None)
+                self.attempts.assign(attempt, None)
                 loss = Draining if link.load.draining else WorkerLost
                 self._retry(attempt, loss(f"{link.worker_id}: {reason}"), link.boot_id)
 
@@ -214,7 +214,7 @@ class Dispatcher:
         no other process can notice that it hangs. Its later outputs belong to an old attempt."""
         self._circuits.record_hang(link.boot_id, _now())
         suspects = set(link.load.overdue_requests)
-        for attempt in list(self._attempts.values()):
+        for attempt in list(self.attempts.values()):
             if attempt.link is not None and (attempt.link is link or attempt.waits_for(link)):
                 attempt.hangs += attempt.wire_id in suspects
                 self._leave_hung(attempt, link)
@@ -230,7 +230,7 @@ class Dispatcher:
         self, link: WorkerLink, message: worker_pb2.Output | worker_pb2.PrefillSwitch
     ) -> Attempt | None:
         """Return the attempt of a message, if it is current and on this link."""
-        attempt = self._attempts.get(message.request_id)
+        attempt = self.attempts.get(message.request_id)
         if attempt is None or attempt.link is not link:
             return None
         return attempt if attempt.attempt == message.attempt else None
@@ -318,7 +318,7 @@ class Dispatcher:
             attempt.left, boot_id = attempt.left | attempt.candidates, b""
         elif attempt.link is not None and isinstance(error, Draining):
             attempt.link.note_draining()
-        self._attempts.assign(attempt, None)
+        self.attempts.assign(attempt, None)
         if retryable:
             self._retry(attempt, error, boot_id)
         else:
@@ -340,9 +340,9 @@ class Dispatcher:
             return
         report = log.info if verdict.returned else log.warning
         report("request retried", request_id=generation.request_id, reason=str(error))
-        self._attempts.remove(attempt.wire_id)
+        self.attempts.remove(attempt.wire_id)
         for part in attempt.continued(failed_boot_id, verdict.returned):
-            self._attempts.add(part)
+            self.attempts.add(part)
             part.placing = asyncio.create_task(self._place_retry(part, verdict))
             self._retrying.add(part.placing)
             part.placing.add_done_callback(self._retrying.discard)
@@ -364,7 +364,7 @@ class Dispatcher:
             attempt.generation.migrations += 1
             wait_s = self._config.returned_wait_s if retry.returned else self.place_wait_s
             link = await self._queue.place(attempt, wait_s, retry.returned)
-            self._attempts.assign(attempt, link)
+            self.attempts.assign(attempt, link)
         except BatonError as error:
             self._give_up(attempt, error)
         except Exception as error:  # a defect: report it to the client now, not at its deadline
@@ -372,13 +372,13 @@ class Dispatcher:
             self._give_up(attempt, BatonError(f"the retry failed: {type(error).__name__}"))
 
     def _give_up(self, attempt: Attempt, error: BatonError) -> None:
-        if self._attempts.get(attempt.wire_id) is attempt:
+        if self.attempts.get(attempt.wire_id) is attempt:
             self.cancel(attempt.generation, error)
 
     def _end_choice(self, attempt: Attempt, choice: int) -> None:
         attempt.choices.discard(choice)
         if not attempt.choices:
-            self._attempts.remove(attempt.wire_id)
+            self.attempts.remove(attempt.wire_id)
             if attempt.link is not None:
                 attempt.link.settle(attempt.wire_id)
         self._end_if_done(attempt.generation)
@@ -389,7 +389,7 @@ class Dispatcher:
 
     def _drop(self, attempt: Attempt) -> None:
         """Remove an attempt that is no longer wanted, with its task and its permit."""
-        self._attempts.remove(attempt.wire_id)
+        self.attempts.remove(attempt.wire_id)
         if attempt.placing is not None and attempt.placing is not asyncio.current_task():
             attempt.placing.cancel()
         self._retries.release(attempt)

@@ -133,6 +133,7 @@ class Submitter:
         except (LinkClosed, Overloaded) as error:
             return error
         attempt.generation.trace.record_sent(link.worker_id)
+        self._fleet.recent_prompts.add(attempt.identities.get(placement.decode.kv_format, ()))
         attempt.identities.clear()  # another attempt may have other tokens
         now_s = asyncio.get_running_loop().time()
         self._fleet.circuits.record_placement(link.boot_id, now_s)

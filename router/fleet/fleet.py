@@ -19,6 +19,7 @@ from baton.proto import worker_pb2
 from baton.router.fleet.circuits import Circuits
 from baton.router.fleet.dialer import Dialer
 from baton.router.fleet.radix_index import CAPACITY_BLOCKS, Holders, RadixIndex
+from baton.router.fleet.recent_prompts import RecentPrompts
 from baton.router.fleet.registry_watcher import RegistryWatcher
 from baton.router.fleet.roster import DisconnectedWorkers, Roster
 from baton.router.fleet.worker_link import LinkListener, WorkerLink
@@ -77,6 +78,7 @@ class Fleet:
         self._disconnected_capacities: tuple[list[WorkerCapacity], float] | None = None
         self.index = RadixIndex(CAPACITY_BLOCKS, self._note_change)
         self.circuits = Circuits(random.Random(self._boot_id))
+        self.recent_prompts = RecentPrompts()
 
     async def run(self, listener: LinkListener) -> None:
         """Follow the registry until cancelled, then close every link."""
@@ -207,6 +209,9 @@ class Fleet:
         if not self._changed:  # update soon: no request should wait for many changed workers
             asyncio.get_running_loop().call_soon(lambda: self.roster())
         self._changed[worker_id] = None
+
+    def links(self) -> list[WorkerLink]:
+        return list(self._links.values())
 
     def link(self, worker_id: str) -> WorkerLink | None:
         return self._links.get(worker_id)

@@ -129,6 +129,11 @@ class RadixIndex:
         groups = self.holders(identities).groups
         return {self._names[bit]: blocks for bits, blocks in groups for bit in _single(bits)}
 
+    def workers_with(self, identity: bytes) -> list[str]:
+        """Return the workers that hold this block. It does not count as a use of the block."""
+        bits = self._holders.get(identity, 0) & self._live
+        return sorted(self._names[bit] for bit in _single(bits))
+
     def bit(self, worker_id: str) -> int:
         """Return the worker's bit, 0 if it has none. `changed` is called when the bit changes."""
         watched = self._watched.get(worker_id)

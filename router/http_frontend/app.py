@@ -60,14 +60,15 @@ _Route = TypeVar("_Route", bound=Callable[..., Any])
 log = logs.get(__name__)
 
 
-def build_app(router: Router) -> FastAPI:
+def build_app(router: Router, *, operator: bool = False) -> FastAPI:
+    """Return the application of a router. That of an `operator` reads the traces of all keys."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_errors(app)
     _add_generation(app, router)
     _add_explanation(app, router)
     _add_tokenizer(app, router)
     _add_operation(app, router)
-    add_traces(app, router)
+    add_traces(app, router, operator=operator)
     if router.config.publishes_openapi:
         _add_openapi(app, router)
     return app

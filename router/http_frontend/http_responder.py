@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 import orjson
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from baton.router.answers.choice_text import ChoiceDelta
 from baton.router.answers.prompt_batch import PromptBatch
 from baton.router.answers.request_handler import SEND_S, ClientGone, RequestHandler
 from baton.router.client_access.error_body import error_body
+from baton.router.http_frontend.client_connection import ClientConnection
 from baton.router.http_frontend.http_error import error_response
 from baton.router.http_frontend.openai_answer import Renderer
 from baton.router.requests.validated_request import ValidatedRequest
-from baton.runtime import logs, tracing
+from baton.runtime import logs
 from baton.runtime.errors import BatonError
 
 log = logs.get(__name__)
@@ -46,7 +46,7 @@ class HttpResponder(Response):
         self._request_id = request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = _Client(receive, send)
+        client = ClientConnection(receive, send)
         try:
             with self._handler.admitted():
                 await client.run(self._answer(client))
@@ -55,7 +55,7 @@ class HttpResponder(Response):
         except BatonError as error:
             await self._send_error(error, client, scope, receive, send)
 
-    async def _answer(self, client: _Client) -> None:
+    async def _answer(self, client: ClientConnection) -> None:
         try:
             await self._handler.begin()
             if self._request.stream:
@@ -67,7 +67,7 @@ class HttpResponder(Response):
 
     # -- one body ----------------------------------------------------------------------------
 
-    async def _collect(self, client: _Client) -> None:
+    async def _collect(self, client: ClientConnection) -> None:
         whole = [ChoiceDelta(choice) for choice in range(self._handler.choices)]
         while (pieces := await self._handler.next()) is not None:
             for piece in pieces:
@@ -93,7 +93,7 @@ class HttpResponder(Response):
 
     # -- server-sent events ------------------------------------------------------------------
 
-    async def _stream(self, client: _Client) -> None:
+    async def _stream(self, client: ClientConnection) -> None:
         opened: set[int] = set()
         try:
             while (pieces := await self._handler.next()) is not None:
@@ -126,7 +126,7 @@ class HttpResponder(Response):
             tail = _event(self._renderer.usage_chunk(self._handler.usage()))
         await client.write(tail + b"data: [DONE]\n\n", last=True)
 
-    async def _end_with(self, error: Exception, client: _Client) -> None:
+    async def _end_with(self, error: Exception, client: ClientConnection) -> None:
         """End a failed stream: each open choice finishes with "error", then the error follows. An
         exception that is no BatonError becomes an internal error."""
         sent = error if isinstance(error, BatonError) else BatonError()
@@ -140,7 +140,12 @@ class HttpResponder(Response):
         await client.write(b"".join(events), last=True)
 
     async def _send_error(
-        self, error: BatonError, client: _Client, scope: Scope, receive: Receive, send: Send
+        self,
+        error: BatonError,
+        client: ClientConnection,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         if not client.started:
             try:
@@ -148,59 +153,6 @@ class HttpResponder(Response):
                     await error_response(error)(scope, receive, send)
             except TimeoutError:
                 log.info("answer not accepted", request_id=self._request_id)
-
-
-class _Client:
-    """The client's end of the connection: bounds each write, and notices a disconnect."""
-
-    def __init__(self, receive: Receive, send: Send) -> None:
-        self._receive = receive
-        self._send = send
-        self.started = False
-
-    async def run(self, work: Any) -> None:
-        """Run the work until it ends or the client disconnects. Raises ClientGone, or what the
-        work raised."""
-        working = asyncio.create_task(work)
-        watching = asyncio.create_task(self._watch())
-        try:
-            # bounded by the work, which ends by the request's own deadline
-            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone = not working.done()
-            for task in (working, watching):
-                task.cancel()
-            await asyncio.gather(working, watching, return_exceptions=True)
-        if gone:
-            raise ClientGone
-        working.result()
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-
-    async def start(
-        self, media_type: bytes, trace_response: str, length: int | None = None
-    ) -> None:
-        headers = [(b"content-type", media_type), (b"cache-control", b"no-store")]
-        if trace_response:
-            headers.append((tracing.RESPONSE_HEADER.encode(), trace_response.encode()))
-        if length is None:
-            headers.append((b"x-accel-buffering", b"no"))
-        else:
-            headers.append((b"content-length", str(length).encode()))
-        self.started = True
-        await self._emit({"type": "http.response.start", "status": 200, "headers": headers})
-
-    async def write(self, body: bytes, last: bool = False) -> None:
-        await self._emit({"type": "http.response.body", "body": body, "more_body": not last})
-
-    async def _emit(self, message: Message) -> None:
-        try:
-            async with asyncio.timeout(SEND_S):
-                await self._send(message)
-        except (TimeoutError, OSError) as error:
-            raise ClientGone from error
 
 
 def _event(body: bytes) -> bytes:

@@ -44,7 +44,7 @@ class Bounds:
                 under_way[move] = now_s
                 counted = (*under_way.values(), *failures[short])
                 recent = [at_s for at_s in counted if at_s > now_s - HOLD_S]
-                active = len(dispatcher._attempts)
+                active = len(dispatcher.attempts)
                 limit = max(self._config.retry_floor, int(self._config.retry_share * active))
                 if len(recent) > limit:
                     self._breaches.append(

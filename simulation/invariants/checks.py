@@ -121,7 +121,7 @@ class Watch:
             named: dict[str, tuple[ActiveRequest, int]] = {}
             fitting: dict[str, int] = {}
             for output in outputs.outputs:
-                submission = dispatcher._attempts.get(output.request_id)
+                submission = dispatcher.attempts.get(output.request_id)
                 if submission is not None:
                     generation = submission.generation
                     named[generation.request_id] = (generation, _accepted(generation))

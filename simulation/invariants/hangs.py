@@ -63,7 +63,7 @@ class Hangs:
         self._look_later(process, link, boot_id)
         if process.machine.stopped:
             return
-        for submission in process.dispatcher._attempts.values():
+        for submission in process.dispatcher.attempts.values():
             bearer = submission.link
             if bearer is None or not bearer.up or submission.answered:
                 continue

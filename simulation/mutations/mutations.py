@@ -125,10 +125,10 @@ def _no_partial_block(before: Any) -> Any:
 def _any_attempt(before: Any) -> Any:
     def take(self: Dispatcher, link: Any, outputs: Any) -> None:
         for output in outputs.outputs:
-            submission = self._attempts.get(output.request_id)
+            submission = self.attempts.get(output.request_id)
             if submission is not None and output.choice in submission.choices:
                 output.attempt = submission.attempt
-                self._attempts.assign(submission, link)
+                self.attempts.assign(submission, link)
         before(self, link, outputs)
 
     return take

@@ -21,7 +21,8 @@ from baton.deploy.host.instance import (
 from baton.deploy.serve import serve
 from baton.deploy.serve.model_source import ModelSource
 from baton.deploy.serve.plan import ServeOptions
-from baton.deploy.serve.serve import Serving, grpc_address
+from baton.deploy.serve.router_state import grpc_address
+from baton.deploy.serve.serve import Serving
 from baton.runtime.cluster_config import SecurityConfig
 from baton.runtime.config import Config, HandoffConfig
 from baton.runtime.errors import BatonError, ConfigError

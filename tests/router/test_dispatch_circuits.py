@@ -244,7 +244,7 @@ async def test_a_worker_accuses_none_but_those_that_it_was_to_ask() -> None:
     generation = await scene.start()
     scene.tell(prefill_boot_id=b"elsewhere", failed_boot_ids=[b"elsewhere", b"decode-0"])
     scene.tell(attempt=2, failed_boot_ids=[b"prefill-0"])  # nor of another attempt
-    (submission,) = scene.dispatcher._attempts.values()
+    (submission,) = scene.dispatcher.attempts.values()
     assert submission.prefill == b""
     assert [strikes(scene, name) for name in ("elsewhere", "decode-0", "prefill-0")] == [0, 0, 0]
     scene.dispatcher.cancel(generation)

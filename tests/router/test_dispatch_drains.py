@@ -63,7 +63,7 @@ async def test_requests_on_a_link_lost_in_a_drain_are_no_failures() -> None:
     scene.link(0).up = False
     scene.dispatcher.lost(scene.link(0), None, "it left")
     await scene.settle_down()
-    (submission,) = scene.dispatcher._attempts.values()
+    (submission,) = scene.dispatcher.attempts.values()
     assert (submission.attempt, submission.drains, submission.failures) == (2, 1, 1)
     assert not generation.over
 
@@ -134,7 +134,7 @@ async def test_a_placement_is_repeated_without_departed_candidates() -> None:
     asked = [[each.worker_id for each in s.placement.candidates] for s in scene.link().submits()]
     assert asked == [["prefill-0"], ["prefill-1"]]
     assert not scene.link().load.draining
-    (submission,) = scene.dispatcher._attempts.values()
+    (submission,) = scene.dispatcher.attempts.values()
     assert (submission.attempt, submission.failures) == (2, 1)
     assert links["decode-0"].boot_id not in submission.avoid
     scene.give(failed("StalePlacement", True, attempt=2))

@@ -214,7 +214,7 @@ async def test_a_prompt_does_not_wait_for_a_hung_second_candidate(
 async def test_whose_outputs_come_waits_for_no_prefill_worker() -> None:
     scene = DispatchScene("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
     generation = await scene.start()
-    (submission,) = scene.dispatcher._attempts.values()
+    (submission,) = scene.dispatcher.attempts.values()
     hung = scene.fleet.links["prefill-1"]
     hung.hung = True
     scene.tell(prefill_boot_id=b"prefill-1", output_received=True)

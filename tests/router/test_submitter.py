@@ -86,6 +86,6 @@ async def test_what_was_hashed_is_kept_until_it_is_placed(monkeypatch: pytest.Mo
     monkeypatch.setattr(scene.link(), "send", broken)
     generation = await scene.start()
     assert seen == [{}, {"a shape": [b"an identity"]}]
-    (submission,) = scene.dispatcher._attempts.values()
+    (submission,) = scene.dispatcher.attempts.values()
     assert not submission.identities  # another attempt may have other tokens
     scene.dispatcher.cancel(generation)

@@ -173,7 +173,7 @@ def test_three_deaths_in_a_row_change_no_token_and_no_logprob(small_kind: ModelK
         for there, attempt in ((5, 1), (10, 2), (15, 3)):
             while min(len(tokens_of(outputs, choice)) for choice in (0, 1)) < there:
                 await asyncio.sleep(0.001)
-            bearing = list(router.dispatcher._attempts.values())
+            bearing = list(router.dispatcher.attempts.values())
             assert {submission.attempt for submission in bearing} == {attempt}
             for name in {sub.link.worker_id for sub in bearing if sub.link is not None}:
                 world.kill(name, silent=False)

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from baton.proto import client_pb2_grpc
+from baton.router.console.admin_port import AdminAccess
 from baton.router.server import serve_router
 from baton.runtime.config import Config, RouterConfig
 from baton.runtime.registry import MemoryRegistry, Role
@@ -35,6 +36,7 @@ class RunningRouter:
     vocabulary: int
     serving: asyncio.Task[None]
     grpc_address: str = ""  # where the router's configuration asks for gRPC
+    admin: httpx.AsyncClient | None = None  # of the admin port, with the operator's key
 
     async def ready(self) -> None:
         await eventually(lambda: self._ready())
@@ -77,6 +79,7 @@ async def running_router(
     workers: tuple[str, ...] = ("decode-0",),
     config: RouterConfig = FAST_ROUTER,
     wait: bool = True,
+    admin: AdminAccess | None = None,
     **switches: Any,
 ) -> AsyncIterator[RunningRouter]:
     """A router on a port given by the system, and scripted workers named "<role>-<number>", all
@@ -92,6 +95,7 @@ async def running_router(
             stack.push_async_callback(made[name].die)
         url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         grpc_addresses: list[str] = []
+        admin_ports: list[int] = []
         serving = asyncio.create_task(
             serve_router(
                 replace(Config(), router=config),
@@ -101,6 +105,8 @@ async def running_router(
                 token=TOKEN,
                 ready=url.set_result,
                 grpc_ready=grpc_addresses.append,
+                admin=admin,
+                admin_ready=admin_ports.append,
             )
         )
         stack.push_async_callback(_stop, serving)
@@ -112,6 +118,14 @@ async def running_router(
         running = RunningRouter(
             url.result(), registry, made, http, vocabulary, serving, "".join(grpc_addresses)
         )
+        if admin is not None:
+            running.admin = await stack.enter_async_context(
+                httpx.AsyncClient(
+                    base_url=f"http://{admin.host}:{admin_ports[0]}",
+                    headers={"authorization": f"Bearer {admin.key}"},
+                    timeout=60,
+                )
+            )
         if wait:
             await running.ready()
         yield running

@@ -67,6 +67,7 @@ class ScriptedWorker:
     trouble: str = ""
     overdue_ms: int = 0
     waiting: int = 0
+    pool: dict[str, int] = field(default_factory=dict)  # its blocks by state, as it reports them
     served: int = 0
     received: list[worker_pb2.RouterMessage] = field(default_factory=list)
     held: dict[str, Held] = field(default_factory=dict)
@@ -237,6 +238,7 @@ class ScriptedWorker:
                 completed_requests=self.served,
                 open_requests=len(self.held) + self.waiting,
                 active_requests=len(self.held),
+                pool=worker_pb2.PoolBlocks(**self.pool),
             )
             stream.put_nowait(worker_pb2.WorkerMessage(load=load))
             await asyncio.sleep(0.05)

@@ -1,0 +1,48 @@
+"""The addresses of an instance's router, and which workers it has. Keeps no state."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from pathlib import Path
+
+from baton.deploy.host.instance import admin_address_file, grpc_address_file
+
+
+def router_address(folder: Path) -> str | None:
+    """host:port of the router, once it listens."""
+    try:
+        return (folder / "router.address").read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def grpc_address(folder: Path) -> str | None:
+    """host:port where the router serves gRPC, if it does; known once it listens."""
+    try:
+        return grpc_address_file(folder / "router.address").read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def admin_address(folder: Path) -> str | None:
+    """host:port of the router's admin port, if it has one; known once the router listens."""
+    try:
+        return admin_address_file(folder / "router.address").read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def linked_workers(address: str) -> dict[str, int]:
+    """How many workers of each role the router at `address` is linked to; none if it is not
+    ready or does not answer within two seconds."""
+    connection = http.client.HTTPConnection(address, timeout=2.0)
+    try:
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        body = answer.read()
+        return dict(json.loads(body)["workers"]) if answer.status == 200 else {}
+    except (OSError, http.client.HTTPException):
+        return {}
+    finally:
+        connection.close()

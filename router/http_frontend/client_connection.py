@@ -1,0 +1,64 @@
+"""The client's end of an HTTP connection while it is answered, as ASGI messages."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.types import Message, Receive, Send
+
+from baton.router.answers.request_handler import SEND_S, ClientGone
+from baton.runtime import tracing
+
+
+class ClientConnection:
+    """The client's end of the connection: bounds each write, and notices a disconnect."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self.started = False
+
+    async def run(self, work: Any) -> None:
+        """Run the work until it ends or the client disconnects. Raises ClientGone, or what the
+        work raised."""
+        working = asyncio.create_task(work)
+        watching = asyncio.create_task(self._watch())
+        try:
+            # bounded by the work, which ends by the request's own deadline
+            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone = not working.done()
+            for task in (working, watching):
+                task.cancel()
+            await asyncio.gather(working, watching, return_exceptions=True)
+        if gone:
+            raise ClientGone
+        working.result()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def start(
+        self, media_type: bytes, trace_response: str = "", length: int | None = None
+    ) -> None:
+        headers = [(b"content-type", media_type), (b"cache-control", b"no-store")]
+        if trace_response:
+            headers.append((tracing.RESPONSE_HEADER.encode(), trace_response.encode()))
+        if length is None:
+            headers.append((b"x-accel-buffering", b"no"))
+        else:
+            headers.append((b"content-length", str(length).encode()))
+        self.started = True
+        await self._emit({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def write(self, body: bytes, last: bool = False) -> None:
+        await self._emit({"type": "http.response.body", "body": body, "more_body": not last})
+
+    async def _emit(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(SEND_S):
+                await self._send(message)
+        except (TimeoutError, OSError) as error:
+            raise ClientGone from error
