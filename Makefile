@@ -49,7 +49,7 @@ PYTEST = $(BIN)/python -P -m pytest --durations=20
 BY_FILE := --dist=loadfile --no-loadscope-reorder
 LINKS := $(PACKAGES:%=build/typing/baton/%)
 # Third-party clients, each set in an environment of its own; the second list is large.
-CLIENTS := build/clients/openai2 build/clients/openai3
+CLIENTS := build/clients/browser build/clients/openai2 build/clients/openai3
 LARGE_CLIENTS := build/clients/aiperf build/clients/guidellm build/clients/lmeval build/clients/vercel
 
 # Where it is set, each of the hundreds of processes compiles Baton's code anew.

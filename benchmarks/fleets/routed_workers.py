@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from baton.deploy.host.instance import grpc_address_file
+from baton.deploy.host.instance import admin_address_file, grpc_address_file
 from baton.models.embedded import embedded_model
 
 MODEL = "baton-tiny"
@@ -27,10 +27,14 @@ ROOT = Path(__file__).parents[2]
 class RoutedWorkers:
     """`workers` are arguments of benchmarks.fleets.hash_workers, `settings` the router's
     `section.key=value`, `entry` what Python runs in place of `-m`, with the module after it. The
-    router is started by `start_router`."""
+    router is started by `start_router`; with an `admin_key` it has an admin port."""
 
     def __init__(
-        self, workers: Sequence[str], settings: Sequence[str] = (), entry: Sequence[str] = ()
+        self,
+        workers: Sequence[str],
+        settings: Sequence[str] = (),
+        entry: Sequence[str] = (),
+        admin_key: str = "",
     ) -> None:
         self._entry = [*(entry or ["-m"])]
         self._folder = tempfile.TemporaryDirectory(prefix="baton-benchmark-")
@@ -38,7 +42,9 @@ class RoutedWorkers:
         self._model = embedded_model()
         self._settings = ["security.tls=off", "router.port=0", "telemetry.log_level=error"]
         self._settings += settings
-        self._environment = os.environ | {"BATON_TOKEN": secrets.token_hex(16)}
+        self._admin = ["--admin-port=0"] if admin_key else []
+        secret = {"BATON_TOKEN": secrets.token_hex(16), "BATON_ADMIN_KEY": admin_key}
+        self._environment = os.environ | secret
         self._processes: list[subprocess.Popen[bytes]] = []
         vocabulary = json.loads((self._model / "config.json").read_text())["vocab_size"]
         command = [*self._entry, "benchmarks.fleets.hash_workers", f"--vocabulary={vocabulary}"]
@@ -50,7 +56,7 @@ class RoutedWorkers:
         address.unlink(missing_ok=True)
         command = [*self._entry, "baton.deploy.cli.main", "router", "--model", str(self._model)]
         command += ["--model-name", MODEL, "--registry", str(self._base / "registry")]
-        command += ["--address-file", str(address)]
+        command += ["--address-file", str(address), *self._admin]
         command += [f"--set={setting}" for setting in self._settings]
         router = self._start("router", command)
         deadline = time.monotonic() + START_S
@@ -64,6 +70,11 @@ class RoutedWorkers:
     def grpc_address(self) -> str:
         """host:port of a router that was started with `router.grpc_port`."""
         return grpc_address_file(self._base / "address").read_text().strip()
+
+    @property
+    def admin_address(self) -> str:
+        """host:port of the admin port of a router that has one."""
+        return admin_address_file(self._base / "address").read_text().strip()
 
     def kill_router(self) -> None:
         """Kill the router without notice to any peer."""
@@ -81,11 +92,11 @@ class RoutedWorkers:
 
     def cpu_s(self) -> float:
         """Return the processor time that all processes have used so far, in seconds."""
-        ticks = 0
-        for process in self._processes:
-            stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(stat[11]) + int(stat[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return sum(map(_cpu_s, self._processes))
+
+    def router_cpu_s(self) -> float:
+        """Return the processor time that the router has used so far, in seconds."""
+        return _cpu_s(self._processes[-1])
 
     def log(self, name: str) -> str:
         return (self._base / f"{name}.log").read_text()[-3000:]
@@ -112,3 +123,8 @@ class RoutedWorkers:
             )
         self._processes.append(started)
         return started
+
+
+def _cpu_s(process: subprocess.Popen[bytes]) -> float:
+    stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")

@@ -111,10 +111,7 @@ class Serving:
             launcher = self._prepare(instance, model)
             url = self._until_ready(instance, launcher)
             if url is not None:
-                self._announce(url, model, grpc_address(instance.folder))
-                if (admin := admin_address(instance.folder)) is not None:
-                    key = shlex.quote(str(instance.folder / ADMIN_KEY_FILE))
-                    self._say(f"Console at http://{admin} (its key: cat {key})")
+                self._announce(url, model, instance.folder)
                 if after_ready is not None:
                     self._afterwards(after_ready, url, model)
                 self._watch(instance, launcher)
@@ -281,7 +278,8 @@ class Serving:
         tail = "\n".join(log.splitlines()[-LOG_TAIL_LINES:])
         return f"{crash} The end of its log:\n{tail}"
 
-    def _announce(self, url: str, model: ModelSource, grpc: str | None) -> None:
+    def _announce(self, url: str, model: ModelSource, folder: Path) -> None:
+        grpc, admin = grpc_address(folder), admin_address(folder)
         asked = [{"role": "user", "content": "Hello"}]
         body = {"model": model.name, "stream": True, "messages": asked}
         data = shlex.quote(json.dumps(body))
@@ -290,6 +288,9 @@ class Serving:
         self._say(
             f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d {data}"
         )
+        if admin is not None:
+            key = shlex.quote(str(folder / ADMIN_KEY_FILE))
+            self._say(f"Console at http://{admin} (its key: cat {key})")
         if model.demonstration:
             self._say(
                 f"{model.name} is a demonstration model: it knows only a small invented world."

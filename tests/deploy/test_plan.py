@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from baton.deploy.serve.flag_values import NO_ADMIN
 from baton.deploy.serve.model_source import ModelSource
 from baton.deploy.serve.plan import (
     LauncherName,
@@ -72,6 +74,9 @@ def test_workers_get_roles_and_share_model_and_registry(tmp_path: Path) -> None:
     assert "worker --role prefill --worker-id prefill-1 " in planned["prefill-1"]
     assert "worker --role decode --worker-id decode-0 " in planned["decode-0"]
     assert "router --model-name name " in planned["router"]
+    assert "--admin-port 0" in planned["router"] and "--admin-port" not in planned["decode-0"]
+    closed, *_ = jobs(replace(options, admin_port=NO_ADMIN), MODEL, tmp_path)
+    assert "--admin-port" not in closed.argv
     for command in planned.values():
         assert f"--model /m --registry {tmp_path}/registry" in command
         assert f"--config {tmp_path}/b.toml" in command

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from baton.deploy.host.cluster_secrets import ClusterSecrets
+from baton.deploy.host.instance import admin_address_file
 from baton.deploy.processes import router_process
+from baton.router.console.admin_port import AdminAccess
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.config import Config
 
@@ -19,8 +21,9 @@ def test_what_the_start_has_made_is_no_more_looked_through(
 ) -> None:
     kept: list[int] = []
 
-    async def serve(*_: Any, ready: Any, **__: Any) -> None:
+    async def serve(*_: Any, ready: Any, admin_ready: Any, **__: Any) -> None:
         kept.append(gc.get_freeze_count())
+        admin_ready(9402)
         ready("http://127.0.0.1:8000/")
         kept.append(gc.get_freeze_count())
 
@@ -37,9 +40,11 @@ def test_what_the_start_has_made_is_no_more_looked_through(
             model_name="m",
             secrets=ClusterSecrets(("t",), "t"),
             address_file=address,
+            admin=AdminAccess("the-operators-key-0123456789"),
         )
     finally:
         gc.unfreeze()
     before, after = kept
     assert before == 0 and after > 10_000  # modules, classes, functions
     assert address.read_text() == "127.0.0.1:8000"
+    assert admin_address_file(address).read_text() == "127.0.0.1:9402"

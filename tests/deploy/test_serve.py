@@ -162,6 +162,8 @@ def test_the_secret_is_on_no_command_line(serving: Callable[..., Served]) -> Non
     assert environment["OMP_WAIT_POLICY"] == "passive"
     for pid in processes_of(environment["BATON_INSTANCE"]):
         assert environment["BATON_TOKEN"].encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert environment["BATON_ADMIN_KEY"].encode() not in command
         assert b"BATON_TOKEN=" in Path(f"/proc/{pid}/environ").read_bytes()
     assert served.interrupt()[0] == 0
 

@@ -12,17 +12,21 @@ import pytest
 
 from baton.deploy.host.authority import Authority
 from baton.deploy.host.instance import (
+    ADMIN_KEY,
+    ADMIN_KEY_FILE,
     Instance,
     JobState,
     JobStatus,
     grpc_address_file,
+    read_environment,
     write_private,
 )
 from baton.deploy.serve import serve
+from baton.deploy.serve.flag_values import NO_ADMIN
 from baton.deploy.serve.model_source import ModelSource
 from baton.deploy.serve.plan import ServeOptions
-from baton.deploy.serve.router_state import grpc_address
 from baton.deploy.serve.serve import Serving
+from baton.router.console.admin_port import AdminAccess
 from baton.runtime.cluster_config import SecurityConfig
 from baton.runtime.config import Config, HandoffConfig
 from baton.runtime.errors import BatonError, ConfigError
@@ -35,6 +39,28 @@ def prepared(instance: Instance, **config: Any) -> tuple[Serving, list[str]]:
     serving = Serving(options, said.append)
     serving._prepare(instance, ModelSource(Path("/m"), "name"))
     return serving, said
+
+
+@pytest.mark.parametrize("own", [None, "a-key-of-my-own-0123456789"])
+def test_the_operators_key_is_kept_in_a_private_file(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, own: str | None
+) -> None:
+    if own is not None:
+        monkeypatch.setenv(ADMIN_KEY, own)
+    _, said = prepared(instance)
+    file = instance.folder / ADMIN_KEY_FILE
+    key = file.read_text().strip()
+    assert AdminAccess(key).host == "127.0.0.1" and key == (own or key)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert read_environment(instance.folder)[ADMIN_KEY] == key
+    assert key not in "".join(said)
+
+
+def test_without_an_admin_port_there_is_no_key(instance: Instance) -> None:
+    options = ServeOptions(Config(), launcher="process", admin_port=NO_ADMIN)
+    Serving(options, lambda _: None)._prepare(instance, ModelSource(Path("/m"), "name"))
+    assert ADMIN_KEY not in read_environment(instance.folder)
+    assert not (instance.folder / ADMIN_KEY_FILE).exists()
 
 
 def test_tls_that_is_off_is_said_and_makes_no_certificates(instance: Instance) -> None:
@@ -96,7 +122,7 @@ def test_the_ready_line_names_grpc_where_it_is_served(tmp_path: Path, address: s
     reported: list[str] = []
     serving = Serving(ServeOptions(Config()), reported.append)
     model = ModelSource(tmp_path, "m")
-    serving._announce("http://127.0.0.1:8000", model, grpc_address(tmp_path))
+    serving._announce("http://127.0.0.1:8000", model, tmp_path)
     assert reported[0].startswith("Ready at http://127.0.0.1:8000 after ")
     assert ("(gRPC at 127.0.0.1:8001)" in reported[0]) is (address is not None)
 

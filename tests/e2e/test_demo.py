@@ -119,6 +119,7 @@ def test_the_curl_that_the_demo_prints_is_answered_in_the_shell(tmp_path: Path) 
         events = [part for part in done.stdout.split("\n\n") if part]
         assert events[-1] == "data: [DONE]", done.stdout
         chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+        _open_console(next(each for each in lines if each.startswith("Console at ")))
         choices = [choice for chunk in chunks for choice in chunk["choices"]]
         assert any(choice["delta"].get("content") for choice in choices), done.stdout
         assert [c["finish_reason"] for c in choices if c["finish_reason"]] in (["stop"], ["length"])
@@ -127,6 +128,22 @@ def test_the_curl_that_the_demo_prints_is_answered_in_the_shell(tmp_path: Path) 
     finally:
         process.kill()
         process.communicate(timeout=10)
+
+
+def _open_console(line: str) -> None:
+    """With the address and the key of the line that `baton demo` prints."""
+    found = re.fullmatch(r"Console at (\S+) \(its key: (cat .+)\)\n", line)
+    assert found is not None, line
+    url, command = found.groups()
+    key = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=True)
+    with urllib.request.urlopen(url, timeout=10) as page:
+        assert "<title>Baton console</title>" in page.read().decode()
+    headers = {"authorization": f"Bearer {key.stdout.strip()}"}
+    request = urllib.request.Request(f"{url}/console/stream", headers=headers)
+    with urllib.request.urlopen(request, timeout=10) as stream:
+        whole = json.loads(stream.readline().decode().removeprefix("data: "))
+    blocks = [row["blocks"] for row in whole["workers"].values()]
+    assert len(blocks) == 2 and all(each["total"] == 2048 for each in blocks)
 
 
 def _ready_url(process: Any) -> str:

@@ -31,6 +31,8 @@ BAD = {
     "httpRoute.enabled": (True, "httpRoute.parent.name"),
     "workers.adminPort": (9000, "give them different ports"),
     "router.grpcPort": (8000, "give them different ports"),
+    "router.adminPort": (9402, "router.adminKeySecret is empty"),
+    "router": ({"adminPort": 8001, "adminKeySecret": "k"}, "give them different ports"),
     "workers.kvPorts": ("9500-9400", "FIRST below LAST"),
     "workers.settings": ({"worker.port": 1}, "which the chart sets itself"),
     "orchestrator": ("ray", "orchestrator"),
@@ -103,3 +105,17 @@ def test_the_table_of_values_is_generated() -> None:
         rows.append(f"| `{path}` | {default} | {inner['description']} |")
     table = "\n".join(["| value | default | meaning |", "| --- | --- | --- |", *rows])
     assert table in (FOLDER / "README.md").read_text(), f"put this table there:\n{table}"
+
+
+def test_the_console_stays_on_the_pods_loopback() -> None:
+    asked = {"router": {"adminPort": 9402, "adminKeySecret": "operators"}}
+    for release in (render(DEMO), render(merged(DEMO, asked))):
+        (container,) = release.named("Deployment", "router")["spec"]["template"]["spec"][
+            "containers"
+        ]
+        has = [each for each in container["args"] if each.startswith("--admin")]
+        keys = [each for each in container["env"] if each["name"] == "BATON_ADMIN_KEY"]
+        found = json.dumps([container["ports"], *release.of_kind("NetworkPolicy", "Service")])
+        assert "9402" not in found
+    assert has == ["--admin-port=9402"]  # on 127.0.0.1: `kubectl port-forward` reaches it
+    assert keys[0]["valueFrom"]["secretKeyRef"] == {"name": "operators", "key": "admin-key"}

@@ -15,6 +15,7 @@ from baton.router.dispatch.active_request import ActiveRequest
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.circuits import Circuits
 from baton.router.fleet.radix_index import Holders
+from baton.router.fleet.recent_prompts import RecentPrompts
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.worker_view import KvFormat, WorkerCapacity, WorkerView
 from baton.router.requests.validated_request import ValidatedRequest
@@ -70,6 +71,7 @@ class FakeFleet:
         self.total_blocks = 100
         self.fingerprints: dict[str, str] = {}  # where they are not "f"
         self.circuits = Circuits(random.Random(1))
+        self.recent_prompts = RecentPrompts()
         self.expected = 0.0
         self.vocab_size = 1000
         self.matched = 0

@@ -18,6 +18,9 @@ value and the remedy. */}}
 {{- if and $model.repository $model.volume.hostPath -}}
 {{- fail "model.repository is downloaded into a claim; unset model.volume.hostPath, or set model.path to a folder that is there" -}}
 {{- end -}}
+{{- if and .Values.router.adminPort (not .Values.router.adminKeySecret) -}}
+{{- fail "router.adminPort is set and router.adminKeySecret is empty; name a Secret with the operator's key under admin-key" -}}
+{{- end -}}
 {{- if and (not .Values.redis.enabled) (not .Values.redis.url) -}}
 {{- fail "redis.enabled is false and redis.url is empty: workers would not find each other; set redis.url to redis://HOST:PORT/N" -}}
 {{- end -}}
@@ -69,6 +72,9 @@ value and the remedy. */}}
 {{- $ports := list .Values.workers.port .Values.workers.adminPort -}}
 {{- if eq (int .Values.workers.port) (int .Values.workers.adminPort) -}}
 {{- fail (printf "workers.port and workers.adminPort are both %d; give them different ports" (int .Values.workers.port)) -}}
+{{- end -}}
+{{- if has (int .Values.router.adminPort) (list (int .Values.router.port) (int .Values.router.grpcPort)) -}}
+{{- fail (printf "router.adminPort is %d, a port for clients; give them different ports" (int .Values.router.adminPort)) -}}
 {{- end -}}
 {{- if eq (int .Values.router.port) (int .Values.router.grpcPort) -}}
 {{- fail (printf "router.port and router.grpcPort are both %d; give them different ports" (int .Values.router.port)) -}}

@@ -1,0 +1,102 @@
+// Tiles with the present values, three charts, and the warning that no KV moves.
+
+import { Chart } from "./chart.js";
+import { byId, el, keyed, setAttribute, setText } from "./dom.js";
+import { count, milliseconds } from "./format.js";
+
+const REMEDIES = {
+  configured: "router.placement is local: set it to auto",
+  short: "prompts of fewer than 64 tokens stay local",
+  cached: "decode workers hold the prompts' prefixes",
+  cheaper: "local prefill costs less: “Explain its placement” in the playground shows the costs",
+  incompatible: "prefill and decode workers differ in model, dtype or pool settings",
+  too_large: "prompts do not fit into the prefill workers' pools",
+  left: "prefill workers drain or restart",
+};
+
+export function startOverview() {
+  const charts = [
+    new Chart(byId("chart-ttft"), {
+      title: "Time to first token",
+      series: [
+        { field: "ttft_p99", label: "p99", kind: "second" },
+        { field: "ttft_p50", label: "p50", kind: "first" },
+      ],
+      format: milliseconds,
+      limit: (state) => 1000 * state.objectives.ttft_s,
+    }),
+    new Chart(byId("chart-itl"), {
+      title: "Between tokens",
+      series: [
+        { field: "itl_p99", label: "p99", kind: "second" },
+        { field: "itl_p50", label: "p50", kind: "first" },
+      ],
+      format: milliseconds,
+      limit: (state) => 1000 * state.objectives.itl_s,
+    }),
+    new Chart(byId("chart-goodput"), {
+      title: "Output tokens a second",
+      series: [
+        { field: "output", label: "all", kind: "all" },
+        { field: "goodput", label: "within objectives", kind: "good" },
+      ],
+      format: count,
+    }),
+  ];
+  return (state) => {
+    drawTiles(state);
+    drawWarning(state);
+    for (const chart of charts) chart.draw(state.points, state.fields, state);
+  };
+}
+
+function drawTiles(state) {
+  const last = state.points.at(-1) ?? [];
+  const of = (field) => last[state.fields.indexOf(field)] ?? null;
+  const workers = Object.values(state.workers);
+  const ready = workers.filter((worker) => worker.state === "ready").length;
+  const bad = ready < workers.length ? "bad" : "";
+  const blocks = workers.filter((worker) => worker.role === "decode").map((worker) => worker.blocks);
+  const sum = (name) => blocks.reduce((total, each) => total + each[name], 0);
+  const held = sum("total") ? 1 - (sum("free") + sum("cached")) / sum("total") : 0;
+  const tiles = [
+    ["Workers ready", `${ready} of ${workers.length}`, bad],
+    ["Active requests", count(of("active")), ""],
+    ["Requests a second", count(of("ended")), of("failed") > 0 ? "bad" : ""],
+    ["Goodput", `${count(of("goodput"))} tok/s`, ""],
+    ["First token, p99", milliseconds(of("ttft_p99")), late(of("ttft_p99"), state.objectives.ttft_s)],
+    ["Between tokens, p99", milliseconds(of("itl_p99")), late(of("itl_p99"), state.objectives.itl_s)],
+    ["Decode KV in use", `${Math.round(100 * held)} %`, held > 0.95 ? "bad" : ""],
+  ];
+  keyed(
+    byId("tiles"),
+    tiles,
+    ([name]) => name,
+    ([name]) => el("div", { class: "tile" }, el("dt", { text: name }), el("dd")),
+    (node, [, value, level]) => {
+      setText(node.lastElementChild, value);
+      setAttribute(node, "data-level", level);
+    },
+  );
+}
+
+function late(milliseconds, objective_s) {
+  return objective_s > 0 && milliseconds > 1000 * objective_s ? "bad" : "";
+}
+
+/** Warn, as `baton doctor` does, when prefill workers take work and no prompt goes there. */
+function drawWarning(state) {
+  const prefill = Object.values(state.workers).filter(
+    (worker) => worker.role === "prefill" && worker.state === "ready",
+  );
+  const reasons = Object.entries(state.sections.placements);
+  const sent = reasons.some(([label]) => label.startsWith("disaggregated"));
+  const node = byId("warning");
+  const shown = prefill.length > 0 && reasons.length > 0 && !sent;
+  if (node.hidden === shown) node.hidden = !shown;
+  if (!shown) return;
+  const [label, times] = reasons.sort((a, b) => b[1] - a[1])[0];
+  const reason = label.replace("local ", "");
+  const why = REMEDIES[reason] ?? reason;
+  setText(node, `No prompt goes to the prefill workers: ${count(times)} stayed on decode workers (${reason}). ${why}.`);
+}

@@ -1,0 +1,199 @@
+"""Drives the console in headless Chromium, and prints what it saw as one JSON object.
+
+console_page.py URL KEY CHROMIUM panels|stream|kill|axe|narrow
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import axe_playwright_python
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+AXE = Path(axe_playwright_python.__path__[0]) / "axe.min.js"
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+THEMES = ("light", "dark")
+
+
+def opened(browser: Browser, url: str, key: str, **options: Any) -> tuple[Page, list[str]]:
+    """The console behind its key, and what the browser complains of."""
+    page = browser.new_context(viewport={"width": 1280, "height": 900}, **options).new_page()
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on(
+        "console",
+        lambda said: problems.append(said.text) if said.type in ("error", "warning") else None,
+    )
+    page.on(
+        "request",
+        lambda sent: (
+            problems.append(f"request to {sent.url}")
+            if key in sent.url or not sent.url.startswith(url)
+            else None
+        ),
+    )
+    page.goto(url)
+    page.get_by_label("Key", exact=True).fill(key)
+    page.keyboard.press("Enter")
+    expect(page.locator("#connection")).to_have_text("live", timeout=10_000)
+    return page, problems
+
+
+def panels(browser: Browser, url: str, key: str) -> dict[str, Any]:
+    page = browser.new_page()
+    page.goto(url)
+    page.get_by_label("Key", exact=True).fill("a wrong key")
+    page.keyboard.press("Enter")
+    expect(page.locator("#key-error")).to_have_text("This key is not accepted.")
+    page.close()
+
+    page, problems = opened(browser, url, key)
+    page.locator("#request-body button").first.wait_for(timeout=10_000)
+    page.locator("#request-body button").first.focus()
+    page.keyboard.press("Enter")
+    page.locator("table.waterfall tbody tr").first.wait_for()
+    page.locator("#fleet-details summary").focus()
+    page.keyboard.press("Enter")
+    rows = page.locator("#fleet-body tr")
+    expect(rows).not_to_have_count(0)
+    page.locator("#request-filter").select_option("active")
+    page.locator("#request-body tr").first.wait_for(timeout=10_000)
+    active = page.locator("#request-body tr").first.inner_text()
+    handoff = page.locator("#handoff-body tr").first.inner_text(timeout=10_000)
+    prefix = page.locator("#prefix-body tr").first.inner_text(timeout=10_000)
+    seen = {
+        "tiles": page.locator("#tiles dd").all_inner_texts(),
+        "charts": [chart.get_attribute("aria-label") for chart in page.locator(".chart svg").all()],
+        "lines": [bool(line.get_attribute("d")) for line in page.locator(".line").all()],
+        "maps": [each.get_attribute("aria-label") for each in page.locator("canvas.map").all()],
+        "workers": rows.count(),
+        "phases": page.locator("table.waterfall tbody th").all_inner_texts(),
+        "active": active,
+        "handoff": handoff,
+        "placements": page.locator("#placements").inner_text(),
+        "prefix": prefix,
+        "events": page.locator("#event-list li").all_inner_texts(),
+        "url": page.url,
+        "problems": problems,
+    }
+    page.locator("#theme").select_option("dark")
+    dark = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    page.locator("#theme").select_option("light")
+    light = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    page.reload()  # the key stays in the tab
+    expect(page.locator("#connection")).to_have_text("live", timeout=10_000)
+    return {**seen, "dark": dark, "light": light}
+
+
+def stream(browser: Browser, url: str, key: str) -> dict[str, Any]:
+    page, problems = opened(browser, url, key)
+    page.locator("#play-prompt").fill("Tell me a story.")
+    page.locator("#play-tokens").fill("12")
+    page.locator("#play-send").focus()
+    page.keyboard.press("Enter")
+    page.locator("#play-tokens-list [role=option]").first.wait_for(timeout=10_000)
+    while_streaming = page.locator("#play-stop").is_enabled()
+    expect(page.locator("#play-status")).to_contain_text("ended by length", timeout=20_000)
+    page.locator("#play-tokens-list").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("End")
+    chosen = page.locator("#play-tokens-list [aria-selected=true]")
+    trace = page.locator("#play-explanation table.waterfall tbody tr")
+    trace.first.wait_for(timeout=10_000)
+    found = {
+        "while_streaming": while_streaming,
+        "tokens": page.locator("#play-tokens-list [role=option]").count(),
+        "bars": page.locator("#play-timeline i").count(),
+        "timeline": page.locator("#play-timeline").get_attribute("aria-label"),
+        "chosen": chosen.get_attribute("id"),
+        "active": page.locator("#play-tokens-list").get_attribute("aria-activedescendant"),
+        "detail": page.locator("#play-token p").inner_text(),
+        "alternatives": page.locator("#play-token tbody tr").count(),
+        "phases": trace.count(),
+    }
+    page.locator("#play-explain").click()
+    page.locator("#play-explanation caption").first.wait_for()
+    found["explained"] = page.locator("#play-explanation p").inner_text()
+    page.locator("#play-tokens").fill("500")
+    page.locator("#play-send").click()
+    page.locator("#play-tokens-list [role=option]").first.wait_for(timeout=10_000)
+    page.locator("#play-stop").click()
+    expect(page.locator("#play-status")).to_have_text("Stopped.")
+    return {**found, "problems": problems}
+
+
+def kill(browser: Browser, url: str, key: str) -> dict[str, Any]:
+    """Print "watching", wait for a line on stdin, and time until the page shows a lost worker."""
+    page, problems = opened(browser, url, key)
+    page.locator(".worker[data-state=ready]").first.wait_for()
+    print("watching", flush=True)
+    sys.stdin.readline()
+    begun_s = time.monotonic()
+    page.locator(".worker[data-state=lost], #event-list li.bad").first.wait_for(timeout=10_000)
+    seconds = time.monotonic() - begun_s
+    event = page.locator("#event-list li.bad").first.inner_text(timeout=10_000)
+    return {"seconds": seconds, "event": event, "problems": problems}
+
+
+def axe(browser: Browser, url: str, key: str) -> dict[str, Any]:
+    """The violations of each theme, and of the dialog that asks for the key."""
+    found: dict[str, Any] = {}
+    for theme in THEMES:
+        page = browser.new_context(bypass_csp=True, color_scheme=theme).new_page()
+        page.goto(url)
+        page.locator("#key-dialog[open]").wait_for()
+        found[f"{theme} key"] = violations(page)
+        page.close()
+        page, _ = opened(browser, url, key, bypass_csp=True, color_scheme=theme)
+        page.locator("#request-body button").first.click(timeout=10_000)
+        page.locator("#fleet-details summary").click()
+        page.locator("#play-tokens").fill("8")
+        page.locator("#play-send").click()
+        expect(page.locator("#play-status")).to_contain_text("ended by", timeout=20_000)
+        page.locator("#play-tokens-list").focus()
+        found[theme] = violations(page)
+    return {"violations": found}
+
+
+def violations(page: Page) -> list[str]:
+    page.add_script_tag(path=AXE)
+    result = page.evaluate(
+        "(rules) => axe.run(document, {runOnly: {type: 'tag', values: rules}})", RULES
+    )
+    return [
+        f"{each['id']}: {node['html'][:150]} ({node.get('failureSummary', '')[:300]})"
+        for each in result["violations"]
+        for node in each["nodes"]
+    ]
+
+
+def narrow(browser: Browser, url: str, key: str) -> dict[str, Any]:
+    """Whether a narrow window, or large text, makes the page scroll sideways."""
+    page, problems = opened(browser, url, key, reduced_motion="reduce")
+    page.set_viewport_size({"width": 360, "height": 700})
+    page.locator("#request-body button").first.click(timeout=10_000)
+    wide = page.evaluate("() => document.documentElement.scrollWidth - window.innerWidth")
+    return {"surplus": wide, "problems": problems}
+
+
+PARTS: dict[str, Callable[[Browser, str, str], dict[str, Any]]] = {
+    "panels": panels, "stream": stream, "kill": kill, "axe": axe, "narrow": narrow,
+}  # fmt: skip
+
+
+def main() -> None:
+    url, key, chromium, part = sys.argv[1:]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        print(json.dumps(PARTS[part](browser, url, key)))
+        browser.close()
+
+
+main()

@@ -1,0 +1,134 @@
+"""The console in a real browser: each panel, a stream, a killed worker, accessibility.
+
+The router is a real one over HTTP; its workers are scripted, so that the tests start in a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.router.console.admin_port import AdminAccess
+from tests.support.router_process import FAST_ROUTER, RunningRouter, eventually, running_router
+
+HERE = Path(__file__).parent
+ENVIRONMENT = HERE.parents[1] / "build" / "clients" / "browser"
+MODEL = HERE.parents[1] / "models" / "baton-tiny"
+KEY = "the-operators-key-0123456789"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+POOL = {"total": 200, "used": 40, "leased": 6, "pinned": 10, "cached": 60, "quarantined": 1}
+PART_TIMEOUT_S = 60
+ASKED = [{"role": "user", "content": "a story " * 30}]
+DARK, LIGHT = "rgb(14, 17, 22)", "rgb(245, 246, 248)"
+
+if CHROMIUM is None:
+    pytest.skip("chromium is absent: install Debian's package", allow_module_level=True)
+if not (ENVIRONMENT / ".installed").exists():
+    pytest.skip("build/clients/browser is absent: run `make clients`", allow_module_level=True)
+
+
+@asynccontextmanager
+async def fleet() -> AsyncIterator[RunningRouter]:
+    """Two decode workers and a prefill worker, after some chats."""
+    config = replace(FAST_ROUTER, placement="disaggregated", link_grace_s=10.0)
+    async with running_router(
+        MODEL,
+        workers=("prefill-0", "decode-0", "decode-1"),
+        config=config,
+        admin=AdminAccess(KEY),
+        step_s=0.01,
+        pool=POOL | {"free": 83},
+    ) as running:
+        for _ in range(3):
+            await running.chat(messages=ASKED, max_tokens=4)
+        yield running
+
+
+async def browse(running: RunningRouter, part: str) -> asyncio.subprocess.Process:
+    assert running.admin is not None
+    url = str(running.admin.base_url).rstrip("/")
+    program = HERE / "programs" / "console_page.py"
+    return await asyncio.create_subprocess_exec(
+        *(str(ENVIRONMENT / "bin" / "python"), str(program), url, KEY, str(CHROMIUM), part),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def seen(process: asyncio.subprocess.Process) -> dict[str, Any]:
+    """What the program saw. The browser ends with the program that started it."""
+    async with asyncio.timeout(PART_TIMEOUT_S):
+        out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()[-4000:]
+    return dict(json.loads(out.splitlines()[-1]))
+
+
+async def test_each_panel_shows_what_the_router_knows() -> None:
+    async with fleet() as running:
+        for worker in running.workers.values():
+            worker.pause_at = 0
+        waiting = [asyncio.create_task(running.chat(max_tokens=4)) for _ in range(3)]
+        await eventually(lambda: len(running.workers["decode-0"].held) > 0)
+        found = await seen(await browse(running, "panels"))
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    assert found["problems"] == [] or all("401" in each for each in found["problems"])
+    assert KEY not in found["url"]
+    assert found["tiles"][0] == "3 of 3" and all(found["lines"])
+    assert all("now" in label for label in found["charts"])
+    assert found["workers"] == len(found["maps"]) == 3
+    states = "40 used, 6 leased, 10 pinned, 60 cached, 1 quarantined, 83 free"
+    assert found["maps"][0] == f"Blocks of prefill-0: {states}"
+    assert found["phases"][:2] == ["receive", "parse"] and "write" in found["phases"]
+    assert "handoff" in found["active"] and "prefill-0" in found["handoff"]
+    assert "prompts to prefill workers" in found["placements"]
+    assert found["prefix"].split("\t")[1:3] == ["1", "3"] or "no worker" in found["prefix"]
+    assert any("decode-1" in each and "joined" in each for each in found["events"])
+    assert (found["dark"], found["light"]) == (DARK, LIGHT)
+
+
+async def test_the_playground_streams_tokens_with_logprobs() -> None:
+    async with fleet() as running:
+        found = await seen(await browse(running, "stream"))
+    assert found["problems"] == [] and found["while_streaming"]
+    assert found["tokens"] == found["bars"] == 12 and found["phases"] > 5
+    assert found["chosen"] == found["active"] == "token-11"
+    assert found["timeline"].startswith("12 tokens: the first after")
+    assert "with probability" in found["detail"] and found["alternatives"] == 5
+    assert "decoded on decode-" in found["explained"]
+
+
+async def test_a_killed_worker_is_visible_within_three_seconds() -> None:
+    async with fleet() as running:
+        process = await browse(running, "kill")
+        assert process.stdin is not None and process.stdout is not None
+        async with asyncio.timeout(PART_TIMEOUT_S):
+            assert (await process.stdout.readline()).strip() == b"watching"
+        await running.workers["decode-1"].die()
+        process.stdin.write(b"now\n")
+        found = await seen(process)
+    assert found["seconds"] < 3 and found["problems"] == []
+    assert "decode-1 lost its link" in found["event"].replace("\n", " ").replace("  ", " ")
+
+
+async def test_axe_finds_no_violation_in_either_theme() -> None:
+    async with fleet() as running:
+        found = await seen(await browse(running, "axe"))
+    assert set(found["violations"]) == {"light", "dark", "light key", "dark key"}
+    assert all(each == [] for each in found["violations"].values()), found["violations"]
+
+
+async def test_a_narrow_window_does_not_scroll_sideways() -> None:
+    async with fleet() as running:
+        found = await seen(await browse(running, "narrow"))
+    assert found == {"surplus": 0, "problems": []}
