@@ -153,6 +153,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "gpu_parts": {"figures", "fleets"},
         "controller": {"figures"},
         ".": {"figures", "inputs", "fleets", "peers", "gpu_parts"},
+        "console": {"figures", "fleets", "."},
     },
     "deploy": {
         "host": set(),

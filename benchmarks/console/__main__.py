@@ -31,7 +31,7 @@ from benchmarks.figures.report import Figure, at_least, at_most, parser, report
 from benchmarks.fleets.routed_workers import RoutedWorkers
 from benchmarks.overload import Client, LoadResults
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BROWSER = ROOT / "build" / "clients" / "browser" / "bin" / "python"
 COUNTED = re.compile(r"^baton_console_seconds_total (\S+)$", re.MULTILINE)
 DEADLINE_S = 30.0
@@ -39,7 +39,7 @@ PAGE_S = 90.0  # to open and to count
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class ConsoleRound:
     """`page` is what the page counted; empty without one."""
 
     requests: int
@@ -64,7 +64,7 @@ async def one_round(
     seen: LoadResults,
     browser: asyncio.subprocess.Process | None,
     seconds: float,
-) -> Round:
+) -> ConsoleRound:
     """Measure for so long, under the load that runs beside it."""
     before = sum(seen.statuses.values()), routed.router_cpu_s(), await _state_s(routed)
     begun_s = time.perf_counter()
@@ -76,7 +76,7 @@ async def one_round(
         browser.stdin.write(b"%g\n" % seconds)
         async with asyncio.timeout(seconds + PAGE_S):
             page = json.loads(await browser.stdout.readline())
-    return Round(
+    return ConsoleRound(
         sum(seen.statuses.values()) - before[0],
         time.perf_counter() - begun_s,
         routed.router_cpu_s() - before[1],
@@ -92,11 +92,13 @@ async def _state_s(routed: RoutedWorkers) -> float:
     return float(found)
 
 
-async def measure(routed: RoutedWorkers, address: str, options: argparse.Namespace) -> list[Round]:
+async def measure(
+    routed: RoutedWorkers, address: str, options: argparse.Namespace
+) -> list[ConsoleRound]:
     client, seen, stop = Client(address, DEADLINE_S), LoadResults(), asyncio.Event()
     await client.ready()
     browser = await asyncio.create_subprocess_exec(
-        *(str(BROWSER), "-m", "benchmarks.fleets.console_frames"),
+        *(str(BROWSER), "-m", "benchmarks.console.frames"),
         *(f"http://{routed.admin_address}", options.key, str(options.chromium)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -122,11 +124,11 @@ async def measure(routed: RoutedWorkers, address: str, options: argparse.Namespa
     return rounds
 
 
-def figures(rounds: list[Round], options: argparse.Namespace) -> list[Figure]:
+def figures(rounds: list[ConsoleRound], options: argparse.Namespace) -> list[Figure]:
     watched = [each for each in rounds if each.page]
     alone = [each for each in rounds if not each.page]
 
-    def cpu_ms(those: list[Round]) -> float:
+    def cpu_ms(those: list[ConsoleRound]) -> float:
         return 1e3 * statistics.median(each.router_cpu_s / each.requests for each in those)
 
     per_minute = 60 * sum(each.requests for each in rounds) / sum(each.seconds for each in rounds)

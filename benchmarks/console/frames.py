@@ -1,6 +1,6 @@
 """A page of the console in headless Chromium, which counts its frames.
 
-    console_frames.py URL KEY CHROMIUM
+    frames.py URL KEY CHROMIUM
 
 Runs in the environment of build/clients/browser. For each line on stdin, which says for how many
 seconds, it opens a page, prints one line of JSON with what it counted, and closes the page.
