@@ -13,7 +13,7 @@ from baton.runtime.exposition import process_gauges
 def publish(
     pool: BlockPool, scheduler: DecodeScheduler, handoffs: Handoffs, grants: Grants
 ) -> None:
-    process_gauges.set_pool_gauges(pool.counts().by_state())
+    process_gauges.set_pool_gauges(pool.counts().by_state(), scheduler.promised_blocks)
     metrics.OLDEST_CHECKSUM_SECONDS.set(handoffs.oldest_unverified_s())
     process_gauges.set_handoff_gauges([*handoffs.ages(), *grants.ages()])
     metrics.RUNNING_REQUESTS.set(scheduler.active_requests)

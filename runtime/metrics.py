@@ -40,9 +40,7 @@ ROLE = gauge(
     "role",
     ("router", "prefill", "decode"),
 )
-LOG_LINES_LOST = counter(
-    "baton_log_lines_lost_total", "Log lines that could not be written when they were due."
-)
+LOG_LINES_LOST = counter("baton_log_lines_lost_total", "Log lines that could not be written.")
 TASKS = gauge("baton_tasks", "Tasks of the process's event loop.")
 HEAP_BYTES = gauge(
     "baton_heap_bytes",
@@ -272,6 +270,7 @@ QUEUED_TOKENS = gauge(
     "baton_queued_tokens",
     "Prompt tokens still to be computed on this worker, with the rest of prompts in chunks.",
 )
+KV_USE = gauge("baton_kv_use_ratio", "Share of KV blocks in use, or promised by granted credit.")
 PROMISED_BLOCKS = gauge(
     "baton_promised_blocks", "Blocks of credit that are granted and not yet allocated."
 )

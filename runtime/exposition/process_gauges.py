@@ -9,10 +9,14 @@ from collections.abc import Iterable, Mapping
 from baton.runtime import metric_factory, metrics, process_memory
 
 
-def set_pool_gauges(counts: Mapping[str, int]) -> None:
-    """Set the pool's gauges from its counts by state; other entries, as the total, are left."""
+def set_pool_gauges(counts: Mapping[str, int], promised: int = 0) -> None:
+    """Set the pool's gauges from its counts by state; other entries, as the total, are left.
+    `promised`: blocks of credit that are not yet allocated."""
     for state in metric_factory.POOL_STATES:
         metrics.POOL_BLOCKS.labels(state).set(counts[state])
+    blocks = sum(counts[state] for state in metric_factory.POOL_STATES)
+    left = max(0, counts["free"] + counts["cached"] - promised)
+    metrics.KV_USE.set(1 - left / blocks if blocks else 0.0)
 
 
 def set_role(role: str) -> None:

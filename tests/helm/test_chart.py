@@ -33,8 +33,14 @@ from tests.support.chart import (
 EXAMPLES = ("cpu-demo", "single-node-8gpu", "production")
 VERSIONS = ("1.35", "1.36", "1.37")
 CRDS = Path(os.environ.get("BATON_CRDS", ROOT.parent / "shared" / "crds"))
-FOREIGN = {"Issuer", "Certificate", "HTTPRoute", "PodMonitor", "PrometheusRule"}
+CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject"}
+FOREIGN = {"Issuer", "Certificate", "HTTPRoute", *CUSTOM}
 COMBINATIONS = 240
+SECURED = {
+    "prometheus": "https://prometheus:9090",
+    "authentication": "reader",
+    "authModes": "bearer,tls",
+}
 CHOICES: dict[str, list[Any]] = {
     "model": [
         {"embedded": True},
@@ -81,6 +87,12 @@ CHOICES: dict[str, list[Any]] = {
         {},
         {"kvPorts": "30000-30010", "kvDevices": "eth1", "settings": {"pool.blocks": 9}},
     ],
+    "autoscaling": [
+        {},
+        {"mode": "hpa", "prefill": {"queuedTokens": 9000}, "scaleDownSeconds": 0},
+        {"mode": "keda", "keda": {"prometheus": "http://prometheus:9090"}},
+        {"mode": "keda", "keda": {**SECURED, "pollingSeconds": 30}},
+    ],
     "topologySpread": [True, False],
     "tests": [{}, {"enabled": False}],
 }
@@ -91,13 +103,20 @@ def each_choice() -> Iterator[Values]:
     yield from map(example, EXAMPLES)
     for key, values in CHOICES.items():
         for value in values:
-            yield {"model": CHOICES["model"][0]} | {key: value}
+            yield fitting({"model": CHOICES["model"][0]} | {key: value})
 
 
 def drawn_choices() -> Iterator[Values]:
     drawn = random.Random(1)
     for _ in range(COMBINATIONS):
-        yield {key: drawn.choice(values) for key, values in CHOICES.items()}
+        yield fitting({key: drawn.choice(values) for key, values in CHOICES.items()})
+
+
+def fitting(values: Values) -> Values:
+    """Return the values with the metrics that an autoscaler reads."""
+    if values.get("autoscaling", {}).get("mode", "none") == "none":
+        return values
+    return merged(values, {"monitoring": {"enabled": True}})
 
 
 @pytest.fixture(
@@ -133,13 +152,13 @@ def test_every_object_is_valid_in_three_versions_of_kubernetes(unlike: list[Docu
 @pytest.mark.skipif(not CRDS.is_dir(), reason=f"no custom resource definitions at {CRDS}")
 def test_custom_resources_have_no_unknown_field(unlike: list[Document]) -> None:
     schemas = {}
-    for path in CRDS.glob("monitoring.coreos.com_*.yaml"):
+    for path in (*CRDS.glob("monitoring.coreos.com_*.yaml"), *CRDS.glob("keda.sh_*.yaml")):
         definition = yaml.load(path.read_text(), yaml.CSafeLoader)
         served = [each for each in definition["spec"]["versions"] if each["served"]]
         closed = _closed(served[0]["schema"]["openAPIV3Schema"])
         schemas[definition["spec"]["names"]["kind"]] = closed
     found = [document for document in unlike if document["kind"] in schemas]
-    assert {document["kind"] for document in found} == {"PodMonitor", "PrometheusRule"}
+    assert {document["kind"] for document in found} == CUSTOM
     for document in found:
         jsonschema.Draft202012Validator(schemas[document["kind"]]).validate(document)
     with pytest.raises(jsonschema.ValidationError):

@@ -36,6 +36,10 @@ BAD = {
     "workers.kvPorts": ("9500-9400", "FIRST below LAST"),
     "workers.settings": ({"worker.port": 1}, "which the chart sets itself"),
     "orchestrator": ("ray", "orchestrator"),
+    "autoscaling.mode": ("baton", "this version has no controller; set autoscaling.mode to hpa"),
+    "autoscaling": ({"mode": "hpa"}, "monitoring.enabled is false; set monitoring.enabled=true"),
+    "autoscaling.keda": ({"prometheus": "http://p"}, "autoscaling.mode is none; set"),
+    "autoscaling.decode": ({"kvUsePercent": 0}, "kvUsePercent|minimum"),
     "decode.resources": ({"limits": {"memory": None}}, "memory"),
     "router.port": (80, "1024|minimum"),
 }
@@ -48,6 +52,28 @@ def test_a_bad_value_is_named(path: str) -> None:
     if words is None:
         render(values)
         return
+    with pytest.raises(helm_python.HelmError, match=words):
+        render(values)
+
+
+SCALED = {"monitoring": {"enabled": True}, "autoscaling": {"mode": "keda"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "autoscaling.keda.prometheus is empty; give the URL"),
+        ({"keda": {"prometheus": "prometheus:9090"}}, "keda.prometheus|pattern"),
+        ({"keda": {"prometheus": "http://p", "authModes": "basic"}}, "belong together; name"),
+        ({"keda": {"prometheus": "http://p", "authentication": "a"}}, "belong together; name"),
+        ({"keda": {"prometheus": "http://p", "authModes": "any"}}, "authModes|pattern"),
+        ({"mode": "hpa", "keda": {"prometheus": "http://p"}}, "mode is hpa; set autoscaling.mode"),
+        ({"mode": "hpa", "decode": {"maxReplicas": 2}}, "maxReplicas is 2, below the 3 of decode"),
+        ({"mode": "hpa, keda"}, "mode|enum|one of"),
+    ],
+)
+def test_a_bad_autoscaler_is_named(change: Values, words: str) -> None:
+    values = merged(DEMO, SCALED, {"decode": {"replicas": 3}}, {"autoscaling": change})
     with pytest.raises(helm_python.HelmError, match=words):
         render(values)
 

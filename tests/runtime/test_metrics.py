@@ -6,10 +6,13 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.runtime import metrics
+from baton.runtime.exposition.process_gauges import set_pool_gauges
+from baton.runtime.metric_factory import POOL_STATES
 
 OURS = {
     name: metric
@@ -78,6 +81,22 @@ def test_counting_is_seen() -> None:
     seen = value("baton_step_seconds_count", role="decode") or 0.0
     metrics.STEP_SECONDS.labels("decode").observe(0.02)
     assert value("baton_step_seconds_count", role="decode") == seen + 1
+
+
+@pytest.mark.parametrize(
+    ("counts", "promised", "use"),
+    [
+        ({"free": 60, "cached": 20, "used": 20}, 0, 0.2),
+        ({"free": 60, "cached": 20, "used": 10, "pinned": 10}, 30, 0.5),
+        ({"free": 5, "leased": 95}, 20, 1.0),  # more is promised than is left
+        ({}, 0, 0.0),
+    ],
+)
+def test_kv_use_is_what_no_allocation_could_get(
+    counts: dict[str, int], promised: int, use: float
+) -> None:
+    set_pool_gauges(dict.fromkeys(POOL_STATES, 0) | counts, promised)
+    assert value("baton_kv_use_ratio") == pytest.approx(use)
 
 
 def test_no_metric_is_labelled_by_an_id() -> None:

@@ -69,6 +69,35 @@ value and the remedy. */}}
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parent.name) -}}
 {{- fail "httpRoute.enabled without httpRoute.parent.name; name the Gateway" -}}
 {{- end -}}
+{{- $scaling := .Values.autoscaling -}}
+{{- if eq $scaling.mode "baton" -}}
+{{- fail "autoscaling.mode is baton, but this version has no controller; set autoscaling.mode to hpa, keda or none" -}}
+{{- end -}}
+{{- if ne $scaling.mode "none" -}}
+{{- if not .Values.monitoring.enabled -}}
+{{- fail (printf "autoscaling.mode is %s, which reads metrics from Prometheus, but monitoring.enabled is false; set monitoring.enabled=true" $scaling.mode) -}}
+{{- end -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- $least := int (get $.Values $role).replicas -}}
+{{- $most := int (get $scaling $role).maxReplicas -}}
+{{- if lt $most $least -}}
+{{- fail (printf "autoscaling.%s.maxReplicas is %d, below the %d of %s.replicas, which is the least; raise it, or lower %s.replicas" $role $most $least $role $role) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq $scaling.mode "keda") (not $scaling.keda.prometheus) -}}
+{{- fail "autoscaling.mode is keda, but autoscaling.keda.prometheus is empty; give the URL of Prometheus, such as http://prometheus.monitoring:9090" -}}
+{{- end -}}
+{{- if ne $scaling.mode "keda" -}}
+{{- range $name := list "prometheus" "authentication" "authModes" -}}
+{{- if get $scaling.keda $name -}}
+{{- fail (printf "autoscaling.keda.%s is set, but autoscaling.mode is %s; set autoscaling.mode=keda, or unset it" $name $scaling.mode) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if ne (empty $scaling.keda.authentication) (empty $scaling.keda.authModes) -}}
+{{- fail "autoscaling.keda: authentication and authModes belong together; name the TriggerAuthentication and what it holds, such as bearer" -}}
+{{- end -}}
 {{- $ports := list .Values.workers.port .Values.workers.adminPort -}}
 {{- if eq (int .Values.workers.port) (int .Values.workers.adminPort) -}}
 {{- fail (printf "workers.port and workers.adminPort are both %d; give them different ports" (int .Values.workers.port)) -}}
