@@ -6,6 +6,7 @@ import pytest
 
 from baton.decode_worker.sequences import Phase
 from baton.engine.scheduling.blocks import Hold
+from baton.engine.scheduling.draw_costs import DrawCosts
 from baton.runtime import identity
 from baton.runtime.errors import (
     InvalidRequest,
@@ -210,3 +211,13 @@ def test_a_request_waiting_for_a_quarantine_blocks_no_other() -> None:
     bench.end(small)
     bench.pool.release(stuck, Hold.QUARANTINED)
     assert [group.request for group in bench.scheduler.admit()] == [large]
+
+
+@pytest.mark.parametrize(("choices", "computed"), [(1, 2), (3, 1)])
+def test_first_tokens_of_all_choices_take_their_share(choices: int, computed: int) -> None:
+    bench = Bench(costs=DrawCosts(greedy_s=1.0), local_prefill_tokens=16)
+    bench.submit([1] * 4)
+    bench.submit([2] * 4, n=choices)
+    bench.scheduler.admit()
+    plan = bench.scheduler.plan(tokens_per_s=4.0)  # 16 tokens, four of which a draw takes
+    assert len(plan.chunks) == computed

@@ -13,8 +13,10 @@ from baton.engine.cpu.linear_numba import Panels
 from baton.engine.cpu.row_kernels import NumbaNorms, silu_gate
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
+from baton.engine.model.linear import bfloat16_is_fast
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.models.random_model import make_shaped_model
+from tests.support.processors import PROCESSORS, pretend_processor
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 BLOCKS, SIZE, VOCAB = 64, 16, 4096
@@ -79,9 +81,17 @@ def test_the_compiled_parts_are_in_use(fast):
     assert isinstance(fast.decoder._norms, NumbaNorms)
     assert fast.decoder._gating is silu_gate
     assert isinstance(fast.decoder._attention._fast, BfloatAttention)
-    product = fast.decoder._weights.layers[0].output.product
-    assert isinstance(product, Panels) == (not has_matrix_unit())
-    assert isinstance(fast.decoder._fused_pass, DecodePass) == (not has_matrix_unit())
+
+
+@pytest.mark.parametrize("kind", ["AVX2", "AVX-512", "AVX-512 BF16", "AMX"])
+def test_each_kind_of_processor_has_its_products(folder, monkeypatch, kind):
+    if not bfloat16_is_fast() and PROCESSORS[kind].bfloat16_is_fast:
+        pytest.skip("oneDNN packs no bfloat16 here")
+    pretend_processor(monkeypatch, kind)
+    decoder = runner(folder).decoder
+    packs = kind in ("AVX2", "AVX-512 BF16")
+    assert isinstance(decoder._weights.layers[0].output.product, Panels) == packs
+    assert isinstance(decoder._fused_pass, DecodePass) == packs
 
 
 @pytest.mark.parametrize("length", [1, 2, 50, 130])

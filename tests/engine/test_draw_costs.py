@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
+import torch
 
+from baton.engine.execution import gpu_loading, loading
+from baton.engine.execution.engine_options import EngineOptions
+from baton.engine.execution.runner import ModelRunner
+from baton.engine.execution.torch_engine import TorchEngine
+from baton.engine.ranks import loading as ranks_loading
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts, measure_draws
 from tests.support.model_story import ModelStory
@@ -78,3 +86,40 @@ def test_dear_rules_are_measured_as_dear() -> None:
 def test_a_runner_measures_its_own_draws(qwen3) -> None:  # type: ignore[no-untyped-def]
     found = ModelStory(qwen3.folder).runner.measure_draws()
     assert found.greedy_s > 0 and COSTS.draws_s([]) == 0
+
+
+@pytest.fixture
+def measured(qwen3, monkeypatch):  # type: ignore[no-untyped-def]
+    """A small model's folder and runner, whose draws have costs that no device has."""
+    monkeypatch.setattr(ModelRunner, "measure_draws", lambda self: COSTS)
+    return qwen3.folder, ModelStory(qwen3.folder).runner
+
+
+def costs_of(engine: TorchEngine) -> DrawCosts:
+    asyncio.run(engine.close())
+    return engine.draw_costs
+
+
+def test_a_cpu_engine_knows_the_measured_costs(measured) -> None:  # type: ignore[no-untyped-def]
+    folder, _ = measured
+    assert costs_of(loading.build_engine(folder, EngineOptions(blocks=8, threads=1))) == COSTS
+
+
+def test_a_gpu_engine_knows_the_measured_costs(  # type: ignore[no-untyped-def]
+    measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, runner = measured
+    monkeypatch.setattr(loading, "chosen_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr(gpu_loading, "gpu_runner", lambda *_: runner)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    assert costs_of(loading.build_engine(folder, EngineOptions(threads=1))) == COSTS
+
+
+def test_an_engine_of_ranks_knows_the_measured_costs(  # type: ignore[no-untyped-def]
+    measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, runner = measured
+    monkeypatch.setattr(ranks_loading, "build_rank_runner", lambda *_: runner)
+    engine = ranks_loading.build_rank_engine(folder, 2, EngineOptions(threads=1))
+    assert costs_of(engine) == COSTS

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-import baton.engine.cpu.dot_bf16 as dot_bf16
 import baton.engine.cpu.linear_numba as linear_numba
 from baton.engine.cpu.linear import CpuMatrix
 from baton.engine.cpu.linear_numba import Panels, can_pack
+from tests.support.processors import PROCESSORS, pretend_processor
 
 pytestmark = pytest.mark.skipif(not linear_numba.supported(), reason="this processor has no AVX2")
 ROWS = [1, 2, 3, 5, 6, 7, 12, 13, 18, 19, 24, 25, 64]  # around the borders of tiles
@@ -82,14 +82,23 @@ def test_nothing_beside_the_result_is_written():
     assert torch.equal(ones, torch.full((3, 128), 64.0, dtype=torch.bfloat16))
 
 
-def test_outputs_that_fill_no_panel_are_packed_without_fast_bf16(monkeypatch):
-    monkeypatch.setattr(linear_numba, "has_matrix_unit", lambda: False)
-    monkeypatch.setattr(linear_numba, "native", lambda: False)
-    monkeypatch.setattr(linear_numba, "bfloat16_is_fast", lambda: True)
-    assert not can_pack(random(128, 64))  # AVX-512 without BF16: oneDNN takes it
-    monkeypatch.setattr(linear_numba, "bfloat16_is_fast", lambda: False)
+@pytest.mark.parametrize("kind", PROCESSORS)
+def test_each_kind_of_processor_packs_what_is_faster(monkeypatch, kind):
+    pretend_processor(monkeypatch, kind)
+    whole, part = random(128, 64), random(93, 64)  # whole panels, and not
+    choices = [can_pack(whole), can_pack(part)]
+    choices += [can_pack(each, batch_invariant=True) for each in (whole, part)]
+    assert choices == {
+        "older than AVX2": [False, False, False, False],
+        "AVX2": [True, True, True, True],
+        "AVX-512": [False, False, False, False],  # oneDNN takes them, and keeps rows apart
+        "AVX-512 BF16": [True, False, True, False],
+        "AMX": [False, False, True, True],
+    }[kind]
+
+
+def test_outputs_that_fill_no_panel_are_packed_without_fast_bf16():
     weight, bias, x = random(93, 64), random(93), random(9, 64)
-    assert can_pack(weight)
     found = Panels(weight, bias)(x)
     whole = functional.pad(weight, (0, 0, 0, 35)), functional.pad(bias, (0, 35))
     assert found.is_contiguous() and torch.equal(found, Panels(*whole)(x)[:, :93])
@@ -103,38 +112,23 @@ def test_a_number_that_is_not_finite_stays_in_its_row(value):
     assert finite.tolist() == [True, True, True, False, True, True, True, True]
 
 
-def test_what_does_not_fit_is_not_taken(monkeypatch):
-    monkeypatch.setattr(linear_numba, "has_matrix_unit", lambda: False)
-    assert can_pack(random(64, 32))
-    monkeypatch.setattr(linear_numba, "native", lambda: True)
-    assert not can_pack(random(65, 32))
-    assert not can_pack(random(64, 33))
-    assert not can_pack(torch.randn(64, 32))
-    assert not can_pack(torch.zeros(64, 32, dtype=torch.bfloat16, device="meta"))
-    monkeypatch.setattr(linear_numba, "supported", lambda: False)
-    assert not can_pack(random(64, 32))
-
-
-def test_a_processor_with_a_matrix_unit_is_left_to_onednn(monkeypatch):
-    features = {"avx512bf16": True, "amx-bf16": True}
-    monkeypatch.setattr(dot_bf16, "_features", lambda: features)
-    assert linear_numba.supported() and not can_pack(random(64, 32))
-    features["amx-bf16"] = False
-    assert can_pack(random(64, 32))
+@pytest.mark.parametrize("kind", ["AVX2", "AVX-512 BF16", "AMX"])
+def test_what_does_not_fit_is_not_taken(monkeypatch, kind):
+    pretend_processor(monkeypatch, kind)
+    for weight in (
+        random(64, 33),
+        torch.randn(64, 32),
+        torch.zeros(64, 32, dtype=torch.bfloat16, device="meta"),
+    ):
+        assert not can_pack(weight) and not can_pack(weight, batch_invariant=True)
 
 
 def test_a_matrix_unit_is_not_used_for_batch_invariant_rows(monkeypatch):
     """oneDNN's sums on AMX follow the number of rows and of threads."""
-    monkeypatch.setattr(linear_numba, "native", lambda: True)
-    features = {"avx512bf16": True, "amx-bf16": True}
-    monkeypatch.setattr(dot_bf16, "_features", lambda: features)
+    pretend_processor(monkeypatch, "AMX")
     assert isinstance(CpuMatrix(random(64, 32), batch_invariant=True).product, Panels)
     assert isinstance(CpuMatrix(random(93, 32), batch_invariant=True).product, Panels)
     assert not isinstance(CpuMatrix(random(64, 32)).product, Panels)
-    assert not can_pack(random(64, 33), batch_invariant=True)
-    assert not can_pack(torch.randn(64, 32), batch_invariant=True)
-    features["amx-bf16"] = False
-    assert not can_pack(random(93, 32), batch_invariant=True)  # oneDNN keeps rows apart there
 
 
 @pytest.mark.parametrize("x", [torch.ones(2, 32), random(2, 16), random(2, 34)])

@@ -10,6 +10,7 @@ from opentelemetry.context import Context
 
 from baton.engine.scheduling.batch import Drawn, StepResult
 from baton.engine.scheduling.blocks import BlockPool
+from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
 from baton.kv_transfer.granter import Computed
 from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import PrefillScheduler, StepPlan
@@ -26,11 +27,11 @@ ROOT = identity.root(b"key", "model", "float32")
 class Bench:
     """A scheduler, its pool, and steps that succeed."""
 
-    def __init__(self, blocks: int = 32, **step: int) -> None:
-        settings = {"prefill_tokens": 16, "chunk_tokens": 8, **step}
+    def __init__(self, blocks: int = 32, costs: DrawCosts = ZERO_COSTS, **step: int) -> None:
+        settings = StepConfig(**{"prefill_tokens": 16, "chunk_tokens": 8, **step})
         self.fresh: list[int] = []
         self.pool = BlockPool(blocks, SIZE)
-        self.scheduler = PrefillScheduler(self.pool, StepConfig(**settings), self.fresh.extend)
+        self.scheduler = PrefillScheduler(self.pool, settings, self.fresh.extend, costs)
 
     def submit(self, tokens: list[int], held: int = 0, choices: int = 1) -> Prompt:
         prompt = Prompt(
@@ -376,3 +377,13 @@ def test_blocked_prompt_frees_what_it_matched_when_it_is_over(how: str) -> None:
     keeps.end()
     bench.pool.check()
     assert bench.pool.available == bench.pool.total
+
+
+@pytest.mark.parametrize(("choices", "computed"), [(1, 2), (3, 1)])
+def test_first_tokens_of_all_choices_take_their_share(choices: int, computed: int) -> None:
+    bench = Bench(costs=DrawCosts(greedy_s=1.0))
+    bench.submit([1] * 4)
+    bench.submit([2] * 4, choices=choices)
+    bench.scheduler.admit()
+    plan = bench.scheduler.plan(tokens_per_s=4.0)  # 16 tokens, four of which a draw takes
+    assert len(plan.chunks) == computed

@@ -9,6 +9,7 @@ from baton.decode_worker.sequences import Group, Request
 from baton.decode_worker.step_plan import StepPlan
 from baton.engine.scheduling.batch import Drawn, StepResult
 from baton.engine.scheduling.blocks import BlockPool
+from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
 from baton.runtime import identity
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import (
@@ -28,7 +29,9 @@ ROOT = identity.root(KEY, "model", "float32")
 class Bench:
     """A scheduler with its pool, one step at a time; every drawn token is 7."""
 
-    def __init__(self, blocks: int = 64, **step: int | float) -> None:
+    def __init__(
+        self, blocks: int = 64, costs: DrawCosts = ZERO_COSTS, **step: int | float
+    ) -> None:
         settings: dict[str, int | float] = {
             "local_prefill_tokens": 8,
             "expected_growth_tokens": 8,
@@ -40,6 +43,7 @@ class Bench:
             self.pool,
             StepConfig(**settings),  # type: ignore[arg-type]
             KEY,
+            costs,
         )
         self._clock = 0.0
 
