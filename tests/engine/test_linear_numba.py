@@ -88,13 +88,16 @@ def test_each_kind_of_processor_packs_what_is_faster(monkeypatch, kind):
     whole, part = random(128, 64), random(93, 64)  # whole panels, and not
     choices = [can_pack(whole), can_pack(part)]
     choices += [can_pack(each, batch_invariant=True) for each in (whole, part)]
-    assert choices == {
-        "older than AVX2": [False, False, False, False],
-        "AVX2": [True, True, True, True],
-        "AVX-512": [False, False, False, False],  # oneDNN takes them, and keeps rows apart
-        "AVX-512 BF16": [True, False, True, False],
-        "AMX": [False, False, True, True],
-    }[kind]
+    assert (
+        choices
+        == {
+            "older than AVX2": [False, False, False, False],
+            "AVX2": [True, True, True, True],
+            "AVX-512": [False, False, False, False],  # oneDNN takes them, and keeps rows apart
+            "AVX-512 BF16": [True, False, True, False],
+            "AMX": [False, False, True, True],
+        }[kind]
+    )
 
 
 def test_outputs_that_fill_no_panel_are_packed_without_fast_bf16():
