@@ -9,8 +9,8 @@ destination blocks does not use quarantined blocks until their future is done. T
 loop's. A READ's futures are never cancelled.
 
 A granter may renew the lease and still withhold what it owes: checksums of landed blocks, further
-offers after the first tokens, or the first tokens after the last offer. The reader waits
-`read_timeout_s` for each.
+offers after the first tokens, the first tokens after the last offer, or what it holds of cached
+blocks. The reader waits `read_timeout_s` for each.
 """
 
 from __future__ import annotations
@@ -115,6 +115,9 @@ class HandoffReader:
             self._ledger = FetchLedger(opening, blocks, identities, peer, self._mover.slabs)
             self._begun = True
             self._session.start(opening)
+            if self._cached_only:  # all is owed from the opening on
+                self._answered_at = loop.time()
+                self._watch_answers()
             await self._outcome  # bounded by lease, due answers and deadline
         finally:
             self._leave()
@@ -284,15 +287,24 @@ class HandoffReader:
     # -- due answers of the granter -------------------------------------------------------------
 
     def _answers_due(self) -> float:
-        """Return when the next answer is overdue; infinite if the granter owes none. Offers of
-        blocks that it still computes are not owed: a prompt may wait, and the router watches the
-        granter's steps."""
+        """Return when the next answer is overdue; infinite if the granter owes none."""
         due = float("inf")
         if self._unverified:
             due = max(self._checksums_at, self._unverified[0].since)
-        if self._ledger.all_offered != self._first_received:
+        if self._owed():
             due = min(due, self._answered_at)
         return due + self._config.read_timeout_s
+
+    def _owed(self) -> str:
+        """Return what the granter owes now beside checksums; empty if nothing. Offers of blocks
+        that it still computes are not owed: a prompt may wait, and the router watches the granter's
+        steps. A granter of cached blocks computes nothing."""
+        offered, first = self._ledger.all_offered, self._first_received
+        if self._cached_only and not first:
+            return "number of held blocks"
+        if not offered and (first or self._cached_only):
+            return "offers"
+        return "first tokens" if offered and not first else ""
 
     def _watch_answers(self) -> None:
         if self._overdue_timer is None and not self._outcome.done():
@@ -306,9 +318,7 @@ class HandoffReader:
         if _now() < self._answers_due():  # an answer has come in between
             self._watch_answers()
             return
-        missing = "first tokens" if self._ledger.all_offered else "offers"
-        if self._ledger.all_offered == self._first_received:
-            missing = "checksums"
+        missing = self._owed() or "checksums"
         self._fail(
             AnswerOverdue(
                 f"worker {self._peer.hex()[:8]} keeps its lease and has sent no {missing} for "

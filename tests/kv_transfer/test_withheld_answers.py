@@ -13,6 +13,7 @@ import pytest
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.mover import STUCK_S, ChecksumMonitor
 from baton.kv_transfer.nixl_mover import NixlMover
+from baton.proto import handoff_pb2
 from baton.runtime.errors import AnswerOverdue, EngineError, HandoffError, LeaseLost
 from tests.support import handoff_stage
 
@@ -35,13 +36,15 @@ class Withholding:
 
 
 async def fetch_withheld(
-    stage: handoff_stage.Stage, prompt: Any, *kinds: str
+    stage: handoff_stage.Stage, prompt: Any, *kinds: str, opening: Any = None
 ) -> tuple[Exception, float]:
     """What ends the fetch, and when."""
+    opening = opening or stage.opening()
     names = [handoff_stage.name_of(place) for place in range(6)]
     link = Withholding(stage.granter_link(prompt), kinds)
     with pytest.raises(HandoffError) as raised:
-        await stage.fetch(link, stage.opening(), handoff_stage.OWN, names)
+        async with asyncio.timeout(60.0):
+            await stage.fetch(link, opening, handoff_stage.OWN, names)
     ended_s = asyncio.get_running_loop().time()
     await stage.ended()
     return raised.value, ended_s
@@ -67,6 +70,34 @@ def test_fetch_fails_in_time_when_a_kind_is_withheld(
         lambda: fetch_withheld(stage, prompt, *kinds)
     )
     assert type(found) is error and ended_s <= within_s
+    handoff_stage.nothing_left(stage, prompt)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "missing"),
+    [
+        (["held"], "number of held blocks"),
+        (["held", "offer", "checksums"], "number of held blocks"),
+        (["offer", "checksums"], "offers"),
+        (["checksums"], "checksums"),
+    ],
+)
+def test_fetch_of_cached_blocks_fails_in_time_when_a_kind_is_withheld(
+    kinds: list[str], missing: str
+) -> None:
+    """The granter holds three blocks of the six."""
+    stage = handoff_stage.Stage(lease_s=LEASE_S, read_timeout_s=TIMEOUT_S)
+    held = handoff_pb2.Held(blocks=3)
+    offered = handoff_stage.computed(0, handoff_stage.THEIRS[:3])
+    prompt = handoff_stage.ScriptedPrompt([held, offered])
+    opening = stage.opening()
+    opening.cached_only = True
+    del opening.choices[:]
+    (found, ended_s), _ = handoff_stage.on_virtual_time(
+        lambda: fetch_withheld(stage, prompt, *kinds, opening=opening)
+    )
+    assert type(found) is AnswerOverdue and f"sent no {missing} for" in str(found)
+    assert ended_s <= TIMEOUT_S + 0.1
     handoff_stage.nothing_left(stage, prompt)
 
 
