@@ -121,6 +121,8 @@ class CreditQueue:
         living = len(_living(running, granted))
         if living and living + len(group.sequences) > self._config.max_sequences:
             return False
+        if credit.unallocated(running, granted) + group.promised > self._pool.available:
+            return False  # blocks pinned for readers of cached blocks are nobody's credit
         return credit.may_grant(
             group,
             running=running,

@@ -33,7 +33,7 @@ from baton.engine.scheduling.worker_loop import WorkerLoop
 from baton.kv_transfer.mover import Mover
 from baton.kv_transfer.peers.cached_prefix import CachedGranter
 from baton.kv_transfer.peers.grants import Grants
-from baton.kv_transfer.peers.registered_peers import Peers
+from baton.kv_transfer.peers.registered_peers import Peers, degraded_entries
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics
 from baton.runtime.config import Config
@@ -91,6 +91,7 @@ class DecodeWorker:
         self._grammars = grammars or GrammarCompiler(None)
         self._compiling: set[asyncio.Task[None]] = set()  # grammars of requests not yet queued
         self._pool = pool
+        self._mover = mover
         self._peers = peers
         self._limits = limits
         self._last_end_s: float | None = None  # of a step that another one follows at once
@@ -109,7 +110,7 @@ class DecodeWorker:
             wall_offset_s,
             self.loop.wake.set,
         )
-        cached = CachedGranter(pool, limits, pool.block_size, self.draining)
+        cached = CachedGranter(pool, limits, pool.block_size, self.draining, self._spare_blocks)
         self.grants = Grants(cached.admit, mover, boot_id, config.handoff, None, self.loop.wake.set)
         self._requests = Requests(self._scheduler, limits, self._wall)
         self._sessions = RouterSessions(self.submit, self.cancel, config.router.link_grace_s)
@@ -147,8 +148,11 @@ class DecodeWorker:
             degraded_peers=self._peers.degraded(),
         )
 
+    def _spare_blocks(self) -> int:
+        return self._pool.available - self._scheduler.promised_blocks
+
     def publish_gauges(self) -> None:
-        gauges.publish(self._pool, self._scheduler, self._handoffs, self.grants)
+        gauges.publish(self._pool, self._mover, self._scheduler, self._handoffs, self.grants)
 
     def _overdue_requests(self) -> list[str]:
         """Return the requests of the running step, once it is overdue."""
@@ -249,14 +253,7 @@ class DecodeWorker:
             "sessions": self._sessions.count,
             "draining": self.draining.is_set(),
             "preemptions": self._scheduler.preemptions,
-            "degraded_peers": [
-                {
-                    "worker_id": peer.worker_id,
-                    "boot_id": peer.boot_id.hex(),
-                    "gb_per_s": round(peer.gb_per_s, 4),
-                }
-                for peer in self._peers.degraded()
-            ],
+            "degraded_peers": degraded_entries(self._peers),
         }
 
     def plan_step(self, tokens_per_s: float) -> StepPlan:

@@ -94,14 +94,18 @@ async def grant(
     boot_id: bytes,
     config: HandoffConfig,
     checksum_cache: ChecksumCache | None = None,
+    on_offer: Callable[[], None] = lambda: None,
 ) -> GrantReport:
     """Serve one handoff to its end. Returns when none of its blocks is pinned.
 
     `admit` may raise (Overloaded, InvalidRequest); the error is sent to the reader. Cancellation
     counts as a broken stream: the blocks stay pinned until the lease ends, then CancelledError is
-    raised. `checksum_cache` has the checksums of shared prefixes.
+    raised. `checksum_cache` has the checksums of shared prefixes. `on_offer` is called with each
+    offer.
     """
-    handoff = asyncio.create_task(_serve(link, admit, mover, boot_id, config, checksum_cache))
+    handoff = asyncio.create_task(
+        _serve(link, admit, mover, boot_id, config, checksum_cache, on_offer)
+    )
     cancelled = False
     while not handoff.done():
         try:
@@ -121,6 +125,7 @@ async def _serve(
     boot_id: bytes,
     config: HandoffConfig,
     checksum_cache: ChecksumCache | None,
+    on_offer: Callable[[], None],
 ) -> GrantReport:
     started, request_id = _now(), ""
     try:
@@ -137,7 +142,7 @@ async def _serve(
     mover.hold_progress()
     try:
         return await _Handoff(
-            link, opening, received, prompt, mover, boot_id, config, checksum_cache
+            link, opening, received, prompt, mover, boot_id, config, checksum_cache, on_offer
         ).run()
     finally:
         mover.drop_progress()
@@ -182,6 +187,7 @@ class _Handoff:
         boot_id: bytes,
         config: HandoffConfig,
         checksum_cache: ChecksumCache | None,
+        on_offer: Callable[[], None] = lambda: None,
     ) -> None:
         self._link = link
         self._opening = opening
@@ -195,6 +201,7 @@ class _Handoff:
         self._boot_id = boot_id
         self._verify = config.verify
         self._cache = checksum_cache
+        self._on_offer = on_offer
         self._sum_blocks = max(1, config.read_bytes // mover.describe().block_bytes)
         self._sending = asyncio.Lock()
         self._to_sum: asyncio.Queue[Computed] = asyncio.Queue(OFFER_QUEUE)
@@ -281,6 +288,7 @@ class _Handoff:
         )
         await self._send(handoff_pb2.GranterMessage(offer=offer))
         self._offered += len(wanted.blocks)
+        self._on_offer()
         if self._verify:
             await self._to_sum.put(wanted)
 

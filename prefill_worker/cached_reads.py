@@ -5,7 +5,8 @@
 
 The handoff is the one by which a decode worker reads, in the other direction: lease, checksums and
 quarantine are the same. A failure fails no prompt. A source that failed is not asked again for a
-while, since each prompt would wait for its lease.
+while, since each prompt would wait for its lease. A first contact that takes longer than CONTACT_S
+goes on beside the prompt, which is computed; soon the source is asked again.
 """
 
 from __future__ import annotations
@@ -22,9 +23,18 @@ from baton.prefill_worker.scheduler import PrefillScheduler
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics, tracing
 from baton.runtime.config import HandoffConfig
-from baton.runtime.errors import BatonError, Draining, HandoffError, LeaseLost, WorkerLost
+from baton.runtime.errors import (
+    BatonError,
+    Draining,
+    HandoffError,
+    LeaseLost,
+    Unavailable,
+    WorkerLost,
+)
 
 FAILED_SOURCE_S = 10.0  # for which a source is not asked again
+CONTACT_S = 0.3  # for which a prompt waits for a first contact
+UNREACHED_SOURCE_S = 1.0  # for which a source without a contact is not asked again
 
 log = logs.get(__name__)
 
@@ -129,7 +139,7 @@ class CachedReads:
             self._quarantine(prompt, list(blocks), settled)
 
         first, end = prompt.cached, prompt.reading_to
-        async with self._reads.reader(source, quarantine) as reader:
+        async with self._reads.reader(source, quarantine, CONTACT_S) as reader:
             try:
                 await reader.fetch(
                     self._opening(prompt, source.boot_id),
@@ -171,7 +181,8 @@ class CachedReads:
     def _note_failure(self, worker_id: str, boot_id: bytes, error: BatonError) -> None:
         log_at = log.info if isinstance(error, Draining) else log.warning
         log_at("cached read failed", worker=worker_id, code=error.code, detail=str(error))
-        self._failed[boot_id] = asyncio.get_running_loop().time() + FAILED_SOURCE_S
+        pause_s = UNREACHED_SOURCE_S if type(error) is Unavailable else FAILED_SOURCE_S
+        self._failed[boot_id] = asyncio.get_running_loop().time() + pause_s
         if isinstance(error, LeaseLost):
             metrics.LEASES_EXPIRED.inc()
         if isinstance(error, WorkerLost) and not isinstance(error, SharedConnectionLost):

@@ -24,6 +24,7 @@ from baton.engine.scheduling.chunks import Chunk, ChunkScheduler
 from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
 from baton.kv_transfer.granter import Computed
 from baton.prefill_worker.prompts import Prompt
+from baton.proto import worker_pb2
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import (
     BatonError,
@@ -54,10 +55,14 @@ class PrefillScheduler:
         config: StepConfig,
         on_fresh: Callable[[list[int]], None],
         costs: DrawCosts = ZERO_COSTS,
+        source_usable: Callable[[worker_pb2.Candidate], bool] = lambda source: True,
     ) -> None:
+        """`on_fresh` is called with blocks that get new content, `source_usable` with the source of
+        an admitted prompt: whether that may be asked now."""
         self._pool = pool
+        self._source_usable = source_usable
         self._costs = costs
-        self._on_fresh = on_fresh  # called with blocks that get new content
+        self._on_fresh = on_fresh
         self._config = config
         self._waiting: deque[Prompt] = deque()
         self._reading: list[Prompt] = []  # admitted; their READs are under way
@@ -283,8 +288,12 @@ class PrefillScheduler:
         return True
 
     def _readable(self, prompt: Prompt, limit: int) -> int:
-        """Return how many of its first blocks its source holds, as far as the router knows."""
-        return 0 if prompt.source is None else min(prompt.source.blocks, limit)
+        """Return how many of its first blocks its source holds, as far as the router knows; 0 where
+        the source may not be asked now."""
+        source = prompt.source
+        if source is None or not self._source_usable(source.worker):
+            return 0
+        return min(source.blocks, limit)
 
     def _blocks_for(self, prompt: Prompt) -> int:
         return -(-len(prompt.tokens) // self._pool.block_size)

@@ -26,7 +26,7 @@ from baton.kv_transfer.granter import GrantedPrompt
 from baton.kv_transfer.mover import Mover
 from baton.kv_transfer.peers.cached_prefix import CachedGranter
 from baton.kv_transfer.peers.grants import Grants
-from baton.kv_transfer.peers.registered_peers import Peers
+from baton.kv_transfer.peers.registered_peers import Peers, degraded_entries
 from baton.prefill_worker.cached_reads import CachedReads
 from baton.prefill_worker.opening_parser import parse_opening
 from baton.prefill_worker.prompts import Prompt
@@ -95,7 +95,11 @@ class PrefillWorker:
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
         checksum_cache = ChecksumCache(pool.total)
         self._scheduler = PrefillScheduler(
-            pool, config.step, checksum_cache.forget, engine.draw_costs
+            pool,
+            config.step,
+            checksum_cache.forget,
+            engine.draw_costs,
+            lambda source: self._reads.usable(source.boot_id),
         )
         self._cached = CachedGranter(pool, limits, pool.block_size, self.draining)
         self.grants = Grants(self.admit, mover, boot_id, config.handoff, checksum_cache)
@@ -110,7 +114,6 @@ class PrefillWorker:
             wall_offset_s,
             self.loop.wake.set,
         )
-        self._granted: set[Prompt] = set()  # those of open handoffs
         self.feed = BlockFeed(boot_id, pool.identities)
 
     def admit(self, opening: handoff_pb2.OpenHandoff) -> GrantedPrompt:
@@ -123,8 +126,6 @@ class PrefillWorker:
         prompt = parse_opening(
             opening, self._limits, self._pool.block_size, self._ended, wall_s=self._wall()
         )
-        if prompt.source is not None and not self._reads.usable(prompt.source.worker.boot_id):
-            prompt.source = None
         if opening.sampling.HasField("grammar"):
             self._grammars.check(opening.sampling.grammar)
             compiling = asyncio.create_task(self._queue_constrained(prompt, opening))
@@ -133,7 +134,6 @@ class PrefillWorker:
         else:
             self._scheduler.submit(prompt)
             self._admit_waiting()
-        self._granted.add(prompt)
         return prompt
 
     async def _queue_constrained(self, prompt: Prompt, opening: handoff_pb2.OpenHandoff) -> None:
@@ -179,18 +179,14 @@ class PrefillWorker:
 
     def publish_gauges(self) -> None:
         """Set the gauges of this worker, when its metrics are scraped."""
-        now = self._wall()
         process_gauges.set_pool_gauges(self._pool.counts().by_state())
         oldest_s = max(self._mover.oldest_checksum_s(), self._reads.oldest_unverified_s())
         metrics.OLDEST_CHECKSUM_SECONDS.set(oldest_s)
-        granted = [
-            ("reading" if prompt.pinned else "waiting", now - prompt.arrived_wall_s)
-            for prompt in self._granted
-        ]
-        process_gauges.set_handoff_gauges([*granted, *self._reads.ages()])
+        process_gauges.set_handoff_gauges([*self.grants.ages(), *self._reads.ages()])
         metrics.RUNNING_REQUESTS.set(self._scheduler.computing)
         metrics.WAITING_REQUESTS.set(self._scheduler.waiting)
         metrics.QUEUED_TOKENS.set(self._scheduler.queued_tokens)
+        metrics.PROMISED_BLOCKS.set(0)  # it may have been a decode worker
 
     def _overdue_requests(self) -> list[str]:
         """Return the requests of the running step, once it is overdue."""
@@ -219,6 +215,7 @@ class PrefillWorker:
             "reading": self._scheduler.reading,
             "open_handoffs": self.grants.open + self._reads.open,
             "draining": self.draining.is_set(),
+            "degraded_peers": degraded_entries(self._peers),
         }
 
     async def drain(self, within_s: float) -> None:
@@ -299,8 +296,10 @@ class PrefillWorker:
             self.loop.wake.set()
             if prompt.reading_to and prompt.source is not None:
                 self._reads.start(prompt, prompt.source.worker)
-            prompt.admitted_wall_s = self._wall()
+            again, prompt.admitted_wall_s = prompt.admitted_wall_s > 0, self._wall()
             prompt.timeline.mark("prefill queue", prompt.admitted_wall_s)
+            if again:  # it could not replace destinations of its READ, and is counted already
+                continue
             metrics.QUEUE_SECONDS.observe(prompt.admitted_wall_s - prompt.arrived_wall_s)
             metrics.PREFIX_QUERIED_TOKENS.inc(len(prompt.tokens))
             metrics.PREFIX_CACHED_TOKENS.inc(prompt.cached * self._pool.block_size)
@@ -309,7 +308,6 @@ class PrefillWorker:
             )
 
     def _ended(self, prompt: Prompt) -> None:
-        self._granted.discard(prompt)
         self._scheduler.end(prompt)
         self._reads.cancel(prompt)
         if self._scheduler.waiting:  # its blocks may be enough for the next

@@ -337,7 +337,7 @@ OPEN_HANDOFFS = gauge(
 )
 OLDEST_HANDOFF_SECONDS = gauge(
     "baton_oldest_handoff_seconds",
-    "Age of the oldest open handoff in each state.",
+    "Longest time since an open handoff's opening, last offer or end, by state.",
     "state",
     HANDOFF_STATES,
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from baton.kv_transfer.peers.peer_client import HandoffLink
 from baton.proto import worker_pb2
 from baton.runtime.errors import Unavailable
 
 
 class NoPeers:
-    async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
+    async def open(
+        self, candidate: worker_pb2.Candidate, contact_s: float = math.inf
+    ) -> HandoffLink:
         raise Unavailable(f"{candidate.worker_id} is not there")
 
     def forget(self, boot_id: bytes) -> None: ...

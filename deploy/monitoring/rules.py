@@ -195,7 +195,7 @@ ALERTS = (
         expr=f"max by (instance) ({series('baton_oldest_handoff_seconds', _OFFERED)}) > 60",
         lasts="5m",
         severity="warning",
-        summary="A handoff has been open for a minute after its first offer; a peer may be hung.",
+        summary="A handoff has had no offer for a minute and is not over; a peer may be hung.",
         runbook='docs/operations.md, "KV moves slowly or not at all"',
     ),
     Alert(

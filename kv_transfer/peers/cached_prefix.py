@@ -9,6 +9,7 @@ the cache since the router saw them are not offered: `Held` names how many there
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 
 from baton.kv_transfer.granter import Computed, Granted
@@ -51,15 +52,22 @@ class CachedPrefix:
 
 
 class CachedGranter:
-    """Admits the `cached_only` openings of one worker, until it drains."""
+    """Admits the `cached_only` openings of one worker, until it drains. `room` returns how many
+    blocks may be pinned now: pins must not take what the worker has promised to its requests."""
 
     def __init__(
-        self, store: BlockStore, limits: ModelLimits, block_size: int, draining: asyncio.Event
+        self,
+        store: BlockStore,
+        limits: ModelLimits,
+        block_size: int,
+        draining: asyncio.Event,
+        room: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
         self._store = store
         self._limits = limits
         self._block_size = block_size
         self._draining = draining
+        self._room = room
 
     def admit(self, opening: handoff_pb2.OpenHandoff) -> CachedPrefix:
         """Pin what the pool holds of an opening's blocks. Raises Draining, InvalidRequest (it names
@@ -80,4 +88,6 @@ class CachedGranter:
         if opening.held_blocks >= len(tokens) // size:
             raise InvalidRequest("held_blocks leaves nothing to grant", field="held_blocks")
         names = identity.chain(limits.key, limits.root(opening.cache_salt), tokens, size)
-        return CachedPrefix(self._store, opening.request_id, tokens, names, opening.held_blocks)
+        first = opening.held_blocks
+        end = first + max(0, self._room())
+        return CachedPrefix(self._store, opening.request_id, tokens, names[:end], first)

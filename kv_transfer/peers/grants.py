@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from baton.kv_transfer.checksum_cache import ChecksumCache
 from baton.kv_transfer.granter import Admit, GranterLink, GrantReport, grant
@@ -20,6 +21,14 @@ from baton.runtime.links import LinkClosed
 EXPECTED_READS_S = 5.0  # a reader measures READs after its handshake
 
 log = logs.get(__name__)
+
+
+@dataclass(slots=True)
+class _OpenGrant:
+    """When a handoff was opened and when it last offered blocks, on the loop's clock."""
+
+    opened_s: float
+    offered_s: float | None = None
 
 
 class Grants:
@@ -41,18 +50,23 @@ class Grants:
         self._config = config
         self._checksum_cache = checksum_cache
         self._on_end = on_end
-        self._begun: dict[GranterLink, float] = {}
+        self._open: dict[GranterLink, _OpenGrant] = {}
         self.idle = asyncio.Event()  # none is open
         self.idle.set()
 
     @property
     def open(self) -> int:
-        return len(self._begun)
+        return len(self._open)
 
     def ages(self) -> Iterator[tuple[str, float]]:
-        """Yield the state and the age in seconds of each open handoff."""
+        """Yield the state of each open handoff, and the seconds since its opening, or since its
+        last offer once there is one."""
         now = asyncio.get_running_loop().time()
-        return (("reading", now - begun) for begun in self._begun.values())
+        for one in self._open.values():
+            if one.offered_s is None:
+                yield "waiting", now - one.opened_s
+            else:
+                yield "reading", now - one.offered_s
 
     def expect_reads(self) -> None:
         """Serve peers' READs promptly for a while: a reader that has completed its handshake
@@ -63,19 +77,30 @@ class Grants:
     async def serve(self, link: GranterLink) -> None:
         """Serve one handoff stream; returns when the handoff is over, however long after its
         stream has broken."""
-        self._begun[link] = asyncio.get_running_loop().time()
+        clock = asyncio.get_running_loop().time
+        open_grant = self._open[link] = _OpenGrant(clock())
         self.idle.clear()
+
+        def offered() -> None:
+            open_grant.offered_s = clock()
+
         try:
             report = await grant(
-                link, self._admit, self._mover, self._boot_id, self._config, self._checksum_cache
+                link,
+                self._admit,
+                self._mover,
+                self._boot_id,
+                self._config,
+                self._checksum_cache,
+                offered,
             )
             metrics.HANDOFFS.labels(report.end).inc()
             if report.end == "expired":
                 metrics.LEASES_EXPIRED.inc()
             _log_handoff(report)
         finally:
-            del self._begun[link]
-            if not self._begun:
+            del self._open[link]
+            if not self._open:
                 self.idle.set()
             self._on_end()
 

@@ -10,6 +10,7 @@ raise SharedConnectionLost. Owned by the worker's loop.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -44,10 +45,14 @@ class HandoffReads:
 
     @asynccontextmanager
     async def reader(
-        self, granter: worker_pb2.Candidate, quarantine: Quarantine
+        self,
+        granter: worker_pb2.Candidate,
+        quarantine: Quarantine,
+        contact_s: float = math.inf,
     ) -> AsyncIterator[HandoffReader]:
-        """Open a stream to a granter, for one fetch. Raises what `Peers.open` raises."""
-        link = await self._peers.open(granter)
+        """Open a stream to a granter, for one fetch; `contact_s` as for `Peers.open`, and the same
+        errors."""
+        link = await self._peers.open(granter, contact_s)
         self._streams.setdefault(granter.boot_id, set()).add(link)
         reader = HandoffReader(
             link, self._mover, granter.boot_id, self._boot_id, self._config, quarantine
@@ -65,14 +70,19 @@ class HandoffReads:
             self._remove_stream(granter.boot_id, link)
             _count_checksum_failures(reader.report)
             task = asyncio.create_task(reader.finished())
-            self._closing[task] = reader.report.started
+            self._closing[task] = asyncio.get_running_loop().time()
             task.add_done_callback(self._closing.pop)
 
     def ages(self) -> Iterator[tuple[str, float]]:
-        """Yield the state and the age in seconds of each handoff."""
+        """Yield the state of each handoff, and the seconds since it began to wait, since the last
+        offer, or since it began to close."""
         now = asyncio.get_running_loop().time()
         for reader in self._open:
-            yield "reading" if reader.report.offers else "waiting", now - reader.report.started
+            report = reader.report
+            if report.offers:
+                yield "reading", now - max(offer.received for offer in report.offers)
+            else:
+                yield "waiting", now - report.started
         for begun in self._closing.values():
             yield "closing", now - begun
 

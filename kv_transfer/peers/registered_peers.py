@@ -7,9 +7,10 @@ another peer. Knows no gRPC: peer_client.py calls an address.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from baton.kv_transfer import handshake
 from baton.kv_transfer.mover import Mover
@@ -34,10 +35,13 @@ log = logs.get(__name__)
 
 
 class Peers(Protocol):
-    async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
+    async def open(
+        self, candidate: worker_pb2.Candidate, contact_s: float = math.inf
+    ) -> HandoffLink:
         """Open a handoff stream to a peer whose pool the mover can read. Raises Unavailable if
         the peer is not registered or does not answer under that boot id, or if its first contact
-        takes too long, Incompatible if its pool does not fit."""
+        takes too long, or longer than `contact_s` (it goes on, for the next stream), Incompatible
+        if its pool does not fit."""
         ...
 
     def forget(self, boot_id: bytes) -> None:
@@ -49,6 +53,18 @@ class Peers(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+def degraded_entries(peers: Peers) -> list[dict[str, Any]]:
+    """Return the degraded peers as a worker's audit shows them."""
+    return [
+        {
+            "worker_id": peer.worker_id,
+            "boot_id": peer.boot_id.hex(),
+            "gb_per_s": round(peer.gb_per_s, 4),
+        }
+        for peer in peers.degraded()
+    ]
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +104,9 @@ class RegisteredPeers:
         self._peers: dict[bytes, _KnownPeer] = {}
         self._closing: set[asyncio.Future[None]] = set()
 
-    async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
+    async def open(
+        self, candidate: worker_pb2.Candidate, contact_s: float = math.inf
+    ) -> HandoffLink:
         boot_id = candidate.boot_id
         peer = self._peers.get(boot_id)
         if peer is None:
@@ -98,7 +116,7 @@ class RegisteredPeers:
         if peer is None:
             self._forget_departed()
             peer = self._begin_contact(candidate)
-        wait_s = self._first_contact_s
+        wait_s = min(self._first_contact_s, contact_s)
         if boot_id in self._timed_out:
             wait_s = min(REPEATED_WAIT_S, wait_s)
         if not await waits.done_within(peer.contact, wait_s):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -219,7 +220,9 @@ class MemoryPeers:
         self._cluster = cluster
         self._mover = mover
 
-    async def open(self, candidate: worker_pb2.Candidate) -> HandoffLink:
+    async def open(
+        self, candidate: worker_pb2.Candidate, contact_s: float = math.inf
+    ) -> HandoffLink:
         for node in self._cluster.nodes():
             if node.worker.boot_id == candidate.boot_id:
                 await self._mover.connect(node.mover.describe())

@@ -213,6 +213,22 @@ def test_a_request_waiting_for_a_quarantine_blocks_no_other() -> None:
     assert [group.request for group in bench.scheduler.admit()] == [large]
 
 
+def test_what_readers_pin_is_promised_to_no_request() -> None:
+    """A sequence that grows would otherwise preempt another one, although both had credit."""
+    bench = Bench(blocks=8)
+    first = bench.submit(list(range(16)), max_tokens=1)
+    bench.step(), bench.step()
+    bench.end(first)
+    names = identity.chain(KEY, ROOT, list(range(16)), SIZE)
+    pins = bench.pool.pin_cached(names, list(range(16)), 0)
+    bench.submit([9] * 12)  # three blocks, and two of growth
+    assert len(pins) == 4 == bench.pool.available
+    assert bench.scheduler.admit() == []
+    bench.pool.unpin(pins)
+    assert len(bench.scheduler.admit()) == 1
+    assert bench.pool.available - bench.scheduler.promised_blocks == 8 - 5
+
+
 @pytest.mark.parametrize(("choices", "computed"), [(1, 2), (3, 1)])
 def test_first_tokens_of_all_choices_take_their_share(choices: int, computed: int) -> None:
     bench = Bench(costs=DrawCosts(greedy_s=1.0), local_prefill_tokens=16)

@@ -17,7 +17,7 @@ from baton.proto import worker_pb2
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.runtime.errors import Draining, EngineError, InvalidRequest, Unavailable
 from baton.simulation.fleet.client import Client
-from baton.simulation.fleet.cluster import MAX_CONTEXT, VOCAB, Cluster
+from baton.simulation.fleet.cluster import MAX_CONTEXT, VOCAB, Cluster, MemoryPeers
 from baton.simulation.virtual.virtual_steps import VirtualStep
 from baton.simulation.virtual.virtual_time import at_the_end, on_virtual_time
 
@@ -82,6 +82,19 @@ async def test_a_prefill_worker_accepts_no_request_of_a_router(
     outputs.cancel()
     await asyncio.wait({outputs})
     session.detach()
+
+
+@on_virtual_time
+async def test_both_roles_name_degraded_peers_to_routers_and_operators(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prefill worker reads cached blocks, so it has degraded peers too."""
+    slow = worker_pb2.DegradedPeer(worker_id="decode-1", boot_id=b"b" * 16, gb_per_s=0.123456)
+    monkeypatch.setattr(MemoryPeers, "degraded", lambda self: [slow])
+    entry = {"worker_id": "decode-1", "boot_id": (b"b" * 16).hex(), "gb_per_s": 0.1235}
+    for node in make_cluster().nodes():
+        assert node.worker.audit()["degraded_peers"] == [entry]
+        assert list(node.worker.load().degraded_peers) == [slow]
 
 
 @on_virtual_time

@@ -82,9 +82,7 @@ def test_fetch_fails_in_time_when_a_kind_is_withheld(
         (["checksums"], "checksums"),
     ],
 )
-def test_fetch_of_cached_blocks_fails_in_time_when_a_kind_is_withheld(
-    kinds: list[str], missing: str
-) -> None:
+def test_cached_read_fails_in_time_when_a_kind_is_withheld(kinds: list[str], missing: str) -> None:
     """The granter holds three blocks of the six."""
     stage = handoff_stage.Stage(lease_s=LEASE_S, read_timeout_s=TIMEOUT_S)
     held = handoff_pb2.Held(blocks=3)

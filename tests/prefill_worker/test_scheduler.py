@@ -14,7 +14,7 @@ from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
 from baton.kv_transfer.granter import Computed
 from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import PrefillScheduler, StepPlan
-from baton.proto import handoff_pb2
+from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import identity
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import EngineError, InvalidRequest, OutOfMemory, Overloaded
@@ -31,7 +31,14 @@ class Bench:
         settings = StepConfig(**{"prefill_tokens": 16, "chunk_tokens": 8, **step})
         self.fresh: list[int] = []
         self.pool = BlockPool(blocks, SIZE)
-        self.scheduler = PrefillScheduler(self.pool, settings, self.fresh.extend, costs)
+        self.failed: set[bytes] = set()  # boot ids of sources that may not be asked
+        self.scheduler = PrefillScheduler(
+            self.pool,
+            settings,
+            self.fresh.extend,
+            costs,
+            lambda source: source.boot_id not in self.failed,
+        )
 
     def submit(self, tokens: list[int], held: int = 0, choices: int = 1) -> Prompt:
         prompt = Prompt(
@@ -377,6 +384,21 @@ def test_blocked_prompt_frees_what_it_matched_when_it_is_over(how: str) -> None:
     keeps.end()
     bench.pool.check()
     assert bench.pool.available == bench.pool.total
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_source_that_fails_while_a_prompt_waits_is_not_read(fails: bool) -> None:
+    bench = Bench(blocks=4)
+    first, second = bench.submit([1] * 16), bench.submit([2] * 12)
+    worker = worker_pb2.Candidate(worker_id="decode-0", boot_id=b"d" * 16)
+    second.source = worker_pb2.Source(worker=worker, blocks=2)
+    assert bench.scheduler.admit() == [first]
+    if fails:
+        bench.failed.add(worker.boot_id)
+    first.end()
+    assert bench.scheduler.admit() == [second]
+    assert second.reading_to == (0 if fails else 2)
+    assert bench.scheduler.reading == (0 if fails else 1)
 
 
 @pytest.mark.parametrize(("choices", "computed"), [(1, 2), (3, 1)])

@@ -4,18 +4,22 @@ holds, and whatever befalls that READ, the answer is the same and nothing is hel
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from baton.kv_transfer.memory_mover import Attempt, Fate
+from baton.kv_transfer.peers.peer_client import HandoffLink
+from baton.prefill_worker.cached_reads import CONTACT_S
 from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import worker_pb2
 from baton.runtime import metrics
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
+from baton.runtime.errors import Unavailable
 from baton.simulation.fleet.client import Client, Request
-from baton.simulation.fleet.cluster import Cluster, Node
+from baton.simulation.fleet.cluster import Cluster, MemoryPeers, Node
 from baton.simulation.virtual.virtual_time import at_the_end, on_virtual_time
 
 BLOCK = 4
@@ -82,6 +86,12 @@ class Talk:
 
 def counted(metric: Any) -> float:
     return float(metric._value.get())
+
+
+def attempts() -> float:
+    """How many prompts have read, whatever came of it."""
+    (family,) = metrics.CACHED_READS.collect()
+    return sum(sample.value for sample in family.samples if sample.name.endswith("_total"))
 
 
 def computed_tokens() -> float:
@@ -188,6 +198,20 @@ async def test_no_prompt_waits_for_a_source_that_has_just_failed() -> None:
 
 
 @on_virtual_time
+async def test_a_queued_prompt_does_not_ask_a_source_that_failed_since() -> None:
+    talk = Talk(blocks=18)  # room for one prompt
+    prompt = await talk.first_turn()
+    talk.faults(lambda attempt: Fate(failed=True, delay_s=0.05))
+    others = range(500, 500 + len(prompt))
+    reads = attempts()
+    for request in [talk.second_turn(prompt), talk.second_turn([*others])]:
+        await request.finished()
+        assert request.tokens() == request.expected()
+    await talk.cluster.quiet()
+    assert attempts() - reads == 1
+
+
+@on_virtual_time
 async def test_only_what_the_source_still_holds_is_read() -> None:
     talk = Talk()
     prompt = await talk.first_turn()
@@ -233,6 +257,7 @@ async def test_lost_destinations_make_a_prompt_wait_again() -> None:
     talk = Talk(blocks=18)  # as many as the prompt needs
     prompt = await talk.first_turn()
     talk.faults(lambda attempt: Fate(stuck=True) if attempt.checksummed else None)
+    queried, queued = counted(metrics.PREFIX_QUERIED_TOKENS), metrics.QUEUE_SECONDS._sum.get()
     request = talk.second_turn(prompt)
     await asyncio.sleep(1.5)
     counts = talk.prefill.pool.counts()
@@ -240,6 +265,41 @@ async def test_lost_destinations_make_a_prompt_wait_again() -> None:
     assert talk.prefill.worker.audit()["waiting"] == 1
     talk.cluster.exchange.release_stuck()
     await talk.answered(request)
+    assert counted(metrics.PREFIX_QUERIED_TOKENS) - queried == 2 * len(prompt)  # once at each end
+    assert metrics.QUEUE_SECONDS._sum.get() - queued < 0.5  # not from its arrival again
+
+
+@pytest.mark.parametrize("wait_s", [0.05, 5.0])
+@on_virtual_time
+async def test_no_prompt_waits_long_for_a_first_contact(
+    monkeypatch: pytest.MonkeyPatch, wait_s: float
+) -> None:
+    """Of `wait_s` seconds; a source that was not reached is asked again by a later turn."""
+    opened = MemoryPeers.open
+
+    async def open_late(
+        peers: MemoryPeers, candidate: worker_pb2.Candidate, contact_s: float = math.inf
+    ) -> HandoffLink:
+        if contact_s < math.inf:
+            await asyncio.sleep(min(wait_s, contact_s))
+            if wait_s > contact_s:
+                raise Unavailable("the first contact takes longer")
+        return await opened(peers, candidate, contact_s)
+
+    monkeypatch.setattr(MemoryPeers, "open", open_late)
+    talk = Talk()
+    prompt = await talk.first_turn()
+    loop, before = asyncio.get_running_loop(), counted(metrics.CACHED_READ_BLOCKS)
+    begun_s = loop.time()
+    second = talk.second_turn(prompt)
+    await talk.answered(second)
+    assert loop.time() - begun_s < 0.7
+    assert (counted(metrics.CACHED_READ_BLOCKS) > before) == (wait_s < CONTACT_S)
+    wait_s, before = 0.0, counted(metrics.CACHED_READ_BLOCKS)
+    await asyncio.sleep(2.0)
+    longer = [*prompt, *second.tokens(), *NEW]
+    await talk.answered(talk.second_turn(longer, talk.cluster.source("decode-0", len(longer) // 4)))
+    assert counted(metrics.CACHED_READ_BLOCKS) > before
 
 
 @on_virtual_time
@@ -250,3 +310,24 @@ async def test_a_source_that_drains_is_not_waited_for() -> None:
     other = Client(talk.cluster, "decode-1")
     request = other.submit(prompt, max_tokens=5, source=talk.cluster.source("decode-0", HELD))
     await talk.answered(request)
+
+
+@on_virtual_time
+async def test_a_decode_worker_pins_nothing_that_it_has_promised() -> None:
+    """Its running sequences have credit for all of its pool."""
+    talk = Talk(decode=2)
+    prompt = await talk.first_turn()
+    source = talk.cluster.source("decode-0", HELD)
+    busy = talk.client.submit(list(range(600, 748)), max_tokens=100, local=True)
+    await asyncio.sleep(0.05)
+    node = talk.cluster.decode["decode-0"]
+    spare = node.pool.available - node.worker.load().promised_blocks
+    assert 0 <= spare < HELD - len(HISTORY) // BLOCK
+    other = Client(talk.cluster, "decode-1")
+    before = counted(metrics.CACHED_READ_BLOCKS)
+    request = other.submit(prompt, max_tokens=5, source=source)
+    await request.finished()
+    assert request.tokens() == request.expected()
+    assert counted(metrics.CACHED_READ_BLOCKS) - before <= spare
+    talk.client.cancel(busy)
+    await talk.cluster.quiet()

@@ -11,7 +11,7 @@ from baton.engine.cpu import linear_numba
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What `linear_numba` asks about a processor."""
+    """The answers to the questions of `linear_numba` about a processor."""
 
     supported: bool = True  # AVX2, or more
     native: bool = False  # the AVX-512 BF16 instruction

@@ -23,7 +23,8 @@ LIMITS = ModelLimits(1000, 64, "model", "uint8", b"key of the cluster")
 class Holder:
     """A pool that holds the first `held` blocks of TOKENS."""
 
-    def __init__(self, held: int) -> None:
+    def __init__(self, held: int, room: int = 100) -> None:
+        self.room = room
         self.pool = BlockPool(8, SIZE)
         self.draining = asyncio.Event()
         names = identity.chain(LIMITS.key, LIMITS.root(b""), TOKENS, SIZE)
@@ -32,7 +33,7 @@ class Holder:
             self.pool.identify(block, names[index], TOKENS[index * SIZE : (index + 1) * SIZE])
         self.pool.release(blocks, Hold.USED)
         self.blocks = blocks
-        self._granter = CachedGranter(self.pool, LIMITS, SIZE, self.draining)
+        self._granter = CachedGranter(self.pool, LIMITS, SIZE, self.draining, lambda: self.room)
 
     def admit(self, **fields: Any) -> CachedPrefix:
         opening = {"tokens": TOKENS, "cached_only": True, "request_id": "r", **fields}
@@ -59,6 +60,17 @@ async def test_held_blocks_are_pinned_and_offered_once(held: int, first: int) ->
     prefix.end()
     assert holder.pool.counts().available == holder.pool.total
     holder.pool.check()
+
+
+@pytest.mark.parametrize(("room", "granted"), [(-1, 0), (0, 0), (2, 2), (3, 3), (4, 3)])
+async def test_no_more_is_pinned_than_the_worker_has_room_for(room: int, granted: int) -> None:
+    holder = Holder(5, room)
+    prefix = holder.admit(held_blocks=2)
+    named, *_ = await events(prefix)
+    assert named == handoff_pb2.Held(blocks=2 + granted)
+    assert holder.pool.counts().pinned == granted
+    prefix.end()
+    assert holder.pool.counts().pinned == 0
 
 
 @pytest.mark.parametrize("held", [0, 2])

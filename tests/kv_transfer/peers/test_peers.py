@@ -150,3 +150,18 @@ async def test_a_slow_peer_is_reported_until_its_boot_is_forgotten(scene: Scene)
     slow.peers.forget(slow.peer.boot_id)
     assert slow.peers.degraded() == []
     await slow.peers.close()
+
+
+async def test_a_stream_bounds_its_wait_for_a_first_contact(scene: Scene) -> None:
+    scene.peer.gate.clear()
+    candidate = worker_pb2.Candidate(
+        worker_id="prefill-0", boot_id=b"1" * 16, address=scene.address
+    )
+    with pytest.raises(Unavailable, match=r"takes over 0\.05 s"):
+        await scene.peers.open(candidate, 0.05)
+    scene.peer.gate.set()
+    async with asyncio.timeout(20):
+        while scene.peer.boot_id in scene.peers._timed_out:  # it goes on by itself
+            await asyncio.sleep(0.01)
+    await scene.open(b"1" * 16)
+    assert scene.peer.greetings == 1
