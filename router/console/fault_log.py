@@ -15,6 +15,7 @@ from baton.router.console.worker_rows import Row
 from baton.runtime import metrics
 
 MAX_EVENTS = 200
+MAX_NAMED = 4  # of workers that join within one second
 Level = Literal["good", "notice", "bad"]
 Event = dict[str, Any]  # time, level, worker, text
 Counts = Mapping[str, Mapping[str, float]]
@@ -74,10 +75,15 @@ class FaultLog:
         before = self._rows or {}
         for worker in before.keys() - rows.keys():
             yield "notice", worker, "has left"
+        new = {worker: row for worker, row in rows.items() if worker not in before}
+        if len(new) > MAX_NAMED:  # as when the router starts
+            yield "good", "", f"{len(new)} workers joined"
+            new = {}
+        for worker, row in new.items():
+            yield "good", worker, f"joined as a {row['role']} worker, {row['state']}"
         for worker, row in rows.items():
             old = before.get(worker)
             if old is None:
-                yield "good", worker, f"joined as a {row['role']} worker, {row['state']}"
                 continue
             if row["boot"] != old["boot"]:
                 yield "notice", worker, f"was restarted (boot {row['boot']})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
@@ -13,8 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
+from baton.router.console import console_feed
 from baton.router.console.admin_port import AdminAccess
 from baton.router.console.console_feed import MAILBOX, MAX_VIEWERS, ConsoleFeed
+from baton.router.console.console_state import ConsoleState
+from baton.router.console.metric_values import by_label
+from baton.runtime import metrics, process_memory
 from baton.runtime.errors import ConfigError, Overloaded
 from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter, eventually
 
@@ -230,6 +235,41 @@ async def test_a_page_that_does_not_read_holds_few_messages() -> None:
     assert len(feed) == 0
     feed.tick()
     assert state.changes == 100  # none is computed for no page
+
+
+async def test_the_cost_of_the_state_is_counted(router: StartRouter) -> None:
+    async with router(admin=ADMIN) as running, stream_of(running) as messages:
+        await anext(messages)
+        before = by_label(metrics.CONSOLE_SECONDS)[""]
+        await anext(messages)
+        await anext(messages)
+        assert 0 < by_label(metrics.CONSOLE_SECONDS)[""] - before < 1
+
+
+async def test_a_page_that_never_reads_slows_nothing(
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over real sockets: with 200 messages of 256 KiB, 50 MiB would wait for it."""
+
+    def change(_: ConsoleState) -> bytes:
+        return b"data: {}" + b" " * (256 << 10) + b"\n\n"
+
+    monkeypatch.setattr(console_feed, "TICK_S", 0.01)
+    monkeypatch.setattr(ConsoleState, "change", change)
+    async with router(admin=ADMIN) as running, stream_of(running) as messages:
+        page = _page(int(admin_of(running).base_url.port or 0))
+        try:
+            await eventually(lambda: _has_begun(page))
+            before = process_memory.allocated_bytes()
+            for _ in range(200):
+                await anext(messages)  # a page beside it gets each message
+            begun_s = time.monotonic()
+            assert (await running.chat(max_tokens=3)).status_code == 200
+            assert time.monotonic() - begun_s < 5
+            grown = process_memory.allocated_bytes() - before
+        finally:
+            page.close()
+    assert grown < 16 << 20
 
 
 async def test_a_closed_feed_ends_its_pages() -> None:

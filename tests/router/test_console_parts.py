@@ -97,6 +97,7 @@ def seen(*steps: Any) -> list[tuple[str, str, str]]:
         ({"d": row(boot="bb")}, [("notice", "d", "was restarted (boot bb)")]),
         ({"d": row(fenced=3)}, [("bad", "d", "has 3 blocks in quarantine")]),
         ({"d": row(), "e": row()}, [("good", "e", "joined as a decode worker, ready")]),
+        ({"d": row(), **{f"e{n}": row() for n in range(9)}}, [("good", "", "9 workers joined")]),
     ],
 )
 def test_a_change_of_a_worker_is_an_event(after: Any, expected: Any) -> None:
