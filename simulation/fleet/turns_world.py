@@ -4,7 +4,8 @@
                           └ a prefill worker READs the answer from the decode worker that made it
 
 What strikes, strikes a decode worker as the granter of such a READ, or the prefill worker that
-reads, about when a later turn comes. Pure: draws what draw_scenario.py makes a scenario of.
+reads, about when a later turn comes. Some decode workers speculate; some workers have ranks, one of
+which is lost; some change their role. Pure: draws what draw_scenario.py makes a scenario of.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 
 from baton.simulation.fleet.history import Ask
 from baton.simulation.fleet.partial_silence import BY_GRANTER, BY_READER, FOR_EVER_S
-from baton.simulation.fleet.scenario import Event, Fault, Scenario
+from baton.simulation.fleet.scenario import Event, Fault, Proposing, Scenario
 
 TALKS = (3, 4)
 TURNS = (2, 3)
@@ -26,6 +27,10 @@ TURN_S, SPREAD_S = 0.7, 0.05  # from turn to turn: the one before has ended, if 
 STRUCK_S = (-0.01, 0.06)  # after a turn
 STEP_S = (0.001, 0.003)
 BLOCKS = 120
+RANKS = (1, 1, 1, 2)
+RANK_FAULTS = (("dies", 0.0), ("stops", 0.4), ("stops", 6.0))
+PROPOSERS: tuple[Proposing | None, ...] = (None, None, "oracle", "ngram")
+RIGHT_SHARES = (0.3, 0.8)
 FOR_S = (0.1, 0.4, 1.5, 4.0)
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
 
@@ -51,6 +56,14 @@ def talking(made: Scenario) -> Scenario:
     # The lab's blocks are so small that each pair would count as degraded after its first contact,
     # and a degraded pair reads no history.
     handoff = replace(made.config.handoff, preflight_floor_gb_per_s=0.0)
+    ranks = dice.choice(RANKS)
+    if ranks > 1:
+        what, for_s = dice.choice(RANK_FAULTS)
+        fault = Fault("rank", (dice.choice([*prefill, *decode]),), for_s, what)
+        events.append(Event(dice.choice(later) + dice.uniform(*STRUCK_S), fault))
+    elif len(prefill) > 1 and len(decode) > 1 and dice.random() < 0.5:
+        fault = Fault("role", (dice.choice([*prefill, *decode]),), dice.choice(FOR_S))
+        events.append(Event(dice.choice(later) + dice.uniform(*STRUCK_S), fault))
     return replace(
         made,
         config=replace(made.config, router=router, step=step, handoff=handoff),
@@ -58,6 +71,9 @@ def talking(made: Scenario) -> Scenario:
         decode=dict.fromkeys(decode, BLOCKS),
         events=tuple(sorted(events, key=lambda event: event.at_s)),
         step_s=dice.choice(STEP_S),
+        proposer=dice.choice(PROPOSERS),
+        right_share=dice.choice(RIGHT_SHARES),
+        ranks=ranks,
     )
 
 

@@ -94,7 +94,7 @@ def test_different_seeds_are_different_scenarios() -> None:
     assert {len(s.routers) for s in scenarios} == {1, 2, 3}
     assert {len(s.prefill) for s in scenarios} == {1, 2, 3, 4}
     assert {len(s.decode) for s in scenarios} == {1, 2, 3, 4, 5}
-    assert {len(s.faults) for s in scenarios} == {0, 1, 2, 3}  # a conversation may add one
+    assert {len(s.faults) for s in scenarios} == {0, 1, 2, 3, 4}  # a conversation may add two
     kinds = {event.does.kind for s in scenarios for event in s.faults}  # type: ignore[union-attr]
     assert kinds == {
         *("kill", "pause", "slow", "hang", "drain", "role", "cut", "reset", "reads", "step"),
