@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.dispatch.retry_policy import _reason as migration_reason
-from baton.router.requests import refusals
+from baton.router.fleet.explain import Explanation
+from baton.router.requests import loop_budget, refusals
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import errors, metric_factory, metrics
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, failed, output
@@ -182,6 +185,33 @@ async def test_explain_answers_a_chat_and_several_prompts(router: StartRouter) -
         assert len(reply.json()["prompts"]) == 2
         chosen = (await running.chat(max_tokens=2)).json()
         assert chosen["choices"][0]["finish_reason"] == "length"
+
+
+async def test_explain_takes_a_turn_of_the_loop_for_each_prompt(
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is compared with all workers: many of them at once would hold tokens up."""
+    monkeypatch.setattr(loop_budget, "SHARE_S", 1e-9)
+    turns, explain = 0, Dispatcher.explain
+    begun: list[int] = []
+
+    def noted(dispatcher: Dispatcher, request: ValidatedRequest) -> Explanation:
+        begun.append(turns)
+        return explain(dispatcher, request)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Dispatcher, "explain", noted)
+    async with router() as running:
+        counting = asyncio.create_task(count())
+        several = {"model": "tiny", "prompt": ["one", "two", "three", "four"]}
+        reply = await running.http.post("/v1/completions/explain", json=several)
+        counting.cancel()
+    assert reply.status_code == 200 and len(set(begun)) == 4
 
 
 async def test_explain_names_the_obstacle_of_a_worker(router: StartRouter) -> None:
