@@ -121,8 +121,9 @@ class CreditQueue:
         living = len(_living(running, granted))
         if living and living + len(group.sequences) > self._config.max_sequences:
             return False
-        if credit.unallocated(running, granted) + group.promised > self._pool.available:
-            return False  # blocks pinned for readers of cached blocks are nobody's credit
+        promised = credit.unallocated(running, granted) + group.promised
+        if self._pool.pinned and promised > self._pool.available:
+            return False  # blocks that readers of cached blocks pin are in no credit
         return credit.may_grant(
             group,
             running=running,

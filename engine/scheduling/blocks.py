@@ -94,6 +94,10 @@ class BlockPool:
         return len(self._free) + len(self._evictable)
 
     @property
+    def pinned(self) -> int:
+        return self._by_hold[_PINNED]
+
+    @property
     def quarantined(self) -> int:
         return self._by_hold[_QUARANTINED]
 
