@@ -55,13 +55,15 @@ def compatibility(
 
 
 def build(
-    worker_id: str, pool: PeerPool, common: handoff_pb2.Compatibility
+    worker_id: str, pool: PeerPool, common: handoff_pb2.Compatibility, host: str = ""
 ) -> handoff_pb2.HandshakeMessage:
-    """Return a worker's handshake message; `pool` is its mover's description."""
+    """Return a worker's handshake message; `pool` is its mover's description, `host` the same for
+    all workers of a machine (see host_id.py), empty if not known."""
     return handoff_pb2.HandshakeMessage(
         worker_id=worker_id,
         boot_id=pool.boot_id,
         compatibility=common,
+        host=host,
         pool=handoff_pb2.PoolDescription(
             mover=pool.mover,
             metadata=pool.metadata,

@@ -104,8 +104,10 @@ async def measure(
     own: Sequence[int],
     floor_gb_per_s: float,
     transport: str | None = None,
+    *,
+    rounds: int = ROUNDS,
 ) -> PreflightReport:
-    """Read the peer's blocks `remote` into the own blocks `own`, several times.
+    """Read the peer's blocks `remote` into the own blocks `own`, once and then `rounds` times.
 
     Raises ReadFailed. The own blocks of an unfinished READ remain its destination until the
     exception's `settled` completes.
@@ -116,7 +118,7 @@ async def measure(
     seconds: list[float] = []
     over_tcp: set[bool | None] = set()
     over_sockets = mover.kind == NixlMover.kind  # only NIXL has transports
-    for _ in range(ROUNDS + 1):
+    for _ in range(rounds + 1):
         before, begun = tcp_bytes.received() if over_sockets else None, loop.time()
         read = mover.read(boot_id, remote, own)
         if not await waits.done_within(read.landed, READ_TIMEOUT_S):

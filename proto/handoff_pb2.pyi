@@ -8,16 +8,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HandshakeMessage(_message.Message):
-    __slots__ = ("worker_id", "boot_id", "compatibility", "pool")
+    __slots__ = ("worker_id", "boot_id", "compatibility", "pool", "host", "probe_after_ms", "read_gb_per_s")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     COMPATIBILITY_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PROBE_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    READ_GB_PER_S_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     boot_id: bytes
     compatibility: Compatibility
     pool: PoolDescription
-    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., compatibility: _Optional[_Union[Compatibility, _Mapping]] = ..., pool: _Optional[_Union[PoolDescription, _Mapping]] = ...) -> None: ...
+    host: str
+    probe_after_ms: int
+    read_gb_per_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., compatibility: _Optional[_Union[Compatibility, _Mapping]] = ..., pool: _Optional[_Union[PoolDescription, _Mapping]] = ..., host: _Optional[str] = ..., probe_after_ms: _Optional[int] = ..., read_gb_per_s: _Optional[float] = ...) -> None: ...
 
 class Compatibility(_message.Message):
     __slots__ = ("protocol_version", "model_fingerprint", "kv_dtype", "block_size", "layout_version", "checksum_algorithm", "layers", "kv_heads", "head_dim", "tp_size", "tp_rank", "verify", "draft_fingerprint", "deterministic_split")

@@ -44,6 +44,7 @@ from baton.runtime.exposition import process_gauges, standard_names
 from baton.runtime.http_server import HttpServer, listen
 from baton.runtime.identity import cluster_key
 from baton.runtime.registry_client import RegistryClient
+from baton.runtime.shared_registry.report_exchange import ReportExchange
 
 LAST_EVENT_S = 5  # for clients to read the last event of a stream that is ended
 BACKLOG = RouterConfig().backlog
@@ -65,12 +66,14 @@ async def serve_router(
     dialer: Dialer | None = None,
     admin: AdminAccess | None = None,
     admin_ready: Callable[[int], None] | None = None,
+    reports: ReportExchange | None = None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or cancellation. `ready` is called once with the URL when the
     port answers (/readyz says whether workers are there); before it, `grpc_ready` with the gRPC
     host:port and `admin_ready` with the admin port, where there is one. `token` keys the identities
-    of blocks; without a `dialer` it is sent to the workers too. Raises ConfigError for a port in
-    use or a reachable host without keys, ModelError for the model's folder."""
+    of blocks; without a `dialer` it is sent to the workers too; `reports` reaches the other
+    routers. Raises ConfigError for a port in use or a reachable host without keys, ModelError for
+    the model's folder."""
     check_exposure(config.router)
     card = read_card(model_folder, model_name)
     tokenizer = HfTokenizer(card.tokenizer_file)
@@ -79,7 +82,9 @@ async def serve_router(
     try:
         key = cluster_key(token)
         limits = ContextLimits(card.max_context, card.vocab_size)
-        fleet = Fleet(registry, dialer or GrpcDialer(token), config.router, key, limits)
+        fleet = Fleet(
+            registry, dialer or GrpcDialer(token), config.router, key, limits, reports=reports
+        )
         router = _router(config, card, fleet, tokenizer, grammars, key)
         async with _admin_port(router, admin, admin_ready):
             front = await _grpc_front(router, grpc_ready)

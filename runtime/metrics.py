@@ -56,15 +56,13 @@ PYTHON_BLOCKS = gauge(
 REQUESTS = counter(
     "baton_requests_total",
     "Requests ended, by how: finished, failed, cancelled, or refused before any work.",
-    "outcome",
-    ("finished", "failed", "cancelled", "refused"),
-)
+    "outcome", ("finished", "failed", "cancelled", "refused"),
+)  # fmt: skip
 FINISHED_CHOICES = counter(
     "baton_finished_choices_total",
     "Choices that were answered to their end, by finish reason.",
-    "reason",
-    ("stop", "length", "tool_calls"),
-)
+    "reason", ("stop", "length", "tool_calls"),
+)  # fmt: skip
 ACTIVE_REQUESTS = gauge("baton_active_requests", "Requests that hold an admission ticket.")
 BODY_BYTES = gauge(
     "baton_body_bytes", "Bytes of request bodies that are being received or tokenized."
@@ -73,17 +71,15 @@ BODY_REFUSALS = counter(
     "baton_body_refusals_total",
     "Bodies refused or cut off because such bodies held too many bytes: those of one API key, or "
     "all.",
-    "reason",
-    ("key", "all"),
-)
+    "reason", ("key", "all"),
+)  # fmt: skip
 TTFT = histogram("baton_ttft_seconds", "From a request's arrival to its first token sent.")
 ITL = histogram("baton_itl_seconds", "Between two tokens of one choice, as sent.")
 OBJECTIVES = counter(
     "baton_objective_requests_total",
     "Requests that were answered or failed, by what they missed of `slo.ttft_s` and `slo.itl_s`.",
-    "outcome",
-    ("met", "ttft_missed", "itl_missed", "both_missed", "failed"),
-)
+    "outcome", ("met", "ttft_missed", "itl_missed", "both_missed", "failed"),
+)  # fmt: skip
 GOODPUT_TOKENS = counter(
     "baton_goodput_tokens_total", "Output tokens of requests that met their objectives."
 )
@@ -115,9 +111,8 @@ REFUSALS = counter(
 FLEET_QUEUED_TOKENS = gauge(
     "baton_fleet_queued_tokens",
     "Prompt tokens still to be computed on the linked workers of a role, as they report it.",
-    "role",
-    ROLES,
-)
+    "role", ROLES,
+)  # fmt: skip
 FLEET_WAITING = gauge(
     "baton_fleet_waiting_requests", "Requests that wait on a role's linked workers.", "role", ROLES
 )
@@ -125,9 +120,8 @@ FLEET_REQUESTS = gauge("baton_fleet_requests", "Requests on decode workers, of a
 FLEET_KV_USE = gauge(
     "baton_fleet_kv_use_ratio",
     "Share of the KV blocks of a role's linked workers that no allocation could get.",
-    "role",
-    ROLES,
-)
+    "role", ROLES,
+)  # fmt: skip
 FLEET_READY = gauge(
     "baton_fleet_ready_workers", "Linked workers of a role that take work.", "role", ROLES
 )
@@ -143,16 +137,14 @@ RETRIES_REFUSED = counter(
     "baton_retries_refused_total",
     "Requests that lost their worker and were not migrated: their own attempts, or the router's "
     "retry budget, were used up.",
-    "reason",
-    ("attempts", "budget"),
-)
+    "reason", ("attempts", "budget"),
+)  # fmt: skip
 DEADLINES_PASSED = counter(
     "baton_deadlines_passed_total",
     "Requests ended by their deadline, by phase: received and tokenized, waiting "
     "to be placed, or answered.",
-    "phase",
-    ("receiving", "placing", "answering"),
-)
+    "phase", ("receiving", "placing", "answering"),
+)  # fmt: skip
 STALE_OUTPUTS = counter(
     "baton_stale_outputs_total",
     "Outputs of an older attempt, of an ended choice, or seen before; they are dropped.",
@@ -165,16 +157,14 @@ REGISTRY_UP.set(1)
 LINKS = gauge(
     "baton_links",
     "Links of this process that are up, by the role of the other end.",
-    "peer",
-    ("prefill", "decode", "router"),
-)
+    "peer", ("prefill", "decode", "router"),
+)  # fmt: skip
 LINK_BREAKS = counter("baton_link_breaks_total", "Links lost by an error or by silence.")
 HANGS = counter(
     "baton_hangs_total",
     "Workers that answered on their link but finished no step in time, by role.",
-    "role",
-    ("prefill", "decode"),
-)
+    "role", ("prefill", "decode"),
+)  # fmt: skip
 QUARANTINED_REQUESTS = counter(
     "baton_requests_quarantined_total",
     "Requests that failed because workers hung on them, the last worker with no other request.",
@@ -182,9 +172,28 @@ QUARANTINED_REQUESTS = counter(
 CIRCUITS = gauge(
     "baton_circuits",
     "Workers by the state of their circuit: open ones get no requests, half-open ones one.",
-    "state",
-    ("closed", "open", "half_open"),
+    "state", ("closed", "open", "half_open"),
+)  # fmt: skip
+SLOW_STARTS = gauge(
+    "baton_slow_starts",
+    "Workers that joined lately and get a growing share of placements, by role.",
+    "role", ROLES,
+)  # fmt: skip
+SLOW_START_PLACEMENTS = counter(
+    "baton_slow_start_placements_total",
+    "Placements after which a worker in its slow start has had its share and waits, by role.",
+    "role", ROLES,
+)  # fmt: skip
+OTHER_ROUTERS = gauge(
+    "baton_other_routers",
+    "Other routers whose circuits and placements this one hears of, through Redis.",
 )
+ROUTER_REPORTS = counter(
+    "baton_router_reports_total",
+    "Reports between routers: taken, refused as unsigned, copied or too old, or lost as the server "
+    "could not be reached.",
+    "outcome", ("taken", "refused", "lost"),
+)  # fmt: skip
 DEGRADED_PAIRS = gauge(
     "baton_degraded_pairs",
     "Pairs of linked workers whose first READs were below the floor: placement avoids them while "
@@ -194,9 +203,8 @@ CIRCUITS_OPENED = counter(
     "baton_circuits_opened_total",
     "Circuits opened, by why: the worker failed requests, was much slower than the others, or "
     "hung.",
-    "reason",
-    ("failing", "slow", "hung"),
-)
+    "reason", ("failing", "slow", "hung"),
+)  # fmt: skip
 DECISIONS_MADE = counter_of_pairs(
     "baton_disaggregation_decisions_total",
     "Placements, by where the prompt was to be prefilled and why.",
@@ -226,21 +234,18 @@ TOKENS = counter(
     "baton_tokens_total",
     "Tokens computed or drawn: prompt tokens computed, output tokens, and tokens computed again "
     "after a preemption.",
-    "kind",
-    ("prompt", "output", "recomputed"),
-)
+    "kind", ("prompt", "output", "recomputed"),
+)  # fmt: skip
 PROPOSED_TOKENS = counter(
     "baton_proposed_tokens_total",
     "Tokens proposed to be verified in one step with a known one, by proposer.",
-    "proposer",
-    PROPOSERS,
-)
+    "proposer", PROPOSERS,
+)  # fmt: skip
 ACCEPTED_TOKENS = counter(
     "baton_accepted_tokens_total",
     "Proposed tokens that equalled the model's own draws, by proposer.",
-    "proposer",
-    PROPOSERS,
-)
+    "proposer", PROPOSERS,
+)  # fmt: skip
 ACCEPTED_DRAFT_TOKENS = histogram(
     "baton_accepted_draft_tokens",
     "Accepted tokens of one draft: those above n accepted position n + 1.",
@@ -293,25 +298,22 @@ MASK_WAIT_SECONDS = counter(
 STEP_SECONDS = histogram(
     "baton_step_seconds",
     "Device time of an engine step, by the worker's role.",
-    "role",
-    ("prefill", "decode"),
-)
+    "role", ("prefill", "decode"),
+)  # fmt: skip
 STEP_SEQUENCES = histogram(
     "baton_step_sequences", "Sequences of a step.", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256)
 )
 POOL_BLOCKS = gauge(
     "baton_pool_blocks",
     "Blocks of the KV pool by state; the states add up to the pool.",
-    "state",
-    POOL_STATES,
-)
+    "state", POOL_STATES,
+)  # fmt: skip
 PREEMPTIONS = counter(
     "baton_preemptions_total",
     "Put back because blocks ran out, to be computed or fetched again: running sequences, prompts "
     "that were prefilled locally, and handoffs whose credit was taken back.",
-    "kind",
-    ("running", "prefilling", "fetching"),
-)
+    "kind", ("running", "prefilling", "fetching"),
+)  # fmt: skip
 BROKEN_SLICES = counter(
     "baton_broken_slices_total", "Slices whose logits were not finite; their request failed."
 )
@@ -327,21 +329,18 @@ HANDOFFS = counter(
     "baton_handoffs_total",
     "Handoffs ended on this worker. Of the reader: completed, failed, cancelled, refused "
     "by one that drains; of the granter: closed by the reader, expired by the lease, refused.",
-    "outcome",
-    ("completed", "failed", "cancelled", "closed", "expired", "refused"),
-)
+    "outcome", ("completed", "failed", "cancelled", "closed", "expired", "refused"),
+)  # fmt: skip
 OPEN_HANDOFFS = gauge(
     "baton_open_handoffs",
     "Handoffs now open on this worker, by state: waiting for the first offer, reading, or closing.",
-    "state",
-    HANDOFF_STATES,
-)
+    "state", HANDOFF_STATES,
+)  # fmt: skip
 OLDEST_HANDOFF_SECONDS = gauge(
     "baton_oldest_handoff_seconds",
     "Longest time since an open handoff's opening, last offer or end, by state.",
-    "state",
-    HANDOFF_STATES,
-)
+    "state", HANDOFF_STATES,
+)  # fmt: skip
 HANDOFF_SECONDS = histogram(
     "baton_handoff_seconds",
     "From a handoff's beginning to its last block verified; of those that were completed.",
@@ -360,9 +359,8 @@ READ_SECONDS = counter(
 CACHED_READS = counter(
     "baton_cached_reads_total",
     "Reads by prefill workers of blocks that another worker held; what is missing is computed.",
-    "outcome",
-    ("complete", "partial", "failed", "cancelled"),
-)
+    "outcome", ("complete", "partial", "failed", "cancelled"),
+)  # fmt: skip
 CACHED_READ_BLOCKS = counter(
     "baton_cached_read_blocks_total", "Blocks that prefill workers read and did not compute."
 )
@@ -372,9 +370,8 @@ CACHED_READ_BYTES = counter(
 LOCAL_PREFILLS = counter(
     "baton_local_prefills_total",
     "Prompts that a decode worker prefilled by itself, by why.",
-    "reason",
-    ("placed", "no_candidate", "recompute"),
-)
+    "reason", ("placed", "no_candidate", "recompute"),
+)  # fmt: skip
 REREAD_BLOCKS = counter(
     "baton_reread_blocks_total", "Blocks read again because their bytes were not the ones offered."
 )
@@ -391,8 +388,10 @@ QUARANTINED_BLOCKS = gauge(
     "baton_quarantined_blocks", "Blocks that an unfinished READ may still write to."
 )
 PEERS = counter(
-    "baton_peers_total", "Workers met to read from, by the bandwidth of the first READs.", "state",
-    ("good", "degraded"),
+    "baton_peers_total",
+    "Workers to read from: measured as good or degraded, taken over from another worker's "
+    "measurement of the same two hosts, or to be measured later.",
+    "state", ("good", "degraded", "shared", "postponed"),
 )  # fmt: skip
 LEASES_EXPIRED = counter(
     "baton_leases_expired_total",

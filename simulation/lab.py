@@ -29,8 +29,8 @@ from baton.simulation.fleet.draw_scenario import draw
 from baton.simulation.fleet.engine_kind import DRAFTING_HASHES, HASHES, VOCAB, EngineKind
 from baton.simulation.fleet.faults import Striker
 from baton.simulation.fleet.history import FINISHED, LEFT, ROUTER_LOST, Ask, History, serve
-from baton.simulation.fleet.lab_proposer import proposer_of
 from baton.simulation.fleet.lab_vocabulary import lab_vocabulary
+from baton.simulation.fleet.oracle_proposer import proposer_of
 from baton.simulation.fleet.rolling_restart import end_lost
 from baton.simulation.fleet.scenario import BLOCK, Event, Fault, Scenario
 from baton.simulation.fleet.world import WorkerProcess, World
@@ -77,6 +77,8 @@ class Run:
         self.world = World(
             loop, scenario.config, dice, kind, step_s=scenario.step_s, delay_s=scenario.delay_s
         )
+        if scenario.named_hosts:
+            self.world.host_of = str
         if scenario.shared_registry:
             self.world.share_registry()
         if scenario.constrained:

@@ -17,7 +17,7 @@ from baton.router.fleet.dialer import GrpcDialer
 from baton.router.server import serve_router
 from baton.runtime import logs, process_memory, tracing
 from baton.runtime.config import Config
-from baton.runtime.shared_registry.registry_location import open_registry
+from baton.runtime.shared_registry.registry_location import open_registry, open_reports
 from baton.runtime.tls import tls_of
 
 
@@ -59,6 +59,7 @@ def run_router(
             write_private(admin_address_file(address_file), address_of(admin.host, port))
 
     registry = open_registry(config.registry, config.security, secrets.accepted, deletes_dead=True)
+    reports = open_reports(config.registry, config.security, secrets.accepted)
 
     async def serve() -> None:
         try:
@@ -67,6 +68,7 @@ def run_router(
                 model_folder=model_folder,
                 model_name=model_name,
                 registry=registry,
+                reports=reports,
                 token=secrets.identity,
                 ready=ready,
                 grpc_ready=grpc_ready,

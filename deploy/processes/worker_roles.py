@@ -28,6 +28,7 @@ from baton.engine.scheduling.blocks import BlockPool
 from baton.engine.speculation.ngram_proposer import NgramProposer
 from baton.engine.speculation.suffix_proposer import SuffixProposer
 from baton.kv_transfer import handshake
+from baton.kv_transfer.host_id import host_id
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.kv_transfer.peers.bandwidth_probe import BandwidthProbe
 from baton.kv_transfer.peers.handoff_service import HandoffService
@@ -87,7 +88,7 @@ class Below:
             if settings.deterministic
             else "",
         )
-        return handshake.build(self.boot.worker_id, self.mover.describe(), common)
+        return handshake.build(self.boot.worker_id, self.mover.describe(), common, host_id())
 
     def wall_offset_s(self) -> float:
         return time.time() - asyncio.get_running_loop().time()

@@ -1,9 +1,9 @@
-"""The bandwidth probe at first contact: measures how fast a peer's pool can be read.
+"""The bandwidth probe: measures how fast a peer's pool can be read.
 
 Unconfigured systems fall back to TCP without a message and are a hundred times slower. A pair below
 the configured floor is marked degraded in the log, the metrics and the load report; a pair whose
 pool cannot be read is rejected. The probe leases destination blocks from the own pool and discards
-the bytes.
+the bytes. When it measures is decided in peer_measurements.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 
 from baton.kv_transfer.mover import Mover, PeerPool
 from baton.kv_transfer.peers.block_store import BlockStore
-from baton.kv_transfer.preflight import PreflightFailed, measure
+from baton.kv_transfer.preflight import ROUNDS, PreflightFailed, PreflightReport, measure
 from baton.proto import worker_pb2
 from baton.runtime import logs, metrics
 from baton.runtime.errors import OutOfBlocks
@@ -25,13 +25,13 @@ READ_BLOCKS = 8
 
 
 class BandwidthProbe:
-    """Measures peers for one worker; `check` runs once per peer's boot id."""
+    """Measures peers for one worker."""
 
     def __init__(self, mover: Mover, pool: BlockStore, floor_gb_per_s: float) -> None:
         self._mover = mover
         self._pool = pool
-        self._floor_gb_per_s = floor_gb_per_s
-        self._checks: set[asyncio.Task[None]] = set()
+        self.floor_gb_per_s = floor_gb_per_s
+        self._checks: set[asyncio.Task[PreflightReport | None]] = set()
         self._degraded: dict[bytes, worker_pb2.DegradedPeer] = {}  # by boot id, the oldest first
 
     def degraded(self) -> list[worker_pb2.DegradedPeer]:
@@ -39,30 +39,33 @@ class BandwidthProbe:
         return list(self._degraded.values())
 
     def forget(self, boot_id: bytes) -> None:
-        """Remove a peer's mark: the peer is measured again before its next stream."""
+        """Remove a peer's mark."""
         self._degraded.pop(boot_id, None)
 
-    async def check(self, worker_id: str, peer: PeerPool) -> None:
-        """Measure a peer and report the result. Raises ReadFailed if its pool cannot be read.
-        Without a free block in the own pool, the measurement is skipped.
+    async def check(
+        self, worker_id: str, peer: PeerPool, rounds: int = ROUNDS
+    ) -> PreflightReport | None:
+        """Measure a peer by `rounds` READs after a first one, and return the report. Raises
+        ReadFailed if its pool cannot be read. Without a free block in the own pool, the
+        measurement is skipped, and None returned.
 
         If the caller is cancelled, the measurement continues: its READ may still land."""
-        check = asyncio.create_task(self._check(worker_id, peer))
+        check = asyncio.create_task(self._check(worker_id, peer, rounds))
         self._checks.add(check)
         check.add_done_callback(self._checks.discard)
         check.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.shield(check)
+        return await asyncio.shield(check)
 
-    async def _check(self, worker_id: str, peer: PeerPool) -> None:
+    async def _check(self, worker_id: str, peer: PeerPool, rounds: int) -> PreflightReport | None:
         count = max(1, min(READ_BLOCKS, READ_BYTES // peer.block_bytes, peer.num_blocks))
         try:
             own = self._pool.lease(count)
         except OutOfBlocks:
             log.info("peer measurement skipped", worker=worker_id, reason="no free block")
-            return
+            return None
         try:
             report = await measure(
-                self._mover, peer.boot_id, range(count), own, self._floor_gb_per_s
+                self._mover, peer.boot_id, range(count), own, self.floor_gb_per_s, rounds=rounds
             )
         except PreflightFailed as failed:
             if failed.settled is not None:
@@ -80,11 +83,14 @@ class BandwidthProbe:
             degraded=report.degraded,
         )
         metrics.PEERS.labels("degraded" if report.degraded else "good").inc()
-        self.forget(peer.boot_id)
-        if report.degraded:
-            self._mark(worker_id, peer.boot_id, report.gb_per_s)
+        self.mark(worker_id, peer.boot_id, report.gb_per_s)
+        return report
 
-    def _mark(self, worker_id: str, boot_id: bytes, gb_per_s: float) -> None:
+    def mark(self, worker_id: str, boot_id: bytes, gb_per_s: float) -> None:
+        """Mark a peer as degraded if it is below the floor, else remove its mark."""
+        self.forget(boot_id)
+        if gb_per_s >= self.floor_gb_per_s:
+            return
         self._degraded[boot_id] = worker_pb2.DegradedPeer(
             worker_id=worker_id, boot_id=boot_id, gb_per_s=gb_per_s
         )

@@ -68,11 +68,19 @@ class Grants:
             else:
                 yield "reading", now - one.offered_s
 
-    def expect_reads(self) -> None:
-        """Serve peers' READs promptly for a while: a reader that has completed its handshake
-        measures READs before any lease exists."""
-        self._mover.hold_progress()
-        asyncio.get_running_loop().call_later(EXPECTED_READS_S, self._mover.drop_progress)
+    def expect_reads(self, after_s: float = 0.0) -> None:
+        """Serve peers' READs promptly for a while, from that time on: a reader that has completed
+        its handshake measures READs before any lease exists."""
+        loop = asyncio.get_running_loop()
+
+        def expect() -> None:
+            self._mover.hold_progress()
+            loop.call_later(EXPECTED_READS_S, self._mover.drop_progress)
+
+        if after_s:
+            loop.call_later(after_s, expect)
+        else:
+            expect()
 
     async def serve(self, link: GranterLink) -> None:
         """Serve one handoff stream; returns when the handoff is over, however long after its

@@ -9,6 +9,7 @@ from typing import Any
 import grpc.aio
 
 from baton.kv_transfer import handshake
+from baton.kv_transfer.peers.contact_answers import ContactAnswers
 from baton.kv_transfer.peers.grants import Grants
 from baton.proto import handoff_pb2, handoff_pb2_grpc
 from baton.runtime import logs
@@ -24,18 +25,17 @@ class HandoffService(handoff_pb2_grpc.HandoffServicer):
     def __init__(self, grants: Grants, mine: Callable[[], handoff_pb2.HandshakeMessage]) -> None:
         self._grants = grants
         self._mine = mine
+        self._answers = ContactAnswers(grants, mine)
         self._handoffs: set[asyncio.Task[None]] = set()
 
     async def Handshake(
         self, theirs: handoff_pb2.HandshakeMessage, context: grpc.aio.ServicerContext[Any, Any]
     ) -> handoff_pb2.HandshakeMessage:
-        mine = self._mine()
         try:
-            handshake.check(mine, theirs)
+            handshake.check(self._mine(), theirs)
         except BatonError as error:
             await abort(context, error)
-        self._grants.expect_reads()
-        return mine
+        return self._answers.answer(theirs)
 
     async def Open(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         link: ServerLink[handoff_pb2.GranterMessage, handoff_pb2.ReaderMessage]

@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from baton.kv_transfer import handshake
@@ -22,6 +23,7 @@ from baton.kv_transfer.peers.peer_client import (
     HandoffLink,
     PeerClient,
 )
+from baton.kv_transfer.peers.peer_measurements import MeasuredPeer, PeerMeasurements
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, waits
 from baton.runtime.errors import BatonError, Unavailable
@@ -49,7 +51,7 @@ class Peers(Protocol):
         ...
 
     def degraded(self) -> list[worker_pb2.DegradedPeer]:
-        """Return the peers whose first contact was slower than the configured floor."""
+        """Return the peers whose last measurement was below the configured floor."""
         ...
 
     async def close(self) -> None: ...
@@ -97,7 +99,7 @@ class RegisteredPeers:
         self._dial = dial
         self._registry = registry
         self._records: list[WorkerRecord] = []  # the registry's last answer
-        self._bandwidth_probe = bandwidth_probe
+        self._measurements = PeerMeasurements(bandwidth_probe, mover.describe().boot_id)
         self._mover = mover
         self._first_contact_s = first_contact_s
         self._timed_out: dict[bytes, None] = {}  # boot ids, the oldest first
@@ -131,11 +133,11 @@ class RegisteredPeers:
         return peer.client.open()
 
     def degraded(self) -> list[worker_pb2.DegradedPeer]:
-        return self._bandwidth_probe.degraded()
+        return self._measurements.degraded()
 
     def forget(self, boot_id: bytes) -> None:
         self._mover.forget(boot_id)
-        self._bandwidth_probe.forget(boot_id)
+        self._measurements.forget(boot_id)
         peer = self._peers.pop(boot_id, None)
         if peer is not None:
             closing = asyncio.ensure_future(peer.client.close())
@@ -166,7 +168,7 @@ class RegisteredPeers:
             finally:
                 if boot_id not in self._peers:  # forgotten while it connected
                     self._mover.forget(boot_id)
-                    self._bandwidth_probe.forget(boot_id)
+                    self._measurements.forget(boot_id)
             self._timed_out.pop(boot_id, None)
             if self._peers.get(boot_id) is peer:
                 self._forget_predecessors(peer)
@@ -216,7 +218,7 @@ class RegisteredPeers:
                 self.forget(boot_id)
 
     async def _connect(self, client: PeerClient, boot_id: bytes) -> None:
-        """Exchange handshakes, connect the mover and measure the bandwidth."""
+        """Exchange handshakes, connect the mover and measure the bandwidth, now or later."""
         mine = self._mine()
         theirs = await client.handshake(mine)
         if theirs.boot_id != boot_id:
@@ -226,4 +228,14 @@ class RegisteredPeers:
         handshake.check(mine, theirs)
         pool = handshake.peer_pool(theirs)
         await self._mover.connect(pool)
-        await self._bandwidth_probe.check(theirs.worker_id, pool)
+        await self._measurements.meet(MeasuredPeer(theirs, pool, partial(_greet, client, mine)))
+
+
+async def _greet(
+    client: PeerClient, mine: handoff_pb2.HandshakeMessage, gb_per_s: float
+) -> handoff_pb2.HandshakeMessage:
+    """Repeat the handshake: with a measurement to report it, with 0 to take a time for another."""
+    message = handoff_pb2.HandshakeMessage()
+    message.CopyFrom(mine)
+    message.read_gb_per_s = gb_per_s
+    return await client.handshake(message)

@@ -19,7 +19,7 @@ from baton.router.fleet.placement import FleetView, Need, Placement, open_groups
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.roster import WorkerGroup
 from baton.router.fleet.worker_link import WorkerLink
-from baton.router.fleet.worker_view import KvFormat
+from baton.router.fleet.worker_view import KvFormat, WorkerView
 from baton.runtime import metrics, tracing
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import BatonError, Overloaded, Unavailable, WorkerLost
@@ -86,7 +86,7 @@ class Submitter:
 
     def _find(self, attempt: Attempt) -> _Found | BatonError:
         need = self._need(attempt)
-        fleet = FleetView(self._fleet.roster(), self._fleet.passed_over())
+        fleet = FleetView(self._fleet.roster(), self._fleet.passed_over(), self._fleet.deferred())
         groups = open_groups(need, fleet, self._fleet.disconnected_capacities)
         if isinstance(groups, BatonError):
             return groups
@@ -136,13 +136,13 @@ class Submitter:
         self._fleet.recent_prompts.add(attempt.identities.get(placement.decode.kv_format, ()))
         attempt.identities.clear()  # another attempt may have other tokens
         now_s = asyncio.get_running_loop().time()
-        self._fleet.circuits.record_placement(link.boot_id, now_s)
+        self._record_placement(placement.decode, now_s)
         attempt.candidates = frozenset(worker.boot_id for worker in placement.candidates)
         attempt.prefill = placement.candidates[0].boot_id if placement.candidates else b""
         attempt.generation.numerics = placement.decode.numerics
         _note_placed(link, tokens)
         if placement.candidates:
-            self._fleet.circuits.record_placement(attempt.prefill, now_s)
+            self._record_placement(placement.candidates[0], now_s)
             first = self._fleet.link(placement.candidates[0].worker_id)
             if first is not None:
                 _note_placed(first, tokens)
@@ -150,6 +150,11 @@ class Submitter:
         reason = "alone" if attempt.alone else placement.reason
         metrics.DECISIONS_MADE.labels(decision, reason).inc()
         return link
+
+    def _record_placement(self, worker: WorkerView, now_s: float) -> None:
+        fleet = self._fleet
+        fleet.circuits.record_placement(worker.boot_id, now_s)
+        fleet.slow_start.record_placement(worker.worker_id, worker.role, fleet.roster(), now_s)
 
 
 def _note_placed(link: WorkerLink, tokens: int) -> None:

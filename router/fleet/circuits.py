@@ -7,6 +7,7 @@
 
 A worker is compared with the others of its role. At most a third of a role's workers is passed
 over at once, or one of two if it fails: those whose circuits have been open for the longest time.
+What fails another router is suspected: two strikes open its circuit, and none opens by itself.
 Knows no links and no requests. Pure: time and randomness are given. Owned by the fleet.
 """
 
@@ -21,6 +22,7 @@ from typing import Literal
 from baton.runtime import metrics
 
 STRIKES = 5.0  # a failure adds one, a success takes half of one away
+SUSPECTED_STRIKES = 2.0  # while another router holds the worker's circuit open
 OPEN_S = 5.0
 MAX_OPEN_S = 300.0
 MAX_DOUBLINGS = 20
@@ -55,6 +57,7 @@ class Circuits:
         self._rng = rng
         self._circuits: dict[bytes, _Circuit] = {}
         self.version = 0  # changes when other workers may be passed over
+        self.suspected: frozenset[bytes] = frozenset()  # boot ids that fail other routers
 
     # -- events ------------------------------------------------------------------------------
 
@@ -66,8 +69,13 @@ class Circuits:
                 self._open(circuit, now_s, "failing")
             return  # without a probe: the request was placed before the circuit opened
         circuit.strikes += 1
-        if circuit.strikes >= (1 if now_s < circuit.probation_until_s else STRIKES):
+        if circuit.strikes >= self._enough(boot_id, circuit, now_s):
             self._open(circuit, now_s, "failing")
+
+    def _enough(self, boot_id: bytes, circuit: _Circuit, now_s: float) -> float:
+        if now_s < circuit.probation_until_s:
+            return 1.0
+        return SUSPECTED_STRIKES if boot_id in self.suspected else STRIKES
 
     def record_hang(self, boot_id: bytes, now_s: float) -> None:
         circuit = self._circuits.setdefault(boot_id, _Circuit())
@@ -133,6 +141,10 @@ class Circuits:
             for role, opened in found.items()
             for boot_id in self._longest(sorted(opened), roles.count(role))
         )
+
+    def failing(self) -> list[bytes]:
+        """Return the workers whose circuit is open or half-open since they failed requests."""
+        return [e for e, circuit in self._circuits.items() if circuit.reason == "failing"]
 
     def next_change_s(self, now_s: float) -> float:
         """Return when `passed_over` may next change without an event."""

@@ -112,7 +112,9 @@ def _cost(view: WorkerView, cost: int, uncached: int, obstacle: str) -> WorkerCo
 def _obstacle(view: WorkerView, fleet: FleetView) -> str:
     if view.draining:
         return "draining"
-    return "its circuit is open" if view.boot_id in fleet.passed_over else ""
+    if view.boot_id in fleet.passed_over:
+        return "its circuit is open"
+    return "slow start: it has had its share" if view.boot_id in fleet.deferred else ""
 
 
 def _prefill_obstacle(view: WorkerView, decode: WorkerView, need: Need) -> str:

@@ -18,14 +18,16 @@ from functools import cache
 from baton.proto import worker_pb2
 from baton.router.fleet.circuits import Circuits
 from baton.router.fleet.dialer import Dialer
+from baton.router.fleet.fleet_reports import FleetReports, kv_format_of, kv_formats
 from baton.router.fleet.radix_index import CAPACITY_BLOCKS, Holders, RadixIndex
 from baton.router.fleet.recent_prompts import RecentPrompts
 from baton.router.fleet.registry_watcher import RegistryWatcher
 from baton.router.fleet.roster import DisconnectedWorkers, Roster
+from baton.router.fleet.slow_start import SlowStart
+from baton.router.fleet.state_sharing import StateSharing
 from baton.router.fleet.worker_link import LinkListener, WorkerLink
 from baton.router.fleet.worker_view import (
     KvFormat,
-    NumericsId,
     WorkerCapacity,
     WorkerView,
     incompatible_prefill_workers,
@@ -36,6 +38,7 @@ from baton.runtime.config import RouterConfig
 from baton.runtime.identity import chain, root
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import RegistryClient
+from baton.runtime.shared_registry.report_exchange import ReportExchange
 from baton.runtime.wire import degraded_peers
 
 REGISTRY_POLL_S = 0.5
@@ -47,7 +50,7 @@ log = logs.get(__name__)
 
 class Fleet:
     """`key` is the cluster's identity key, `limits` are those of the model itself, `boot_id` is 16
-    random bytes."""
+    random bytes; `reports` reaches the other routers."""
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Fleet:
         key: bytes,
         limits: ContextLimits,
         boot_id: bytes | None = None,
+        reports: ReportExchange | None = None,
     ) -> None:
         self._registry_watcher = RegistryWatcher(registry)
         self._dialer = dialer
@@ -67,8 +71,7 @@ class Fleet:
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._disconnected = DisconnectedWorkers(config.returned_wait_s)
-        self._mixed_numerics: dict[NumericsId, list[str]] = {}  # as last logged
-        self._incompatible: dict[str, str] = {}  # as last logged
+        self._reports = FleetReports()
         self._rebuilt = False
         self._roster = Roster(config.max_waiting)
         self._changed: dict[str, None] = {}  # workers, since `roster` was last called
@@ -79,24 +82,29 @@ class Fleet:
         self.index = RadixIndex(CAPACITY_BLOCKS, self._note_change)
         self.circuits = Circuits(random.Random(self._boot_id))
         self.recent_prompts = RecentPrompts()
+        self.slow_start = SlowStart()
+        self.sharing = None if reports is None else self._shares_over(reports)
 
     async def run(self, listener: LinkListener) -> None:
         """Follow the registry until cancelled, then close every link."""
+        sharing = None if self.sharing is None else asyncio.create_task(self.sharing.run())
         try:
             while True:
                 self._update_links(await self._registry_watcher.workers(), listener)
                 self.rebuilt()  # without a request too: workers that come later do not count
-                self._report_mixed_numerics()
                 self._compare_workers()
                 self._count_degraded()
-                self._report_incompatible()
+                self._reports.report(self._links.values())
                 self.index.sweep()
                 await asyncio.sleep(REGISTRY_POLL_S)
         finally:
-            tasks = list(self._tasks.values())
+            tasks = [*self._tasks.values(), *([] if sharing is None else [sharing])]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _shares_over(self, reports: ReportExchange) -> StateSharing:
+        return StateSharing(reports, self._boot_id, self.circuits, self._links.values)
 
     def _update_links(self, records: Sequence[WorkerRecord], listener: LinkListener) -> None:
         named = {record.worker_id: record for record in records}
@@ -127,23 +135,6 @@ class Fleet:
                 self._links[worker_id] = link
                 self._tasks[worker_id] = asyncio.create_task(link.run(), name=f"link {worker_id}")
 
-    def _report_mixed_numerics(self) -> None:
-        """Log once each set of decode workers that compute different numbers."""
-        found: dict[NumericsId, list[str]] = {}
-        for link in self._links.values():
-            if link.up and link.worker_hello is not None and link.record.role == "decode":
-                numerics = (link.worker_hello.model_fingerprint, link.worker_hello.kv_dtype)
-                found.setdefault(numerics, []).append(link.worker_id)
-        if len(found) > 1 and found != self._mixed_numerics:
-            log.warning(
-                "decode workers differ",
-                workers={" ".join(numerics): names for numerics, names in found.items()},
-                effect="answers depend on the worker; a request migrates only to workers with the "
-                "same fingerprint and KV dtype",
-                remedy="run all decode workers with the same model, settings and processor type",
-            )
-        self._mixed_numerics = found
-
     def _compare_workers(self) -> None:
         """Compare the step times of each role's workers; forget the circuits of dropped ones."""
         now_s = _now()
@@ -164,9 +155,10 @@ class Fleet:
 
     def publish_gauges(self) -> None:
         """Set the gauges of both fleets from the linked workers' last load reports."""
-        ready = self.linked_counts()
+        ready, starting = self.linked_counts(), self.slow_start.counts()
         for role in metric_factory.ROLES:
             metrics.FLEET_READY.labels(role).set(ready[role])
+            metrics.SLOW_STARTS.labels(role).set(starting[role])
             views = [view for view in self.roster().views() if view.role == role]
             blocks = sum(view.total_blocks for view in views)
             free = sum(view.free_blocks for view in views)
@@ -174,29 +166,6 @@ class Fleet:
             metrics.FLEET_WAITING.labels(role).set(sum(view.queued_requests for view in views))
             metrics.FLEET_KV_USE.labels(role).set(1 - free / blocks if blocks else 0.0)
         metrics.FLEET_REQUESTS.set(sum(link.load.open_requests for link in self._links.values()))
-
-    def _report_incompatible(self) -> None:
-        """Log once each set of prefill workers that cannot be used."""
-        found = incompatible_prefill_workers(
-            self._kv_formats("prefill"), self._kv_formats("decode")
-        )
-        if found and found != self._incompatible:
-            log.error(
-                "prefill workers not used",
-                workers=found,
-                effect="no decode worker can read their KV",
-                remedy="run all workers with the same model, dtype, pool settings and processor "
-                "type",
-            )
-        self._incompatible = found
-
-    def _kv_formats(self, role: str) -> dict[str, KvFormat]:
-        """Return the KV formats of the linked workers of a role that take work."""
-        return {
-            link.worker_id: _kv_format(link.worker_hello)
-            for link in self._links.values()
-            if link.takes_work and link.worker_hello is not None and link.record.role == role
-        }
 
     def _drop(self, worker_id: str) -> None:
         hello = self._links.pop(worker_id).worker_hello
@@ -221,8 +190,14 @@ class Fleet:
         return next((link for link in self._links.values() if link.boot_id == boot_id), None)
 
     def room(self) -> int:
-        """Return how many more requests fit into the queues of the decode workers."""
-        return self.roster().room
+        """Return how many more requests may go into the queues of the decode workers now."""
+        roster = self.roster()
+        limit = self._config.max_waiting
+        return roster.room - self.slow_start.withheld_room(roster, limit, _now())
+
+    def deferred(self) -> frozenset[bytes]:
+        """Return the boot ids of new workers that have had their share of placements for now."""
+        return self.slow_start.deferred(self.roster(), _now())
 
     def roster(self) -> Roster:
         """Return the linked workers, with all changes applied."""
@@ -231,8 +206,10 @@ class Fleet:
             self._update_presence(worker_id, link)
             if link is None or not link.up:
                 self._roster.remove(worker_id)
+                self.slow_start.forget(worker_id)
             else:
                 view = view_of(link, self.index.bit(worker_id))
+                self.slow_start.follow(view)
                 if view != self._roster.get(worker_id):
                     self._roster.put(view)
         self._changed.clear()
@@ -347,13 +324,10 @@ class Fleet:
         """Return how many workers of each role are linked and take work. Requests can be served
         once there is a decode worker; prefill workers take over the prompts once there is one. A
         prefill worker whose KV no decode worker can take does not count."""
-        prefill, decode = self._kv_formats("prefill"), self._kv_formats("decode")
+        links = self._links.values()
+        prefill, decode = kv_formats(links, "prefill"), kv_formats(links, "decode")
         unused = incompatible_prefill_workers(prefill, decode)
         return {"prefill": len(prefill) - len(unused), "decode": len(decode)}
-
-
-def _kv_format(hello: worker_pb2.WorkerHello) -> KvFormat:
-    return (hello.model_fingerprint, hello.kv_dtype, hello.block_size)
 
 
 def view_of(link: WorkerLink, bit: int) -> WorkerView:
@@ -365,7 +339,7 @@ def view_of(link: WorkerLink, bit: int) -> WorkerView:
         boot_id=link.boot_id,
         role=hello.role,
         address=link.record.address,
-        kv_format=_kv_format(hello),
+        kv_format=kv_format_of(hello),
         max_context=hello.max_context,
         running=load.running,
         waiting=load.waiting,
@@ -379,6 +353,8 @@ def view_of(link: WorkerLink, bit: int) -> WorkerView:
         expected_end=link.expected_end(),
         bit=bit,
         degraded=degraded_peers(load),
+        joined_s=link.joined_s,
+        hinted=link.hinted,
     )
 
 

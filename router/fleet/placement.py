@@ -55,10 +55,12 @@ Reason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """The linked workers, and the boot ids of those whose circuit is open: the last choice."""
+    """The linked workers, the boot ids of those whose circuit is open: the last choice; and of
+    those in their slow start that have had their share for now: asked after the others."""
 
     roster: Roster
     passed_over: frozenset[bytes] = frozenset()
+    deferred: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ def place(
     prefill workers may READ from a source."""
     wanted = wanted_tokens(need)
     decode = _ranked(
-        _WorkerSearch(need, fleet.passed_over, held, count=1),
+        _WorkerSearch(need, fleet, held, count=1),
         groups,
         lambda worker, uncached: decode_cost(worker, uncached, wanted),
         lambda uncached: (uncached * MOVE_COST, uncached * MOVE_COST + wanted * ROOM_COST),
@@ -161,7 +163,7 @@ def place(
     source = _source(fleet, holders, decode) if read_cached else None
     costs = PrefillCosts(need, source)
     candidates = _ranked(
-        _WorkerSearch(need, fleet.passed_over, held, MAX_CANDIDATES, need.left, decode.degraded),
+        _WorkerSearch(need, fleet, held, MAX_CANDIDATES, need.left, decode.degraded),
         compatible,
         costs.total,
         lambda uncached: (costs.least(uncached),),
@@ -252,7 +254,7 @@ class _WorkerSearch:
     after all others."""
 
     need: Need
-    passed_over: frozenset[bytes]
+    fleet: FleetView
     held: Callable[[KvFormat], Holders]
     count: int
     barred: frozenset[bytes] = frozenset()
@@ -266,11 +268,12 @@ def _ranked(
     floors: Callable[[int], tuple[int, ...]],
 ) -> list[WorkerView]:
     """Return the cheapest workers first, then those whose pair with the decode worker is degraded,
-    and last those that have failed the request. Workers that are passed over are returned only if
-    there are no others: that others are full is no reason to use a worker that fails."""
+    then those in their slow start, and last those that have failed the request. Workers that are
+    passed over are returned only if there are no others: that others are full is no reason to use
+    a worker that fails."""
     need = search.need
 
-    def best(rank: tuple[bool, bool], barred: frozenset[bytes]) -> list[WorkerView]:
+    def best(rank: tuple[bool, bool, bool], barred: frozenset[bytes]) -> list[WorkerView]:
         ranking = Ranking(search.count)
         for group in groups:
             for workers, others, blocks in search.held(group.kv_format).sets():
@@ -278,17 +281,16 @@ def _ranked(
 
                 def priced(worker: WorkerView, uncached: int = uncached) -> int | None:
                     boot_id = worker.boot_id
-                    if (boot_id in need.avoid, boot_id in search.degraded) != rank:
-                        return None
-                    if boot_id in barred:
+                    if boot_id in barred or _rank(search, boot_id) != rank:
                         return None
                     return price(worker, uncached)
 
                 ranking.search(group, workers, others, priced, floors(uncached))
         return ranking.views()
 
-    ranks = sorted(product({False, bool(need.avoid)}, {False, bool(search.degraded)}))
-    for barred in (search.barred | search.passed_over, search.barred):
+    avoided, deferred = {False, bool(need.avoid)}, {False, bool(search.fleet.deferred)}
+    ranks = sorted(product(avoided, deferred, {False, bool(search.degraded)}))
+    for barred in (search.barred | search.fleet.passed_over, search.barred):
         found: list[WorkerView] = []
         for rank in ranks:
             if len(found) < search.count:
@@ -296,6 +298,11 @@ def _ranked(
         if found:
             return found[: search.count]
     return []
+
+
+def _rank(search: _WorkerSearch, boot_id: bytes) -> tuple[bool, bool, bool]:
+    deferred = boot_id in search.fleet.deferred
+    return boot_id in search.need.avoid, deferred, boot_id in search.degraded
 
 
 def _trusts(workers: Iterable[WorkerView], passed_over: frozenset[bytes]) -> bool:

@@ -66,9 +66,9 @@ class LinkListener(Protocol):
 class WorkerLink:
     """`up` is true while the link is; `quiet` while no message has come for long; `boot_id` and
     `worker_hello` are those of the last handshake, `refused_reason` the fault of the last one if
-    that failed. `placed_tokens` and `placed_requests` count what was sent since the last load
-    report. `vocab_size` is that of the router's model. `changed` is called after every change of
-    what placement knows of the worker."""
+    that failed. `joined_s` is when it came up, unless it resumed. `placed_tokens` and
+    `placed_requests` count what was sent since the last load report. `vocab_size` is that of the
+    router's model. `changed` is called after every change of what placement knows of the worker."""
 
     boot_id = ViewField[bytes]()
     worker_hello = ViewField[worker_pb2.WorkerHello | None]()
@@ -79,6 +79,7 @@ class WorkerLink:
     refused_reason = ViewField[str | None]()
     placed_tokens = ViewField[int]()
     placed_requests = ViewField[int]()
+    hinted = ViewField[tuple[int, int]]()
 
     def __init__(
         self,
@@ -97,12 +98,10 @@ class WorkerLink:
         self.worker_hello = None
         self.load = worker_pb2.Load()
         self.up = False
-        self.parked = False
-        self.hung = False
-        self.quiet = False
+        self.parked = self.hung = self.quiet = False
         self.refused_reason = None
-        self.placed_tokens = 0
-        self.placed_requests = 0
+        self.placed_tokens = self.placed_requests = 0
+        self.hinted = (0, 0)
         self._wait_estimator = WaitEstimator()
         self._dialer = dialer
         self._index = index
@@ -120,7 +119,7 @@ class WorkerLink:
         self._settled: list[str] = []
         self._accepted: dict[str, worker_pb2.Resume] = {}  # by request id, only the last one
         self._resumed: list[worker_pb2.Resume] = []  # in the last hello
-        self._up_since_s = 0.0
+        self._up_since_s = self.joined_s = 0.0
         self._silent = False  # how the last link ended
         self._was_up = False
         self._unlinked_reason: str | None = None  # as it was last logged
@@ -297,11 +296,12 @@ class WorkerLink:
         if hello.boot_id != self.boot_id:
             self._index.remove(self.worker_id)
             self._listener.lost(self, None, "the worker was restarted")
-            self.boot_id = hello.boot_id
+            self.boot_id, self.parked = hello.boot_id, False
         self.worker_hello = hello
         self._wait_estimator = WaitEstimator()
         self.load = worker_pb2.Load(free_blocks=hello.total_blocks, total_blocks=hello.total_blocks)
         self._up_since_s = asyncio.get_running_loop().time()
+        self.joined_s = self.joined_s if self.parked else self._up_since_s
         self.parked = self.hung = self.quiet = self._silent = False
         self.up, self._was_up, self._unlinked_reason = True, True, None
         metrics.LINKS.labels(self.record.role).inc()

@@ -48,7 +48,8 @@ class WorkerView:
     """One worker as the router knows it now. Two workers can hand KV over if their `kv_format` is
     the same. `placed_tokens` and `placed_requests` were sent there since its
     last load report. `expected_end` is that of one more request (see WaitEstimator). `bit` is the
-    worker's in the radix index, 0 where that has no blocks of it."""
+    worker's in the radix index, 0 where that has no blocks of it. `joined_s` is when it was linked,
+    on the router's clock."""
 
     worker_id: str
     boot_id: bytes
@@ -68,6 +69,8 @@ class WorkerView:
     expected_end: tuple[float, float] | None = None
     bit: int = 0
     degraded: frozenset[bytes] = frozenset()  # boot ids of peers that this worker reads slowly
+    joined_s: float = 0.0
+    hinted: tuple[int, int] = (0, 0)  # requests and tokens that other routers have just placed
 
     @property
     def block_size(self) -> int:
@@ -93,7 +96,7 @@ class WorkerView:
     @property
     def batch_cost(self) -> int:
         """Return the cost of a request on this decode worker if it has room."""
-        return (self.running + self.queued_requests) * SEQUENCE_COST
+        return (self.running + self.queued_requests + self.hinted[0]) * SEQUENCE_COST
 
     @property
     def full_cost(self) -> int:
@@ -109,7 +112,7 @@ class WorkerView:
     @property
     def queue_cost(self) -> int:
         """Return the cost of what this prefill worker computes before a new prompt."""
-        return self.queue_tokens * TOKEN_COST
+        return (self.queue_tokens + self.hinted[1]) * TOKEN_COST
 
 
 class ViewOwner(Protocol):

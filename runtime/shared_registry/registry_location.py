@@ -16,6 +16,8 @@ from baton.runtime.dead_entries import DeadEntries
 from baton.runtime.errors import ConfigError
 from baton.runtime.registry import DirectoryRegistry
 from baton.runtime.registry_client import ANSWER_S, RegistryClient, ThreadedRegistry
+from baton.runtime.shared_registry.report_exchange import ReportExchange
+from baton.runtime.shared_registry.router_report import ReportSigner
 from baton.runtime.shared_registry.signed_entry import EntrySigner
 
 if TYPE_CHECKING:
@@ -72,10 +74,7 @@ def open_registry(
     try:
         from baton.runtime.shared_registry.redis_registry import RedisRegistry
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            "registry.location is a Redis server and the package redis is not installed: "
-            "pip install 'baton-serve[redis]'"
-        ) from error
+        raise _not_installed() from error
     if not _CLUSTER.fullmatch(registry.cluster):
         raise ConfigError(
             f"registry.cluster is {registry.cluster[:80]!r}: give 1 to 64 letters, digits, '-', '_'"
@@ -83,6 +82,28 @@ def open_registry(
     client, server = _client(registry, security)
     prefix = f"baton:{registry.cluster}"
     return RedisRegistry(client, server, prefix, EntrySigner(tokens), registry.lifetime_s)
+
+
+def open_reports(
+    registry: RegistryConfig, security: SecurityConfig, tokens: tuple[str, ...]
+) -> ReportExchange | None:
+    """Return how this router reaches the others, over the registry's server; None for a folder.
+    Its own connection: a burst of reports delays no entry. Raises ConfigError."""
+    if folder_of(registry) is not None:
+        return None
+    try:
+        from baton.runtime.shared_registry.router_reports import RedisReports
+    except ModuleNotFoundError as error:
+        raise _not_installed() from error
+    client, server = _client(registry, security)
+    return RedisReports(client, server, f"baton:{registry.cluster}", ReportSigner(tokens))
+
+
+def _not_installed() -> ConfigError:
+    return ConfigError(
+        "registry.location is a Redis server and the package redis is not installed: "
+        "pip install 'baton-serve[redis]'"
+    )
 
 
 def address_without_secrets(registry: RegistryConfig) -> str:

@@ -17,6 +17,7 @@ from baton.simulation.fleet import partial_silence
 from baton.simulation.fleet.constrained_world import constrained
 from baton.simulation.fleet.engine_kind import HASHES
 from baton.simulation.fleet.history import Ask
+from baton.simulation.fleet.joining_world import joining
 from baton.simulation.fleet.ranked_world import ranked
 from baton.simulation.fleet.redis_world import over_redis
 from baton.simulation.fleet.scenario import BLOCK, READ_BLOCKS, Event, Fault, Scenario
@@ -48,6 +49,7 @@ RANKED_EVERY, RANKED_SEEDS = 40, (12, 28)  # seeds
 CONSTRAINED_EVERY, CONSTRAINED_SEEDS = 40, (19, 39)  # seeds
 REDIS_EVERY, REDIS_SEEDS = 40, (24, 37)  # seeds
 TURNS_EVERY, TURNS_SEEDS = 40, (6, 23, 27, 36)  # seeds
+JOINING_EVERY, JOINING_SEED = 200, 20  # seeds
 RIGHT_SHARES = (0.3, 0.8, 0.8, 1.0)
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
 
@@ -59,8 +61,8 @@ def draw(seed: int) -> Scenario:
     withheld; in one of REGISTRY_EVERY, the registry cannot be read; in one of SPECULATING_EVERY,
     decode workers speculate; in two of CONSTRAINED_EVERY, they do, and requests have
     grammars; in two of RANKED_EVERY, workers have ranks, one of which is lost; in two of
-    REDIS_EVERY, all meet over a Redis server; and in four of TURNS_EVERY, conversations have
-    several turns."""
+    REDIS_EVERY, all meet over a Redis server; in four of TURNS_EVERY, conversations have
+    several turns; and in one of JOINING_EVERY, a worker joins a loaded fleet."""
     made = _speculating(_linked(_usual(seed)))
     if seed % HANG_EVERY == HANG_SEED:
         return _one_hangs(made)
@@ -76,6 +78,8 @@ def draw(seed: int) -> Scenario:
         return over_redis(made)
     if seed % TURNS_EVERY in TURNS_SEEDS:
         return _linked(talking(made))
+    if seed % JOINING_EVERY == JOINING_SEED:
+        return joining(made)
     return _storm(made) if seed % STORM_EVERY == STORM_SEED else made
 
 

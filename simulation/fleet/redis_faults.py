@@ -10,9 +10,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from baton.runtime.registry import WorkerRecord
+from baton.runtime.shared_registry.router_report import ReportSigner, RouterReport
 from baton.runtime.shared_registry.signed_entry import EntrySigner, SignedEntry
 from baton.simulation.fleet.scenario import Fault
-from baton.simulation.fleet.shared_membership import CHANNEL, LIFETIME_S, PREFIX, SharedMembership
+from baton.simulation.fleet.shared_membership import (
+    CHANNEL,
+    EPOCH_S,
+    LIFETIME_S,
+    PREFIX,
+    REPORTS,
+    SharedMembership,
+)
 from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 KINDS = ("killed", "paused", "flushed", "full", "slow", "cut", "forged", "replayed")
@@ -29,12 +37,13 @@ class RedisFaults:
         self._membership = membership
         self._loop = loop
         self._dice = dice
-        self._seen: dict[bytes, None] = {}  # all that was written, once
+        self._seen: dict[bytes, None] = {}  # all entries that were written, once
+        self._reports: dict[bytes, None] = {}  # all reports of routers
         self.over: Callable[[], None] = lambda: None  # a fault that hindered the server is over
         note = membership.server.written
 
         def written(content: bytes, at_s: float) -> None:
-            self._seen[content] = None
+            (self._seen if b'"record"' in content else self._reports)[content] = None
             note(content, at_s)
 
         membership.server.written = written
@@ -90,9 +99,16 @@ class RedisFaults:
         key = f"{PREFIX}:{'0' * 16}:{record.boot_id}".encode()
         self._membership.server.write(key, content, LIFETIME_S, CHANNEL)
 
+    def _publish(self, content: bytes) -> None:
+        self._membership.server.write(f"{PREFIX}:report".encode(), content, LIFETIME_S, REPORTS)
+
+    def _wall_ns(self) -> int:
+        return round((EPOCH_S + self._loop.world_s) * 1e9)
+
     def _forge(self) -> None:
         """Entries of a worker that does not exist, of a real one at another's address, and of one
-        that has withdrawn: signed with another token, or copied and changed."""
+        that has withdrawn: signed with another token, or copied and changed. And a router's report
+        that all workers fail."""
         records = list(self._membership.records.values())
         one, other = self._dice.choice(records), self._dice.choice(records)
         invented = replace(one, worker_id=f"x{one.worker_id}", boot_id="f" * 32)
@@ -103,9 +119,14 @@ class RedisFaults:
         for content in self._dice.sample(list(self._seen), min(2, len(self._seen))):
             changed = content.replace(b'"withdrawn": false', b'"withdrawn": true')
             self._write(one, changed)
+        boots = tuple(record.boot_id for record in records)
+        lie = RouterReport("d" * 32, self._wall_ns(), boots, tuple((e, 64, 1 << 16) for e in boots))
+        self._publish(ReportSigner(("another token",)).write(lie))
 
     def _replay(self) -> None:
-        """All that was ever written, under the keys that a full read looks at."""
+        """All that was ever written, entries under the keys that a full read looks at."""
+        for content in list(self._reports)[-MAX_REPLAYED:]:
+            self._publish(content)
         server = self._membership.server
         for number, content in enumerate(list(self._seen)[-MAX_REPLAYED:]):
             key = f"{PREFIX}:{number:016x}:{'0' * 32}".encode()

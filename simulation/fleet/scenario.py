@@ -68,6 +68,7 @@ class Scenario:
     constrained: bool = False  # workers have the lab's vocabulary, for grammars
     ranks: int = 1  # of each worker; more than one: a worker ends with any of them
     shared_registry: bool = False  # all meet over a Redis server
+    named_hosts: bool = False  # workers pace and share their measurements
 
     @property
     def faults(self) -> list[Event]:

@@ -13,6 +13,8 @@ from typing import Any
 
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.shared_registry.redis_registry import RedisRegistry
+from baton.runtime.shared_registry.router_report import ReportSigner
+from baton.runtime.shared_registry.router_reports import RedisReports
 from baton.runtime.shared_registry.signed_entry import EntrySigner
 from baton.simulation.virtual.machine import Machine
 from baton.simulation.virtual.simulated_redis import SimulatedRedis, SimulatedRedisClient
@@ -21,6 +23,7 @@ from baton.simulation.virtual.virtual_loop import VirtualLoop
 TOKEN = "the lab's token"
 PREFIX = "baton:lab"
 CHANNEL = f"{PREFIX}:entries"
+REPORTS = f"{PREFIX}:routers"
 LIFETIME_S = 8.0  # the shortest that can be configured
 SKEW_S = 0.02  # of a host's wall clock; a process that is restarted takes as long at least
 EPOCH_S = 1_700_000_000
@@ -49,6 +52,12 @@ class SharedMembership:
         self._clients[machine] = made
         self.opened(machine, made)
         return made
+
+    def reports_of(self, machine: Machine) -> RedisReports:
+        """Return how a router of that machine reaches the others."""
+        client: Any = SimulatedRedisClient(self.server, machine)
+        wall_ns = partial(self._wall_ns, 0.0)
+        return RedisReports(client, "redis://lab", PREFIX, ReportSigner((TOKEN,)), wall_ns)
 
     def _skew_s(self) -> float:
         return self._dice.uniform(-SKEW_S / 2, SKEW_S / 2)

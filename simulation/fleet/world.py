@@ -30,6 +30,7 @@ from baton.kv_transfer import handshake
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover, MemoryRead
 from baton.kv_transfer.peers.bandwidth_probe import BandwidthProbe
+from baton.kv_transfer.peers.contact_answers import ContactAnswers
 from baton.kv_transfer.peers.peer_client import HANDSHAKE_TIMEOUT_S
 from baton.kv_transfer.peers.registered_peers import RegisteredPeers
 from baton.prefill_worker.worker import PrefillWorker
@@ -113,6 +114,7 @@ class World:
     speculator: Callable[[], Speculator | None] = lambda: None  # of each decode worker
     vocabulary: Vocabulary | None = None  # of workers' grammars
     lost: Callable[[WorkerProcess], None] = lambda process: None  # a worker's device is lost
+    host_of: Callable[[str], str] = lambda name: ""  # "": measurements are not paced or shared
     step_s: float = 0.002
     delay_s: float = 0.0005
     registry: MemoryRegistry = field(default_factory=MemoryRegistry)
@@ -159,7 +161,7 @@ class World:
         engine, array = self.kind.make(blocks, size, partial(self._step_time_s, machine))
         pool, limits = BlockPool(blocks, size), self.kind.limits(KEY)
         mover = MemoryMover(PlainSums(array, self.kind.slabs), boot_id, self.exchange)
-        mine = cache(partial(_hello, name, mover, self.kind, size))
+        mine = cache(partial(_hello, name, mover, self.kind, size, self.host_of(name)))
         grammars = GrammarCompiler(self.vocabulary, threads=False)
         bandwidth_probe = BandwidthProbe(mover, pool, handoff.preflight_floor_gb_per_s)
         dial = partial(SimPeerClient, self.network, machine)
@@ -253,6 +255,7 @@ class World:
             KEY,
             ContextLimits(limits.max_context, limits.vocab_size),
             boot_id=self.dice.randbytes(16),
+            reports=None if self.shared is None else self.shared.reports_of(machine),
         )
         dispatcher = Dispatcher(fleet, router, self.config.step)
         dispatcher.confirm_weight = 1  # answers are short here
@@ -327,17 +330,20 @@ class World:
             with contextlib.suppress(LinkClosed):  # its caller has left
                 await _send_blocks(link, worker)
 
+        has_host = self.host_of(process.machine.name)
+        paced = ContactAnswers(worker.grants, mine) if has_host else None
+
         async def greet(link: SimLink) -> None:
             with contextlib.suppress(LinkClosed):  # who greeted does not wait any more
-                await link.receive()
-                await link.send(mine())
+                theirs = await link.receive()
+                await link.send(mine() if paced is None else paced.answer(theirs))
             await link.close()
 
         return {"link": link, "blocks": blocks, "greet": greet, "handoff": worker.grants.serve}
 
 
 def _hello(
-    name: str, mover: MemoryMover, kind: EngineKind, block_size: int
+    name: str, mover: MemoryMover, kind: EngineKind, block_size: int, host: str
 ) -> handoff_pb2.HandshakeMessage:
     limits = kind.limits(KEY)
     common = handshake.compatibility(
@@ -348,7 +354,7 @@ def _hello(
         kv_heads=kind.slabs,
         head_dim=mover.describe().block_bytes // kind.slabs,
     )
-    return handshake.build(name, mover.describe(), common)
+    return handshake.build(name, mover.describe(), common, host)
 
 
 async def _finish(

@@ -42,6 +42,8 @@ from baton.simulation.invariants.proposals import watch_blocks
 from baton.simulation.invariants.ranks import RankEnds
 from baton.simulation.invariants.readiness import Readiness
 from baton.simulation.invariants.refusals import Refusals
+from baton.simulation.invariants.reports import Reports
+from baton.simulation.invariants.shares import Shares
 
 PATIENT_S = 15.0  # no fault lasts so long: who gives so much time, gets an answer
 LATE_S = 0.01  # after its deadline, by its router's clock
@@ -57,6 +59,8 @@ class Watch:
         self.struck = False
         self.refusals = Refusals(world, self.breaches)
         self._bounds = Bounds(world, self.breaches)
+        self._shares = Shares(self.breaches)
+        self._reports = Reports(self.breaches)
         self._hangs = Hangs(world, self.breaches)
         self._leases = Leases(world, self.breaches)
         self._drains = Drains(world, self.breaches)
@@ -112,6 +116,8 @@ class Watch:
         """I4: of one attempt, on one link, and the next index, or it is not taken."""
         self.refusals.over_router(process)
         self._bounds.over_router(process)
+        self._shares.over_router(process)
+        self._reports.over_router(process)
         self._hangs.over_router(process)
         rosters.over_router(process, self.breaches)
         self.membership.over_router(process)

@@ -72,6 +72,8 @@ class Membership:
 
     def _written(self, content: bytes, at_s: float) -> None:
         entry = json.loads(content)
+        if "record" not in entry:
+            return  # a router's report
         boot_id, counter = entry["record"]["boot_id"], entry["counter"]
         if counter > self._counters.get(boot_id, 0):
             self._counters[boot_id] = counter

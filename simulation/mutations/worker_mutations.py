@@ -24,6 +24,7 @@ from baton.runtime.worker.block_feed import BlockFeed
 from baton.simulation.mutations.grammar_mutations import OF_GRAMMARS
 from baton.simulation.mutations.membership_mutations import OF_MEMBERSHIP
 from baton.simulation.mutations.patches import Break, always
+from baton.simulation.mutations.placement_mutations import OF_PLACEMENT
 from baton.simulation.mutations.rank_mutations import OF_RANKS
 from baton.simulation.mutations.speculation_mutations import OF_SPECULATION
 from baton.simulation.mutations.turn_mutations import OF_TURNS
@@ -162,4 +163,5 @@ OF_WORKERS = (
     | OF_RANKS
     | OF_MEMBERSHIP
     | OF_TURNS
+    | OF_PLACEMENT
 )

@@ -92,3 +92,21 @@ def test_a_slow_pair_is_avoided_until_there_is_no_other() -> None:
         assert await scene.granters(2) == {scene.boot("p0")}
 
     virtual_loop.run(main())
+
+
+def test_pair_that_became_fast_is_used_again_after_a_minute() -> None:
+    """Its connection was never lost."""
+
+    async def main() -> None:
+        scene = Scene()
+        await asyncio.sleep(1.0)
+        assert scene.boot("p0") in await scene.granters(1)
+        assert scene.marks() == {scene.boot("p0")}
+        scene.slow = (b"", b"")
+        await asyncio.sleep(50.0)
+        assert scene.marks() == {scene.boot("p0")}
+        await asyncio.sleep(30.0)
+        assert scene.marks() == frozenset()
+        assert scene.boot("p0") in await scene.granters(4)
+
+    virtual_loop.run(main())

@@ -87,6 +87,9 @@ CAUGHT_BY = {
     "count-replayed-entries": 197,
     "announce-once": 37,
     "ready-without-workers": 24,
+    "no-slow-start": 20,
+    "take-unsigned-reports": 104,
+    "count-replayed-reports": 304,
 }
 # Those of `make test`, one of each promise; `make nightly` has them all.
 REPRESENTATIVES = {

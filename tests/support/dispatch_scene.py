@@ -17,6 +17,7 @@ from baton.router.fleet.circuits import Circuits
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.recent_prompts import RecentPrompts
 from baton.router.fleet.roster import Roster
+from baton.router.fleet.slow_start import SlowStart
 from baton.router.fleet.worker_view import KvFormat, WorkerCapacity, WorkerView
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.config import RouterConfig, StepConfig
@@ -72,6 +73,7 @@ class FakeFleet:
         self.fingerprints: dict[str, str] = {}  # where they are not "f"
         self.circuits = Circuits(random.Random(1))
         self.recent_prompts = RecentPrompts()
+        self.slow_start = SlowStart()
         self.expected = 0.0
         self.vocab_size = 1000
         self.matched = 0
@@ -112,6 +114,9 @@ class FakeFleet:
     def passed_over(self) -> frozenset[bytes]:
         roles = {link.boot_id: _role(link) for link in self.links.values() if link.up}
         return self.circuits.passed_over(roles, asyncio.get_running_loop().time())
+
+    def deferred(self) -> frozenset[bytes]:
+        return self.slow_start.deferred(self.roster(), asyncio.get_running_loop().time())
 
     def views(self) -> list[WorkerView]:
         return [

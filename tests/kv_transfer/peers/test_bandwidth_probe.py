@@ -57,10 +57,10 @@ async def test_a_peer_below_the_floor_is_marked() -> None:
 async def test_a_mark_ends_when_measured_as_good_or_forgotten() -> None:
     bench = Bench(floor_gb_per_s=1e9)
     await bench.check()
-    bench.contact._floor_gb_per_s = 0.0  # the pair has become fast enough
+    bench.contact.floor_gb_per_s = 0.0  # the pair has become fast enough
     await bench.check()
     assert bench.contact.degraded() == []
-    bench.contact._floor_gb_per_s = 1e9
+    bench.contact.floor_gb_per_s = 1e9
     await bench.check()
     bench.contact.forget(PEER)
     assert bench.contact.degraded() == []

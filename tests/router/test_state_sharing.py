@@ -1,0 +1,100 @@
+"""Two routers share circuits over a real Redis server; without it each has its own."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from baton.router.fleet import other_routers, state_sharing
+from baton.router.fleet.circuits import STRIKES, Circuits
+from baton.router.fleet.state_sharing import StateSharing
+from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
+from baton.runtime.shared_registry.registry_location import open_reports
+from tests.support.redis_server import RedisServer, required_binary, running_server
+
+LIMIT_S = 30.0
+WORKER = b"w" * 16
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with running_server(tmp_path, required_binary()) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_sharing, "SHARE_S", 0.02)
+    monkeypatch.setattr(state_sharing, "REPEAT_S", 0.1)
+    monkeypatch.setattr(other_routers, "LIFETIME_S", 1.0)
+
+
+class Router:
+    def __init__(self, server: RedisServer, number: int) -> None:
+        exchange = open_reports(RegistryConfig(location=server.url), SecurityConfig(), ("token",))
+        assert exchange is not None
+        self.circuits = Circuits(random.Random(number))
+        self.sharing = StateSharing(exchange, bytes([number]) * 16, self.circuits, list)
+        self.task = asyncio.create_task(self.sharing.run())
+
+    async def end(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not happened():
+            await asyncio.sleep(0.01)
+
+
+async def test_open_circuit_is_suspected_until_its_router_is_lost(server: RedisServer) -> None:
+    one, two = Router(server, 1), Router(server, 2)
+    try:
+        await until(lambda: len(one.sharing.others) == len(two.sharing.others) == 1)
+        for _ in range(int(STRIKES)):
+            one.circuits.record_failure(WORKER, 0.0)
+        await until(lambda: two.circuits.suspected == {WORKER})
+        assert two.circuits.failing() == [] and one.circuits.suspected == frozenset()
+        await one.end()
+        await until(lambda: two.circuits.suspected == frozenset())
+    finally:
+        await one.end()
+        await two.end()
+
+
+async def test_lost_server_takes_the_suspicion_and_no_circuit(server: RedisServer) -> None:
+    one, two = Router(server, 1), Router(server, 2)
+    try:
+        for _ in range(int(STRIKES)):
+            one.circuits.record_failure(WORKER, 0.0)
+        await until(lambda: two.circuits.suspected == {WORKER})
+        server.kill()
+        await until(lambda: two.circuits.suspected == frozenset())
+        assert one.circuits.failing() == [WORKER]
+        assert not (one.task.done() or two.task.done())
+        server.start()
+        await until(lambda: two.circuits.suspected == {WORKER})
+    finally:
+        await one.end()
+        await two.end()
+
+
+async def test_fault_of_the_sharing_itself_is_logged(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: StateSharing) -> None:
+        raise ValueError("a fault")
+
+    monkeypatch.setattr(StateSharing, "_apply", broken)
+    with capture_logs() as events:
+        router = Router(server, 1)
+        await asyncio.wait({router.task}, timeout=LIMIT_S)
+    assert [e["event"] for e in events] == ["router reports ended"]
+    with pytest.raises(ValueError, match="a fault"):
+        await router.task
