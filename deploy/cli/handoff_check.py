@@ -44,7 +44,7 @@ def kv_transfers() -> list[Finding]:
     for instance in sorted({row.instance for row in rows}):
         own = [row for row in rows if row.instance == instance]
         routers = [_scrape(row.address) for row in own if row.name == ROUTER_JOB and row.address]
-        workers = [_scrape(row.admin) for row in own if row.admin]
+        workers = [_scrape(row.admin) for row in own if row.admin and row.name != ROUTER_JOB]
         found += [judged(instance, router, workers) for router in routers if router]
     return found
 

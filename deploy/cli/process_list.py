@@ -22,6 +22,7 @@ from baton.deploy.host.instance import (
     read_status,
 )
 from baton.deploy.serve.plan import ROUTER_JOB
+from baton.deploy.serve.router_state import admin_address
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from baton.runtime.registry_client import answer_within
 
@@ -30,8 +31,8 @@ AUDIT_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """One job of a live instance. `admin` is the address of a worker's admin port; `audit`
-    is empty where the worker gave none. `ended` is how the process before this one ended,
+    """One job of a live instance. `admin` is the address of its admin port; `audit`
+    is empty where a worker gave none. `ended` is how the process before this one ended,
     `message` what it said about that; `log` is the file of both."""
 
     instance: str
@@ -72,7 +73,7 @@ def _rows(folder: Path) -> Iterator[ProcessRow]:
             pid=status.pid,
             starts=status.starts,
             address=record.address if record else _router_address(folder, name),
-            admin=record.admin_address if record else "",
+            admin=record.admin_address if record else _admin_address(folder, name),
             model=record.model if record else "",
             audit=_audit_of(record, records) if record else {},
             ended=status.ended,
@@ -133,6 +134,13 @@ def ports_in_use() -> set[int]:
 def _router_address(folder: Path, name: str) -> str:
     path = folder / f"{name}.address"
     return path.read_text().strip() if path.exists() else ""
+
+
+def _admin_address(folder: Path, name: str) -> str:
+    """Return the address of a router's admin port; empty if it has none."""
+    if name != ROUTER_JOB:
+        return ""
+    return admin_address(folder) or ""
 
 
 def fetch_audit(address: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from baton.router.console import console_state
 from baton.router.console.admin_port import AdminAccess
 from tests.support.router_process import FAST_ROUTER, RunningRouter, eventually, running_router
 
@@ -132,3 +133,14 @@ async def test_a_narrow_window_does_not_scroll_sideways() -> None:
     async with fleet() as running:
         found = await seen(await browse(running, "narrow"))
     assert found == {"surplus": 0, "problems": []}
+
+
+async def test_prefill_workers_without_prompts_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts = {"local configured": 3.0}  # of this process, other tests have placed prompts
+    monkeypatch.setattr(console_state, "by_label", lambda _: counts)
+    async with fleet() as running:
+        found = await seen(await browse(running, "warning"))
+    assert "3 stayed on decode workers (configured)" in found["text"]
+    assert "router.placement is local" in found["text"] and found["problems"] == []

@@ -153,7 +153,10 @@ def test_the_routers_address_comes_from_its_file(instance: Instance, kept: set[s
     put_status(instance, "router", "running")
     assert [row.address for row in running()] == [""]
     (instance.folder / "router.address").write_text("127.0.0.1:8000\n")
+    (instance.folder / "router.admin_address").write_text("127.0.0.1:9402\n")
     assert [row.address for row in running()] == ["127.0.0.1:8000"]
+    (row,) = running()
+    assert row.admin == "127.0.0.1:9402" and 9402 in process_list.ports_in_use()
 
 
 def test_a_job_that_never_started_has_no_row(instance: Instance) -> None:

@@ -1,6 +1,6 @@
 """Drives the console in headless Chromium, and prints what it saw as one JSON object.
 
-console_page.py URL KEY CHROMIUM panels|stream|kill|axe|narrow
+console_page.py URL KEY CHROMIUM panels|stream|kill|axe|narrow|warning
 """
 
 from __future__ import annotations
@@ -181,8 +181,15 @@ def narrow(browser: Browser, url: str, key: str) -> dict[str, Any]:
     return {"surplus": wide, "problems": problems}
 
 
+def warning(browser: Browser, url: str, key: str) -> dict[str, Any]:
+    page, problems = opened(browser, url, key)
+    page.locator("#warning").wait_for(timeout=10_000)
+    return {"text": page.locator("#warning").inner_text(), "problems": problems}
+
+
 PARTS: dict[str, Callable[[Browser, str, str], dict[str, Any]]] = {
     "panels": panels, "stream": stream, "kill": kill, "axe": axe, "narrow": narrow,
+    "warning": warning,
 }  # fmt: skip
 
 
