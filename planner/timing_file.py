@@ -12,7 +12,6 @@ is an error that names the file and the field.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -32,6 +31,7 @@ from baton.runtime.errors import ConfigError
 
 PARTS = ("chunk", "step", "attention", "transfer", "host", "roofline")
 MAX_FILE_BYTES = 64 << 20
+MAX_NUMBER = 1e18
 MAX_NAME_CHARACTERS = 200
 _Part = TypeVar("_Part")
 
@@ -149,8 +149,11 @@ def _object(found: object, source: str, what: str) -> Mapping[str, Any]:
 def _number(found: object, source: str, path: str) -> float:
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise ConfigError(f"{source}: {path} has to be a number, not {type(found).__name__}")
-    if not math.isfinite(found) or found < 0:
-        raise ConfigError(f"{source}: {path} is {found}; it has to be finite and not negative")
+    if not 0 <= found <= MAX_NUMBER:
+        raise ConfigError(
+            f"{source}: {path} is {str(found)[:40]}; it has to be finite, at most {MAX_NUMBER:g}, "
+            "and not negative"
+        )
     return float(found)
 
 

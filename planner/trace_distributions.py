@@ -16,6 +16,7 @@ from baton.planner.traces import MAX_REQUESTS, MAX_TOKENS, TraceRequest
 from baton.runtime.errors import ConfigError
 
 DEFAULTS = {"seed": "0"}
+MAX_SIGMA = 20.0  # with a larger one the draws leave the range of floats
 WANTED = ("requests", "rate", "prompt", "output")
 _Draw = Callable[[random.Random], float]
 # By name: its parameters, and the draw that they give.
@@ -63,7 +64,10 @@ def _length(text: str, name: str) -> _Draw:
     wanted, draw = _LENGTHS[kind]
     if len(numbers) != wanted:
         raise ConfigError(f"{name} is {text!r}: {kind} takes {wanted} numbers, as {kind}:N")
-    return draw(*(_number(each, name, 1e-6, MAX_TOKENS) for each in numbers))
+    first, *more = numbers
+    most = MAX_SIGMA if kind == "lognormal" else MAX_TOKENS
+    bounded = (_number(each, name, 1e-6, most) for each in more)
+    return draw(_number(first, name, 1e-6, MAX_TOKENS), *bounded)
 
 
 def _number(text: str, name: str, low: float, high: float) -> float:

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from baton.runtime.errors import ConfigError
 
@@ -80,12 +80,14 @@ def at_rate(requests: list[TraceRequest], factor: float) -> list[TraceRequest]:
     return [replace(each, arrived_s=each.arrived_s / factor) for each in requests]
 
 
-def _lines(file: Iterable[str], path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (file:line, text) of the lines that are not blank."""
-    for number, line in enumerate(file, 1):
+def _lines(file: TextIO, path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (file:line, text) of the lines that are not blank. Reads no more of a line than it may
+    have."""
+    read = partial(file.readline, MAX_LINE_CHARACTERS + 1)
+    for number, line in enumerate(iter(read, ""), 1):
         if len(line) > MAX_LINE_CHARACTERS:
             raise ConfigError(
-                f"{path}:{number} has {len(line)} characters, and {MAX_LINE_CHARACTERS} is the most"
+                f"{path}:{number} has more than {MAX_LINE_CHARACTERS} characters: divide it"
             )
         if number > MAX_REQUESTS + 1:
             raise ConfigError(f"{path} has more than {MAX_REQUESTS} lines: divide it")
@@ -162,10 +164,10 @@ def _fields(
 
 
 def _seconds(found: object, source: str, name: str, per_second: float) -> float:
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-        raise ConfigError(f"{source}: {name} is {found!r}, not a number")
+    if isinstance(found, bool) or not isinstance(found, int | float) or found != found:
+        raise ConfigError(f"{source}: {name} is {found!r:.40}, not a number")
     if not 0 <= found <= MAX_SECONDS * per_second:
-        raise ConfigError(f"{source}: {name} is {found}, below 0 or more than a year")
+        raise ConfigError(f"{source}: {name} is {str(found)[:40]}, below 0 or more than a year")
     return found / per_second
 
 

@@ -17,13 +17,11 @@ from typing import Any
 
 import grpc.aio
 
-from baton.deploy.cli.orders import Cluster
+from baton.deploy.cli.orders import Cluster, read_records
 from baton.deploy.cli.wide_table import print_table
 from baton.proto import control_pb2, control_pb2_grpc
-from baton.runtime import waits
 from baton.runtime.grpc_links import credentials, open_channel, translate
 from baton.runtime.registry import WorkerRecord
-from baton.runtime.registry_client import ANSWER_S, RegistryClient, hung
 from baton.runtime.shared_registry.registry_location import address_without_secrets, open_registry
 from baton.runtime.tls import Tls
 
@@ -82,7 +80,7 @@ async def _status_of(cluster: Cluster) -> ClusterStatus:
     where = address_without_secrets(cluster.registry)
     client = open_registry(cluster.registry, cluster.security, cluster.secrets.accepted)
     try:
-        records = await _records(client)
+        records = await read_records(client)
         rejected = [f"registry entry {key} is rejected: {e}" for key, e in client.faults().items()]
     except OSError as error:
         return ClusterStatus(cluster.name, where, f"not readable: {error}")
@@ -96,14 +94,6 @@ async def _status_of(cluster: Cluster) -> ClusterStatus:
     routers = _routers([answer for _, answer in answers if answer is not None])
     warnings = [*_warnings(workers, routers), *rejected]
     return ClusterStatus(cluster.name, where, "readable", workers, routers, warnings)
-
-
-async def _records(client: RegistryClient) -> list[WorkerRecord]:
-    """Raises OSError if the registry cannot be read."""
-    reading = client.workers()
-    if not await waits.done_within(reading, ANSWER_S):
-        raise TimeoutError(hung(ANSWER_S))
-    return reading.result()
 
 
 async def _ask(

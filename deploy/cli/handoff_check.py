@@ -7,8 +7,9 @@ router and of its workers; changes nothing.
 from __future__ import annotations
 
 import http.client
-import re
 from collections.abc import Mapping, Sequence
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from baton.deploy.cli.doctor import Finding
 from baton.deploy.cli.process_list import running
@@ -16,8 +17,6 @@ from baton.deploy.serve.plan import ROUTER_JOB
 
 NAME = "kv transfers"
 SCRAPE_TIMEOUT_S = 2.0
-_SAMPLE = re.compile(r"^(baton_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
 DECISIONS = "baton_disaggregation_decisions_total"
 REMEDIES = {
     "configured": "router.placement is local: set it to auto",
@@ -75,10 +74,12 @@ def total(samples: Samples, name: str, **labels: str) -> float:
 
 
 def parsed(text: str) -> Samples:
-    """Return Baton's own samples of a /metrics body."""
+    """Return Baton's own samples of a /metrics body. Raises ValueError for another body."""
     return {
-        (name, frozenset(_LABEL.findall(labels))): float(value)
-        for name, labels, value in _SAMPLE.findall(text)
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("baton_")
     }
 
 

@@ -24,7 +24,7 @@ from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 from baton.runtime.grpc_links import ERROR_KEY, credentials, open_channel, translate
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
-from baton.runtime.registry_client import ANSWER_S, hung
+from baton.runtime.registry_client import ANSWER_S, RegistryClient, hung
 from baton.runtime.settings.loading import load
 from baton.runtime.shared_registry.registry_location import folder_of, open_registry
 from baton.runtime.tls import Tls
@@ -56,12 +56,17 @@ class Cluster:
     async def _read(self) -> list[WorkerRecord]:
         client = open_registry(self.registry, self.security, self.secrets.accepted)
         try:
-            reading = client.workers()
-            if not await waits.done_within(reading, ANSWER_S):
-                raise TimeoutError(hung(ANSWER_S))
-            return reading.result()
+            return await read_records(client)
         finally:
             await client.close()
+
+
+async def read_records(client: RegistryClient) -> list[WorkerRecord]:
+    """Return a registry's records. Raises OSError if it cannot be read in time."""
+    reading = client.workers()
+    if not await waits.done_within(reading, ANSWER_S):
+        raise TimeoutError(hung(ANSWER_S))
+    return reading.result()
 
 
 def live_clusters(instance: str | None = None) -> list[Cluster]:

@@ -228,7 +228,8 @@ class CapacityFleet:
 
     def granted(self, stage: DecodeStage, group: Group) -> None:
         if group.phase is not Phase.FETCHING:
-            self._record(group.request).cached_tokens = group.held * BLOCK_TOKENS
+            if group.local != "recompute":  # what is matched then, the request computed itself
+                self._record(group.request).cached_tokens = group.held * BLOCK_TOKENS
             return
         candidates = self._active[group.request.request_id].candidates
         handoff = self._handoffs[group] = _Handoff(group, stage, candidates)

@@ -62,3 +62,10 @@ def test_a_router_that_does_not_answer_gives_no_finding(monkeypatch: pytest.Monk
     rows = [ProcessRow("port-1", "router", "running", 1, 1, address="127.0.0.1:9")]
     monkeypatch.setattr(handoff_check, "running", lambda: rows)
     assert handoff_check.kv_transfers() == []
+
+
+def test_labels_are_read_as_prometheus_writes_them() -> None:
+    text = 'baton_links{peer="prefill",why="\\"a\\", b\\\\"} 2.0 1700000000000\nother_total 9\n'
+    ((name, labels),) = found = handoff_check.parsed(text)
+    assert name == "baton_links" and dict(labels) == {"peer": "prefill", "why": '"a", b\\'}
+    assert found[name, labels] == 2.0

@@ -147,6 +147,7 @@ def test_model_survives_its_file(tmp_path: Path) -> None:
         ({"chunk": {"per_token_s": -1}}, "chunk.per_token_s is -1"),
         ({"chunk": {"per_token_s": True}}, "chunk.per_token_s has to be a number, not bool"),
         ({"chunk": {"per_token_s": float("nan")}}, "chunk.per_token_s is nan"),
+        ({"chunk": {"per_token_s": 10**400}}, "chunk.per_token_s is 10{39}; it has to be finite"),
         ({"chunk": {}}, "chunk.per_token_s is 0"),
         ({"step": []}, "step has to be a JSON object, not list"),
         ({"name": ""}, "name has to be 1 to 200 characters"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,8 @@ def test_limit_and_rate(tmp_path: Path) -> None:
         (LINE.replace("2500", "-1"), "timestamp is -1"),
         (LINE.replace("2500", "NaN"), "timestamp is nan"),
         (LINE.replace("2500", "1e300"), "timestamp is 1e"),
+        (LINE.replace("2500", "9" * 400), "timestamp is 9{40}, below 0 or more than a year"),
+        (LINE.replace("2500", "1e999"), "timestamp is inf"),
         (LINE.replace("600", "0"), "input_length is 0"),
         (LINE.replace("600", "true"), "input_length is True"),
         (LINE.replace("600", "600.5"), "input_length is 600.5, not a whole number"),
@@ -103,8 +106,23 @@ def test_files_that_are_no_traces_are_refused(
         with pytest.raises(ConfigError, match=str(path)):
             read_trace(path)
     monkeypatch.setattr(traces, "MAX_LINE_CHARACTERS", 100)
-    with pytest.raises(ConfigError, match="t:1 has 101 characters"):
+    with pytest.raises(ConfigError, match="t:1 has more than 100 characters"):
         read_trace(written(tmp_path / "t", "{" + " " * 100))
+    asked: list[int] = []
+
+    class Endless(io.StringIO):
+        """A file that is one line."""
+
+        def readline(self, size: int | None = -1, /) -> str:
+            assert size is not None and 0 <= size < 1000
+            asked.append(size)
+            return "{" * size
+
+    monkeypatch.setattr(Path, "open", lambda *_, **__: Endless())
+    with pytest.raises(ConfigError, match="t:1 has more than 100 characters"):
+        read_trace(tmp_path / "t")
+    assert asked == [101]
+    monkeypatch.undo()
     monkeypatch.setattr(traces, "MAX_REQUESTS", 2)
     with pytest.raises(ConfigError, match="more than 2 lines"):
         read_trace(written(tmp_path / "t", LINE * 4))
@@ -135,11 +153,17 @@ def test_distributions_draw_the_same_requests_again() -> None:
         ("requests=1,rate=1,prompt=constant:x,output=constant:1", "prompt is 'x', not a number"),
         ("requests=1,rate=1,prompt=constant:nan,output=constant:1", "prompt is nan"),
         ("requests=1,rate=1,speed=1", "'speed=1'"),
+        ("requests=1,rate=1,prompt=lognormal:9:500,output=constant:1", "prompt is 500, not from"),
     ],
 )
 def test_wrong_distributions_name_the_field(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         draw_trace(text)
+
+
+def test_the_widest_distribution_can_be_drawn_from() -> None:
+    drawn = draw_trace("requests=5000,rate=1,prompt=lognormal:16777216:20,output=exponential:16e6")
+    assert {each.prompt_tokens for each in drawn} >= {1, traces.MAX_TOKENS}
 
 
 def test_the_conversation_trace_is_read() -> None:

@@ -158,6 +158,8 @@ def test_preempted_sequences_finish() -> None:
     fleet = run_fleet(CapacityScenario(layout), BUSY, trace)
     assert sum(stage.scheduler.preemptions for stage in fleet.decode.values()) > 0
     assert [record.tokens for record in fleet.records] == [1400] * 6
+    # what a preempted sequence finds again is its own: no two prompts share a block
+    assert [record.cached_tokens for record in fleet.records] == [0] * 6
 
 
 @pytest.mark.parametrize("seed", range(3))
