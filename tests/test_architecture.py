@@ -161,7 +161,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "serve": {"host"},
         "monitoring": set(),
         "bench": {"serve"},
-        "cli": {"host", "serve", "processes", "bench"},
+        "plots": {"bench"},
+        "cli": {"host", "serve", "processes", "bench", "plots"},
     },
 }
 STILL_CYCLIC: set[str] = set()  # shrinks to nothing

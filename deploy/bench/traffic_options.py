@@ -50,6 +50,9 @@ def add_reporting(command: argparse.ArgumentParser) -> None:
         help="objectives of a request: time to its first token, mean time between its tokens",
     )  # fmt: skip
     command.add_argument("--json", type=new_file, metavar="FILE", help="write the report here too")
+    command.add_argument(
+        "--plot", type=_png, metavar="FILE.png", help="draw the report; needs matplotlib"
+    )
 
 
 def read_source(options: argparse.Namespace) -> list[TraceRequest]:
@@ -103,6 +106,13 @@ def write_json(path: Path, content: Any) -> None:
         path.write_text(json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _png(text: str) -> Path:
+    path = new_file(text)
+    if path.suffix != ".png":
+        raise argparse.ArgumentTypeError(f"{text!r}: give a file whose name ends with .png")
+    return path
 
 
 def positive(text: str) -> float:

@@ -128,8 +128,11 @@ def _bench(options: argparse.Namespace) -> int:
     from baton.deploy.bench.bench_run import run_bench
     from baton.deploy.cli.chat_session import running_url
     from baton.deploy.host.process_lifecycle import INTERRUPTED_EXIT, raise_open_file_limit
+    from baton.deploy.plots.figure import require_matplotlib
 
     objectives = read_objectives(options.slo)
+    if options.plot is not None:
+        require_matplotlib()
     url = options.url or running_url()
     raise_open_file_limit()  # the open loop has a connection for each request under way
     plan = _plan(options, url)
@@ -140,6 +143,10 @@ def _bench(options: argparse.Namespace) -> int:
     print(bench_table(report))
     if options.json is not None:
         write_json(options.json, report.to_json())
+    if options.plot is not None:
+        from baton.deploy.plots.bench_plot import plot_bench
+
+        plot_bench(options.plot, result, report, objectives)
     if report.interrupted:
         return INTERRUPTED_EXIT
     return _exit_code(report, options.fail_under_goodput)

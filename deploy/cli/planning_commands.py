@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
@@ -138,11 +139,14 @@ def _calibrate(options: argparse.Namespace) -> None:
 
 
 def _simulate(options: argparse.Namespace) -> None:
+    from baton.deploy.plots.figure import require_matplotlib
     from baton.planner.timing_file import read_fit
-    from baton.simulation.capacity.capacity_report import table
-    from baton.simulation.capacity.capacity_run import simulate
+    from baton.simulation.capacity.capacity_report import make_report, table
+    from baton.simulation.capacity.capacity_run import run_fleet
     from baton.simulation.capacity.layout import CapacityScenario, Layout
 
+    if options.plot is not None:
+        require_matplotlib()
     layout = Layout(
         prefill=options.prefill,
         decode=options.decode,
@@ -156,17 +160,27 @@ def _simulate(options: argparse.Namespace) -> None:
     objectives = read_objectives(options.slo)
     scenario = CapacityScenario(layout, objectives, options.gpu_hour or 0.0, options.every_token)
     timing, requests = read_fit(options.timing).model, read_source(options)
-    report = simulate(scenario, timing, requests, progress_bar(layout.name))
+    started_s = time.perf_counter()
+    fleet = run_fleet(scenario, timing, requests, progress_bar(layout.name))
+    report = make_report(fleet, scenario, timing, time.perf_counter() - started_s)
     print(table(report))
     if options.json is not None:
         write_json(options.json, report.to_json())
+    if options.plot is not None:
+        from baton.deploy.plots.capacity_plots import plot_simulation
+
+        plot_simulation(options.plot, fleet, report, objectives)
 
 
 def _tune(options: argparse.Namespace) -> int:
+    from baton.deploy.plots.figure import require_matplotlib
     from baton.planner.timing_file import read_fit
     from baton.simulation.capacity.layout import Layout
+    from baton.simulation.capacity.sensitivity import sensitivities, sensitivity_lines
     from baton.simulation.capacity.tuning import Search, met, tune, tuning_table
 
+    if options.plot is not None:
+        require_matplotlib()
     base = Layout(
         colocated=1,
         pool_tokens=options.pool_tokens,
@@ -176,8 +190,17 @@ def _tune(options: argparse.Namespace) -> int:
     )
     objectives = read_objectives(options.slo)
     search = Search(options.gpus, base, objectives, options.attainment, options.gpu_hour or 0.0)
-    found = tune(search, read_fit(options.timing), read_source(options), progress_bar)
+    fit, requests = read_fit(options.timing), read_source(options)
+    found = tune(search, fit, requests, progress_bar)
+    changes = sensitivities(search, found[0], fit.model, requests, progress_bar)
     print(tuning_table(found, search))
+    print("\n".join(["", *sensitivity_lines(changes, found[0])]))
     if options.json is not None:
-        write_json(options.json, [each.to_json() for each in found])
+        layouts = [each.to_json() for each in found]
+        sensitive = [each.to_json() for each in changes]
+        write_json(options.json, {"layouts": layouts, "sensitivities": sensitive})
+    if options.plot is not None:
+        from baton.deploy.plots.capacity_plots import plot_tuning
+
+        plot_tuning(options.plot, found, changes, search)
     return 0 if met(found, search) else UNMET_EXIT

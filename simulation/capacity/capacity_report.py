@@ -14,17 +14,21 @@ from baton.simulation.capacity.decode_stage import DecodeStage
 from baton.simulation.capacity.layout import CapacityScenario, Objectives
 from baton.simulation.capacity.prefill_stage import PrefillStage
 from baton.simulation.capacity.request_record import RequestRecord
+from baton.simulation.capacity.use_over_time import mean_use
 
 
 @dataclass(frozen=True, slots=True)
 class RoleUse:
     """`busy`: mean share of the time in steps. `most_busy`: of the busiest worker. `most_pool`:
-    the largest share of a pool that was held at once."""
+    the largest share of a pool that was held at once. `over_time`: `busy` in windows of
+    `window_s`."""
 
     workers: int
     busy: float
     most_busy: float
     most_pool: float
+    window_s: float
+    over_time: list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,9 @@ def meets(record: RequestRecord, objectives: Objectives) -> bool:
 def _use(stages: Sequence[PrefillStage | DecodeStage], seconds: float) -> RoleUse:
     busy = [stage.busy_s / seconds if seconds else 0.0 for stage in stages]
     pools = [stage.most_held / stage.pool.total for stage in stages]
-    return RoleUse(len(stages), sum(busy) / len(busy), max(busy), max(pools))
+    window_s, over_time = mean_use([stage.use for stage in stages], seconds)
+    mean = sum(busy) / len(busy)
+    return RoleUse(len(stages), mean, max(busy), max(pools), window_s, over_time)
 
 
 def table(report: CapacityReport) -> str:

@@ -24,6 +24,7 @@ from baton.planner.traces import BLOCK_TOKENS
 from baton.runtime.config import StepConfig
 from baton.simulation.capacity.timeline import Timeline
 from baton.simulation.capacity.trace_tokens import TraceNames
+from baton.simulation.capacity.use_over_time import UseOverTime
 
 
 class DecodeOwner(Protocol):
@@ -73,7 +74,7 @@ class DecodeStage:
         self.pool = BlockPool(blocks, BLOCK_TOKENS)
         self.scheduler = DecodeScheduler(self.pool, config, b"", names=TraceNames())
         self.link_free_s = 0.0  # its last READ ends
-        self.busy_s = 0.0
+        self.use = UseOverTime()
         self.steps = 0
         self.most_held = 0  # blocks
         self.requests = 0
@@ -87,6 +88,11 @@ class DecodeStage:
         self._owner = owner
         self._every_token = every_token
         self._run: _Run | None = None
+
+    @property
+    def busy_s(self) -> float:
+        """Return the seconds of the steps that have ended."""
+        return self.use.total_s
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises Overloaded or InvalidRequest."""
@@ -206,7 +212,7 @@ class DecodeStage:
         if run is not self._run or run.steps != steps:
             return  # the run was shortened since
         self._run = None
-        self.busy_s += run.seconds
+        self.use.add(run.started_s, run.seconds)
         self.steps += steps
         self._tokens += steps * len(run.plan.decoding)
         self.prompt_tokens += sum(chunk.end - chunk.start for chunk in run.plan.chunks)

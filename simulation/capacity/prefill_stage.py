@@ -12,6 +12,7 @@ from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import PrefillScheduler, StepPlan
 from baton.runtime.config import StepConfig
 from baton.simulation.capacity.timeline import Timeline
+from baton.simulation.capacity.use_over_time import UseOverTime
 
 
 class PrefillStage:
@@ -33,7 +34,7 @@ class PrefillStage:
         self.pool = BlockPool(blocks, BLOCK_TOKENS)
         self.scheduler = PrefillScheduler(self.pool, config, on_fresh=lambda blocks: None)
         self.link_free_s = 0.0  # its last READ ends
-        self.busy_s = 0.0
+        self.use = UseOverTime()
         self.steps = 0
         self.most_held = 0  # blocks
         self.requests = 0
@@ -53,6 +54,11 @@ class PrefillStage:
     def computing(self) -> int:
         """Count the prompts that are being computed."""
         return self.scheduler.computing
+
+    @property
+    def busy_s(self) -> float:
+        """Return the seconds of the steps that have ended."""
+        return self.use.total_s
 
     def submit(self, prompt: Prompt) -> None:
         """Queue a prompt. Raises Overloaded or InvalidRequest."""
@@ -83,7 +89,7 @@ class PrefillStage:
 
     def _end(self, plan: StepPlan, seconds: float) -> None:
         self._running = False
-        self.busy_s += seconds
+        self.use.add(self._timeline.now_s - seconds, seconds)
         self.steps += 1
         self.prompt_tokens += sum(chunk.end - chunk.start for chunk in plan.chunks)
         drawn = tuple((Drawn(0, 0),) if chunk.last else () for chunk in plan.chunks)

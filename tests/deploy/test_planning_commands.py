@@ -113,7 +113,7 @@ def test_tune_has_its_own_exit_code_when_nothing_suffices(
     words = ["--traffic", TRAFFIC, "--timing", str(timing), "--gpus", "3", "--json", str(report)]
     assert main.main(["tune", *words, "--slo", "ttft=60s,itl=9s"]) == 0
     assert "is met by 90% of the requests or more" in capsys.readouterr().out
-    assert {each["layout"] for each in json.loads(report.read_text())} == {
+    assert {each["layout"] for each in json.loads(report.read_text())["layouts"]} == {
         "1 prefill, 2 decode", "2 prefill, 1 decode", "3 colocated",
     }  # fmt: skip
     assert main.main(["tune", *words, "--slo", "ttft=1ms"]) == UNMET_EXIT

@@ -24,7 +24,9 @@ from baton.planner.traces import TraceRequest
 from baton.runtime.errors import ConfigError
 from baton.simulation.capacity.layout import Layout, Objectives
 from baton.simulation.capacity.request_record import RequestRecord
+from baton.simulation.capacity.sensitivity import sensitivities, sensitivity_lines
 from baton.simulation.capacity.tuning import (
+    Advice,
     Search,
     layouts,
     met,
@@ -128,3 +130,37 @@ def test_a_scaled_model_takes_longer_for_all_work() -> None:
             assert other.step_s(work) == pytest.approx(1.5 * one.step_s(work))
     assert slow.transfer_s(10) == pytest.approx(1.5 * full.transfer_s(10))
     assert slow.host_s(10) == pytest.approx(1.5 * full.host_s(10))
+
+
+def test_one_worker_more_and_other_traffic_are_simulated() -> None:
+    """With a scarce role, one worker more of it gains, and more traffic loses."""
+    objectives = search(Objectives(0.6, 0.05))
+    fast = [replace(each, arrived_s=each.arrived_s / 4) for each in TRACE]
+    found = tune(objectives, FIT, fast, quiet)
+    scarce = next(each for each in found if (each.layout.prefill, each.layout.decode) == (1, 3))
+    changes = {each.change: each for each in sensitivities(objectives, scarce, MODEL, fast, quiet)}
+    assert list(changes) == [
+        "one prefill worker more", "one decode worker more", "-20% traffic", "+20% traffic",
+    ]  # fmt: skip
+    assert changes["one prefill worker more"].good_share > scarce.report.good_share
+    more = tune_one(objectives, replace(scarce.layout, prefill=2), fast)
+    assert changes["one prefill worker more"].goodput_per_s == more.report.goodput_per_s
+    relative = more.report.goodput_per_s / scarce.report.goodput_per_s - 1
+    assert changes["one prefill worker more"].goodput_change == pytest.approx(relative)
+    assert changes["-20% traffic"].good_share > changes["+20% traffic"].good_share
+    lines = sensitivity_lines(list(changes.values()), scarce)
+    assert lines[0].startswith("1 prefill, 3 decode, and") and len(lines) == 5
+
+
+def tune_one(objectives: Search, layout: Layout, trace: list[TraceRequest]) -> Advice:
+    """Simulate one layout, as a search does."""
+    more = replace(objectives, gpus=layout.workers * layout.gpus_per_worker)
+    return next(each for each in tune(more, FIT, trace, quiet) if each.layout == layout)
+
+
+def test_colocated_workers_have_one_role_to_add() -> None:
+    objectives = search(Objectives(5.0, 0.2), gpus=2)
+    (best, *_) = tune(objectives, FIT, TRACE[:30], quiet)
+    assert best.layout.colocated == 1
+    names = [each.change for each in sensitivities(objectives, best, MODEL, TRACE[:30], quiet)]
+    assert names == ["one colocated worker more", "-20% traffic", "+20% traffic"]
