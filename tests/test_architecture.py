@@ -161,7 +161,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "serve": {"host"},
         "monitoring": set(),
         "bench": {"serve"},
-        "plots": {"bench"},
+        "plots": {"host", "bench"},
         "cli": {"host", "serve", "processes", "bench", "plots"},
     },
 }
