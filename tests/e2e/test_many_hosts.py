@@ -160,6 +160,8 @@ def test_a_fleet_serves_through_an_outage_of_its_registry(
         for router in ("router", "router-1"):
             hosts.until(lambda name=router: hosts.linked(name) == {"prefill": 2, "decode": 1})
         hosts.until(lambda: hosts.metric("baton_registry_up") == 1)
+        for router in ("router", "router-1"):  # each hears of the other
+            hosts.until(lambda name=router: hosts.metric("baton_other_routers", name) == 1)
         answer = hosts.ask("Name three rivers, please, and say where each begins.", "router-1")
         assert answer == expected
         for name in ("router", "router-1", "prefill-0", "prefill-1", "decode-0"):

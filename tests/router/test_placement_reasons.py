@@ -12,6 +12,8 @@ import pytest
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.dispatch.retry_policy import _reason as migration_reason
 from baton.router.fleet.explain import Explanation
+from baton.router.fleet.roster import Roster
+from baton.router.fleet.slow_start import SlowStart
 from baton.router.requests import loop_budget, refusals
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import errors, metric_factory, metrics
@@ -230,6 +232,22 @@ async def test_explain_names_the_obstacle_of_a_worker(router: StartRouter) -> No
         assert found["decision"] == "local"
         (prefill,) = found["prefill_costs"]["workers"]
         assert prefill["obstacle"] == "draining"
+
+
+async def test_explain_names_a_worker_in_its_slow_start(
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deferred(self: SlowStart, roster: Roster, now_s: float) -> frozenset[bytes]:
+        return frozenset(e.boot_id for e in roster.views() if e.worker_id == "decode-1")
+
+    monkeypatch.setattr(SlowStart, "deferred", deferred)
+    async with router(workers=("decode-0", "decode-1")) as running:
+        body = {"model": "tiny", **LONG}
+        reply = await running.http.post("/v1/completions/explain", json=body)
+        (found,) = reply.json()["prompts"]
+        assert found["decode_worker"] == "decode-0"
+        obstacles = {e["worker_id"]: e["obstacle"] for e in found["decode_costs"]["workers"]}
+        assert obstacles == {"decode-0": "", "decode-1": "slow start: it has had its share"}
 
 
 async def test_explain_needs_a_key_and_a_decode_worker(router: StartRouter) -> None:
