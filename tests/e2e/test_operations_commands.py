@@ -1,0 +1,278 @@
+"""The commands of docs/operations.md that can run here are run, on a real instance and on a real
+cluster around a registry; the others are listed with the reason, and checked as far as that goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.deploy.cli.main import parser
+from baton.models.embedded import embedded_model
+from tests.support.operations_page import PAGE, ROOT, arguments, commands
+from tests.support.redis_server import required_binary, running_server
+
+pytestmark = pytest.mark.timeout(600)
+
+BATON = (sys.executable, "-P", "-m", "baton.deploy.cli.main")
+READY_S = 240.0
+FOUND = commands(PAGE.read_text())
+SIZES = [each for each in FOUND if each.startswith("baton size ")]  # tests/test_operations.py
+SERVED = (  # in this order, on a running `baton serve`
+    "curl http://HOST:PORT/readyz",
+    "curl http://HOST:PORT/metrics",
+    "curl http://HOST:ADMIN/readyz",
+    "curl http://HOST:ADMIN/audit",
+    "baton ps",
+    "baton ps --json",
+    "baton explain FILE",
+    "baton trace --slow",
+    "baton trace ID",
+    "baton doctor",
+    "baton role WORKER prefill",
+    "baton drain WORKER",
+)
+HOSTS = (  # in this order, on processes around a Redis server
+    "baton authority issue --folder ca --role client --name operator --out operator-tls",
+    "baton worker --role prefill --worker-id prefill-0 --model MODEL "
+    "--registry rediss://redis.example:6379/0 --set worker.host=0.0.0.0 "
+    "--set worker.advertise=eth0 --set worker.admin_port=9100 --config SETTINGS",
+    "baton router --model MODEL --registry rediss://redis.example:6379/0 --config SETTINGS",
+    "baton cluster status --registry rediss://redis.example:6379/0 --config SETTINGS",
+    "baton doctor --registry",
+    "baton role prefill-1 decode --registry rediss://redis.example:6379/0 --config SETTINGS",
+    "baton drain decode-0 --registry rediss://redis.example:6379/0 --config SETTINGS",
+)
+NAME = re.compile(r"baton [a-z]+( [a-z]+)?")  # alone: a mention; tests/test_docs.py knows it
+NOT_HERE = {
+    "make dashboards": "rewrites files of this tree; tests/deploy/test_monitoring.py compares them",
+    "make install": "installs packages",
+    "dmesg": "reads the kernel of the operator's host",
+    "systemctl status baton-worker@NAME": "systemd",
+    "journalctl -u baton-worker@NAME": "systemd",
+    "docker compose -f deploy/compose.yaml up": "Docker and two images",
+    "helm install chat helm/baton -f helm/baton/values-cpu-demo.yaml": "a Kubernetes cluster",
+    "helm test chat": "a Kubernetes cluster",
+    "helm upgrade": "a Kubernetes cluster",
+    "kubectl describe pod POD": "a Kubernetes cluster",
+    "kubectl logs POD": "a Kubernetes cluster",
+    "kubectl delete pod": "a Kubernetes cluster",
+    "kubectl get hpa": "a Kubernetes cluster",
+    "kubectl exec POD -- baton drain POD": "a Kubernetes cluster",
+}
+
+
+def test_each_documented_command_is_run_or_listed() -> None:
+    handled = {*SIZES, *SERVED, *HOSTS, *NOT_HERE}
+    named = {each for each in FOUND if NAME.fullmatch(each)} - handled
+    assert set(FOUND) - named == handled
+
+
+@pytest.mark.parametrize("command", [*SERVED, *HOSTS, *NOT_HERE])
+def test_arguments_and_files_of_a_command_exist(command: str, tmp_path: Path) -> None:
+    _, _, inner = command.rpartition(" -- ")
+    if inner.startswith("baton "):
+        words = arguments(inner, FILE=str(PAGE), SETTINGS=str(PAGE), WORKER="decode-0")
+        if words[-1] != "--registry":
+            parser().parse_args(words[1:])
+    for path in re.findall(r"(?:deploy|helm)/\S+", command):
+        assert (ROOT / path).exists()
+
+
+def run(*words: str, environment: dict[str, str], codes: tuple[int, ...] = (0,)) -> str:
+    """Run a command to its end and return what it prints."""
+    program = BATON if words[0] == "baton" else (words[0],)
+    done = subprocess.run(
+        [*program, *words[1:]], env=environment, capture_output=True, text=True, timeout=180,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode in codes, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def until(happened: Callable[[], bool], *processes: subprocess.Popen[str]) -> None:
+    deadline_s = time.monotonic() + READY_S
+    while not happened():
+        assert time.monotonic() < deadline_s, "it never happened"
+        assert all(each.poll() is None for each in processes), "a process has ended"
+        time.sleep(0.2)
+
+
+def end(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of an operator's shell, with instances of its own."""
+    return os.environ | {
+        "XDG_RUNTIME_DIR": str(tmp_path_factory.mktemp("run")),
+        "BATON_POOL__BLOCKS": "256",
+        "BATON_WORKER__THREADS": "1",
+        "OMP_WAIT_POLICY": "passive",
+        "GOMP_SPINCOUNT": "0",
+    }
+
+
+@pytest.fixture(scope="module")
+def instance(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, str]]:
+    """A running `baton serve`, as values for the placeholders of the page."""
+    log = tmp_path_factory.mktemp("serve") / "log"
+    words = ["serve", "--launcher", "process", "--port", "0", "--decode", "2"]
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [*BATON, *words], env=environment, stdout=out, stderr=out, text=True
+        )
+    try:
+        until(lambda: "Ready at" in log.read_text(), process)
+        found = re.search(r"Ready at http://([\d.]+):(\d+)", log.read_text())
+        assert found
+        listed = json.loads(run("baton", "ps", "--json", environment=environment))
+        worker = next(each for each in _workers(listed) if each["name"] == "decode-1")
+        file = log.with_name("body.json")
+        body = {"model": "baton-tiny", "prompt": "Tell me a story.", "max_tokens": 4}
+        file.write_text(json.dumps(body))
+        url = f"http://{found[1]}:{found[2]}/v1/completions"
+        send = ["-sSi", "-H", "Content-Type: application/json", "-d", json.dumps(body), url]
+        answer = run("curl", *send, environment=environment)
+        request = re.search(r"(?im)^x-request-id: (\S+)", answer)
+        assert request, answer
+        yield {
+            "HOST": found[1],
+            "PORT": found[2],
+            "ADMIN": str(worker["admin"]).rpartition(":")[2],
+            "WORKER": "decode-1",
+            "FILE": str(file),
+            "ID": request[1],
+            "url": f"http://{found[1]}:{found[2]}",
+        }
+    finally:
+        end([process])
+
+
+def _workers(listed: object) -> Iterator[dict[str, object]]:
+    """Yield the objects with an admin port in the JSON of `baton ps`, at any depth."""
+    if isinstance(listed, list):
+        for each in listed:
+            yield from _workers(each)
+    elif isinstance(listed, dict):
+        if "admin" in listed and "name" in listed:
+            yield listed
+        for each in listed.values():
+            yield from _workers(each)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_commands_for_an_instance_work_in_that_order(
+    instance: dict[str, str], environment: dict[str, str]
+) -> None:
+    values = {key: value for key, value in instance.items() if key.isupper()}
+    for command in SERVED:
+        words = arguments(command, **values)
+        if words[0] == "curl":
+            words[1:1] = ["-sSf"]
+        elif words[1] in ("trace", "explain"):
+            words += ["--url", instance["url"]]
+        codes = (0, 1) if words[1] == "doctor" else (0,)  # 1: a check of this machine failed
+        printed = run(*words, environment=environment, codes=codes)
+        assert printed.strip() or words[1] in ("drain", "role"), command
+        if words[1:2] == ["trace"] and "--slow" not in words:
+            assert values["ID"] in printed and "critical path" in printed
+
+
+def settings_of(name: str, role: str, folder: Path, environment: dict[str, str]) -> Path:
+    """Issue a certificate with the page's command and return a file of its settings."""
+    command = HOSTS[0].replace("--role client", f"--role {role}").replace("operator", name)
+    words = arguments(command, ca=str(folder / "ca"))
+    words[-1] = str(folder / words[-1])
+    if role == "worker":
+        words += ["--host", "127.0.0.1"]
+    printed = run(*words, environment=environment)
+    pairs = re.findall(r"security\.(\w+)=(\S+)", printed)
+    assert len(pairs) == 3, printed
+    path = folder / f"{name}.toml"
+    lines = [f"{key} = {json.dumps(value)}" for key, value in pairs]
+    path.write_text("\n".join(["[security]", *lines]) + "\n")
+    return path
+
+
+@pytest.mark.nightly
+def test_commands_for_several_hosts_work_in_that_order(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The hosts are this one; Redis speaks plain text, and ports are chosen by the system."""
+    environment = environment | {"BATON_TOKEN": "one secret for all hosts"}
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(command: str, server: str, settings: Path, *more: str) -> subprocess.Popen[str]:
+        replaced = command.replace("rediss://redis.example:6379/0", server)
+        replaced = replaced.replace("admin_port=9100", "admin_port=0").replace("eth0", "lo")
+        words = arguments(replaced, MODEL=str(embedded_model()), SETTINGS=str(settings))
+        with settings.with_suffix(".log").open("w") as log:
+            started.append(
+                subprocess.Popen(
+                    [*BATON, *words[1:], *more], env=environment, stdout=log, stderr=log, text=True
+                )
+            )
+        return started[-1]
+
+    run("baton", "authority", "create", "--folder", str(tmp_path / "ca"), environment=environment)
+    issue, worker, router, *asked = HOSTS
+    operator = settings_of("operator", "client", tmp_path, environment)
+    assert issue.endswith("operator-tls") and (tmp_path / "operator-tls").is_dir()
+    with running_server(tmp_path, required_binary()) as server:
+        try:
+            workers = {}
+            for name in ("prefill-0", "prefill-1", "decode-0"):
+                role = name.partition("-")[0]
+                own = worker.replace("--role prefill", f"--role {role}").replace("prefill-0", name)
+                settings = settings_of(name, "worker", tmp_path, environment)
+                workers[name] = begin(own, server.url, settings)
+            address = tmp_path / "router.address"
+            settings = settings_of("router", "router", tmp_path, environment)
+            more = ("--address-file", str(address), "--set", "router.port=0")
+            begin(router, server.url, settings, *more)
+            until(address.exists, *started)
+            url = f"http://{address.read_text().strip()}/readyz"
+            full = '"prefill":2'
+            until(lambda: full in _body(url, environment), *started)
+            for command in asked:
+                words = arguments(
+                    command.replace("rediss://redis.example:6379/0", server.url),
+                    SETTINGS=str(operator),
+                )
+                if words[-1] == "--registry":
+                    words += [server.url, "--config", str(operator)]
+                codes = (0, 1) if words[1] == "doctor" else (0,)
+                printed = run(*words, environment=environment, codes=codes)
+                if words[1] == "cluster":
+                    assert all(name in printed for name in workers)
+            until(lambda: workers["decode-0"].poll() is not None)
+            assert workers["decode-0"].returncode == 0
+            until(lambda: '"decode":1' in _body(url, environment))  # prefill-1, which took the role
+        finally:
+            end(started)
+
+
+def _body(url: str, environment: dict[str, str]) -> str:
+    return run("curl", "-sS", url, environment=environment).replace(" ", "")
