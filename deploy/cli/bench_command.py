@@ -137,6 +137,8 @@ def _bench(options: argparse.Namespace) -> int:
     raise_open_file_limit()  # the open loop has a connection for each request under way
     plan = _plan(options, url)
     result = run_bench(plan, progress_bar("bench"))
+    if result.interrupted and sys.stderr.isatty():
+        print(file=sys.stderr)  # after the bar
     report = make_report(
         result, objectives, server=url, model=plan.form.model, load=_load_text(options, plan.load)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -246,19 +247,22 @@ def test_the_key_comes_from_the_environment_or_a_file(
 
 
 def test_interrupt_gives_the_figures_so_far(tmp_path: Path) -> None:
-    file = tmp_path / "report.json"
+    """On a terminal, the table begins on a line of its own below the bar."""
+    file, (terminal, stderr) = tmp_path / "report.json", pty.openpty()
     with openai_stub(lambda number, body: Script(0.05 if number < 3 else 60.0)) as stub:
         command = [sys.executable, "-P", "-m", "baton.deploy.cli.main", "bench", "--url", stub.url]
         command += ["--concurrency", "1", "--limit", "9", "--json", str(file)]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
-        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
         deadline_s = time.monotonic() + 60
         while len(stub.received) < 4 and time.monotonic() < deadline_s:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (INTERRUPTED_EXIT, "")
+        out, _ = process.communicate(timeout=30)
+    drawn = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    os.close(stderr)
+    assert process.returncode == INTERRUPTED_EXIT
+    assert "\rbench [" in drawn and drawn.endswith("/9\r\n")
     assert "3 of 3 finished, 1 unfinished" in out and "interrupted" in out
     assert json.loads(file.read_text())["finished"] == 3
 
