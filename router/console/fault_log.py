@@ -85,6 +85,8 @@ class FaultLog:
             old = before.get(worker)
             if old is None:
                 continue
+            if row["role"] != old["role"]:
+                yield "notice", worker, f"is a {row['role']} worker now"
             if row["boot"] != old["boot"]:
                 yield "notice", worker, f"was restarted (boot {row['boot']})"
             if row["state"] != old["state"]:

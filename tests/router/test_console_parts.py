@@ -94,6 +94,7 @@ def seen(*steps: Any) -> list[tuple[str, str, str]]:
         ({"d": row()}, []),
         ({}, [("notice", "d", "has left")]),
         ({"d": row("lost", reason="broke")}, [("bad", "d", "lost its link: broke")]),
+        ({"d": {**row(), "role": "prefill"}}, [("notice", "d", "is a prefill worker now")]),
         ({"d": row(boot="bb")}, [("notice", "d", "was restarted (boot bb)")]),
         ({"d": row(fenced=3)}, [("bad", "d", "has 3 blocks in quarantine")]),
         ({"d": row(), "e": row()}, [("good", "e", "joined as a decode worker, ready")]),
