@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -55,10 +58,13 @@ async def fleet() -> AsyncIterator[RunningRouter]:
 
 async def browse(running: RunningRouter, part: str) -> asyncio.subprocess.Process:
     assert running.admin is not None
-    url = str(running.admin.base_url).rstrip("/")
+    return await browse_at(str(running.admin.base_url).rstrip("/"), KEY, part)
+
+
+async def browse_at(url: str, key: str, part: str) -> asyncio.subprocess.Process:
     program = HERE / "programs" / "console_page.py"
     return await asyncio.create_subprocess_exec(
-        *(str(ENVIRONMENT / "bin" / "python"), str(program), url, KEY, str(CHROMIUM), part),
+        *(str(ENVIRONMENT / "bin" / "python"), str(program), url, key, str(CHROMIUM), part),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -144,3 +150,33 @@ async def test_prefill_workers_without_prompts_are_reported(
         found = await seen(await browse(running, "warning"))
     assert "3 stayed on decode workers (configured)" in found["text"]
     assert "router.placement is local" in found["text"] and found["problems"] == []
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(240)
+async def test_a_real_worker_that_is_killed_is_visible_in_time(tmp_path: Path) -> None:
+    """`kill -9` of a decode worker of `baton serve`."""
+    serving = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "baton.deploy.cli.main", "serve", "--decode", "2"),
+        *("--port", "0", "--launcher", "process"),
+        env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert serving.stdout is not None
+    try:
+        line = ""
+        async with asyncio.timeout(150):
+            while not line.startswith("Console at "):
+                line = (await serving.stdout.readline()).decode()
+        url, (folder,) = line.split()[2], (tmp_path / "baton").glob("pid-*")
+        process = await browse_at(url, (folder / "admin.key").read_text().strip(), "kill")
+        assert process.stdin is not None and process.stdout is not None
+        async with asyncio.timeout(PART_TIMEOUT_S):
+            assert (await process.stdout.readline()).strip() == b"watching"
+        os.kill(json.loads((folder / "decode-1.status").read_text())["pid"], signal.SIGKILL)
+        process.stdin.write(b"now\n")
+        found = await seen(process)
+    finally:
+        serving.send_signal(signal.SIGINT)
+        await serving.communicate()
+    assert found["seconds"] < 3 and "decode-1" in found["event"]
