@@ -1,4 +1,4 @@
-"""The gauges of a decode worker, set when its metrics are scraped."""
+"""The gauges of a decode worker, set when its metrics are scraped, and what they count."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def publish(
     metrics.WAITING_REQUESTS.set(scheduler.waiting)
     metrics.QUEUED_TOKENS.set(scheduler.queued_tokens)
     metrics.PROMISED_BLOCKS.set(scheduler.promised_blocks)
+
+
+def spare_blocks(pool: BlockPool, scheduler: DecodeScheduler) -> int:
+    """Return the blocks that are neither held nor promised."""
+    return pool.available - scheduler.promised_blocks

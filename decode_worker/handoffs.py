@@ -38,6 +38,7 @@ from baton.runtime.errors import (
     Unavailable,
     WorkerLost,
 )
+from baton.runtime.wire import ModelLimits
 
 log = logs.get(__name__)
 
@@ -68,6 +69,7 @@ class Handoffs:
         mover: Mover,
         boot_id: bytes,
         config: HandoffConfig,
+        limits: ModelLimits,
         pool: BlockPool,
         scheduler: DecodeScheduler,
         new_id: Callable[[], bytes],
@@ -75,7 +77,8 @@ class Handoffs:
         on_room: Callable[[], None],
     ) -> None:
         self._peers = peers
-        self._reads = HandoffReads(peers, mover, boot_id, config)
+        self._reads = HandoffReads(peers, mover, boot_id, config, limits, pool.block_size)
+        self._kv_dtype = limits.kv_dtype
         self._boot_id = boot_id
         self._config = config
         self._pool = pool
@@ -175,7 +178,7 @@ class Handoffs:
             return await reader.fetch(
                 opening,
                 group.blocks[group.held :],
-                group.identities[group.held :],
+                self._reads.tags(candidate.boot_id, opening, group.identities[group.held :]),
                 take_first,
             )
 
@@ -213,6 +216,7 @@ class Handoffs:
             lease_ms=round(self._config.lease_s * 1000),
             deadline_ms=request.left_ms(asyncio.get_running_loop().time()),
             source=request.source,
+            kv_dtype=self._kv_dtype,
         )
 
     def _quarantine(self, group: Group, blocks: list[int], settled: asyncio.Future[None]) -> None:

@@ -30,8 +30,10 @@ from baton.engine.scheduling.blocks import BlockPool
 from baton.engine.scheduling.engine import Engine
 from baton.engine.scheduling.step_pipeline import CompletedStep
 from baton.engine.scheduling.worker_loop import WorkerLoop
+from baton.kv_transfer.conversion import Conversions, no_conversions
 from baton.kv_transfer.mover import Mover
 from baton.kv_transfer.peers.cached_prefix import CachedGranter
+from baton.kv_transfer.peers.converted_prompt import Converter
 from baton.kv_transfer.peers.grants import Grants
 from baton.kv_transfer.peers.registered_peers import Peers, degraded_entries
 from baton.proto import handoff_pb2, worker_pb2
@@ -76,6 +78,7 @@ class DecodeWorker:
         new_id: Callable[[], bytes],
         grammars: GrammarCompiler | None = None,
         speculator: Speculator | None = None,
+        conversions: Conversions = no_conversions,
     ) -> None:
         self.worker_id = worker_id
         self.boot_id = boot_id
@@ -104,14 +107,18 @@ class DecodeWorker:
             mover,
             boot_id,
             config.handoff,
+            limits,
             pool,
             self._scheduler,
             new_id,
             wall_offset_s,
             self.loop.wake.set,
         )
-        cached = CachedGranter(pool, limits, pool.block_size, self.draining, self._spare_blocks)
-        self.grants = Grants(cached.admit, mover, boot_id, config.handoff, None, self.loop.wake.set)
+        handoff, wake, size = config.handoff, self.loop.wake.set, pool.block_size
+        converter = Converter(conversions, limits, mover, boot_id, handoff, pool.unpin, wake)
+        spare_blocks = partial(gauges.spare_blocks, pool, self._scheduler)
+        cached = CachedGranter(pool, limits, size, self.draining, spare_blocks, converter)
+        self.grants = Grants(cached.admit, mover, boot_id, handoff, None, wake)
         self._requests = Requests(self._scheduler, limits, self._wall)
         self._sessions = RouterSessions(self.submit, self.cancel, config.router.link_grace_s)
         self._fetches: dict[Group, asyncio.Task[None]] = {}
@@ -148,9 +155,6 @@ class DecodeWorker:
             degraded_peers=self._peers.degraded(),
         )
 
-    def _spare_blocks(self) -> int:
-        return self._pool.available - self._scheduler.promised_blocks
-
     def publish_gauges(self) -> None:
         gauges.publish(self._pool, self._mover, self._scheduler, self._handoffs, self.grants)
 
@@ -159,8 +163,7 @@ class DecodeWorker:
         plan = self.loop.overdue_plan()
         if plan is None:
             return []
-        requests = [sequence.request for sequence in plan.decoding]
-        requests += [chunk.key.request for chunk in plan.chunks]
+        requests = [s.request for s in plan.decoding] + [c.key.request for c in plan.chunks]
         return sorted({request.request_id for request in requests})
 
     def submit(self, submit: worker_pb2.Submit, emit: Callable[[RequestUpdate], None]) -> None:

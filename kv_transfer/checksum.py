@@ -50,6 +50,12 @@ def partial_tag(handoff_id: bytes, tokens: int) -> bytes:
     return b"partial" + handoff_id + tokens.to_bytes(4, "little")
 
 
+def converted_tag(identity: bytes, kv_dtype: str) -> bytes:
+    """Return the tag of a full block that was converted to `kv_dtype`: its content differs from
+    that of the block with this identity."""
+    return b"converted" + kv_dtype.encode() + b":" + identity
+
+
 @dataclass(frozen=True, slots=True)
 class SlabGroup:
     """Consecutive slabs of equal length: the KV heads of a layer group."""

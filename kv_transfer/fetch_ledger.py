@@ -25,30 +25,33 @@ _CHECKSUM_BYTES = 8
 class FetchLedger:
     """The indices from `opening.held_blocks` to the end of the prompt, with the own block of each.
 
-    `identities` are those of the full blocks, one fewer than `blocks` if the last block is partial.
-    Raises ValueError if their numbers do not match.
+    `tags` are the granter's of the full blocks, one fewer than `blocks` if the last block is
+    partial: their identities, or `converted_tag`s. `each` is how many of the granter's blocks an
+    index has. Raises ValueError if their numbers do not match.
     """
 
     def __init__(
         self,
         opening: handoff_pb2.OpenHandoff,
         blocks: Sequence[int],
-        identities: Sequence[bytes],
+        tags: Sequence[bytes],
         peer: PeerPool,
         slabs: int,
+        each: int = 1,
     ) -> None:
-        if len(blocks) - len(identities) not in (0, 1):
-            raise ValueError(f"{len(identities)} identities do not match {len(blocks)} blocks")
+        if len(blocks) - len(tags) not in (0, 1):
+            raise ValueError(f"{len(tags)} tags do not match {len(blocks)} blocks")
         self.first = opening.held_blocks
         self.end = self.first + len(blocks)
-        self._full = self.first + len(identities)  # earlier indices are full blocks
+        self._full = self.first + len(tags)  # earlier indices are full blocks
         self._tokens = len(opening.tokens)
         self._handoff_id = opening.handoff_id
         self._peer = peer
         self._slabs = slabs
         self._own = list(blocks)
-        self._tags = list(identities)
-        self._offered: dict[int, int] = {}  # index to the granter's block
+        self._tags = list(tags)
+        self._each = each
+        self._offered: dict[int, tuple[int, ...]] = {}  # index to the granter's blocks
         self._checksums: dict[int, bytes] = {}  # of the slabs of each index
         self._verified: set[int] = set()
 
@@ -82,23 +85,28 @@ class FetchLedger:
 
     def record_offer(self, offer: handoff_pb2.Offer) -> range:
         """Record an offer and return its indices. Raises HandoffError if it is invalid."""
-        indices = range(offer.first, offer.first + len(offer.blocks))
-        if not indices:
+        count, rest = divmod(len(offer.blocks), self._each)
+        if not offer.blocks:
             raise HandoffError("the granter made an empty offer")
+        if rest:
+            raise HandoffError(
+                f"the granter offers {len(offer.blocks)} blocks; each index needs {self._each}"
+            )
+        indices = range(offer.first, offer.first + count)
         self._check_range(indices)
         if offer.partial_tokens:
             self._check_partial(indices, offer.partial_tokens)
             self._tags.append(partial_tag(self._handoff_id, offer.partial_tokens))
         elif indices.stop > self._full:
             raise HandoffError(f"the granter offers index {self._full} as a full block")
-        for index, block in zip(indices, offer.blocks, strict=True):
-            if block >= self._peer.num_blocks:
-                raise HandoffError(
-                    f"the granter offers block {block} of a pool of {self._peer.num_blocks}"
-                )
+        if (largest := max(offer.blocks)) >= self._peer.num_blocks:
+            raise HandoffError(
+                f"the granter offers block {largest} of a pool of {self._peer.num_blocks}"
+            )
+        for index, start in zip(indices, range(0, len(offer.blocks), self._each), strict=True):
             if index in self._offered:
                 raise HandoffError(f"the granter offers index {index} twice")
-            self._offered[index] = block
+            self._offered[index] = tuple(offer.blocks[start : start + self._each])
         return indices
 
     def record_checksums(self, message: handoff_pb2.Checksums) -> None:
@@ -117,7 +125,8 @@ class FetchLedger:
             self._checksums[index] = packed[start : start + width]
 
     def remote(self, indices: Sequence[int]) -> list[int]:
-        return [self._offered[index] for index in indices]
+        """Return the granter's blocks of these indices, one index after another."""
+        return [block for index in indices for block in self._offered[index]]
 
     def own(self, indices: Sequence[int]) -> list[int]:
         return [self._own[index - self.first] for index in indices]
@@ -125,7 +134,7 @@ class FetchLedger:
     def seeds(self, indices: Sequence[int]) -> list[int]:
         boot_id = self._peer.boot_id
         return [
-            block_seed(boot_id, self._offered[index], self._tags[index - self.first])
+            block_seed(boot_id, self._offered[index][0], self._tags[index - self.first])
             for index in indices
         ]
 

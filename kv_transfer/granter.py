@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from baton.kv_transfer.checksum import block_seed, partial_tag
 from baton.kv_transfer.checksum_cache import ChecksumCache
@@ -38,20 +41,36 @@ FAILURE_SEND_S = 0.2  # to send a reader the reason for the end
 @dataclass(frozen=True, slots=True)
 class Computed:
     """Blocks that no longer change. `first` is the index of the first one; a partial last block
-    comes alone, without identity, with its number of tokens."""
+    comes alone, without identity, with its number of tokens.
+
+    For a reader with another KV dtype `targets` are the blocks that converted ones go into; of
+    converted ones `each` lie one after another in `blocks` for an index, and `checksums`, [indices,
+    slabs], are known."""
 
     first: int
     blocks: tuple[int, ...]
     identities: tuple[bytes, ...]
     partial_tokens: int = 0
+    targets: tuple[int, ...] = ()
+    each: int = 1
+    checksums: NDArray[np.uint64] | None = field(default=None, compare=False)
 
     def parts(self, max_blocks: int) -> Iterator[Computed]:
         """Divide the blocks into parts of at most `max_blocks`, between which the checksums of
-        other handoffs can be computed."""
+        other handoffs can be computed. Those of converted blocks are known: they stay together."""
+        if self.checksums is not None:
+            yield self
+            return
+        each = len(self.targets) // max(1, len(self.blocks))
         for start in range(0, len(self.blocks), max_blocks):
             end = start + max_blocks
-            blocks, identities = self.blocks[start:end], self.identities[start:end]
-            yield Computed(self.first + start, blocks, identities, self.partial_tokens)
+            yield replace(
+                self,
+                first=self.first + start,
+                blocks=self.blocks[start:end],
+                identities=self.identities[start:end],
+                targets=self.targets[start * each : end * each],
+            )
 
 
 Granted = Computed | handoff_pb2.FirstTokens | handoff_pb2.Held
@@ -275,19 +294,23 @@ class _Handoff:
 
     async def _offer(self, computed: Computed) -> None:
         held = max(0, self._opening.held_blocks - computed.first)  # the reader has these
-        wanted = Computed(
-            computed.first + held,
-            computed.blocks[held:],
-            computed.identities[held:],
-            computed.partial_tokens,
-        )
+        wanted = computed
+        if held:
+            sums = computed.checksums
+            wanted = replace(
+                computed,
+                first=computed.first + held,
+                blocks=computed.blocks[held * computed.each :],
+                identities=computed.identities[held:],
+                checksums=None if sums is None else sums[held:],
+            )
         if not wanted.blocks:
             return
         offer = handoff_pb2.Offer(
             first=wanted.first, blocks=wanted.blocks, partial_tokens=wanted.partial_tokens
         )
         await self._send(handoff_pb2.GranterMessage(offer=offer))
-        self._offered += len(wanted.blocks)
+        self._offered += len(wanted.blocks) // wanted.each
         self._on_offer()
         if self._verify:
             await self._to_sum.put(wanted)
@@ -308,6 +331,8 @@ class _Handoff:
 
     async def _checksums(self, computed: Computed) -> list[int]:
         """Return the blocks' checksums in order, from the cache where possible."""
+        if computed.checksums is not None:
+            return [value for row in computed.checksums.tolist() for value in row]
         tags = list(computed.identities)
         if computed.partial_tokens:
             tags = [partial_tag(self._opening.handoff_id, computed.partial_tokens)]

@@ -1,10 +1,14 @@
 """The handshake of two workers: their identities, their pools, and whether the pools fit.
 
 `check` names all differences at once, so that an operator repairs them together. Only the
-tensor-parallel size and rank and the memory type may differ. The module is pure.
+tensor-parallel size and rank, the memory type, and KV dtypes that both sides bridge may differ. The
+module is pure.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 from baton.kv_transfer.checksum import CHECKSUM_ALGORITHM
 from baton.kv_transfer.layout import LAYOUT_VERSION
@@ -18,7 +22,7 @@ BOOT_ID_BYTES = 16
 MAX_POOL_BLOCKS = 1 << 24  # NIXL keeps a descriptor of each
 MAX_METADATA_BYTES = 1 << 20
 
-_MAY_DIFFER = {"tp_size", "tp_rank"}
+_MAY_DIFFER = {"tp_size", "tp_rank", "bridged_dtypes"}
 
 
 def compatibility(
@@ -34,6 +38,7 @@ def compatibility(
     verify: bool = True,
     draft_fingerprint: str = "",
     deterministic_split: str = "",
+    bridged_dtypes: Sequence[str] = (),
 ) -> handoff_pb2.Compatibility:
     """Return the properties that a pool must share with its peers, with this package's versions."""
     return handoff_pb2.Compatibility(
@@ -51,6 +56,7 @@ def compatibility(
         verify=verify,
         draft_fingerprint=draft_fingerprint,
         deterministic_split=deterministic_split,
+        bridged_dtypes=bridged_dtypes,
     )
 
 
@@ -80,10 +86,11 @@ def build(
 def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessage) -> None:
     """Raise Incompatible, with both values of every difference, unless KV may be transferred."""
     ours, other = mine.compatibility, theirs.compatibility
+    bridged = ours.kv_dtype in other.bridged_dtypes and other.kv_dtype in ours.bridged_dtypes
     pairs = [
         (name, getattr(ours, name), getattr(other, name))
         for name in (field.name for field in ours.DESCRIPTOR.fields)
-        if name not in _MAY_DIFFER
+        if name not in _MAY_DIFFER and not (name == "kv_dtype" and bridged)
     ]
     pairs.append(("mover", mine.pool.mover, theirs.pool.mover))
     here_versions, there_versions = mine.pool.versions, theirs.pool.versions
@@ -91,13 +98,24 @@ def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessa
         (f"{library} version", here_versions.get(library, ""), there_versions.get(library, ""))
         for library in sorted({*here_versions, *there_versions})
     ]
-    if ours.tp_size == other.tp_size:
+    if ours.tp_size == other.tp_size and not bridged:
         pairs.append(("block_bytes", mine.pool.block_bytes, theirs.pool.block_bytes))
     wrong = [
         f"{name} {here!r} here, {there!r} there" for name, here, there in pairs if here != there
     ]
     if wrong:
-        raise Incompatible(f"worker {theirs.worker_id} does not fit: " + "; ".join(wrong))
+        raise Incompatible(
+            f"worker {theirs.worker_id} does not fit: {'; '.join(wrong)}"
+            + ("" if bridged else _bridges(ours, other))
+        )
+
+
+def _bridges(ours: handoff_pb2.Compatibility, other: handoff_pb2.Compatibility) -> str:
+    """Return what each side converts KV to, if that would have to be more."""
+    if ours.kv_dtype == other.kv_dtype:
+        return ""
+    here, there = (" or ".join(side.bridged_dtypes) or "nothing" for side in (ours, other))
+    return f" (KV is converted to {here} here, to {there} there)"
 
 
 def peer_pool(theirs: handoff_pb2.HandshakeMessage) -> PeerPool:
@@ -134,3 +152,14 @@ def peer_pool(theirs: handoff_pb2.HandshakeMessage) -> PeerPool:
         memory=pool.memory,
         versions=dict(pool.versions),
     )
+
+
+def bridged_pool(
+    mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessage
+) -> PeerPool:
+    """Same as `peer_pool` with what READs from a peer need whose KV dtype differs: it converts
+    whole blocks to the own one."""
+    pool = peer_pool(theirs)
+    if theirs.compatibility.kv_dtype == mine.compatibility.kv_dtype:
+        return pool
+    return replace(pool, kv_dtype=theirs.compatibility.kv_dtype, unit_bytes=mine.pool.block_bytes)

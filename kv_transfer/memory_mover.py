@@ -15,22 +15,26 @@ from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.mover import ChecksumMonitor, PeerPool
+from baton.kv_transfer.read_shape import ReadShape
 from baton.runtime import waits
 from baton.runtime.errors import ReadFailed
 
 KIND = "memory"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """A READ before it is posted, for the exchange's `decide`. `number` counts all READs. A READ
-    with `checksummed` blocks will be verified; all others are measurements."""
+    with `checksummed` blocks will be verified; all others are measurements. `parts`: blocks of a
+    unit at the granter and at the reader; `remote` and `local` list them unit by unit."""
 
     number: int
     reader: bytes
@@ -38,6 +42,11 @@ class Attempt:
     remote: tuple[int, ...]
     local: tuple[int, ...]
     checksummed: bool = False
+    parts: tuple[int, int] = (1, 1)
+
+    @property
+    def units(self) -> int:
+        return len(self.local) // self.parts[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +54,10 @@ class Fate:
     """The outcome of a READ.
 
     `failed`: nothing lands, and the READ fails after the delay. `stuck`: the READ neither lands nor
-    fails until the exchange's `release_stuck`. The next three name a block by its index in `local`.
+    fails until the exchange's `release_stuck`. The next three name a unit of the READ by its index.
     `corrupt`: bit number `bit` is flipped. `short`: the second half does not land, without an
     error. `wrong`: the granter's next block lands instead. `stale`: all blocks are read from the
-    pool of this boot id. `early`: so many blocks land after half of the delay, and again with the
+    pool of this boot id. `early`: so many units land after half of the delay, and again with the
     others.
     """
 
@@ -146,6 +155,7 @@ class MemoryRead:
         exchange: MemoryExchange,
         attempt: Attempt,
         target: NDArray[np.uint8],
+        shape: ReadShape,
         compute_checksums: Callable[[], NDArray[np.uint64]] | None,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -158,6 +168,7 @@ class MemoryRead:
         self._exchange = exchange
         self.attempt = attempt
         self._target = target
+        self._shape = shape
         self._fate = _UNDECIDED
         self._context = copy_context()  # the reader's, for its clock
         self._moved_at: float | None = loop.time()  # None: now
@@ -183,8 +194,7 @@ class MemoryRead:
             return 0
         if self._exchange.bytes_per_s is None:
             self.moved()
-        block_bytes: int = self._target.shape[1]
-        return len(self.attempt.local) * block_bytes
+        return self.attempt.units * self._shape.unit_bytes
 
     def moved(self) -> None:
         """Record that the link has moved the bytes; the READ's own delay remains."""
@@ -225,17 +235,33 @@ class MemoryRead:
                 future.exception()  # it may have no waiter
 
     def _land(self, source: NDArray[np.uint8]) -> None:
-        fate, local, remote = self._fate, list(self.attempt.local), list(self.attempt.remote)
+        fate, attempt, size = self._fate, self.attempt, self._shape.unit_bytes
+        remote = np.array(attempt.remote).reshape(attempt.units, -1)
         if fate.wrong is not None:
             remote[fate.wrong] += 1
-        brought = source.take(remote, axis=0, mode="wrap")  # [blocks, block_bytes], what landed
+        taken = source.take(remote.ravel(), axis=0, mode="wrap").reshape(attempt.units, -1)
+        if (lacking := size - taken.shape[1]) > 0:  # a stale pool has smaller blocks
+            taken = np.pad(taken, ((0, 0), (0, lacking)))
+        brought = taken[:, :size]  # [units, bytes], what landed
         if fate.short is not None:
-            half = source.shape[1] // 2
-            brought[fate.short, half:] = self._target[local[fate.short], half:]
+            kept = self._target[self._own(attempt.units)[fate.short]].ravel()
+            brought[fate.short, size // 2 :] = kept[size // 2 : size]
         if fate.corrupt is not None:
             byte, bit = divmod(fate.bit, 8)
             brought[fate.corrupt, byte] ^= 1 << bit
-        self._target[local] = brought
+        self._put(brought)
+
+    def _own(self, units: int) -> NDArray[np.int64]:
+        """Return the own blocks of the first units, [units, parts]."""
+        parts = self.attempt.parts[1]
+        return np.array(self.attempt.local[: units * parts], dtype=np.int64).reshape(units, parts)
+
+    def _put(self, brought: NDArray[np.uint8]) -> None:
+        """Write units, [units, bytes], into their own blocks, from the READ's first unit on."""
+        width = self._target.shape[1]
+        for part, blocks in enumerate(self._own(len(brought)).T):
+            piece = brought[:, part * width : (part + 1) * width]
+            self._target[blocks, : piece.shape[1]] = piece
 
     def _land_early(self) -> None:
         if self.settled.done():
@@ -243,7 +269,8 @@ class MemoryRead:
         attempt, count = self.attempt, self._fate.early
         source = self._exchange.pool(attempt.granter)
         if source is not None:
-            self._target[list(attempt.local[:count])] = source[list(attempt.remote[:count])]
+            remote = list(attempt.remote[: count * attempt.parts[0]])
+            self._put(source[remote].reshape(count, -1)[:, : self._shape.unit_bytes])
 
     def _sum(self) -> None:
         if self.checksums is not None and self._compute_checksums is not None:
@@ -257,6 +284,7 @@ class MemoryMover:
 
     def __init__(self, pool: HostPool, boot_id: bytes, exchange: MemoryExchange) -> None:
         self.slabs = pool.slabs
+        self.block_bytes = pool.block_bytes
         self.holds = 0  # leases that need progress
         self.failure: str | None = None  # set by a test: all READs fail
         self._pool = pool
@@ -290,6 +318,9 @@ class MemoryMover:
             raise ReadFailed(f"worker {boot_id.hex()[:8]} is not connected")
         return found
 
+    def shape(self, boot_id: bytes) -> ReadShape:
+        return self.peer(boot_id).shape(self.block_bytes)
+
     def forget(self, boot_id: bytes) -> None:
         self._peers.pop(boot_id, None)
 
@@ -300,8 +331,9 @@ class MemoryMover:
         local: Sequence[int],
         seeds: Sequence[int] | None = None,
     ) -> MemoryRead:
-        self.peer(boot_id)
-        if len(remote) != len(local):
+        shape = self.shape(boot_id)
+        parts = shape.granter_parts, shape.reader_parts
+        if len(remote) * parts[1] != len(local) * parts[0]:
             raise ReadFailed(f"{len(remote)} blocks do not fit into {len(local)}")
         self._exchange.reads += 1
         attempt = Attempt(
@@ -311,21 +343,24 @@ class MemoryMover:
             tuple(remote),
             tuple(local),
             seeds is not None,
+            parts,
         )
 
         def compute_checksums() -> NDArray[np.uint64]:
             return self._pool.checksums(local, seeds or ())
 
-        return MemoryRead(
-            self._exchange, attempt, self._array, None if seeds is None else compute_checksums
-        )
+        sums = None if seeds is None else compute_checksums
+        return MemoryRead(self._exchange, attempt, self._array, shape, sums)
 
     async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
+        return await self.compute(partial(self._pool.checksums, blocks, seeds))
+
+    async def compute(self, call: Callable[[], T]) -> T:
         stuck = self._stuck
         if stuck is not None:
             await self._wait_for_thread(stuck)
         await asyncio.sleep(self._exchange.checksum_s)  # simulates the thread's time
-        return self._pool.checksums(blocks, seeds)
+        return call()
 
     async def _wait_for_thread(self, stuck: asyncio.Future[None]) -> None:
         """Wait for the stuck thread, even if the caller leaves earlier."""

@@ -8,12 +8,17 @@ computes checksums of its own pool in one thread, and a `ChecksumMonitor` report
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from baton.kv_transfer.read_shape import ReadShape, read_shape
+from baton.runtime.errors import ReadFailed
+
+T = TypeVar("T")
 
 STUCK_S = 2.0  # a call checksums 64 MiB at most, in about 50 ms
 
@@ -22,7 +27,9 @@ STUCK_S = 2.0  # a call checksums 64 MiB at most, in about 50 ms
 class PeerPool:
     """A peer's pool, from the peer's handshake. `memory` and `device_id` are NIXL's memory type and
     the peer's device number; they may differ from the own ones. `versions` are those of the
-    mover's libraries, which must be equal."""
+    mover's libraries, which must be equal. `kv_dtype` and `block_size` are those of a peer that
+    stores KV in another way, else empty and 0; `unit_bytes` is then what an offered index names
+    (see read_shape.py), else 0: a block."""
 
     boot_id: bytes
     mover: str
@@ -33,6 +40,19 @@ class PeerPool:
     device_id: int = 0
     memory: str = "DRAM"
     versions: Mapping[str, str] = field(default_factory=dict)
+    kv_dtype: str = ""
+    block_size: int = 0
+    unit_bytes: int = 0
+
+    def shape(self, own_block_bytes: int) -> ReadShape:
+        """Return the shape of READs into own blocks. Raises ReadFailed if the blocks differ in
+        size although their KV is stored alike."""
+        if not self.unit_bytes and self.block_bytes != own_block_bytes:
+            raise ReadFailed(
+                f"the peer's blocks of {self.block_bytes} bytes differ from the own "
+                f"{own_block_bytes}"
+            )
+        return read_shape(self.unit_bytes or own_block_bytes, self.block_bytes, own_block_bytes)
 
 
 class Read(Protocol):
@@ -64,6 +84,7 @@ class Read(Protocol):
 class Mover(Protocol):
     kind: str  # "nixl" or "memory"
     slabs: int  # KV head slabs of a local block: columns of `checksums`
+    block_bytes: int  # of the local pool
 
     def describe(self) -> PeerPool:
         """Describe the local pool, with the local boot id, for a peer's `connect`."""
@@ -77,6 +98,10 @@ class Mover(Protocol):
         """Return a connected peer's pool. Raises ReadFailed if it is not connected."""
         ...
 
+    def shape(self, boot_id: bytes) -> ReadShape:
+        """Return the shape of READs from a connected peer. Raises ReadFailed."""
+        ...
+
     def forget(self, boot_id: bytes) -> None:
         """Drop everything cached about a dead peer."""
         ...
@@ -88,12 +113,19 @@ class Mover(Protocol):
         local: Sequence[int],
         seeds: Sequence[int] | None = None,
     ) -> Read:
-        """Start reading the peer's blocks `remote` into the own blocks `local`, pairwise. With
-        `seeds`, checksum them when they have landed. Never blocks the event loop."""
+        """Start reading the peer's blocks `remote` into the own blocks `local`, unit by unit: each
+        has the parts of one unit after another (`shape`), which is a block where both ends are
+        alike. With `seeds`, one for each unit, checksum them when they have landed. Never blocks
+        the event loop."""
         ...
 
     async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
         """Return the checksums of own blocks, [blocks, slabs], computed off the event loop."""
+        ...
+
+    async def compute(self, call: Callable[[], T]) -> T:
+        """Return the result of `call`, run in the thread of the checksums: it is short, and needs
+        no event loop."""
         ...
 
     def failure_reason(self) -> str | None:

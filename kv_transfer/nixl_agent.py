@@ -21,7 +21,7 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +33,7 @@ from baton.kv_transfer.local_pool import DRAM, LocalPool, memory_name, prepare_u
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_versions import library_versions
 from baton.kv_transfer.read_segments import ReadSegment, blocks_enough
+from baton.kv_transfer.read_shape import ReadShape
 from baton.kv_transfer.segment_queue import SegmentQueue
 from baton.runtime import logs
 from baton.runtime.errors import ConfigError, ReadFailed
@@ -55,7 +56,10 @@ _BINDINGS = ("nixl_cu13._api", "nixl_cu12._api", "nixl._api")
 class _Peer:
     boot_id: bytes
     name: Any
+    pool: PeerPool
+    shape: ReadShape
     blocks: Any  # prepared descriptors of its whole pool
+    own: Any  # of the own pool, for this shape; None: those of whole blocks
     reads: int = 0  # in flight
     forgotten: bool = False
 
@@ -154,16 +158,24 @@ class NixlAgent:
             return
         if any(peer.boot_id == pool.boot_id for peer in self._leaving):
             raise ReadFailed(f"earlier READs from {_short(pool.boot_id)} are still in flight")
+        shape = pool.shape(self._pool.block_bytes)
         try:
             name = self._agent.add_remote_agent(pool.metadata)
-            blocks = self._agent.prep_xfer_dlist(
-                name,
-                _every_block(pool.base_address, pool.block_bytes, pool.num_blocks, pool.device_id),
-                pool.memory,
-            )
+            rows = [(cut.granter_offset, cut.length) for cut in shape.cuts]
+            blocks = self._agent.prep_xfer_dlist(name, _every_block(pool, rows), pool.memory)
+            own = self._own_blocks(shape)
         except Exception as error:  # NIXL's bindings raise classes of their own
             raise ReadFailed(f"NIXL cannot reach {_short(pool.boot_id)}: {error}") from error
-        self._peers[pool.boot_id] = _Peer(pool.boot_id, name, blocks)
+        self._peers[pool.boot_id] = _Peer(pool.boot_id, name, pool, shape, blocks, own)
+
+    def _own_blocks(self, shape: ReadShape) -> Any:
+        """Return the descriptors of the own pool for a peer's units; None where they are whole
+        blocks."""
+        rows = [(cut.reader_offset, cut.length) for cut in shape.cuts]
+        if rows == [(0, self._pool.block_bytes)]:
+            return None
+        own = _every_block(_described(self._pool), rows)
+        return self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", own, self._pool.memory)
 
     def _forget(self, boot_id: bytes) -> None:
         peer = self._peers.pop(boot_id, None)
@@ -205,7 +217,11 @@ class NixlAgent:
             return
         try:
             handle = self._agent.make_prepped_xfer(
-                "READ", self._blocks, segment.local, peer.blocks, segment.remote
+                "READ",
+                self._blocks if peer.own is None else peer.own,
+                peer.shape.end(segment.local, self._pool.blocks, granter=False),
+                peer.blocks,
+                peer.shape.end(segment.remote, peer.pool.num_blocks, granter=True),
             )
         except Exception as error:  # NIXL's bindings raise classes of their own
             self._segments.ended(segment, _failed(error))
@@ -254,7 +270,7 @@ class NixlAgent:
                 "set, with cuda_copy and cuda_ipc; or set worker.device to cpu"
             ) from error
         _bind_thread(*self._share)  # NIXL's own threads, started before, may use all
-        own = _every_block(pool.address, pool.block_bytes, pool.blocks, pool.device_id)
+        own = _every_block(_described(pool), [(0, pool.block_bytes)])
         self._blocks = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", own, pool.memory)
 
     def _run_once(self) -> None:
@@ -319,6 +335,8 @@ class NixlAgent:
 
     def _release_peer(self, peer: _Peer) -> None:
         self._release(peer.blocks)
+        if peer.own is not None:
+            self._release(peer.own)
         try:
             self._agent.remove_remote_agent(peer.name)
         except Exception as error:  # the peer is unused
@@ -344,9 +362,18 @@ def _bind_thread(number: int, of: int) -> None:
             os.sched_setaffinity(0, cpus[number::of])
 
 
-def _every_block(base: int, block_bytes: int, blocks: int, device: int) -> NDArray[np.uint64]:
-    """Return NIXL's compressed list (address, length, device, stride, count) of all blocks."""
-    return np.array([[base, block_bytes, device, block_bytes, blocks]], dtype=np.uint64)
+def _every_block(pool: PeerPool, rows: Sequence[tuple[int, int]]) -> NDArray[np.uint64]:
+    """Return NIXL's compressed list (address, length, device, stride, count): for each of `rows`,
+    an offset and a length, these bytes of all blocks."""
+    base, stride, device, count = (
+        pool.base_address, pool.block_bytes, pool.device_id, pool.num_blocks,
+    )  # fmt: skip
+    listed = [[base + offset, length, device, stride, count] for offset, length in rows]
+    return np.array(listed, dtype=np.uint64)
+
+
+def _described(pool: LocalPool) -> PeerPool:
+    return PeerPool(b"", "", b"", pool.address, pool.block_bytes, pool.blocks, pool.device_id)
 
 
 def _failed(error: Exception) -> ReadFailed:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +21,12 @@ from baton.kv_transfer.local_pool import DRAM, LocalPool
 from baton.kv_transfer.mover import ChecksumMonitor, PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.read_segments import SegmentedRead, blocks_each, cut
+from baton.kv_transfer.read_shape import ReadShape
 from baton.kv_transfer.segment_queue import SegmentQueue
 from baton.runtime.errors import ReadFailed
 
 KIND = "nixl"
+T = TypeVar("T")
 CONNECT_TIMEOUT_S = 5.0
 READ_THREADS = 2  # of a worker, for copies and checksums
 SEGMENT_QUEUE = 1 << 16  # queued segments
@@ -91,6 +95,7 @@ class NixlMover:
         thread suffices for a device's memory, since it copies nothing. At most `segment_queue`
         segments are queued, or those of one READ."""
         self.slabs = pool.slabs
+        self.block_bytes = pool.block_bytes
         self._pool = pool
         if pool.memory != DRAM:
             read_threads = 1
@@ -104,6 +109,7 @@ class NixlMover:
         ]
         self._agent = self._agents[0]
         self._peers: dict[bytes, PeerPool] = {}
+        self._shapes: dict[bytes, ReadShape] = {}
         self._checksum_thread = ThreadPoolExecutor(1, thread_name_prefix="checksums")
         self._sum_calls = asyncio.Semaphore(MAX_CHECKSUM_CALLS)
         self._monitor = ChecksumMonitor()
@@ -125,11 +131,7 @@ class NixlMover:
     async def connect(self, peer: PeerPool) -> None:
         if peer.boot_id in self._peers:
             return
-        if peer.block_bytes != self._pool.block_bytes:
-            raise ReadFailed(
-                f"the peer's blocks of {peer.block_bytes} bytes differ from the own "
-                f"{self._pool.block_bytes}"
-            )
+        shape = peer.shape(self._pool.block_bytes)
         try:
             for agent in self._agents:
                 await self._connect(agent, peer)
@@ -138,7 +140,7 @@ class NixlMover:
                 for agent in self._agents:
                     agent.forget(peer.boot_id)
             raise
-        self._peers[peer.boot_id] = peer
+        self._peers[peer.boot_id], self._shapes[peer.boot_id] = peer, shape
 
     async def _connect(self, agent: NixlAgent, peer: PeerPool) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -168,7 +170,12 @@ class NixlMover:
             raise ReadFailed(f"worker {boot_id.hex()[:8]} is not connected")
         return found
 
+    def shape(self, boot_id: bytes) -> ReadShape:
+        self.peer(boot_id)
+        return self._shapes[boot_id]
+
     def forget(self, boot_id: bytes) -> None:
+        self._shapes.pop(boot_id, None)
         if self._peers.pop(boot_id, None) is not None:
             for agent in self._agents:
                 agent.forget(boot_id)
@@ -180,9 +187,10 @@ class NixlMover:
         local: Sequence[int],
         seeds: Sequence[int] | None = None,
     ) -> NixlRead:
-        peer = self.peer(boot_id)
-        check_blocks(remote, peer.num_blocks, local, self._pool.blocks)
-        if seeds is not None and len(seeds) != len(local):
+        peer, shape = self.peer(boot_id), self.shape(boot_id)
+        parts = shape.granter_parts, shape.reader_parts
+        check_blocks(remote, peer.num_blocks, local, self._pool.blocks, parts)
+        if seeds is not None and len(seeds) * parts[1] != len(local):
             raise ReadFailed(f"{len(seeds)} seeds do not fit {len(local)} blocks")
         read = NixlRead(self._segments, self._wake, with_checksums=seeds is not None)
         loop = asyncio.get_running_loop()
@@ -200,7 +208,8 @@ class NixlMover:
             _call(loop, lambda: read.end(failure, checksums))
 
         step = blocks_each(self._pool)
-        segments = cut(boot_id, remote, local, step, None if seeds is None else landed, ended)
+        summed = None if seeds is None else landed
+        segments = cut(boot_id, remote, local, step, summed, ended, parts)
         read.segments = segments[0].read
         if len(self._segments) and len(self._segments) + len(segments) > self._max_segments:
             read.end(ReadFailed("the mover has too many READs waiting"))
@@ -214,15 +223,18 @@ class NixlMover:
             agent.wake()
 
     async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
+        return await self.compute(partial(self._pool.checksums, blocks, seeds))
+
+    async def compute(self, call: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
         async with self._sum_calls:
-            call = self._checksum_thread.submit(self._pool.checksums, blocks, seeds)
-            self._monitor.begin(call, loop.time())
+            future = self._checksum_thread.submit(call)
+            self._monitor.begin(future, loop.time())
             # Not when the caller leaves, since the thread may still be computing.
-            call.add_done_callback(
+            future.add_done_callback(
                 lambda over: _call(loop, lambda: self._monitor.end(over, loop.time()))
             )
-            return await asyncio.wrap_future(call)
+            return await asyncio.wrap_future(future)
 
     def failure_reason(self) -> str | None:
         if not all(agent.alive for agent in self._agents):
@@ -248,11 +260,16 @@ class NixlMover:
 
 
 def check_blocks(
-    remote: Sequence[int], remote_blocks: int, local: Sequence[int], local_blocks: int
+    remote: Sequence[int],
+    remote_blocks: int,
+    local: Sequence[int],
+    local_blocks: int,
+    parts: tuple[int, int] = (1, 1),
 ) -> None:
-    """Raise ReadFailed unless the blocks are in their pools, pairwise. A READ outside the local
-    pool would overwrite other memory."""
-    if len(remote) != len(local):
+    """Raise ReadFailed unless the blocks are in their pools, unit by unit; `parts` are the blocks
+    of a unit at both ends. A READ outside the local pool would overwrite other memory."""
+    units, rest = divmod(len(local), parts[1])
+    if rest or len(remote) != units * parts[0]:
         raise ReadFailed(f"{len(remote)} blocks do not fit into {len(local)}")
     for blocks, size in ((remote, remote_blocks), (local, local_blocks)):
         if any(not 0 <= block < size for block in blocks):

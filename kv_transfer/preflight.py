@@ -107,13 +107,15 @@ async def measure(
     *,
     rounds: int = ROUNDS,
 ) -> PreflightReport:
-    """Read the peer's blocks `remote` into the own blocks `own`, once and then `rounds` times.
+    """Read the peer's blocks `remote` into the own blocks `own` (see `Mover.read`), once and then
+    `rounds` times.
 
     Raises ReadFailed. The own blocks of an unfinished READ remain its destination until the
     exception's `settled` completes.
     """
     peer, mine = mover.peer(boot_id), mover.describe()
-    size = peer.block_bytes * len(own)
+    shape = mover.shape(boot_id)
+    size = shape.unit_bytes * (len(own) // shape.reader_parts)
     loop = asyncio.get_running_loop()
     seconds: list[float] = []
     over_tcp: set[bool | None] = set()

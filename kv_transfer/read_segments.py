@@ -23,7 +23,7 @@ SEGMENT_BYTES = 4 << 20  # fits into a core's caches
 DEVICE_BYTES = 64 << 20  # a READ of the default size
 
 # Both are called in the thread that polled the end of a segment.
-Landed = Callable[[int, int], None]  # first and end of a range of a READ's blocks
+Landed = Callable[[int, int], None]  # first and end of a range of a READ's units
 Ended = Callable[[ReadFailed | None], None]
 
 
@@ -58,7 +58,7 @@ class SegmentedRead:
 
 @dataclass(frozen=True, slots=True)
 class ReadSegment:
-    """Blocks `first` to `end` of a READ: the peer's, and their own destinations."""
+    """Units `first` to `end` of a READ: the peer's blocks, and their own destinations."""
 
     read: SegmentedRead
     first: int
@@ -86,13 +86,18 @@ def cut(
     step: int,
     landed: Landed | None,
     ended: Ended,
+    parts: tuple[int, int] = (1, 1),
 ) -> list[ReadSegment]:
-    """Divide a READ of at least one block into segments of `step` blocks, in order."""
-    firsts = range(0, len(local), step)
-    read = SegmentedRead(boot_id, len(firsts), landed, ended)
+    """Divide a READ of at least one unit into segments of `step` units, in order. `parts`: blocks
+    of a unit at the peer, and here."""
     theirs, ours = (np.asarray(blocks, dtype=np.int32) for blocks in (remote, local))
+    units, (peers, own) = len(ours) // parts[1], parts
+    firsts = range(0, units, step)
+    read = SegmentedRead(boot_id, len(firsts), landed, ended)
     return [
-        ReadSegment(read, first, first + len(part), theirs[first : first + step], part)
+        ReadSegment(
+            read, first, end, theirs[first * peers : end * peers], ours[first * own : end * own]
+        )
         for first in firsts
-        for part in [ours[first : first + step]]
+        for end in [min(units, first + step)]
     ]

@@ -90,11 +90,12 @@ class HandoffReader:
         self,
         opening: handoff_pb2.OpenHandoff,
         blocks: Sequence[int],
-        identities: Sequence[bytes],
+        tags: Sequence[bytes],
         on_first: Callable[[handoff_pb2.FirstTokens], None],
     ) -> FetchReport:
-        """Fetch indices from `opening.held_blocks` on into the own `blocks`; `identities` are
-        those of the full blocks. `on_first` gets the first tokens when they arrive, once.
+        """Fetch indices from `opening.held_blocks` on into the own `blocks`; `tags` are the
+        granter's of the full blocks (see FetchLedger). `on_first` gets the first tokens when they
+        arrive, once.
 
         Returns when every block is verified and the first tokens have arrived; of a `cached_only`
         opening, when every block is verified that the granter holds. Raises WorkerLost
@@ -111,8 +112,11 @@ class HandoffReader:
         self.report.started = loop.time()
         try:
             peer = self._mover.peer(self._peer)
-            self._block_bytes = peer.block_bytes
-            self._ledger = FetchLedger(opening, blocks, identities, peer, self._mover.slabs)
+            shape = self._mover.shape(self._peer)
+            self._block_bytes = shape.unit_bytes
+            self._ledger = FetchLedger(
+                opening, blocks, tags, peer, self._mover.slabs, shape.granter_parts
+            )
             self._begun = True
             self._session.start(opening)
             if self._cached_only:  # all is owed from the opening on

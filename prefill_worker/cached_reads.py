@@ -31,6 +31,8 @@ from baton.runtime.errors import (
     Unavailable,
     WorkerLost,
 )
+from baton.runtime.wire import ModelLimits
+from baton.runtime.worker.kv_bridge import is_narrow
 
 FAILED_SOURCE_S = 10.0  # for which a source is not asked again
 CONTACT_S = 0.3  # for which a prompt waits for a first contact
@@ -49,6 +51,7 @@ class CachedReads:
         mover: Mover,
         boot_id: bytes,
         config: HandoffConfig,
+        limits: ModelLimits,
         scheduler: PrefillScheduler,
         block_size: int,
         new_id: Callable[[], bytes],
@@ -56,7 +59,8 @@ class CachedReads:
         on_end: Callable[[], None],
     ) -> None:
         self._peers = peers
-        self._reads = HandoffReads(peers, mover, boot_id, config)
+        self._reads = HandoffReads(peers, mover, boot_id, config, limits, block_size)
+        self._kv_dtype = limits.kv_dtype
         self._boot_id = boot_id
         self._config = config
         self._scheduler = scheduler
@@ -86,6 +90,11 @@ class CachedReads:
         self._failed = {boot: until for boot, until in self._failed.items() if until > now}
         slow = {peer.boot_id for peer in self._peers.degraded()}
         return boot_id not in {self._boot_id, *self._failed, *slow}
+
+    def loses(self, kv_dtype: str) -> bool:
+        """Return whether KV of a source with this dtype is less precise than the own: what follows
+        from it is computed for its own reader, and not cached for others."""
+        return is_narrow(kv_dtype) and not is_narrow(self._kv_dtype)
 
     def start(self, prompt: Prompt, source: worker_pb2.Candidate) -> None:
         """Read the blocks that the scheduler has leased for a prompt from its source."""
@@ -141,10 +150,16 @@ class CachedReads:
         first, end = prompt.cached, prompt.reading_to
         async with self._reads.reader(source, quarantine, CONTACT_S) as reader:
             try:
+                granter = self._reads.granter_kv_dtype(source.boot_id)
+                if self.loses(granter) and not prompt.imprecise_source:
+                    raise HandoffError(
+                        f"the source stores KV as {granter}, which its placement did not say"
+                    )
+                opening = self._opening(prompt, source.boot_id)
                 await reader.fetch(
-                    self._opening(prompt, source.boot_id),
+                    opening,
                     prompt.blocks[first:end],
-                    prompt.identities[first:end],
+                    self._reads.tags(source.boot_id, opening, prompt.identities[first:end]),
                     lambda first_tokens: None,  # none comes
                 )
             finally:
@@ -164,6 +179,7 @@ class CachedReads:
             lease_ms=round(self._config.lease_s * 1000),
             deadline_ms=prompt.deadline_ms,
             cached_only=True,
+            kv_dtype=self._kv_dtype,
         )
 
     def _quarantine(self, prompt: Prompt, blocks: list[int], settled: asyncio.Future[None]) -> None:

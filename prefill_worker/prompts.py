@@ -51,6 +51,11 @@ class Prompt:
     timeline: Timeline = field(init=False)  # in seconds of time.time()
     blocks: list[int] = field(default_factory=list)
     pinned: list[int] = field(default_factory=list)
+    converted_each: int = 0  # targets of a block, if its reader stores KV in another dtype
+    reserve: list[int] = field(default_factory=list)  # pinned targets of blocks not yet offered
+    targets: list[int] = field(default_factory=list)  # of offered ones; the granter unpins them
+    imprecise_source: bool = False  # its source stores KV less precisely than this worker
+    private: bool = False  # from such KV: not for the prefix cache
     under_way: int = 0  # steps planned and not committed that compute a chunk of it
     cached: int = 0  # leading blocks that were matched, or READ from the source
     read: int = 0  # of these, the READ ones

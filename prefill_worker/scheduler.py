@@ -94,10 +94,11 @@ class PrefillScheduler:
     def submit(self, prompt: Prompt) -> None:
         """Queue a prompt. Raises Overloaded if the queue is full, InvalidRequest if the pool
         can never hold it."""
-        wanted = self._blocks_for(prompt)
-        if wanted > self._pool.total:
+        wanted, targets = self._blocks_for(prompt), self._targets_for(prompt)
+        if wanted + targets > self._pool.total:
+            converted = f", {targets} more for a reader of another KV dtype," if targets else ""
             raise InvalidRequest(
-                f"the prompt needs {wanted} KV blocks and the prefill pool has "
+                f"the prompt needs {wanted} KV blocks{converted} and the prefill pool has "
                 f"{self._pool.total}: shorten the prompt",
                 field="prompt",
             )
@@ -148,11 +149,13 @@ class PrefillScheduler:
         prompt.reading_to, prompt.source = 0, None
         leased = [block for block in prompt.blocks[first:end] if block >= 0]
         self._pool.convert(leased, Hold.LEASED, Hold.USED)
+        prompt.private = prompt.imprecise_source and verified > 0
         self._publish(prompt, first, first + verified)
         missing = [index for index, block in enumerate(prompt.blocks) if block < 0]
         if prompt.ended or len(missing) > self._pool.available:
             prompt.blocks = [block for block in prompt.blocks if block >= 0]
             self._free(prompt)
+            self._end_reserve(prompt)
             if not prompt.ended:
                 self._waiting.appendleft(prompt)
             return
@@ -245,9 +248,11 @@ class PrefillScheduler:
         self._waiting.clear()
 
     def end(self, prompt: Prompt) -> None:
-        """Unpin a prompt whose handoff is over, and stop computing it."""
+        """Unpin a prompt whose handoff is over, and stop computing it. Its granter unpins
+        `targets`: a conversion may still write into them."""
         self._pool.release(prompt.pinned, Hold.PINNED)
         prompt.pinned = []
+        self._end_reserve(prompt)
         if prompt in self._waiting:
             self._waiting.remove(prompt)
             self._free(prompt)
@@ -277,15 +282,33 @@ class PrefillScheduler:
             prompt.identities, prompt.tokens, Hold.USED, limit, first=held
         )
         wanted = self._blocks_for(prompt) - len(prompt.blocks)
-        if wanted > self._pool.available:
+        targets = self._targets_for(prompt)
+        if wanted + targets > self._pool.available:
             return False
         prompt.cached = len(prompt.blocks)
         leased = max(0, self._readable(prompt, limit) - prompt.cached)
         fresh = self._pool.lease(leased) + self._pool.allocate(wanted - leased, Hold.USED)
         prompt.reading_to = prompt.cached + leased if leased else 0
-        self._on_fresh(fresh)
+        prompt.reserve = self._pool.pin_targets(targets)
+        self._on_fresh([*fresh, *prompt.reserve])
         prompt.blocks += fresh
         return True
+
+    def _targets_for(self, prompt: Prompt) -> int:
+        """Return the blocks that its converted ones need, less those that it has offered."""
+        first = max(prompt.offered, prompt.held_blocks)
+        return prompt.converted_each * (self._blocks_for(prompt) - first)
+
+    def _take_targets(self, prompt: Prompt, blocks: int) -> tuple[int, ...]:
+        """Take the targets of so many blocks, which are about to be offered, from its reserve."""
+        taken = prompt.reserve[: blocks * prompt.converted_each]
+        del prompt.reserve[: len(taken)]
+        prompt.targets += taken
+        return tuple(taken)
+
+    def _end_reserve(self, prompt: Prompt) -> None:
+        self._pool.unpin(prompt.reserve)
+        prompt.reserve = []
 
     def _readable(self, prompt: Prompt, limit: int) -> int:
         """Return how many of its first blocks its source holds, as far as the router knows; 0 where
@@ -299,7 +322,9 @@ class PrefillScheduler:
         return -(-len(prompt.tokens) // self._pool.block_size)
 
     def _publish(self, prompt: Prompt, first: int, end: int) -> None:
-        """Identify the blocks of these indices, which are complete."""
+        """Identify the blocks of these indices, which are complete, unless they are private."""
+        if prompt.private:
+            return
         size = self._pool.block_size
         for index in range(first, end):
             tokens = prompt.tokens[index * size : (index + 1) * size]
@@ -315,7 +340,8 @@ class PrefillScheduler:
         blocks = prompt.blocks[first:full_blocks]
         self._pin(prompt, blocks)
         names = tuple(prompt.identities[first:full_blocks])
-        prompt.events.put_nowait(Computed(first, tuple(blocks), names))
+        targets = self._take_targets(prompt, len(blocks))
+        prompt.events.put_nowait(Computed(first, tuple(blocks), names, targets=targets))
 
     def _complete(self, prompt: Prompt) -> None:
         """Offer the partial last block, and release all but the pins: all is computed."""
@@ -324,7 +350,9 @@ class PrefillScheduler:
             last = prompt.blocks[-1]
             self._pin(prompt, [last])
             index = len(prompt.tokens) // size
-            prompt.events.put_nowait(Computed(index, (last,), (), partial_tokens=partial))
+            prompt.events.put_nowait(
+                Computed(index, (last,), (), partial, self._take_targets(prompt, 1))
+            )
         prompt.events.put_nowait(None)
         self._stop(prompt)
 

@@ -22,9 +22,11 @@ from baton.engine.scheduling.engine import Engine
 from baton.engine.scheduling.step_pipeline import CompletedStep
 from baton.engine.scheduling.worker_loop import WorkerLoop
 from baton.kv_transfer.checksum_cache import ChecksumCache
+from baton.kv_transfer.conversion import Conversions, no_conversions
 from baton.kv_transfer.granter import GrantedPrompt
 from baton.kv_transfer.mover import Mover
 from baton.kv_transfer.peers.cached_prefix import CachedGranter
+from baton.kv_transfer.peers.converted_prompt import Converter
 from baton.kv_transfer.peers.grants import Grants
 from baton.kv_transfer.peers.registered_peers import Peers, degraded_entries
 from baton.prefill_worker.cached_reads import CachedReads
@@ -75,6 +77,7 @@ class PrefillWorker:
         wall_offset_s: float,
         new_id: Callable[[], bytes],
         grammars: GrammarCompiler | None = None,
+        conversions: Conversions = no_conversions,
     ) -> None:
         self.worker_id = worker_id
         self.boot_id = boot_id
@@ -101,18 +104,23 @@ class PrefillWorker:
             engine.draw_costs,
             lambda source: self._reads.usable(source.boot_id),
         )
-        self._cached = CachedGranter(pool, limits, pool.block_size, self.draining)
-        self.grants = Grants(self.admit, mover, boot_id, config.handoff, checksum_cache)
+        handoff, wake = config.handoff, self.loop.wake.set
+        self._converter = Converter(conversions, limits, mover, boot_id, handoff, pool.unpin, wake)
+        self._cached = CachedGranter(
+            pool, limits, pool.block_size, self.draining, converter=self._converter
+        )
+        self.grants = Grants(self.admit, mover, boot_id, handoff, checksum_cache)
         self._reads = CachedReads(
             peers,
             mover,
             boot_id,
-            config.handoff,
+            handoff,
+            limits,
             self._scheduler,
             pool.block_size,
             new_id,
             wall_offset_s,
-            self.loop.wake.set,
+            wake,
         )
         self.feed = BlockFeed(boot_id, pool.identities)
 
@@ -126,6 +134,11 @@ class PrefillWorker:
         prompt = parse_opening(
             opening, self._limits, self._pool.block_size, self._ended, wall_s=self._wall()
         )
+        prompt.converted_each = self._converter.parts(opening)
+        if prompt.source is not None:
+            prompt.imprecise_source = self._reads.loses(prompt.source.kv_dtype)
+            if prompt.imprecise_source and prompt.source.kv_dtype != opening.kv_dtype:
+                prompt.source = None  # its reader stores more precise KV
         if opening.sampling.HasField("grammar"):
             self._grammars.check(opening.sampling.grammar)
             compiling = asyncio.create_task(self._queue_constrained(prompt, opening))
@@ -134,7 +147,7 @@ class PrefillWorker:
         else:
             self._scheduler.submit(prompt)
             self._admit_waiting()
-        return prompt
+        return self._converter.granted(prompt, opening)
 
     async def _queue_constrained(self, prompt: Prompt, opening: handoff_pb2.OpenHandoff) -> None:
         """Compile the prompt's grammar, then queue the prompt; if that fails, it fails alone."""

@@ -26,7 +26,7 @@ class HandshakeMessage(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., compatibility: _Optional[_Union[Compatibility, _Mapping]] = ..., pool: _Optional[_Union[PoolDescription, _Mapping]] = ..., host: _Optional[str] = ..., probe_after_ms: _Optional[int] = ..., read_gb_per_s: _Optional[float] = ...) -> None: ...
 
 class Compatibility(_message.Message):
-    __slots__ = ("protocol_version", "model_fingerprint", "kv_dtype", "block_size", "layout_version", "checksum_algorithm", "layers", "kv_heads", "head_dim", "tp_size", "tp_rank", "verify", "draft_fingerprint", "deterministic_split")
+    __slots__ = ("protocol_version", "model_fingerprint", "kv_dtype", "block_size", "layout_version", "checksum_algorithm", "layers", "kv_heads", "head_dim", "tp_size", "tp_rank", "verify", "draft_fingerprint", "deterministic_split", "bridged_dtypes")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class Compatibility(_message.Message):
     VERIFY_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_SPLIT_FIELD_NUMBER: _ClassVar[int]
+    BRIDGED_DTYPES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     model_fingerprint: str
     kv_dtype: str
@@ -55,7 +56,8 @@ class Compatibility(_message.Message):
     verify: bool
     draft_fingerprint: str
     deterministic_split: str
-    def __init__(self, protocol_version: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., layout_version: _Optional[int] = ..., checksum_algorithm: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tp_size: _Optional[int] = ..., tp_rank: _Optional[int] = ..., verify: _Optional[bool] = ..., draft_fingerprint: _Optional[str] = ..., deterministic_split: _Optional[str] = ...) -> None: ...
+    bridged_dtypes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_version: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., layout_version: _Optional[int] = ..., checksum_algorithm: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tp_size: _Optional[int] = ..., tp_rank: _Optional[int] = ..., verify: _Optional[bool] = ..., draft_fingerprint: _Optional[str] = ..., deterministic_split: _Optional[str] = ..., bridged_dtypes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PoolDescription(_message.Message):
     __slots__ = ("mover", "metadata", "base_address", "block_bytes", "num_blocks", "device_id", "memory", "versions")
@@ -113,7 +115,7 @@ class GranterMessage(_message.Message):
     def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., checksums: _Optional[_Union[Checksums, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., failed: _Optional[_Union[_worker_pb2.Failure, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ...) -> None: ...
 
 class OpenHandoff(_message.Message):
-    __slots__ = ("handoff_id", "granter_boot_id", "reader_boot_id", "request_id", "attempt", "tokens", "prompt_tokens", "held_blocks", "sampling", "choices", "cache_salt", "trace_context", "lease_ms", "deadline_ms", "cached_only", "source")
+    __slots__ = ("handoff_id", "granter_boot_id", "reader_boot_id", "request_id", "attempt", "tokens", "prompt_tokens", "held_blocks", "sampling", "choices", "cache_salt", "trace_context", "lease_ms", "deadline_ms", "cached_only", "source", "kv_dtype")
     class TraceContextEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +139,7 @@ class OpenHandoff(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     CACHED_ONLY_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
     handoff_id: bytes
     granter_boot_id: bytes
     reader_boot_id: bytes
@@ -153,7 +156,8 @@ class OpenHandoff(_message.Message):
     deadline_ms: int
     cached_only: bool
     source: _worker_pb2.Source
-    def __init__(self, handoff_id: _Optional[bytes] = ..., granter_boot_id: _Optional[bytes] = ..., reader_boot_id: _Optional[bytes] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., held_blocks: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.Sampling, _Mapping]] = ..., choices: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[bytes] = ..., trace_context: _Optional[_Mapping[str, str]] = ..., lease_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., cached_only: _Optional[bool] = ..., source: _Optional[_Union[_worker_pb2.Source, _Mapping]] = ...) -> None: ...
+    kv_dtype: str
+    def __init__(self, handoff_id: _Optional[bytes] = ..., granter_boot_id: _Optional[bytes] = ..., reader_boot_id: _Optional[bytes] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., held_blocks: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.Sampling, _Mapping]] = ..., choices: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[bytes] = ..., trace_context: _Optional[_Mapping[str, str]] = ..., lease_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., cached_only: _Optional[bool] = ..., source: _Optional[_Union[_worker_pb2.Source, _Mapping]] = ..., kv_dtype: _Optional[str] = ...) -> None: ...
 
 class Renew(_message.Message):
     __slots__ = ("n",)

@@ -205,12 +205,14 @@ class Candidate(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Source(_message.Message):
-    __slots__ = ("worker", "blocks")
+    __slots__ = ("worker", "blocks", "kv_dtype")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
     worker: Candidate
     blocks: int
-    def __init__(self, worker: _Optional[_Union[Candidate, _Mapping]] = ..., blocks: _Optional[int] = ...) -> None: ...
+    kv_dtype: str
+    def __init__(self, worker: _Optional[_Union[Candidate, _Mapping]] = ..., blocks: _Optional[int] = ..., kv_dtype: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "seed", "top_logprobs", "min_tokens", "barred", "prompt_logprobs", "grammar")

@@ -116,7 +116,6 @@ FLEET_QUEUED_TOKENS = gauge(
 FLEET_WAITING = gauge(
     "baton_fleet_waiting_requests", "Requests that wait on a role's linked workers.", "role", ROLES
 )
-FLEET_REQUESTS = gauge("baton_fleet_requests", "Requests on decode workers, of all routers.")
 FLEET_KV_USE = gauge(
     "baton_fleet_kv_use_ratio",
     "Share of the KV blocks of a role's linked workers that no allocation could get.",
@@ -356,6 +355,7 @@ READ_SECONDS = counter(
     "baton_read_seconds_total",
     "Seconds in which a completed handoff had offered blocks that had not landed.",
 )
+CONVERTED_BLOCKS = counter("baton_converted_blocks_total", "Blocks converted for their readers.")
 CACHED_READS = counter(
     "baton_cached_reads_total",
     "Reads by prefill workers of blocks that another worker held; what is missing is computed.",

@@ -26,7 +26,13 @@ from baton.decode_worker.speculator import Speculator
 from baton.runtime import waits
 from baton.runtime.registry import Role
 from baton.simulation.fleet.draw_scenario import draw
-from baton.simulation.fleet.engine_kind import DRAFTING_HASHES, HASHES, VOCAB, EngineKind
+from baton.simulation.fleet.engine_kind import (
+    DRAFTING_HASHES,
+    HASHES,
+    NARROW_HASHES,
+    VOCAB,
+    EngineKind,
+)
 from baton.simulation.fleet.faults import Striker
 from baton.simulation.fleet.history import FINISHED, LEFT, ROUTER_LOST, Ask, History, serve
 from baton.simulation.fleet.lab_vocabulary import lab_vocabulary
@@ -79,6 +85,7 @@ class Run:
         )
         if scenario.named_hosts:
             self.world.host_of = str
+        self.world.wide = scenario.wide
         if scenario.shared_registry:
             self.world.share_registry()
         if scenario.constrained:
@@ -345,6 +352,8 @@ def run(
     `trace` gets a line for each callback."""
     if scenario.proposer == "draft" and kind is HASHES:
         kind = DRAFTING_HASHES
+    if scenario.wide and kind is HASHES:
+        kind = NARROW_HASHES
     scenario = scenario.computed_by(kind)
     random.seed(scenario.seed)  # the product's own dice: jitter
     loop = VirtualLoop(scenario.seed, shuffle=scenario.shuffle)

@@ -154,6 +154,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "controller": {"figures"},
         ".": {"figures", "inputs", "fleets", "peers", "gpu_parts"},
         "console": {"figures", "fleets", "."},
+        "unlike": {"figures", "."},
     },
     "deploy": {
         "host": set(),

@@ -54,6 +54,10 @@ def _add_serve(
             f"--{role}-ep", type=setting("worker.ep"), metavar="N",
             help=f"groups of experts of each {role} worker, where they differ from --ep",
         )  # fmt: skip
+        command.add_argument(
+            f"--{role}-kv-dtype", type=setting("pool.kv_dtype"), metavar="{auto,int8,fp8_e4m3}",
+            help=f"dtype of each {role} worker's KV, where it differs from --kv-dtype",
+        )  # fmt: skip
     for option, metavar, meaning in SETTING_OPTIONS:
         setting_name = FLAG_SETTINGS[option.removeprefix("--").replace("-", "_")]
         own = placement if option == "--placement" else None
@@ -98,6 +102,8 @@ def _serve_options(options: argparse.Namespace) -> Any:
         decode_tp=options.decode_tp and int(options.decode_tp),
         prefill_ep=options.prefill_ep and int(options.prefill_ep),
         decode_ep=options.decode_ep and int(options.decode_ep),
+        prefill_kv_dtype=options.prefill_kv_dtype,
+        decode_kv_dtype=options.decode_kv_dtype,
         model=options.model,
         config_file=options.config,
         flags=flags_of(options),

@@ -22,12 +22,14 @@ from baton.decode_worker.speculator import Speculator
 from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.processes.draft_choice import draft_fingerprint
+from baton.deploy.processes.kv_conversions import conversion_of
 from baton.engine.checkpoint.fingerprint import model_fingerprint
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.scheduling.blocks import BlockPool
 from baton.engine.speculation.ngram_proposer import NgramProposer
 from baton.engine.speculation.suffix_proposer import SuffixProposer
 from baton.kv_transfer import handshake
+from baton.kv_transfer.conversion import Conversion
 from baton.kv_transfer.host_id import host_id
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.kv_transfer.peers.bandwidth_probe import BandwidthProbe
@@ -44,6 +46,7 @@ from baton.runtime.registry import Role
 from baton.runtime.registry_client import RegistryClient
 from baton.runtime.tls import Tls
 from baton.runtime.wire import ModelLimits
+from baton.runtime.worker.kv_bridge import bridged_dtypes
 from baton.runtime.worker.service import WorkerService
 
 
@@ -87,8 +90,20 @@ class Below:
             deterministic_split=f"tp {settings.tp} ep {settings.ep}"
             if settings.deterministic
             else "",
+            bridged_dtypes=self._bridged_dtypes(),
         )
         return handshake.build(self.boot.worker_id, self.mover.describe(), common, host_id())
+
+    def _bridged_dtypes(self) -> list[str]:
+        """Return the KV dtypes of possible peers with another one: none for a deterministic
+        worker, whose KV must be its own bits."""
+        if self.boot.config.worker.deterministic:
+            return []
+        return [name for name in bridged_dtypes(self.limits.kv_dtype) if self.conversions(name)]
+
+    def conversions(self, kv_dtype: str) -> Conversion | None:
+        """Return the conversion of this worker's KV for a reader, if there is one."""
+        return conversion_of(self.engine.pool, self.engine.spec, kv_dtype)
 
     def wall_offset_s(self) -> float:
         return time.time() - asyncio.get_running_loop().time()
@@ -120,6 +135,7 @@ def decode_role(below: Below) -> Served:
         new_id=partial(os.urandom, handshake.BOOT_ID_BYTES),
         grammars=boot.grammars,
         speculator=_speculator(boot.config),
+        conversions=below.conversions,
     )
     return _served(below, worker, peers)
 
@@ -173,6 +189,7 @@ def prefill_role(below: Below) -> Served:
         wall_offset_s=below.wall_offset_s(),
         new_id=partial(os.urandom, handshake.BOOT_ID_BYTES),
         grammars=boot.grammars,
+        conversions=below.conversions,
     )
     return _served(below, worker, peers)
 

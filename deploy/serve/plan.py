@@ -41,6 +41,8 @@ class ServeOptions:
     decode_tp: int | None = None
     prefill_ep: int | None = None  # None: `worker.ep`
     decode_ep: int | None = None
+    prefill_kv_dtype: str | None = None  # None: `pool.kv_dtype`
+    decode_kv_dtype: str | None = None
     model: str | None = None
     config_file: Path | None = None
     flags: Mapping[str, str] | None = None
@@ -139,6 +141,9 @@ def jobs(options: ServeOptions, model: ModelSource, folder: Path, gpus: int = 0)
         tp, ep = options.split_of(name.split("-")[0])
         own += ["--set", f"worker.tp={tp}"] if tp != options.config.worker.tp else []
         own += ["--set", f"worker.ep={ep}"] if ep != options.config.worker.ep else []
+        prefills = name.startswith("prefill")
+        kv_dtype = options.prefill_kv_dtype if prefills else options.decode_kv_dtype
+        own += ["--set", f"pool.kv_dtype={kv_dtype}"] if kv_dtype else []
         own += _certificate(options, folder, name)
         command = _baton("worker", *own, *shared)
         workers.append(Job(name, command, grace_s(options.config)))

@@ -203,6 +203,10 @@ class BlockPool:
         """Pin the blocks that are in the pool, from index `first` to the first that is not."""
         return self.match(identities, tokens, Hold.PINNED, len(identities), first)
 
+    def pin_targets(self, count: int) -> list[int]:
+        """Allocate blocks that converted ones go into, pinned at once. Raises OutOfBlocks."""
+        return self.allocate(count, Hold.PINNED)
+
     def unpin(self, blocks: Sequence[int]) -> None:
         self.release(blocks, Hold.PINNED)
 

@@ -33,7 +33,7 @@ class DeviceChecksums:
         self._slabs = slabs
         self._turn = threading.Lock()
         cuda = blocks.device.type == "cuda"
-        self._aside = _OwnStream(blocks.device) if cuda else nullcontext()  # a CPU has no streams
+        self._aside = OwnStream(blocks.device) if cuda else nullcontext()  # a CPU has no streams
         self((0,), (0,))  # compiles before serving
 
     def __call__(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
@@ -54,7 +54,7 @@ class DeviceChecksums:
         return cast(NDArray[np.uint64], sums.numpy().view(np.uint64))
 
 
-class _OwnStream:
+class OwnStream:
     """A stream of `device`. Within the `with` block, both are current; one thread at a time.
 
     Leaving a stream restores the previously current device. In a thread that never chose one, this

@@ -57,15 +57,24 @@ class BandwidthProbe:
         return await asyncio.shield(check)
 
     async def _check(self, worker_id: str, peer: PeerPool, rounds: int) -> PreflightReport | None:
-        count = max(1, min(READ_BLOCKS, READ_BYTES // peer.block_bytes, peer.num_blocks))
+        shape = self._mover.shape(peer.boot_id)
+        units = min(
+            READ_BLOCKS, READ_BYTES // shape.unit_bytes, peer.num_blocks // shape.granter_parts
+        )
+        units = max(1, units)
         try:
-            own = self._pool.lease(count)
+            own = self._pool.lease(units * shape.reader_parts)
         except OutOfBlocks:
             log.info("peer measurement skipped", worker=worker_id, reason="no free block")
             return None
         try:
             report = await measure(
-                self._mover, peer.boot_id, range(count), own, self.floor_gb_per_s, rounds=rounds
+                self._mover,
+                peer.boot_id,
+                range(units * shape.granter_parts),
+                own,
+                self.floor_gb_per_s,
+                rounds=rounds,
             )
         except PreflightFailed as failed:
             if failed.settled is not None:

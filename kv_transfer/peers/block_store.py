@@ -29,4 +29,13 @@ class BlockStore(Protocol):
         is not."""
         ...
 
+    @property
+    def available(self) -> int:
+        """Return how many blocks could be taken now."""
+        ...
+
+    def pin_targets(self, count: int) -> list[int]:
+        """Take and pin blocks for what is converted for a reader. Raises OutOfBlocks."""
+        ...
+
     def unpin(self, blocks: Sequence[int]) -> None: ...

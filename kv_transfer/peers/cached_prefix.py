@@ -12,8 +12,9 @@ import asyncio
 import sys
 from collections.abc import Callable, Sequence
 
-from baton.kv_transfer.granter import Computed, Granted
+from baton.kv_transfer.granter import Computed, Granted, GrantedPrompt
 from baton.kv_transfer.peers.block_store import BlockStore
+from baton.kv_transfer.peers.converted_prompt import Converter
 from baton.proto import handoff_pb2
 from baton.runtime import identity
 from baton.runtime.errors import Draining, HandoffError, InvalidRequest
@@ -21,7 +22,9 @@ from baton.runtime.wire import ModelLimits, check_tokens
 
 
 class CachedPrefix:
-    """The leading blocks of one opening. `pinned` are those after the reader's own."""
+    """The leading blocks of one opening. `pinned` are those after the reader's own. `each`: the
+    targets that a block needs to be converted for its reader; it is granted as far as there are
+    some. 0: the reader stores KV as this worker does."""
 
     def __init__(
         self,
@@ -30,15 +33,22 @@ class CachedPrefix:
         tokens: Sequence[int],
         identities: Sequence[bytes],
         first: int,
+        each: int = 0,
     ) -> None:
         self.request_id = request_id
         self.pinned = store.pin_cached(identities, tokens, first)
+        if each:
+            kept = min(len(self.pinned), store.available // each)
+            store.unpin(self.pinned[kept:])
+            del self.pinned[kept:]
+        self.targets = store.pin_targets(each * len(self.pinned))
         self.on_end: Callable[[CachedPrefix], None] = CachedPrefix._unpin
         self._store = store
         end = first + len(self.pinned)
         self._events: list[Granted] = [handoff_pb2.Held(blocks=end)]
         if self.pinned:
-            self._events.append(Computed(first, tuple(self.pinned), tuple(identities[first:end])))
+            granted, names = tuple(self.pinned), tuple(identities[first:end])
+            self._events.append(Computed(first, granted, names, targets=tuple(self.targets)))
 
     async def next(self) -> Granted | None:
         return self._events.pop(0) if self._events else None
@@ -62,16 +72,19 @@ class CachedGranter:
         block_size: int,
         draining: asyncio.Event,
         room: Callable[[], int] = lambda: sys.maxsize,
+        converter: Converter | None = None,
     ) -> None:
         self._store = store
+        self._converter = converter
         self._limits = limits
         self._block_size = block_size
         self._draining = draining
         self._room = room
 
-    def admit(self, opening: handoff_pb2.OpenHandoff) -> CachedPrefix:
+    def admit(self, opening: handoff_pb2.OpenHandoff) -> GrantedPrompt:
         """Pin what the pool holds of an opening's blocks. Raises Draining, InvalidRequest (it names
-        the field), or HandoffError for a prompt that is to be computed."""
+        the field), Incompatible (KV is not converted to the reader's), or HandoffError for a prompt
+        that is to be computed."""
         limits, size = self._limits, self._block_size
         if self._draining.is_set():
             raise Draining("the worker is stopping")
@@ -88,6 +101,8 @@ class CachedGranter:
         if opening.held_blocks >= len(tokens) // size:
             raise InvalidRequest("held_blocks leaves nothing to grant", field="held_blocks")
         names = identity.chain(limits.key, limits.root(opening.cache_salt), tokens, size)
-        first = opening.held_blocks
-        end = first + max(0, self._room())
-        return CachedPrefix(self._store, opening.request_id, tokens, names[:end], first)
+        converter, first = self._converter, opening.held_blocks
+        each = converter.parts(opening) if converter is not None else 0
+        end = first + max(0, self._room()) // (1 + each)
+        prefix = CachedPrefix(self._store, opening.request_id, tokens, names[:end], first, each)
+        return prefix if converter is None else converter.granted(prefix, opening)

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
+from baton.kv_transfer.checksum import converted_tag
 from baton.kv_transfer.fetch_report import FetchReport
 from baton.kv_transfer.mover import Mover
 from baton.kv_transfer.peers.peer_client import HandoffLink
 from baton.kv_transfer.peers.registered_peers import Peers
 from baton.kv_transfer.reader import HandoffReader, Quarantine
-from baton.proto import worker_pb2
-from baton.runtime import logs, metrics
+from baton.proto import handoff_pb2, worker_pb2
+from baton.runtime import identity, logs, metrics
 from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import WorkerLost
+from baton.runtime.wire import ModelLimits
 
 log = logs.get(__name__)
 
@@ -33,7 +35,17 @@ class SharedConnectionLost(WorkerLost):
 
 
 class HandoffReads:
-    def __init__(self, peers: Peers, mover: Mover, boot_id: bytes, config: HandoffConfig) -> None:
+    def __init__(
+        self,
+        peers: Peers,
+        mover: Mover,
+        boot_id: bytes,
+        config: HandoffConfig,
+        limits: ModelLimits,
+        block_size: int,
+    ) -> None:
+        self._limits = limits
+        self._block_size = block_size
         self._peers = peers
         self._mover = mover
         self._boot_id = boot_id
@@ -72,6 +84,24 @@ class HandoffReads:
             task = asyncio.create_task(reader.finished())
             self._closing[task] = asyncio.get_running_loop().time()
             task.add_done_callback(self._closing.pop)
+
+    def granter_kv_dtype(self, boot_id: bytes) -> str:
+        """Return the KV dtype of a granter to which a stream is open."""
+        return self._mover.peer(boot_id).kv_dtype or self._limits.kv_dtype
+
+    def tags(
+        self, boot_id: bytes, opening: handoff_pb2.OpenHandoff, identities: Sequence[bytes]
+    ) -> list[bytes]:
+        """Return the granter's tags of the full blocks from `opening.held_blocks` on, of which
+        `identities` are the own ones: the same, unless it converts them."""
+        granter, limits = self.granter_kv_dtype(boot_id), self._limits
+        if granter == limits.kv_dtype:
+            return list(identities)
+        root = identity.root(limits.key, limits.fingerprint, granter, salt=opening.cache_salt)
+        names = identity.chain(limits.key, root, opening.tokens, self._block_size)
+        first = opening.held_blocks
+        named = names[first : first + len(identities)]
+        return [converted_tag(name, limits.kv_dtype) for name in named]
 
     def ages(self) -> Iterator[tuple[str, float]]:
         """Yield the state of each handoff, and the seconds since it began to wait, since the last

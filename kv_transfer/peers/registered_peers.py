@@ -226,7 +226,7 @@ class RegisteredPeers:
                 f"worker {theirs.worker_id} has restarted: its boot id is not the placed one"
             )
         handshake.check(mine, theirs)
-        pool = handshake.peer_pool(theirs)
+        pool = handshake.bridged_pool(mine, theirs)
         await self._mover.connect(pool)
         await self._measurements.meet(MeasuredPeer(theirs, pool, partial(_greet, client, mine)))
 

@@ -227,7 +227,11 @@ def _source(placement: Placement) -> worker_pb2.Source | None:
     source = placement.source
     if source is None:
         return None
-    return worker_pb2.Source(worker=_candidate(source.worker), blocks=source.blocks)
+    return worker_pb2.Source(
+        worker=_candidate(source.worker),
+        blocks=source.blocks,
+        kv_dtype=source.worker.kv_format[1],
+    )
 
 
 def _candidate(worker: WorkerView) -> worker_pb2.Candidate:

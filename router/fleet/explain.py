@@ -20,7 +20,8 @@ from baton.router.fleet.placement import (
 )
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.roster import WorkerGroup
-from baton.router.fleet.worker_view import KvFormat, WorkerView
+from baton.router.fleet.worker_view import KvFormat, WorkerView, hands_over
+from baton.runtime.worker.kv_bridge import most_targets
 
 MAX_SHOWN = 64  # workers of a role, the cheapest
 
@@ -65,7 +66,8 @@ def explain(
 ) -> Explanation:
     """Return the costs behind `placement`, which was made for `need` on the `open_decode` groups
     of this fleet."""
-    chosen, costs = placement.decode, placement.costs or PrefillCosts(need, None)
+    chosen = placement.decode
+    costs = placement.costs or PrefillCosts(need, None, chosen.kv_format)
     takes = {name for group in open_decode for name in group.open}
     decode, prefill = [], []
     views = {view.worker_id: view for view in fleet.roster.views()}
@@ -119,9 +121,10 @@ def _obstacle(view: WorkerView, fleet: FleetView) -> str:
 
 def _prefill_obstacle(view: WorkerView, decode: WorkerView, need: Need) -> str:
     """Return why `decode` cannot use this prefill worker for the request."""
-    if view.kv_format != decode.kv_format:
+    if not hands_over(view.kv_format, decode.kv_format):
         return "another KV format than the decode worker's"
-    room = min(view.total_blocks * view.block_size, view.max_context)
+    targets = most_targets(view.kv_format[1], decode.kv_format[1])
+    room = min(view.total_blocks // (1 + targets) * view.block_size, view.max_context)
     if need.tokens > room:
         return f"its pool holds {room} tokens"
     return "slow pair with the decode worker" if view.boot_id in decode.degraded else ""

@@ -9,6 +9,7 @@ exactly:
     the prompt's    here: uncached tokens * LOCAL_COST
     prefill         there: computed tokens * TOKEN_COST
                            + if it READs from the source: READ_COST + read tokens * MOVE_COST
+                           + if it converts KV to another dtype: tokens * CONVERT_COST
                     and the move to the decode worker: moved tokens * MOVE_COST
 
 The source is a worker that holds most of the prompt's leading blocks, such as the decode worker of
@@ -36,11 +37,14 @@ from baton.router.fleet.worker_view import (
     NumericsId,
     WorkerCapacity,
     WorkerView,
+    hands_over,
 )
 from baton.runtime.config import PlacementMode
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
+from baton.runtime.worker.kv_bridge import most_targets
 
 MOVE_COST = 1  # moving a token's KV
+CONVERT_COST = 1  # converting it to another KV dtype
 READ_COST = 160  # the opening of a handoff, without its tokens
 LOCAL_COST = 40  # a decode worker computes a quarter as many prompt tokens, and delays its batch
 MAX_CANDIDATES = 8
@@ -157,11 +161,12 @@ def place(
     compatible = [
         group
         for group in fleet.roster.groups("prefill")
-        if group.kv_format == decode.kv_format and _computes(need, group.capacity)
+        if hands_over(group.kv_format, decode.kv_format)
+        and _computes(need, group.capacity, most_targets(group.kv_format[1], decode.kv_format[1]))
     ]
     holders = held(decode.kv_format)
     source = _source(fleet, holders, decode) if read_cached else None
-    costs = PrefillCosts(need, source)
+    costs = PrefillCosts(need, source, decode.kv_format)
     candidates = _ranked(
         _WorkerSearch(need, fleet, held, MAX_CANDIDATES, need.left, decode.degraded),
         compatible,
@@ -173,7 +178,7 @@ def place(
         return Placement(decode, (), local=True, reason=reason, costs=costs)
     first = candidates[0]
     here = uncached_tokens(need, holders.blocks(decode), decode.capacity)
-    there = uncached_tokens(need, holders.blocks(first), first.capacity)
+    there = uncached_tokens(need, held(first.kv_format).blocks(first), first.capacity)
     source = source if costs.reads(first, there) else None
     if mode == "disaggregated":
         return Placement(decode, tuple(candidates), local=False, source=source, costs=costs)
@@ -197,20 +202,22 @@ def decode_cost(worker: WorkerView, uncached: int, wanted: int) -> int:
 
 
 class PrefillCosts:
-    """The costs of a prompt's prefill on prefill workers, which may READ from its source. Queues do
-    not count: overload must not turn decode workers into prefill workers."""
+    """The costs of a prompt's prefill on prefill workers, which may READ from its source, and
+    convert what the decode worker stores in another KV dtype. Queues do not count: overload must
+    not turn decode workers into prefill workers."""
 
-    def __init__(self, need: Need, source: Source | None) -> None:
+    def __init__(self, need: Need, source: Source | None, decode: KvFormat) -> None:
         self._source = source
+        self._decode = decode
+        self._convert_cost = need.tokens * CONVERT_COST
         self._left = need.tokens  # tokens that the source does not hold
         if source is not None:
             self._left = uncached_tokens(need, source.blocks, source.worker.capacity)
 
     def at(self, worker: WorkerView, uncached: int) -> int:
         """Return the cost on a worker that lacks so many tokens."""
-        if self.reads(worker, uncached):
-            return self.least(uncached)
-        return uncached * TOKEN_COST
+        cost = self.least(uncached) if self.reads(worker, uncached) else uncached * TOKEN_COST
+        return cost if worker.kv_format == self._decode else cost + self._convert_cost
 
     def total(self, worker: WorkerView, uncached: int) -> int:
         """Return the same with the worker's queue."""
@@ -317,7 +324,7 @@ def _no_candidate(kv_format: KvFormat, roster: Roster, usable: Sequence[WorkerGr
         return "no_prefill_worker"
     if usable:
         return "left"
-    readable = any(group.kv_format == kv_format for group in groups)
+    readable = any(hands_over(group.kv_format, kv_format) for group in groups)
     return "too_large" if readable else "incompatible"
 
 
@@ -351,9 +358,10 @@ def _holds(need: Need, worker: WorkerCapacity) -> bool:
     return wanted <= worker.total_blocks and need.most_tokens <= worker.max_context
 
 
-def _computes(need: Need, worker: WorkerCapacity) -> bool:
-    """Return whether a prefill worker has room for all of the tokens."""
-    blocks = _blocks(need.tokens, worker.block_size)
+def _computes(need: Need, worker: WorkerCapacity, targets: int) -> bool:
+    """Return whether a prefill worker has room for all of the tokens, and for `targets` blocks to
+    convert each of theirs."""
+    blocks = _blocks(need.tokens, worker.block_size) * (1 + targets)
     return blocks <= worker.total_blocks and need.tokens <= worker.max_context
 
 

@@ -17,6 +17,7 @@ from typing import Generic, Protocol, TypeVar, cast, overload
 
 from baton.proto import worker_pb2
 from baton.runtime.links import LINK_PROTOCOL_VERSION
+from baton.runtime.worker.kv_bridge import bridges
 
 TOKEN_COST = 10  # a prefill worker computes a prompt token
 SEQUENCE_COST = 80  # one more sequence in the batch slows every step
@@ -45,8 +46,8 @@ class WorkerCapacity:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker as the router knows it now. Two workers can hand KV over if their `kv_format` is
-    the same. `placed_tokens` and `placed_requests` were sent there since its
+    """One worker as the router knows it now. Two workers can hand KV over if their `kv_format`s
+    fit (`hands_over`). `placed_tokens` and `placed_requests` were sent there since its
     last load report. `expected_end` is that of one more request (see WaitEstimator). `bit` is the
     worker's in the radix index, 0 where that has no blocks of it. `joined_s` is when it was linked,
     on the router's clock."""
@@ -141,15 +142,21 @@ class ViewField(Generic[_T]):
             link.note_change()
 
 
+def hands_over(granter: KvFormat, reader: KvFormat) -> bool:
+    """Return whether a worker can read the KV of another, which may convert it."""
+    (model, dtype, size), (own_model, own_dtype, own_size) = granter, reader
+    return (model, size) == (own_model, own_size) and bridges(dtype, own_dtype)
+
+
 def incompatible_prefill_workers(
     prefill: Mapping[str, KvFormat], decode: Mapping[str, KvFormat]
 ) -> dict[str, str]:
-    """Return, for each prefill worker without a decode worker of its KV format, what differs from
-    the most similar one. Empty while there is no decode worker to compare with."""
+    """Return, for each prefill worker whose KV no decode worker can read, what differs from the
+    most similar one. Empty while there is no decode worker to compare with."""
     formats = set(decode.values())
     found = {}
     for worker_id, kv_format in prefill.items():
-        if formats and kv_format not in formats:
+        if formats and not any(hands_over(kv_format, other) for other in formats):
             nearest = min(sorted(formats), key=lambda other: len(_differences(kv_format, other)))
             found[worker_id] = "; ".join(_differences(kv_format, nearest))
     return found

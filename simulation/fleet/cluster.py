@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -20,9 +20,11 @@ from baton.decode_worker.speculator import Speculator
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.batch import StepBatch
 from baton.engine.scheduling.blocks import BlockPool
+from baton.kv_transfer.conversion import Conversions, no_conversions
 from baton.kv_transfer.granter import GranterLink
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
+from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.peers.peer_client import HandoffLink
 from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import handoff_pb2, worker_pb2
@@ -73,9 +75,22 @@ class Cluster:
         self.vocabulary: Vocabulary | None = None  # of the workers that are added from now on
         self._ids = itertools.count(1)
         self._streams: dict[bytes, set[asyncio.Task[None]]] = {}
+        self._kv_dtypes: dict[bytes, str] = {}  # by boot id
 
     def limits(self) -> ModelLimits:
         return ModelLimits(VOCAB, MAX_CONTEXT, "hash-engine", "uint8", b"cluster key")
+
+    def conversions(self, engine: Any) -> Conversions:
+        """Return what a worker with this engine converts its KV to."""
+        return no_conversions
+
+    def described(self, reader: MemoryMover, granter: MemoryMover) -> PeerPool:
+        """Return a granter's pool as a reader knows it after their handshake."""
+        here, pool = reader.describe(), granter.describe()
+        dtype = self._kv_dtypes[pool.boot_id]
+        if self._kv_dtypes[here.boot_id] == dtype:
+            return pool
+        return replace(pool, kv_dtype=dtype, unit_bytes=here.block_bytes)
 
     def grammars(self) -> GrammarCompiler:
         """Return a compiler for one worker, which uses no threads."""
@@ -87,6 +102,7 @@ class Cluster:
 
     def add_prefill(self, name: str, blocks: int) -> Node[PrefillWorker]:
         boot_id, engine, pool, array, mover = self._below(blocks)
+        self._kv_dtypes[boot_id] = self.limits().kv_dtype
         worker = PrefillWorker(
             worker_id=name,
             boot_id=boot_id,
@@ -99,6 +115,7 @@ class Cluster:
             wall_offset_s=0.0,
             new_id=self.new_id,
             grammars=self.grammars(),
+            conversions=self.conversions(engine),
         )
         task = asyncio.create_task(worker.run())
         self.prefill[name] = Node(worker, engine, pool, array, mover, task)
@@ -106,6 +123,7 @@ class Cluster:
 
     def add_decode(self, name: str, blocks: int) -> Node[DecodeWorker]:
         boot_id, engine, pool, array, mover = self._below(blocks)
+        self._kv_dtypes[boot_id] = self.limits().kv_dtype
         worker = DecodeWorker(
             worker_id=name,
             boot_id=boot_id,
@@ -119,6 +137,7 @@ class Cluster:
             new_id=self.new_id,
             grammars=self.grammars(),
             speculator=self._speculator(),
+            conversions=self.conversions(engine),
         )
         task = asyncio.create_task(worker.run())
         self.decode[name] = Node(worker, engine, pool, array, mover, task)
@@ -225,7 +244,8 @@ class MemoryPeers:
     ) -> HandoffLink:
         for node in self._cluster.nodes():
             if node.worker.boot_id == candidate.boot_id:
-                await self._mover.connect(node.mover.describe())
+                pool = self._cluster.described(self._mover, node.mover)
+                await self._mover.connect(pool)
                 return self._cluster.handoff_stream(candidate.boot_id)
         raise Unavailable(f"worker {candidate.worker_id} is gone")
 

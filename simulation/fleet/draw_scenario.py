@@ -21,7 +21,7 @@ from baton.simulation.fleet.joining_world import joining
 from baton.simulation.fleet.ranked_world import ranked
 from baton.simulation.fleet.redis_world import over_redis
 from baton.simulation.fleet.scenario import BLOCK, READ_BLOCKS, Event, Fault, Scenario
-from baton.simulation.fleet.turns_world import talking
+from baton.simulation.fleet.turns_world import talking, unlike
 
 # most fleets are small: a seed's time grows with its links
 ROUTERS = (1, 1, 1, 1, 1, 2, 2, 3)
@@ -50,6 +50,7 @@ CONSTRAINED_EVERY, CONSTRAINED_SEEDS = 40, (19, 39)  # seeds
 REDIS_EVERY, REDIS_SEEDS = 40, (24, 37)  # seeds
 TURNS_EVERY, TURNS_SEEDS = 40, (6, 23, 27, 36)  # seeds
 JOINING_EVERY, JOINING_SEED = 200, 20  # seeds
+UNLIKE_EVERY, UNLIKE_SEEDS = 40, (20,)  # seeds
 RIGHT_SHARES = (0.3, 0.8, 0.8, 1.0)
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
 
@@ -62,7 +63,8 @@ def draw(seed: int) -> Scenario:
     decode workers speculate; in two of CONSTRAINED_EVERY, they do, and requests have
     grammars; in two of RANKED_EVERY, workers have ranks, one of which is lost; in two of
     REDIS_EVERY, all meet over a Redis server; in four of TURNS_EVERY, conversations have
-    several turns; and in one of JOINING_EVERY, a worker joins a loaded fleet."""
+    several turns; in one of UNLIKE_EVERY, so they have, between workers of unlike KV dtypes; and in
+    one of JOINING_EVERY, a worker joins a loaded fleet."""
     made = _speculating(_linked(_usual(seed)))
     if seed % HANG_EVERY == HANG_SEED:
         return _one_hangs(made)
@@ -80,6 +82,8 @@ def draw(seed: int) -> Scenario:
         return _linked(talking(made))
     if seed % JOINING_EVERY == JOINING_SEED:
         return joining(made)
+    if seed % UNLIKE_EVERY in UNLIKE_SEEDS:
+        return unlike(talking(made))
     return _storm(made) if seed % STORM_EVERY == STORM_SEED else made
 
 

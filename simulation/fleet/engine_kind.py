@@ -7,22 +7,49 @@ Knows no fleet, no time and no faults.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from functools import partial
+from typing import Literal, Protocol
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.scheduling.batch import Drawn, StepBatch
+from baton.kv_transfer.conversion import Conversions, HostConversion
+from baton.kv_transfer.local_pool import HostPool
 from baton.runtime.sampling import SamplingParams
 from baton.runtime.wire import ModelLimits
-from baton.simulation.fleet.hash_engine import HashEngine, block_bytes, expected_draws
+from baton.runtime.worker.kv_bridge import bridges
+from baton.simulation.fleet.hash_engine import (
+    HashEngine,
+    block_bytes,
+    expected_draws,
+    narrowed,
+    widened,
+)
 from baton.simulation.virtual.virtual_steps import VirtualSteps
 
 SLABS = 2
 VOCAB = 1000
 MAX_CONTEXT = 10_000
+WIDE, NARROW = "wide", "int8 of wide"  # KV dtypes of unlike workers
+_LOW = 0xFFFFFFFF
 
 StepTime = Callable[[StepBatch], float]
+
+
+class PlainSums(HostPool):
+    """A pool whose checksums cost a microsecond: a CRC beside the rest of the seed."""
+
+    def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
+        width = self.block_bytes // self.slabs
+        found = []
+        for block, seed in zip(blocks, seeds, strict=True):
+            content = self.array[block].tobytes()
+            for start in range(0, self.block_bytes, width):
+                part = crc32(content[start : start + width], seed & _LOW)
+                found.append(part << 32 | seed >> 32)
+        return np.array(found, dtype=np.uint64).reshape(len(found) // self.slabs, self.slabs)
 
 
 class EngineKind(Protocol):
@@ -43,6 +70,10 @@ class EngineKind(Protocol):
         """An engine, and its pool's memory, uint8 [blocks, block_bytes]."""
         ...
 
+    def conversions(self, array: NDArray[np.uint8]) -> Conversions:
+        """Return what a worker with this pool converts its KV to."""
+        ...
+
     def drawn(
         self, prompt: Sequence[int], count: int, params: SamplingParams, choice: int, grammar: str
     ) -> list[Drawn]:
@@ -52,19 +83,24 @@ class EngineKind(Protocol):
 
 
 class HashKind:
-    """`drafts`: a draft model proposes, whose KV is one slab more of each block."""
+    """`drafts`: a draft model proposes, whose KV is one slab more of each block. `form`: how KV is
+    stored; None: as in fleets of like workers."""
 
     name = "hash"
 
-    def __init__(self, *, drafts: bool = False) -> None:
+    def __init__(
+        self, *, drafts: bool = False, form: Literal["narrow", "wide"] | None = None
+    ) -> None:
         self.drafts = drafts
         self.slabs = SLABS + drafts
+        self._wide = form == "wide"
+        self._kv_dtype = {None: "uint8", "narrow": NARROW, "wide": WIDE}[form]
 
     def limits(self, key: bytes) -> ModelLimits:
-        return ModelLimits(VOCAB, MAX_CONTEXT, "hash-engine", "uint8", key)
+        return ModelLimits(VOCAB, MAX_CONTEXT, "hash-engine", self._kv_dtype, key)
 
     def block_bytes(self, block_size: int) -> int:
-        return block_bytes(block_size, self.slabs)
+        return block_bytes(block_size, self.slabs, wide=self._wide)
 
     def begin(self) -> None:
         pass
@@ -80,8 +116,26 @@ class HashKind:
             vocab_size=VOCAB,
             step_s=step_s,
             drafts=self.drafts,
+            wide=self._wide,
         )
         return engine, array
+
+    def conversions(self, array: NDArray[np.uint8]) -> Conversions:
+        return partial(self._conversion, array)
+
+    def _conversion(self, array: NDArray[np.uint8], kv_dtype: str) -> HostConversion | None:
+        """Return the conversion to the other form."""
+        if not bridges(self._kv_dtype, kv_dtype):
+            return None
+        form = narrowed if self._wide else widened
+
+        def converted(block: int) -> NDArray[np.uint8]:
+            return form(array[block]).reshape(1, -1)
+
+        def checksums(content: NDArray[np.uint8], seed: int) -> NDArray[np.uint64]:
+            return PlainSums(content, self.slabs).checksums((0,), (seed,))[0]  # type: ignore[no-any-return]
+
+        return HostConversion(kv_dtype, converted(0).shape[1], array, converted, checksums)
 
     def drawn(
         self, prompt: Sequence[int], count: int, params: SamplingParams, choice: int, grammar: str
@@ -98,4 +152,5 @@ class HashKind:
 
 
 HASHES = HashKind()
+NARROW_HASHES, WIDE_HASHES = HashKind(form="narrow"), HashKind(form="wide")
 DRAFTING_HASHES = HashKind(drafts=True)

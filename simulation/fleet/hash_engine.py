@@ -23,11 +23,23 @@ from baton.simulation.fleet.lab_vocabulary import END, FollowedMask
 from baton.simulation.virtual.virtual_steps import VirtualSteps
 
 RECORD_BYTES = 8
+WIDE_BYTES = 16  # a record and its complement
 DRAFT_ERRORS = 64  # of 256 proposals of a draft model
 
 
-def block_bytes(block_size: int, slabs: int) -> int:
-    return block_size * slabs * RECORD_BYTES
+def block_bytes(block_size: int, slabs: int, *, wide: bool = False) -> int:
+    return block_size * slabs * (WIDE_BYTES if wide else RECORD_BYTES)
+
+
+def widened(records: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return records [bytes] in the wide form, each with its complement behind it."""
+    each = records.reshape(-1, RECORD_BYTES)
+    return np.concatenate([each, ~each], axis=1).ravel()
+
+
+def narrowed(records: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the records of wide ones, [bytes]."""
+    return records.reshape(-1, WIDE_BYTES)[:, :RECORD_BYTES].ravel()
 
 
 class HashEngine(VirtualSteps):
@@ -42,26 +54,37 @@ class HashEngine(VirtualSteps):
         vocab_size: int,
         step_s: Callable[[StepBatch], float] = lambda batch: 0.0,
         drafts: bool = False,
+        wide: bool = False,
     ) -> None:
-        """`drafts`: a draft model proposes; its KV is one slab more, behind the others."""
-        super().__init__(_HashDevice(pool, block_size, slabs, vocab_size, drafts), step_s)
+        """`drafts`: a draft model proposes; its KV is one slab more, behind the others. `wide`: it
+        stores each record with its complement, and reads both."""
+        device = _HashDevice(pool, block_size, slabs, vocab_size, drafts, wide)
+        super().__init__(device, step_s)
 
 
 class _HashDevice:
     """Implements virtual_steps' `Device`."""
 
     def __init__(
-        self, pool: NDArray[np.uint8], block_size: int, slabs: int, vocab_size: int, drafts: bool
+        self,
+        pool: NDArray[np.uint8],
+        block_size: int,
+        slabs: int,
+        vocab_size: int,
+        drafts: bool,
+        wide: bool,
     ) -> None:
         self._pool = pool
         self._drafts = drafts
-        self._stride = (slabs + drafts) * block_size * RECORD_BYTES  # of a block
+        self._wide = wide
+        self._record_bytes = WIDE_BYTES if wide else RECORD_BYTES
+        self._stride = (slabs + drafts) * block_size * self._record_bytes  # of a block
         # [blocks, slab, token, record], read and written in parts at less cost
         self._bytes = pool.reshape(-1).data
         self._block_size = block_size
         self._slabs = slabs
         self._all = range(slabs)
-        self._width = block_size * RECORD_BYTES  # of a slab
+        self._width = block_size * self._record_bytes  # of a slab
         self._vocab_size = vocab_size
 
     def copy_block(self, source: int, target: int) -> None:
@@ -135,13 +158,14 @@ class _HashDevice:
         slabs: range | None = None,
     ) -> None:
         """Write the records of these slabs, or of all that are the target's."""
-        width, content = self._width, self._bytes
+        width, content, size = self._width, self._bytes, self._record_bytes
         slabs = self._all if slabs is None else slabs
+        stored = _wide_record if self._wide else record
         for position, token in enumerate(tokens, start=start):
             block, place = divmod(position, self._block_size)
-            at = blocks[block] * self._stride + slabs.start * width + place * RECORD_BYTES
+            at = blocks[block] * self._stride + slabs.start * width + place * size
             for slab in slabs:
-                content[at : at + RECORD_BYTES] = record(token, position, slab)
+                content[at : at + size] = stored(token, position, slab)
                 at += width
 
     def _read(self, blocks: Sequence[int], length: int) -> hashlib.blake2b:
@@ -152,19 +176,32 @@ class _HashDevice:
         """Return the first `length` tokens' records in `blocks`, of each slab."""
         slabs = self._all if slabs is None else slabs
         table = blocks[: -(-length // self._block_size)]
-        width, content, size = self._width, self._bytes, length * RECORD_BYTES
+        width, content, size = self._width, self._bytes, length * self._record_bytes
         starts = [block * self._stride + slabs.start * width for block in table]
         held = []
         for _ in slabs:
             held.append(b"".join([content[at : at + width] for at in starts])[:size])
             starts = [at + width for at in starts]
-        return held
+        return [_read_wide(records) for records in held] if self._wide else held
 
 
 @lru_cache(maxsize=1 << 16)
 def record(token: int, position: int, slab: int) -> bytes:
     """Return the record of a token in one slab."""
     return hashlib.blake2b(b"%d,%d,%d" % (token, position, slab), digest_size=8).digest()
+
+
+@lru_cache(maxsize=1 << 16)
+def _wide_record(token: int, position: int, slab: int) -> bytes:
+    return widened(np.frombuffer(record(token, position, slab), np.uint8)).tobytes()
+
+
+def _read_wide(records: bytes) -> bytes:
+    """Return the records of wide ones; all of their bytes where a complement is wrong, so that any
+    wrong byte changes what is drawn."""
+    stored = np.frombuffer(records, np.uint8)
+    plain = narrowed(stored)
+    return plain.tobytes() if np.array_equal(widened(plain), stored) else records
 
 
 def expected_draws(

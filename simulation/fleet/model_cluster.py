@@ -7,6 +7,7 @@ that an answer depends neither on the worker that computes it nor on what is com
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from baton.decode_worker.speculator import Speculator
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine
 from baton.engine.execution.torch_engine import TorchEngine
+from baton.engine.memory.kv_conversion import conversion_to
 from baton.engine.scheduling.blocks import BlockPool
+from baton.kv_transfer.conversion import Conversions, HostConversion, numba_checksums
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryMover
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
@@ -35,7 +38,8 @@ _STEP = {
 
 class ModelCluster(Cluster):
     """Its engines compute the model of `folder` in bfloat16, on one thread each. `step` changes
-    settings of the section of that name."""
+    settings of the section of that name. A worker stores KV as `kv_dtype` says when it is added;
+    workers that differ in it are not `deterministic`."""
 
     def __init__(
         self,
@@ -44,12 +48,14 @@ class ModelCluster(Cluster):
         block_size: int,
         kv_dtype: str = "auto",
         verify: bool = True,
+        deterministic: bool = True,
         speculator: Callable[[], Speculator | None] = lambda: None,
         **step: int,
     ) -> None:
         self._folder = folder
         self._block_size = block_size
-        self._kv_dtype = kv_dtype
+        self.kv_dtype = kv_dtype
+        self._deterministic = deterministic
         self.engines: list[TorchEngine] = []
         settings: dict[str, Any] = {**_STEP, **step}
         handoff = HandoffConfig(lease_s=5.0, verify=verify)
@@ -64,7 +70,7 @@ class ModelCluster(Cluster):
             self.engines[0].spec.vocab_size,
             _CONTEXT,
             numerics.pop(),
-            self.engines[0].dtype_name,
+            self.engines[-1].dtype_name,
             b"cluster key",
         )
 
@@ -76,8 +82,8 @@ class ModelCluster(Cluster):
                 block_size=self._block_size,
                 dtype="bfloat16",
                 threads=1,
-                deterministic=True,
-                kv_dtype=self._kv_dtype,
+                deterministic=self._deterministic,
+                kv_dtype=self.kv_dtype,
             ),
         )
         self.engines.append(engine)
@@ -85,7 +91,24 @@ class ModelCluster(Cluster):
         mover = MemoryMover(HostPool(array, engine.pool.slabs), boot_id, self.exchange)
         return boot_id, engine, BlockPool(blocks, self._block_size), array, mover
 
+    def conversions(self, engine: TorchEngine) -> Conversions:
+        return partial(_conversion_of, engine)
+
     async def close(self) -> None:
         await super().close()
         for engine in self.engines:
             await engine.close()
+
+
+def _conversion_of(engine: TorchEngine, kv_dtype: str) -> HostConversion | None:
+    pool = engine.pool
+    found = conversion_to(pool, engine.spec, kv_dtype)
+    if found is None:
+        return None
+
+    def converted(block: int) -> NDArray[np.uint8]:
+        content: NDArray[np.uint8] = found.converted([block]).numpy()
+        return content
+
+    checksums = numba_checksums(pool.slabs)
+    return HostConversion(kv_dtype, found.block_bytes, pool.bytes_view(), converted, checksums)

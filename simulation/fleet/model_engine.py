@@ -21,6 +21,7 @@ from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.scheduling.batch import Draw, Drawn, Slice, StepBatch
 from baton.engine.scheduling.token_history import history_of
+from baton.kv_transfer.conversion import Conversions, no_conversions
 from baton.runtime.sampling import SamplingParams
 from baton.runtime.wire import ModelLimits
 from baton.simulation.fleet.engine_kind import StepTime
@@ -67,6 +68,9 @@ class ModelKind:
         array = runner.pool.bytes_view()
         array[:] = 0
         return VirtualSteps(ModelDevice(runner), step_s), array
+
+    def conversions(self, array: NDArray[np.uint8]) -> Conversions:
+        return no_conversions
 
     def drawn(
         self, prompt: Sequence[int], count: int, params: SamplingParams, choice: int, grammar: str

@@ -69,6 +69,7 @@ class Scenario:
     ranks: int = 1  # of each worker; more than one: a worker ends with any of them
     shared_registry: bool = False  # all meet over a Redis server
     named_hosts: bool = False  # workers pace and share their measurements
+    wide: tuple[str, ...] = ()  # workers that store KV in another dtype than the others
 
     @property
     def faults(self) -> list[Event]:
@@ -100,6 +101,7 @@ class Scenario:
         read = replace(self, config=replace(self.config, handoff=handoff))
         if kind.name == HASHES.name:
             return read
+        read = replace(read, wide=())
         plain = tuple([replace(event, does=_without_grammar(event.does)) for event in self.events])
         return replace(read, events=plain, constrained=False)
 

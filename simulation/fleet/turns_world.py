@@ -77,6 +77,16 @@ def talking(made: Scenario) -> Scenario:
     )
 
 
+def unlike(made: Scenario) -> Scenario:
+    """Let the workers of one role store KV in another dtype than those of the other role: both
+    convert for their readers. None changes its role: what the only decode worker of a dtype has
+    begun could not go on."""
+    dice = random.Random(made.seed ^ 0xD7E5)
+    kept = [each for each in made.events if getattr(each.does, "kind", "") != "role"]
+    wide = tuple(dice.choice([made.prefill, made.decode]))
+    return replace(made, wide=wide, events=tuple(kept))
+
+
 def _talk(dice: random.Random, router: str) -> list[Event]:
     prompt = tuple(dice.randrange(100) for _ in range(dice.randint(*FIRST_TOKENS)))
     at_s, events = dice.uniform(*FIRST_S), []

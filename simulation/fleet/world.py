@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
-from zlib import crc32
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,6 @@ from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.batch import StepBatch
 from baton.engine.scheduling.blocks import BlockPool
 from baton.kv_transfer import handshake
-from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover, MemoryRead
 from baton.kv_transfer.peers.bandwidth_probe import BandwidthProbe
 from baton.kv_transfer.peers.contact_answers import ContactAnswers
@@ -47,8 +46,9 @@ from baton.runtime.links import LinkClosed
 from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
 from baton.runtime.registry_client import RegistryClient
 from baton.runtime.worker import announcer
+from baton.runtime.worker.kv_bridge import bridged_dtypes
 from baton.runtime.worker.router_links import serve_link
-from baton.simulation.fleet.engine_kind import HASHES, EngineKind
+from baton.simulation.fleet.engine_kind import HASHES, WIDE_HASHES, EngineKind, PlainSums
 from baton.simulation.fleet.shared_membership import SharedMembership
 from baton.simulation.fleet.simulated_links import SimDialer, SimPeerClient
 from baton.simulation.virtual.held_registry import HeldRegistry
@@ -58,22 +58,8 @@ from baton.simulation.virtual.virtual_loop import VirtualLoop
 from baton.simulation.virtual.virtual_steps import VirtualSteps
 
 KEY = b"the lab's key"
+CONVERSION_S = 0.02  # a call in the checksums' thread, where workers convert KV
 DRIFT = 0.04  # of a clock from the world's: two of them are less than a tenth apart
-_LOW = 0xFFFFFFFF
-
-
-class PlainSums(HostPool):
-    """A pool whose checksums cost a microsecond: a CRC beside the rest of the seed."""
-
-    def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
-        width = self.block_bytes // self.slabs
-        found = []
-        for block, seed in zip(blocks, seeds, strict=True):
-            content = self.array[block].tobytes()
-            for start in range(0, self.block_bytes, width):
-                part = crc32(content[start : start + width], seed & _LOW)
-                found.append(part << 32 | seed >> 32)
-        return np.array(found, dtype=np.uint64).reshape(len(found) // self.slabs, self.slabs)
 
 
 @dataclass(slots=True)
@@ -111,6 +97,7 @@ class World:
     config: Config
     dice: random.Random
     kind: EngineKind = HASHES
+    wide: tuple[str, ...] = ()  # workers whose kind is WIDE_HASHES
     speculator: Callable[[], Speculator | None] = lambda: None  # of each decode worker
     vocabulary: Vocabulary | None = None  # of workers' grammars
     lost: Callable[[WorkerProcess], None] = lambda process: None  # a worker's device is lost
@@ -158,45 +145,41 @@ class World:
         machine, boot_id = self._machine(name), self.dice.randbytes(16)
         registry = self.registry_of(machine)
         size, handoff = self.config.pool.block_size, self.config.handoff
-        engine, array = self.kind.make(blocks, size, partial(self._step_time_s, machine))
-        pool, limits = BlockPool(blocks, size), self.kind.limits(KEY)
-        mover = MemoryMover(PlainSums(array, self.kind.slabs), boot_id, self.exchange)
-        mine = cache(partial(_hello, name, mover, self.kind, size, self.host_of(name)))
+        kind = WIDE_HASHES if name in self.wide else self.kind
+        if self.wide:
+            self.exchange.checksum_s = CONVERSION_S
+        engine, array = kind.make(blocks, size, partial(self._step_time_s, machine))
+        pool, limits, conversions = (
+            BlockPool(blocks, size),
+            kind.limits(KEY),
+            kind.conversions(array),
+        )
+        mover = MemoryMover(PlainSums(array, kind.slabs), boot_id, self.exchange)
+        mine = cache(partial(_hello, name, mover, kind, size, self.host_of(name)))
         grammars = GrammarCompiler(self.vocabulary, threads=False)
         bandwidth_probe = BandwidthProbe(mover, pool, handoff.preflight_floor_gb_per_s)
         dial = partial(SimPeerClient, self.network, machine)
         patience_s = HANDSHAKE_TIMEOUT_S  # a lease is short here beside a first contact's READs
         peers = RegisteredPeers(mine, mover, dial, bandwidth_probe, registry, patience_s)
+        below: dict[str, Any] = {
+            "worker_id": name,
+            "boot_id": boot_id,
+            "engine": engine,
+            "pool": pool,
+            "mover": mover,
+            "peers": peers,
+            "limits": limits,
+            "config": self.config,
+            "wall_offset_s": 0.0,
+            "new_id": self._new_id,
+            "grammars": grammars,
+            "conversions": conversions,
+        }
         worker: PrefillWorker | DecodeWorker
         if role == "prefill":
-            worker = PrefillWorker(
-                worker_id=name,
-                boot_id=boot_id,
-                engine=engine,
-                pool=pool,
-                mover=mover,
-                peers=peers,
-                limits=limits,
-                config=self.config,
-                wall_offset_s=0.0,
-                new_id=self._new_id,
-                grammars=grammars,
-            )
+            worker = PrefillWorker(**below)
         else:
-            worker = DecodeWorker(
-                worker_id=name,
-                boot_id=boot_id,
-                engine=engine,
-                pool=pool,
-                mover=mover,
-                peers=peers,
-                limits=limits,
-                config=self.config,
-                wall_offset_s=0.0,
-                new_id=self._new_id,
-                grammars=grammars,
-                speculator=self.speculator(),
-            )
+            worker = DecodeWorker(**below, speculator=self.speculator())
         finish = partial(_finish, worker, peers, 2 * handoff.lease_s)
         task = machine.spawn(worker.run(), "loop")
         watches = [machine.spawn(worker.health.watch(), "probe")]
@@ -352,7 +335,8 @@ def _hello(
         block_size,
         layers=1,
         kv_heads=kind.slabs,
-        head_dim=mover.describe().block_bytes // kind.slabs,
+        head_dim=8,
+        bridged_dtypes=bridged_dtypes(limits.kv_dtype),
     )
     return handshake.build(name, mover.describe(), common, host)
 

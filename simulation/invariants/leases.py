@@ -20,9 +20,11 @@ from baton.decode_worker.sequences import Group
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.blocks import Hold
 from baton.kv_transfer import granter
+from baton.kv_transfer.conversion import HostConversion
 from baton.kv_transfer.lease import GranterLease
 from baton.kv_transfer.memory_mover import Attempt, Fate, MemoryRead
 from baton.kv_transfer.peers.cached_prefix import CachedPrefix
+from baton.kv_transfer.peers.converted_prompt import ConvertedPrompt
 from baton.kv_transfer.reader import HandoffReader
 from baton.kv_transfer.session import ReaderSession
 from baton.prefill_worker.prompts import Prompt
@@ -36,7 +38,7 @@ from baton.simulation.virtual.machine import OWNER, Machine
 class Granted:
     """One handoff, as its granter has it."""
 
-    prompt: Prompt | CachedPrefix
+    prompt: Prompt | CachedPrefix | ConvertedPrompt
     lease: GranterLease
     machine: Machine
 
@@ -75,12 +77,14 @@ class Leases:
                 f"{granted.machine.name}: a READ lands from a process under the boot id of the "
                 "one that is dead"
             )
-        for remote, local in zip(attempt.remote, attempt.local, strict=True):
-            self._check_kept(attempt, local)
-            if granted is not None and granted.pins(remote):
-                self._tainted.discard((attempt.reader, local))
-            else:
-                self._tainted.add((attempt.reader, local))
+        for remote, own in _units(attempt, attempt.units):
+            pinned = granted is not None and all(map(granted.pins, remote))
+            for local in own:
+                self._check_kept(attempt, local)
+                if pinned:
+                    self._tainted.discard((attempt.reader, local))
+                else:
+                    self._tainted.add((attempt.reader, local))
 
     def _landing_early(self, read: MemoryRead) -> None:
         """Some of its blocks, which land again with the others. (In a round of the loop both may
@@ -89,10 +93,11 @@ class Leases:
         if read.settled.done() or self._world.exchange.pool(attempt.granter) is None:
             return
         granted = self._granted.get(self._reads.get(attempt.number, b""))
-        for remote, local in zip(attempt.remote[:count], attempt.local[:count], strict=True):
-            self._check_kept(attempt, local)
-            if granted is None or not granted.pins(remote):
-                self._tainted.add((attempt.reader, local))
+        for remote, own in _units(attempt, count):
+            for local in own:
+                self._check_kept(attempt, local)
+                if granted is None or not all(map(granted.pins, remote)):
+                    self._tainted.add((attempt.reader, local))
 
     def _check_kept(self, attempt: Attempt, local: int) -> None:
         reader = self._world.of_boot(attempt.reader)
@@ -100,6 +105,17 @@ class Leases:
         if reader.machine.alive and not any(reader.pool.is_held(local, hold) for hold in holds):
             self._breaches.append(
                 f"{reader.machine.name}: a READ lands in block {local}, which is kept for none"
+            )
+
+    def _converts(
+        self, _: HostConversion, sources: object, targets: list[int], seeds: object
+    ) -> None:
+        """A conversion writes into pinned blocks, also where its handoff is over."""
+        machine = OWNER.get()
+        (process,) = [each for each in self._world.boots.values() if each.machine is machine]
+        if not all(process.pool.is_held(target, Hold.PINNED) for target in targets):
+            self._breaches.append(
+                f"{process.machine.name}: a conversion writes into blocks that are not pinned"
             )
 
     def over(self, process: WorkerProcess) -> None:
@@ -143,6 +159,7 @@ class Leases:
             (ReaderSession, "start", self._opens),
             (ReaderSession, "_set_alarm", self._check_trust),
             (MemoryRead, "_land_early", self._landing_early),
+            (HostConversion, "convert", self._converts),
         ]
         before = [owner.__dict__[name] for owner, name, _ in watched]
         for (owner, name, look), own in zip(watched, before, strict=True):
@@ -182,6 +199,14 @@ class Leases:
                 f"{reader.name}: a lease is trusted for {longer_s:.3f} s longer than "
                 f"{granted.machine.name} keeps it"
             )
+
+
+def _units(attempt: Attempt, count: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield the granter's and the reader's blocks of the first units of a READ."""
+    theirs, ours = attempt.parts
+    for unit in range(count):
+        remote = attempt.remote[unit * theirs : (unit + 1) * theirs]
+        yield remote, attempt.local[unit * ours : (unit + 1) * ours]
 
 
 def _looked_at(own: Any, look: Callable[..., None]) -> Any:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from baton.decode_worker.step_plan import StepOutcome, StepPlan
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.batch import StepResult
-from baton.simulation.fleet.hash_engine import RECORD_BYTES, record
+from baton.simulation.fleet.hash_engine import RECORD_BYTES, WIDE_BYTES, narrowed, record
 from baton.simulation.fleet.world import WorkerProcess
 
 LONGEST_TEXT = 256  # tokens of a lab's prompt and output, and more
@@ -49,7 +49,10 @@ def wrong_contents(process: WorkerProcess, slabs: int) -> Iterable[str]:
     pool, size = process.pool, process.pool.block_size
     for block in pool._by_identity.values():
         tokens = array("I", pool._blocks[block].tokens)
-        held = np.ascontiguousarray(process.array[block]).reshape(slabs, size, RECORD_BYTES)
+        held = np.ascontiguousarray(process.array[block])
+        if held.size == slabs * size * WIDE_BYTES:
+            held = narrowed(held)
+        held = held.reshape(slabs, size, RECORD_BYTES)
         if not any(_holds(held, tokens, start) for start in range(0, LONGEST_TEXT, size)):
             yield f"{process.machine.name}: block {block} is published for tokens it does not hold"
 

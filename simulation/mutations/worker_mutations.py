@@ -28,6 +28,7 @@ from baton.simulation.mutations.placement_mutations import OF_PLACEMENT
 from baton.simulation.mutations.rank_mutations import OF_RANKS
 from baton.simulation.mutations.speculation_mutations import OF_SPECULATION
 from baton.simulation.mutations.turn_mutations import OF_TURNS
+from baton.simulation.mutations.unlike_mutations import OF_UNLIKE_WORKERS
 
 
 async def _no_wait(self: Any, within_s: float) -> None:
@@ -164,4 +165,5 @@ OF_WORKERS = (
     | OF_MEMBERSHIP
     | OF_TURNS
     | OF_PLACEMENT
+    | OF_UNLIKE_WORKERS
 )

@@ -144,6 +144,13 @@ def test_each_role_has_its_own_number_of_ranks() -> None:
     assert "worker.tp" not in planned["decode-0"]  # from file, environment or flag
 
 
+def test_each_role_has_its_own_kv_dtype() -> None:
+    options = ServeOptions(Config(), prefill=1, decode=1, decode_kv_dtype="int8")
+    planned = {job.name: " ".join(job.argv) for job in jobs(options, MODEL, Path("/f"))}
+    assert "--set pool.kv_dtype=int8" in planned["decode-0"]
+    assert "pool.kv_dtype" not in planned["prefill-0"]
+
+
 def test_each_role_has_its_own_groups_of_experts() -> None:
     config = Config(worker=WorkerConfig(tp=4, ep=2))
     options = ServeOptions(config, prefill_ep=4, decode_tp=2)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.triton.device_checksums import _OwnStream
+from baton.engine.triton.device_checksums import OwnStream
 
 STORY = Path(__file__).with_name("device_sums_story.py")
 
@@ -113,7 +113,7 @@ def driver(monkeypatch):
 
 
 def test_a_thread_on_another_device_makes_no_context_there(driver):
-    aside = _OwnStream(torch.device("cuda", 1))
+    aside = OwnStream(torch.device("cuda", 1))
     for _ in range(2):
         with aside:
             assert (driver.current, driver.stream_of) == (1, 1)

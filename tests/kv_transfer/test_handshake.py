@@ -110,3 +110,47 @@ def test_what_cannot_be_a_pool_is_refused(changes: dict[str, Any], says: str) ->
     theirs = hello(dataclasses.replace(POOL, **changes))
     with pytest.raises(Incompatible, match=says):
         handshake.peer_pool(theirs)
+
+
+def of_dtype(kv_dtype: str, bridged: list[str], block_bytes: int) -> handoff_pb2.HandshakeMessage:
+    made = hello(dataclasses.replace(POOL, block_bytes=block_bytes), kv_dtype=kv_dtype)
+    made.compatibility.bridged_dtypes.extend(bridged)
+    return made
+
+
+PLAIN = of_dtype("bfloat16", ["int8 of bfloat16"], 4096)
+NARROW = of_dtype("int8 of bfloat16", ["bfloat16"], 2112)
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(PLAIN, NARROW), (NARROW, PLAIN)])
+def test_dtypes_that_both_sides_bridge_fit(mine: Any, theirs: Any) -> None:
+    handshake.check(mine, theirs)
+    pool = handshake.bridged_pool(mine, theirs)
+    assert pool.kv_dtype == theirs.compatibility.kv_dtype
+    assert pool.block_bytes == theirs.pool.block_bytes
+    assert pool.unit_bytes == mine.pool.block_bytes  # what travels is what the reader stores
+    assert handshake.bridged_pool(mine, mine) == handshake.peer_pool(mine)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "said"),
+    [
+        (PLAIN, of_dtype("int8 of bfloat16", [], 2112), "to int8 of bfloat16 here, to nothing"),
+        (of_dtype("bfloat16", [], 4096), NARROW, "to nothing here, to bfloat16 there"),
+        (NARROW, of_dtype("fp8_e4m3 of bfloat16", ["bfloat16"], 2112), "to bfloat16 here, to bfl"),
+        (PLAIN, of_dtype("int8 of float32", ["float32"], 2112), "here, to float32 there"),
+    ],
+)
+def test_dtypes_that_are_not_bridged_are_named(mine: Any, theirs: Any, said: str) -> None:
+    with pytest.raises(Incompatible) as caught:
+        handshake.check(mine, theirs)
+    dtypes = mine.compatibility.kv_dtype, theirs.compatibility.kv_dtype
+    assert f"kv_dtype {dtypes[0]!r} here, {dtypes[1]!r} there" in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_a_bridged_dtype_excuses_no_other_difference() -> None:
+    other = of_dtype("int8 of bfloat16", ["bfloat16"], 2112)
+    other.compatibility.head_dim = 128
+    with pytest.raises(Incompatible, match="head_dim 64 here, 128 there$"):
+        handshake.check(PLAIN, other)

@@ -40,7 +40,7 @@ class Bench:
             lambda source: source.boot_id not in self.failed,
         )
 
-    def submit(self, tokens: list[int], held: int = 0, choices: int = 1) -> Prompt:
+    def submit(self, tokens: list[int], held: int = 0, choices: int = 1, **fields: Any) -> Prompt:
         prompt = Prompt(
             request_id="r",
             tokens=tokens,
@@ -53,6 +53,7 @@ class Bench:
             trace=Context(),
             arrived_wall_s=0.0,
             on_end=self.scheduler.end,
+            **fields,
         )
         self.scheduler.submit(prompt)
         return prompt
@@ -409,3 +410,72 @@ def test_first_tokens_of_all_choices_take_their_share(choices: int, computed: in
     bench.scheduler.admit()
     plan = bench.scheduler.plan(tokens_per_s=4.0)  # 16 tokens, four of which a draw takes
     assert len(plan.chunks) == computed
+
+
+def converted(prompt: Prompt) -> list[tuple[int, int, int]]:
+    """The first index of each offer, its blocks, and the targets that it brings."""
+    seen = []
+    while not prompt.events.empty():
+        event = prompt.events.get_nowait()
+        if isinstance(event, Computed):
+            seen.append((event.first, len(event.blocks), len(event.targets)))
+    return seen
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_targets_are_reserved_at_admission_and_come_with_offers(each: int) -> None:
+    bench = Bench()
+    prompt = bench.submit(list(range(22)), held=1, converted_each=each)
+    bench.scheduler.admit()
+    assert bench.pool.counts().pinned == 5 * each  # of those that the reader lacks
+    assert set(prompt.reserve) <= set(bench.fresh)
+    bench.run()
+    assert converted(prompt) == [(1, 1, each), (2, 2, 2 * each), (4, 1, each), (5, 1, each)]
+    assert not prompt.reserve and len(set(prompt.targets)) == 5 * each
+    prompt.end()
+    assert bench.pool.counts().pinned == 5 * each  # the granter unpins them
+    bench.pool.unpin(prompt.targets)
+    assert bench.pool.available == bench.pool.total
+    bench.pool.check()
+
+
+def test_a_prompt_waits_for_its_targets_too() -> None:
+    bench = Bench(blocks=15)
+    first = bench.submit([1] * 20, converted_each=1)
+    second = bench.submit([2] * 20, converted_each=1)
+    bench.run()
+    assert bench.scheduler.waiting == 1 and not second.reserve
+    first.end()
+    bench.pool.unpin(first.targets)
+    bench.run()
+    assert events(second)[-1] == "None"
+
+
+def test_a_prompt_whose_targets_never_fit_is_refused() -> None:
+    bench = Bench(blocks=9)
+    said = "needs 5 KV blocks, 5 more for a reader of another KV dtype, and the prefill pool has 9"
+    with pytest.raises(InvalidRequest, match=said):
+        bench.submit([1] * 20, converted_each=1)
+    bench.submit([1] * 20, held=1, converted_each=1)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_the_end_frees_targets_that_were_not_offered(steps: int) -> None:
+    bench = Bench()
+    prompt = bench.submit(list(range(22)), converted_each=2)
+    bench.scheduler.admit()
+    for _ in range(steps):
+        bench.step()
+    prompt.end()
+    assert bench.pool.counts().pinned == len(prompt.targets) == 4 * steps
+    bench.pool.unpin(prompt.targets)
+    assert bench.pool.available == bench.pool.total
+
+
+def test_private_blocks_are_offered_and_not_cached() -> None:
+    bench = Bench()
+    prompt = bench.submit(list(range(20)), private=True)
+    bench.run()
+    assert [event[:5] for event in events(prompt)[:2]] == ["offer", "offer"]
+    prompt.end()
+    assert bench.pool.counts().free == bench.pool.total

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton.router.fleet.worker_view import KvFormat, incompatible_prefill_workers
+from baton.router.fleet.worker_view import KvFormat, hands_over, incompatible_prefill_workers
+from baton.runtime.worker.kv_bridge import bridged_dtypes, bridges, most_targets
 
 DECODE: KvFormat = ("f", "bfloat16", 16)
 
@@ -36,3 +37,32 @@ def test_the_nearest_decode_worker_is_the_one_compared_with() -> None:
 
 def test_without_decode_workers_nothing_can_be_said() -> None:
     assert incompatible_prefill_workers({"p": DECODE}, {}) == {}
+
+
+@pytest.mark.parametrize("narrow", ["int8 of bfloat16", "fp8_e4m3 of bfloat16"])
+def test_eight_bits_of_the_same_dtype_fit_either_way(narrow: str) -> None:
+    other: KvFormat = ("f", narrow, 16)
+    assert hands_over(DECODE, other) and hands_over(other, DECODE)
+    assert incompatible_prefill_workers({"p": other}, {"d": DECODE}) == {}
+    assert not hands_over(DECODE, ("g", narrow, 16))
+    assert not hands_over(DECODE, ("f", narrow, 8))
+    assert most_targets("bfloat16", narrow) == 1 and most_targets(narrow, "bfloat16") == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("bfloat16", "float32"),
+        ("bfloat16", "int8 of float32"),
+        ("int8 of bfloat16", "fp8_e4m3 of bfloat16"),
+        ("bfloat16", "int4 of bfloat16"),
+    ],
+)
+def test_other_dtypes_do_not_fit(one: str, other: str) -> None:
+    assert not bridges(one, other) and not bridges(other, one)
+    assert other not in bridged_dtypes(one)
+    assert bridges(one, one) and most_targets(one, one) == 0
+
+
+def test_float32_takes_four_blocks_of_eight_bits() -> None:
+    assert most_targets("int8 of float32", "float32") == 4

@@ -13,7 +13,7 @@ from baton.router.fleet.placement import (
     Source,
 )
 from baton.runtime.errors import InvalidRequest, Overloaded, Unavailable
-from tests.support.placement_scene import NEED, place, placed, view
+from tests.support.placement_scene import NEED, SHAPE, place, placed, view
 
 D0, D1, P0, P1 = view("decode-0"), view("decode-1"), view("prefill-0"), view("prefill-1")
 
@@ -211,3 +211,27 @@ def test_few_blocks_are_computed_rather_than_read(lacks: int, reads: bool) -> No
 def test_sources_are_off_by_configuration() -> None:
     found = place(NEED, [ANSWERED, P0], "disaggregated", 64, read_cached=False)
     assert placed(found).source is None
+
+
+NARROW = ("f", "int8 of float32", 16)
+
+
+def test_a_prefill_worker_of_a_bridged_dtype_is_a_candidate() -> None:
+    pool = {"kv_format": NARROW, "total_blocks": 3000, "free_blocks": 3000}
+    decode, narrow = replace(D0, **pool), replace(P1, **pool)
+    plain = replace(P0, total_blocks=3000)
+    found = placed(place(LONG, [decode, plain], "auto", 64))
+    assert found.candidates == (plain,) and not found.local
+    both = placed(place(LONG, [decode, plain, narrow], "auto", 64))
+    assert both.candidates == (narrow, plain)  # it converts nothing
+
+
+@pytest.mark.parametrize(("reader", "granter"), [(NARROW, SHAPE), (SHAPE, NARROW)])
+def test_room_to_convert_decides_too(reader: Any, granter: Any) -> None:
+    decode, blocks = replace(D0, kv_format=reader), -(-NEED.tokens // 16)
+    each = 1 if reader == NARROW else 4
+    large = replace(P0, kv_format=granter, total_blocks=(1 + each) * blocks)
+    assert placed(place(NEED, [decode, large], "disaggregated", 64)).candidates == (large,)
+    small = replace(large, total_blocks=large.total_blocks - 1)
+    found = placed(place(NEED, [decode, small], "disaggregated", 64))
+    assert found.local and found.reason == "too_large"

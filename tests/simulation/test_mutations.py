@@ -40,6 +40,8 @@ CAUGHT_BY = {
     "another-seed": 38,
     "use-unverified-history": 23,
     "keep-pins-of-history": 6,
+    "keep-converted-blocks": 60,
+    "free-under-a-conversion": 60,
     "reuse-destinations-of-history": 116,
     "forget-where-output-begins": 4,
     "publish-unread-blocks": 3,

@@ -9,11 +9,17 @@ from typing import Any
 import pytest
 import structlog
 
+from baton.kv_transfer.conversion import HostConversion
 from baton.kv_transfer.memory_mover import MemoryRead
 from baton.runtime import logs
 from baton.runtime.grammar.grammar_text import regex_grammar
 from baton.simulation import lab
-from baton.simulation.fleet.draw_scenario import TURNS_EVERY, TURNS_SEEDS, draw
+from baton.simulation.fleet.draw_scenario import (
+    TURNS_EVERY,
+    TURNS_SEEDS,
+    draw,
+)
+from baton.simulation.fleet.engine_kind import NARROW, WIDE
 from baton.simulation.fleet.history import Ask
 from baton.simulation.fleet.lab_vocabulary import END
 from baton.simulation.fleet.scenario import Event, Fault, Scenario
@@ -201,3 +207,29 @@ def test_workers_that_leave_or_change_cost_no_answer(fault: Fault, after_s: floa
     event = Event(SECOND_S + after_s, fault)
     outcome = lab.run(talks(event, turns=3, prefill=2, decode=2))
     assert outcome.breaches == [] and outcome.ends == {"finished": 9}
+
+
+UNLIKE = [seed for seed in range(400) if draw(seed).wide]
+
+
+@pytest.mark.parametrize("seed", UNLIKE[:3])
+def test_unlike_workers_convert_in_both_directions(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = replace(draw(seed), events=tuple(draw(seed).asks))
+    made: set[str] = set()
+    convert = HostConversion.convert
+
+    def noted(self: HostConversion, *given: Any) -> Any:
+        made.add(self.kv_dtype)
+        return convert(self, *given)
+
+    monkeypatch.setattr(HostConversion, "convert", noted)
+    outcome = lab.run(scenario)
+    assert not outcome.breaches
+    assert made == {WIDE, NARROW}
+
+
+def test_either_role_is_the_wide_one() -> None:
+    roles = {name[0] for seed in UNLIKE for name in draw(seed).wide}
+    assert roles == {"p", "d"}

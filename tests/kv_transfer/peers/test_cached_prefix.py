@@ -10,6 +10,7 @@ import pytest
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.kv_transfer.granter import Computed
 from baton.kv_transfer.peers.cached_prefix import CachedGranter, CachedPrefix
+from baton.kv_transfer.peers.converted_prompt import Converter
 from baton.proto import handoff_pb2
 from baton.runtime import identity
 from baton.runtime.errors import Draining, HandoffError, InvalidRequest
@@ -20,12 +21,25 @@ TOKENS = list(range(1, 1 + 5 * SIZE))
 LIMITS = ModelLimits(1000, 64, "model", "uint8", b"key of the cluster")
 
 
+class Granting(Converter):
+    """Says how many targets a block needs, and converts nothing."""
+
+    def __init__(self, each: int) -> None:
+        self.each = each
+
+    def parts(self, opening: handoff_pb2.OpenHandoff) -> int:
+        return self.each
+
+    def granted(self, prompt: Any, opening: handoff_pb2.OpenHandoff) -> Any:
+        return prompt
+
+
 class Holder:
     """A pool that holds the first `held` blocks of TOKENS."""
 
-    def __init__(self, held: int, room: int = 100) -> None:
+    def __init__(self, held: int, room: int = 100, blocks: int = 8, each: int = 0) -> None:
         self.room = room
-        self.pool = BlockPool(8, SIZE)
+        self.pool = BlockPool(blocks, SIZE)
         self.draining = asyncio.Event()
         names = identity.chain(LIMITS.key, LIMITS.root(b""), TOKENS, SIZE)
         blocks = self.pool.allocate(held, Hold.USED)
@@ -33,11 +47,15 @@ class Holder:
             self.pool.identify(block, names[index], TOKENS[index * SIZE : (index + 1) * SIZE])
         self.pool.release(blocks, Hold.USED)
         self.blocks = blocks
-        self._granter = CachedGranter(self.pool, LIMITS, SIZE, self.draining, lambda: self.room)
+        converter = Granting(each) if each else None
+        self._granter = CachedGranter(
+            self.pool, LIMITS, SIZE, self.draining, lambda: self.room, converter
+        )
 
     def admit(self, **fields: Any) -> CachedPrefix:
         opening = {"tokens": TOKENS, "cached_only": True, "request_id": "r", **fields}
-        return self._granter.admit(handoff_pb2.OpenHandoff(**opening))
+        prefix: Any = self._granter.admit(handoff_pb2.OpenHandoff(**opening))
+        return prefix  # type: ignore[no-any-return]
 
 
 async def events(prefix: CachedPrefix) -> list[Any]:
@@ -110,3 +128,17 @@ def test_a_worker_that_drains_or_is_asked_to_compute_refuses() -> None:
     holder.draining.set()
     with pytest.raises(Draining):
         holder.admit()
+
+
+@pytest.mark.parametrize(("blocks", "granted"), [(20, 5), (10, 2), (6, 0)])
+async def test_no_more_is_granted_than_there_is_room_to_convert(blocks: int, granted: int) -> None:
+    holder = Holder(5, blocks=blocks, each=2)
+    prefix = holder.admit()
+    named, *offers = await events(prefix)
+    assert named == handoff_pb2.Held(blocks=granted)
+    assert [len(offer.targets) for offer in offers] == [2 * granted] * bool(granted)
+    assert holder.pool.counts().pinned == 3 * granted
+    prefix.end()
+    holder.pool.unpin(prefix.targets)
+    assert holder.pool.counts().available == blocks
+    holder.pool.check()

@@ -1,0 +1,65 @@
+"""A prefill worker in bf16 and a decode worker with KV in int8, as processes: KV is converted on
+its way over NIXL, and the answer of a turn on its way back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from chaos.cluster import Cluster, Place
+
+pytestmark = pytest.mark.timeout(300)
+
+ANSWER_TOKENS = 60
+FIRST = [40 + number % 200 for number in range(300)]  # token ids
+NEW = [300, 301, 302, 303, 304]
+SHOWN_S = 2.0  # within which a router knows what a worker has cached
+
+
+def place(name: str) -> Place:
+    return Place(settings=("pool.kv_dtype=int8",) if name.startswith("decode") else ())
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    settings = ("router.placement=disaggregated", "handoff.lease_s=1.0")
+    cluster = Cluster(tmp_path_factory.mktemp("unlike"), settings, place)
+    try:
+        yield cluster.start(1, 1)
+    finally:
+        cluster.close()
+        print(cluster.logs())
+
+
+async def answer(client: httpx.AsyncClient, prompt: list[int]) -> list[int]:
+    body = {
+        "model": "small",
+        "prompt": prompt,
+        "max_tokens": ANSWER_TOKENS,
+        "ignore_eos": True,
+        "temperature": 0.9,
+        "seed": 5,
+        "return_token_ids": True,
+    }
+    answer = await client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    return list(choice["token_ids"])
+
+
+async def test_kv_is_converted_both_ways(fleet: Cluster) -> None:
+    async with httpx.AsyncClient(base_url=fleet.url, timeout=60) as client:
+        first = await answer(client, FIRST)
+        prefilled = fleet.metric("prefill-0", "baton_converted_blocks_total")
+        assert prefilled == -(-len(FIRST) // 16)
+        assert fleet.metric("decode-0", "baton_handoffs_total", outcome="completed") == 1
+        await asyncio.sleep(SHOWN_S)
+        await answer(client, [*FIRST, *first, *NEW])
+    assert fleet.metric("decode-0", "baton_converted_blocks_total") > 0  # the answer's
+    assert fleet.metric("prefill-0", "baton_cached_read_blocks_total") > 0
+    assert fleet.metric("decode-0", "baton_handoffs_total", outcome="completed") == 2
+    assert fleet.total("baton_checksum_failures_total") == 0
+    fleet.quiet(within_s=5.0)

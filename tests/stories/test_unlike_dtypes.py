@@ -1,0 +1,208 @@
+"""Prefill and decode workers that store KV in different dtypes: the granter converts, and the
+answer is that of a worker that holds the same KV in its own dtype."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import torch
+
+from baton.engine.execution.torch_engine import TorchEngine
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
+from baton.engine.scheduling.blocks import Hold
+from baton.kv_transfer.memory_mover import Attempt, Fate
+from baton.kv_transfer.peers.converted_prompt import ConvertedPrompt
+from baton.models.embedded import embedded_model
+from baton.proto import worker_pb2
+from baton.runtime import metrics
+from baton.runtime.sampling import SamplingParams
+from baton.simulation.fleet.client import Client, Request
+from baton.simulation.fleet.model_cluster import ModelCluster
+
+BLOCK = 8
+CHOOSER = random.Random(4)
+PROMPT = [CHOOSER.randrange(200) for _ in range(61)]
+BLOCKS = -(-len(PROMPT) // BLOCK)
+OUTPUT = 12
+
+
+class Pair:
+    """A prefill worker and a decode worker; `offered` are the blocks that were converted."""
+
+    def __init__(self, prefill: str, decode: str, blocks: int = 64, **step: int) -> None:
+        self.cluster = ModelCluster(
+            embedded_model(), block_size=BLOCK, kv_dtype=prefill, deterministic=False, **step
+        )
+        self.cluster.add_prefill("prefill-0", blocks)
+        self.cluster.kv_dtype = decode
+        self.cluster.add_decode("decode-0", 120)
+        self.client = Client(self.cluster, "decode-0")
+        self.offered: list[int] = []
+        self.attempts: list[Attempt] = []
+        self.fate = Fate()
+        self.cluster.exchange.decide = self._decide
+
+    def _decide(self, attempt: Attempt) -> Fate:
+        self.attempts.append(attempt)
+        return self.fate if len(self.attempts) == 1 else Fate()
+
+    @property
+    def engines(self) -> tuple[TorchEngine, TorchEngine]:
+        prefill, decode = self.cluster.engines
+        return prefill, decode
+
+    def ask(self, prompt: list[int] = PROMPT, **fields: Any) -> Request:
+        return self.client.submit(prompt, max_tokens=OUTPUT, **fields)
+
+    def continued(self, first: int) -> list[int]:
+        """Return the answer after a first token of the decode worker's engine over the prefill
+        worker's KV, written row by row into its pool as a step would write it."""
+        prefill, decode = self.engines
+        pool = self.cluster.decode["decode-0"].pool
+        blocks = pool.allocate(BLOCKS + 2, Hold.USED)
+        table = torch.tensor(blocks)
+        for layer in range(prefill.spec.layers):
+            kept = prefill.pool.take(layer, torch.tensor(self.offered[:BLOCKS]))
+            for position in range(len(PROMPT)):
+                index, slot = divmod(position, BLOCK)
+                row, place = kept[index, :, :, slot][None], torch.tensor([slot])
+                decode.pool.put(layer, table[index : index + 1], place, row)
+        answer, runner = [first], decode._runner
+        while len(answer) < OUTPUT:
+            at = len(PROMPT) + len(answer) - 1
+            draw = Draw(0, at + 1, SamplingParams(temperature=0.0, seed=1))
+            step = StepBatch((Slice(answer[-1:], at, blocks, (draw,)),))
+            ((drawn,),) = runner.run(step).drawn
+            answer.append(drawn.token)
+        pool.release(blocks, Hold.USED)
+        return answer
+
+
+@pytest.fixture
+async def made(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Pair]]:
+    pairs: list[Pair] = []
+    convert = ConvertedPrompt._converted
+
+    async def noted(self: ConvertedPrompt, part: Any) -> Any:
+        pairs[0].offered.extend(part.blocks)
+        return await convert(self, part)
+
+    monkeypatch.setattr(ConvertedPrompt, "_converted", noted)
+    yield pairs
+    for pair in pairs:
+        await pair.cluster.close()
+
+
+def start(made: list[Pair], *args: Any, **kwargs: Any) -> Pair:
+    made.append(Pair(*args, **kwargs))
+    return made[-1]
+
+
+async def tokens(request: Request) -> list[int]:
+    await request.finished(60)
+    assert request.end().end == worker_pb2.LENGTH, request.end()
+    return request.tokens()
+
+
+def counted(metric: Any) -> float:
+    return float(metric._value.get())
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [("auto", "int8"), ("auto", "fp8_e4m3"), ("int8", "auto"), ("fp8_e4m3", "auto")],
+)
+async def test_tokens_are_those_of_the_same_kv_stored_here(
+    made: list[Pair], prefill: str, decode: str
+) -> None:
+    pair = start(made, prefill, decode)
+    before = counted(metrics.CONVERTED_BLOCKS)
+    request = pair.ask()
+    answer = await tokens(request)
+    assert answer == pair.continued(answer[0])
+    assert counted(metrics.CONVERTED_BLOCKS) - before == BLOCKS
+    each = 1 if prefill == "auto" else 2
+    assert [len(a.remote) for a in pair.attempts] == [each * len(a.local) for a in pair.attempts]
+    assert sum(len(attempt.local) for attempt in pair.attempts) == BLOCKS
+    await pair.cluster.quiet()
+    again = await tokens(pair.ask())  # from the cache, but for the partial block
+    assert again == answer
+    assert request.outputs[0].cached_tokens == 0
+    await pair.cluster.quiet()
+
+
+@pytest.mark.parametrize("prefill", ["auto", "int8"])
+async def test_a_corrupt_block_is_read_again(made: list[Pair], prefill: str) -> None:
+    decode = "int8" if prefill == "auto" else "auto"
+    expected = await tokens(start(made, prefill, decode).ask())
+    pair = start(made, prefill, decode)
+    pair.fate = Fate(corrupt=0, bit=12345)
+    wrong = counted(metrics.CHECKSUM_FAILURES)
+    assert await tokens(pair.ask()) == expected
+    assert counted(metrics.CHECKSUM_FAILURES) - wrong == 1
+    await pair.cluster.quiet()
+
+
+@pytest.mark.parametrize("prefill", ["auto", "int8"])
+async def test_without_room_to_convert_the_prompt_is_local(made: list[Pair], prefill: str) -> None:
+    decode = "int8" if prefill == "auto" else "auto"
+    pair = start(made, prefill, decode, blocks=2 * BLOCKS - 1)
+    before = counted(metrics.CONVERTED_BLOCKS)
+    assert len(await tokens(pair.ask())) == OUTPUT
+    assert counted(metrics.CONVERTED_BLOCKS) == before and not pair.attempts
+    await pair.cluster.quiet()
+
+
+@pytest.mark.parametrize("prefill", ["auto", "int8"])
+async def test_many_prompts_share_what_room_there_is(made: list[Pair], prefill: str) -> None:
+    decode = "int8" if prefill == "auto" else "auto"
+    pair = start(made, prefill, decode, blocks=3 * BLOCKS + 2, max_prompts=4)
+    asked = [pair.ask([number, *PROMPT[1:]]) for number in range(4)]
+    for request in asked:
+        assert len(await tokens(request)) == OUTPUT
+    assert sum(len(attempt.local) for attempt in pair.attempts) >= 4 * BLOCKS
+    await pair.cluster.quiet()
+
+
+@pytest.mark.parametrize("prefill", ["auto", "int8"])
+async def test_a_later_turn_reads_the_answer_converted(made: list[Pair], prefill: str) -> None:
+    decode = "int8" if prefill == "auto" else "auto"
+    pair = start(made, prefill, decode)
+    first = await tokens(pair.ask())
+    prompt = [*PROMPT, *first, 7, 8, 9]
+    held = (len(PROMPT) + OUTPUT - 1) // BLOCK
+    await pair.cluster.quiet()
+    source = pair.cluster.source("decode-0", held)
+    source.kv_dtype = pair.engines[1].dtype_name
+    read, computed = counted(metrics.CACHED_READ_BLOCKS), counted(metrics.TOKENS.labels("prompt"))
+    cached = pair.cluster.prefill["prefill-0"].pool.counts().cached
+    assert len(await tokens(pair.ask(prompt, source=source))) == OUTPUT
+    assert counted(metrics.CACHED_READ_BLOCKS) - read == held - len(PROMPT) // BLOCK
+    assert counted(metrics.TOKENS.labels("prompt")) - computed == len(prompt) - held * BLOCK
+    await pair.cluster.quiet()
+    kept = pair.cluster.prefill["prefill-0"].pool.counts().cached - cached
+    # KV of eight bits is not cached as plain KV, which serves readers of plain KV too.
+    assert kept == (0 if prefill == "auto" else len(prompt) // BLOCK - len(PROMPT) // BLOCK)
+
+
+@pytest.mark.parametrize("said", ["", "int8 of bfloat16"])
+async def test_a_plain_reader_gets_no_kv_of_eight_bits(made: list[Pair], said: str) -> None:
+    """A source whose KV is less precise than what the reader stores is not read, also where its
+    placement did not say so."""
+    pair = start(made, "auto", "int8")
+    first = await tokens(pair.ask())
+    pair.cluster.kv_dtype = "auto"
+    pair.cluster.add_decode("decode-1", 120)
+    plain = Client(pair.cluster, "decode-1")
+    await pair.cluster.quiet()
+    held = (len(PROMPT) + OUTPUT - 1) // BLOCK
+    source = pair.cluster.source("decode-0", held)
+    source.kv_dtype = said
+    read = counted(metrics.CACHED_READ_BLOCKS)
+    request = plain.submit([*PROMPT, *first, 7, 8, 9], max_tokens=OUTPUT, source=source)
+    assert len(await tokens(request)) == OUTPUT
+    assert counted(metrics.CACHED_READ_BLOCKS) == read
+    await pair.cluster.quiet()
