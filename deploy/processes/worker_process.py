@@ -43,7 +43,7 @@ from baton.deploy.processes.worker_roles import (
     model_limits,
     prefill_role,
 )
-from baton.deploy.processes.worker_status import status_of
+from baton.deploy.processes.worker_status import worker_status
 from baton.engine.execution.device_choice import chosen_device, device_label
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine
@@ -287,7 +287,7 @@ class WorkerProcess:
             boot.boot_id,
             drain=self._role_control.drain,
             change_role=self._role_control.change,
-            status=partial(status_of, served, time.monotonic(), self._not_ready),
+            status=partial(worker_status, served, time.monotonic(), self._not_ready),
         )
 
     def _audit(self, check: bool) -> dict[str, Any]:

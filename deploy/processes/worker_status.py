@@ -12,7 +12,7 @@ from baton.deploy.processes.worker_roles import Served
 from baton.proto import control_pb2
 
 
-def status_of(
+def worker_status(
     served: Served, begun_s: float, not_ready: Callable[[], str | None]
 ) -> control_pb2.StatusReply:
     """Return the present status of a boot that began at `begun_s` of the monotonic clock. No block

@@ -27,7 +27,7 @@ from baton.router.client_access.client_identity import (
     new_request_id,
 )
 from baton.router.client_access.upload import UPLOAD_TIMEOUT_S, Upload, awaiting_upload
-from baton.router.grpc_frontend.reply import REQUEST_ID, status_of
+from baton.router.grpc_frontend.reply import REQUEST_ID, grpc_status
 from baton.router.grpc_frontend.wire import message_of
 from baton.router.requests.admission import Admission
 from baton.router.requests.body_budget import HeldBody
@@ -144,7 +144,7 @@ class ClientCall:
 
     async def end_with(self, error: BatonError) -> None:
         """End a call with the status of an error. Raises gRPC's own exception for it."""
-        code, message, trailers = status_of(error, self.request_id)
+        code, message, trailers = grpc_status(error, self.request_id)
         async with asyncio.timeout(SEND_S):
             await self._context.abort(code, message, trailers)
 

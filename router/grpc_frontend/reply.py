@@ -50,7 +50,7 @@ def usage_reply(usage: Usage) -> client_pb2.GenerateResponse:
     return client_pb2.GenerateResponse(usage=counts)
 
 
-def status_of(error: BatonError, request_id: str) -> tuple[grpc.StatusCode, str, _Trailers]:
+def grpc_status(error: BatonError, request_id: str) -> tuple[grpc.StatusCode, str, _Trailers]:
     """Return code, message and trailers: the code and field of the HTTP body, and Retry-After."""
     body = error_body(error)["error"]
     trailers = [(REQUEST_ID, request_id), ("x-error-code", body["code"])]

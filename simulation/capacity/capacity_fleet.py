@@ -35,7 +35,7 @@ from baton.simulation.capacity.layout import CapacityScenario
 from baton.simulation.capacity.prefill_stage import PrefillStage
 from baton.simulation.capacity.request_record import GapLog, RequestRecord
 from baton.simulation.capacity.stage_values import held_by, prompt_of, request_of, view_of
-from baton.simulation.capacity.timeline import Timeline
+from baton.simulation.capacity.timeline import EventQueue
 from baton.simulation.capacity.trace_tokens import block_names
 
 BUSY_PAUSE_S = 0.05  # before refused handoffs are tried again
@@ -68,7 +68,7 @@ class CapacityFleet:
 
     def __init__(
         self,
-        timeline: Timeline,
+        timeline: EventQueue,
         timing: TimingModel,
         scenario: CapacityScenario,
         trace: list[TraceRequest],

@@ -12,7 +12,7 @@ from baton.planner.traces import TraceRequest
 from baton.simulation.capacity.capacity_fleet import CapacityFleet
 from baton.simulation.capacity.capacity_report import CapacityReport, make_report
 from baton.simulation.capacity.layout import CapacityScenario
-from baton.simulation.capacity.timeline import Timeline
+from baton.simulation.capacity.timeline import EventQueue
 
 PROGRESS_ACTIONS = 2048  # between two reports of progress
 
@@ -35,10 +35,10 @@ def run_fleet(
     timing: TimingModel,
     trace: list[TraceRequest],
     progress: Callable[[int, int], None] = lambda finished, total: None,
-    begun: Callable[[CapacityFleet, Timeline], None] = lambda fleet, timeline: None,
+    begun: Callable[[CapacityFleet, EventQueue], None] = lambda fleet, timeline: None,
 ) -> CapacityFleet:
     """Same as `simulate`, but return the fleet at its end. `begun` is called before time passes."""
-    timeline = Timeline()
+    timeline = EventQueue()
     with _without_collection():
         fleet = CapacityFleet(timeline, timing, scenario, trace)
         begun(fleet, timeline)

@@ -22,7 +22,7 @@ from baton.engine.scheduling.blocks import BlockPool
 from baton.planner.timing_model import StepWork, TimingModel, causal_pairs
 from baton.planner.traces import BLOCK_TOKENS
 from baton.runtime.config import StepConfig
-from baton.simulation.capacity.timeline import Timeline
+from baton.simulation.capacity.timeline import EventQueue
 from baton.simulation.capacity.trace_tokens import TraceNames
 from baton.simulation.capacity.use_over_time import UseOverTime
 
@@ -62,7 +62,7 @@ class DecodeStage:
     def __init__(
         self,
         worker_id: str,
-        timeline: Timeline,
+        timeline: EventQueue,
         timing: TimingModel,
         config: StepConfig,
         blocks: int,

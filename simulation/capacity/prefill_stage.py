@@ -11,7 +11,7 @@ from baton.planner.traces import BLOCK_TOKENS
 from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import PrefillScheduler, StepPlan
 from baton.runtime.config import StepConfig
-from baton.simulation.capacity.timeline import Timeline
+from baton.simulation.capacity.timeline import EventQueue
 from baton.simulation.capacity.use_over_time import UseOverTime
 
 
@@ -22,7 +22,7 @@ class PrefillStage:
     def __init__(
         self,
         worker_id: str,
-        timeline: Timeline,
+        timeline: EventQueue,
         timing: TimingModel,
         config: StepConfig,
         blocks: int,

@@ -21,7 +21,7 @@ from baton.simulation.capacity.capacity_fleet import CapacityFleet
 from baton.simulation.capacity.decode_stage import DecodeStage
 from baton.simulation.capacity.layout import CapacityScenario
 from baton.simulation.capacity.prefill_stage import PrefillStage
-from baton.simulation.capacity.timeline import Timeline
+from baton.simulation.capacity.timeline import EventQueue
 
 DRAIN_S = 10.0  # worker.drain_s
 CHANGE_S = 2.0  # from the drained worker to the first request of its next role
@@ -32,7 +32,7 @@ TICK_S = 1.0  # between two decisions
 class RoleChanges:
     """Owns the changes under way of one fleet."""
 
-    def __init__(self, fleet: CapacityFleet, timeline: Timeline) -> None:
+    def __init__(self, fleet: CapacityFleet, timeline: EventQueue) -> None:
         self._fleet = fleet
         self._timeline = timeline
         self._boots = 0
@@ -129,7 +129,7 @@ class ControlledFleet:
     def steps(self) -> list[Decision]:
         return [each for each in self.decisions if each.step is not None]
 
-    def begun(self, fleet: CapacityFleet, timeline: Timeline) -> None:
+    def begun(self, fleet: CapacityFleet, timeline: EventQueue) -> None:
         changes = RoleChanges(fleet, timeline)
 
         def tick() -> None:

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable
 
 
-class Timeline:
+class EventQueue:
     """`now_s` is the time of the action that runs. Knows no asyncio: an action returns at once."""
 
     def __init__(self) -> None:

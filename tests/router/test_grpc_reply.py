@@ -10,7 +10,7 @@ import pytest
 from baton.proto import client_pb2
 from baton.router.answers.choice_text import ChoiceDelta, TokenLogprob
 from baton.router.answers.request_handler import Usage
-from baton.router.grpc_frontend.reply import pieces_reply, status_of, usage_reply
+from baton.router.grpc_frontend.reply import grpc_status, pieces_reply, usage_reply
 from baton.router.text.tool_calls import ParsedCall
 from baton.runtime import errors
 from baton.runtime.errors import (
@@ -56,7 +56,7 @@ def token_bytes(token: int) -> bytes:
 def test_each_error_has_its_status_and_its_trailers(
     error: BatonError, code: grpc.StatusCode, named: str, wait: str | None
 ) -> None:
-    got, message, trailers = status_of(error, "req-1")
+    got, message, trailers = grpc_status(error, "req-1")
     reported = dict(trailers)
     assert got is code and "secret" not in message
     assert reported["x-request-id"] == "req-1" and reported["x-error-code"] == named
@@ -70,11 +70,11 @@ def test_every_error_of_the_tree_has_a_status_that_is_gprcs() -> None:
     found = {each for each in classes if issubclass(each, BatonError)}
     assert len(found) > 15
     for each in found:
-        assert status_of(each("x"), "r")[0] is CODE[each.grpc_code] is not CODE.OK
+        assert grpc_status(each("x"), "r")[0] is CODE[each.grpc_code] is not CODE.OK
 
 
 def test_a_field_that_is_no_ascii_may_stand_in_a_trailer() -> None:
-    trailers = dict(status_of(InvalidRequest("é", "logit_bias.é\n"), "r")[2])
+    trailers = dict(grpc_status(InvalidRequest("é", "logit_bias.é\n"), "r")[2])
     assert trailers["x-error-field"] == r"logit_bias.\xe9\n"
 
 

@@ -31,7 +31,7 @@ from baton.simulation.capacity.role_changes import (
     fleet_sample,
     worker_id,
 )
-from baton.simulation.capacity.timeline import Timeline
+from baton.simulation.capacity.timeline import EventQueue
 
 TIMING = TimingModel(
     "by hand",
@@ -50,7 +50,7 @@ def changed_fleet(
     """Simulate with role changes at random times, which leave one worker of each role."""
     rng = random.Random(seed)
 
-    def begun(fleet: CapacityFleet, timeline: Timeline) -> None:
+    def begun(fleet: CapacityFleet, timeline: EventQueue) -> None:
         changes = RoleChanges(fleet, timeline)
 
         def change() -> None:
@@ -111,8 +111,8 @@ def test_runs_of_steps_equal_single_steps_while_roles_change() -> None:
 
 def order_at(
     at_s: float, step: RoleStep, seen: list[str]
-) -> Callable[[CapacityFleet, Timeline], None]:
-    def begun(fleet: CapacityFleet, timeline: Timeline) -> None:
+) -> Callable[[CapacityFleet, EventQueue], None]:
+    def begun(fleet: CapacityFleet, timeline: EventQueue) -> None:
         changes = RoleChanges(fleet, timeline)
         timeline.at(at_s, lambda: seen.append(f"ordered {changes.order(step)}"))
 
