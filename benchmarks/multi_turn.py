@@ -41,7 +41,7 @@ from baton.runtime import tracing
 from benchmarks.figures.report import Figure, at_most, parser, report
 from benchmarks.fleets.chat_replay import ChatReplay
 from benchmarks.fleets.span_collector import SpanCollector
-from benchmarks.fleets.worker_pair import Answer, RouterLink, WorkerPair
+from benchmarks.fleets.worker_pair import Answer, RouterLink, WorkerPair, chunk_settings
 from benchmarks.inputs.cached_model import cached_model
 from benchmarks.inputs.chats import from_trace, least_tokens, synthetic
 
@@ -165,10 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         [
             f"pool.blocks={POOL_BLOCKS}",
             f"pool.block_size={BLOCK_TOKENS}",
-            f"step.chunk_tokens={CHUNK_TOKENS}",
-            f"step.prefill_tokens={CHUNK_TOKENS}",
-            f"step.local_prefill_tokens={CHUNK_TOKENS}",
             f"telemetry.otlp_endpoint={collector.endpoint}",
+            *chunk_settings(CHUNK_TOKENS),
             *options.set,
         ],
     )

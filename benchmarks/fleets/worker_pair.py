@@ -32,6 +32,12 @@ HEARTBEAT_S = 0.5
 ANSWER_S = 120.0
 
 
+def chunk_settings(tokens: int) -> list[str]:
+    """Settings with which both roles compute prompts in chunks of so many tokens, one a step."""
+    names = ("chunk_tokens", "prefill_tokens", "local_prefill_tokens")
+    return [f"step.{name}={tokens}" for name in names]
+
+
 class WorkerPair:
     """`settings` are `section.key=value`, the same for both; `by_role` adds to one's. They speak
     TLS; a process that calls them does so with `tls`."""
