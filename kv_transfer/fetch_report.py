@@ -10,6 +10,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from baton.runtime.telemetry.timeline import covered
+
 
 @dataclass(slots=True)
 class OfferTimes:
@@ -50,11 +52,7 @@ class FetchReport:
     @property
     def read_s(self) -> float:
         """The time in which at least one offer had been received and had not landed."""
-        total = until = 0.0
-        for offer in sorted(self.offers, key=lambda each: each.received):
-            total += max(0.0, offer.landed - max(offer.received, until))
-            until = max(until, offer.landed)
-        return total
+        return covered((offer.received, offer.landed) for offer in self.offers)
 
     def record_offer(self, indices: range, now: float) -> None:
         self.offers.append(OfferTimes(indices.start, len(indices), now))

@@ -116,6 +116,7 @@ FLEET_QUEUED_TOKENS = gauge(
 FLEET_WAITING = gauge(
     "baton_fleet_waiting_requests", "Requests that wait on a role's linked workers.", "role", ROLES
 )
+FLEET_REQUESTS = gauge("baton_fleet_requests", "Requests on decode workers, of all routers.")
 FLEET_KV_USE = gauge(
     "baton_fleet_kv_use_ratio",
     "Share of the KV blocks of a role's linked workers that no allocation could get.",

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from baton.deploy.cli.chat import ChatClient, printable
 from baton.deploy.cli.chat_session import running_url
+from baton.runtime.telemetry.timeline import covered
 
 NARROWEST, WIDEST = 60, 200  # characters of a line
 NAME_WIDTH = 34
@@ -61,10 +62,9 @@ def waterfall(found: dict[str, Any], width: int) -> list[str]:
     ]
     end = max([1, *(begin + took for _, begin, took, _ in (*path, *after, *hidden))])
     room = width - NAME_WIDTH - 14
-    ttft = 1e3 * found["ttft_s"]
     lines = [
         *_head(found),
-        f"{'critical path':<{NAME_WIDTH}} {ttft:>9.1f} ms",
+        f"{'critical path':<{NAME_WIDTH}} {_path_us(found) / 1e3:>9.1f} ms",
         *(_line(row, end, room) for row in path),
     ]
     if hidden:
@@ -84,7 +84,7 @@ def listing(traces: list[dict[str, Any]]) -> list[str]:
         return ["no request of this key has ended at this router"]
     lines = [f"{'request':<36} {'began':<14} {'first byte':>12}  where its time went"]
     for found in traces:
-        whole = max(1, sum(row[1] for row in found["path"]))
+        whole = max(1, _path_us(found))
         sums: dict[str, int] = {}
         for name, took, _, where in found["path"]:
             label = f"{name} ({where})" if where else name
@@ -93,8 +93,15 @@ def listing(traces: list[dict[str, Any]]) -> list[str]:
         shares = ", ".join(f"{name} {took / whole:.0%}" for name, took in largest)
         kept = f"  [{', '.join(found['kept'])}]" if found["kept"] else ""
         at = time.strftime("%m-%d %H:%M:%S", time.localtime(found["time"]))
-        lines.append(f"{found['id']:<36} {at} {1e3 * found['ttft_s']:>9.1f} ms  {shares}{kept}")
+        answered = found["ttft_s"] is not None
+        first = f"{1e3 * found['ttft_s']:>9.1f} ms" if answered else f"{'none':>12}"
+        lines.append(f"{found['id']:<36} {at} {first}  {shares}{kept}")
     return lines
+
+
+def _path_us(found: dict[str, Any]) -> int:
+    """Return the time to the answer's first byte, or to the end of a request without an answer."""
+    return sum(took for _, took, *_ in found["path"])
 
 
 def _head(found: dict[str, Any]) -> list[str]:
@@ -111,19 +118,10 @@ def _head(found: dict[str, Any]) -> list[str]:
 
 
 def _hidden_title(found: dict[str, Any]) -> str:
-    reading_us = _covered_us([(begin, landed) for begin, landed, *_ in found["offers"]])
+    reading_us = covered((begin, landed) for begin, landed, *_ in found["offers"])
     speed = found["read_bytes"] / 1e3 / max(1, reading_us)
     title = f"handoff: {found['read_bytes'] / 1e6:.1f} MB, {found['reads']} READs, {speed:.2f} GB/s"
     return f"{title} (`{HIDDEN}`: not in the sum)"
-
-
-def _covered_us(spans: list[tuple[int, int]]) -> int:
-    """Return the time in which at least one span runs."""
-    covered, until = 0, 0
-    for begin, end in sorted(spans):
-        covered += max(0, end - max(begin, until))
-        until = max(until, end)
-    return covered
 
 
 def _rows(phases: list[list[Any]], at_us: int) -> Iterator[Row]:

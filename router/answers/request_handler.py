@@ -335,7 +335,8 @@ class RequestHandler:
         )
         slow = trace.answered and self._serving.traces.is_slow(trace.path.seconds)
         kept = reasons_to_keep(trace, end, slow=slow)
-        self._serving.traces.add(trace_record(trace, end, kept), trace.tenant)
+        if outcome != "refused":  # it was not served, and would push out those that were
+            self._serving.traces.add(trace_record(trace, end, kept), trace.tenant)
         if tracing.exporting():
             ended_wall_s = trace.begun_wall_s + seconds
             export_trace(trace, self._context, self._client_context, kept, ended_wall_s)

@@ -27,14 +27,15 @@ def trace_record(trace: RequestTrace, end: RequestEnd, kept: list[str]) -> dict[
     """Return the record. `path` are the phases of the critical path, [name, microseconds, count,
     worker], one after another from the first byte; `after` those from the first token on, which
     reached the router `after_us` after the first byte. `offers` are the blocks of the handoff,
-    [begin, landed, verified, blocks], in microseconds from the first byte. `kept` is why a
-    collector gets it whatever its sample ratio is."""
+    [begin, landed, verified, blocks], in microseconds from the first byte. `ttft_s` is None
+    where no part of an answer was sent. `kept` is why a collector gets it whatever its sample ratio
+    is."""
     after = trace.after
     return {
         "id": end.request_id,
         "trace_id": end.trace_id,
         "time": round(trace.begun_wall_s, 6),
-        "ttft_s": round(trace.path.seconds, 6),
+        "ttft_s": round(trace.path.seconds, 6) if trace.answered else None,
         "total_s": round(end.seconds, 6),
         "outcome": end.outcome,
         "kept": kept,

@@ -45,7 +45,7 @@ def _export_phases(
         begin_s, at_s = at_s, at_s + phase.seconds
         if workers or not phase.where:
             name = phase.name.replace(" ", "_")
-            extra = {"worker": phase.where} if phase.where else {}
+            extra: dict[str, str | int] = {"worker": phase.where} if phase.where else {}
             if phase.count:
-                extra["tokens"] = str(phase.count)
+                extra["blocks" if phase.name == "fetch" else "tokens"] = phase.count
             tracing.record(name, begin_s, at_s, root, critical=critical, **extra)

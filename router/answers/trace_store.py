@@ -14,6 +14,8 @@ from typing import Any
 
 import orjson
 
+from baton.router.requests.openai_schema import MAX_PROMPTS
+
 MAX_RECORDS = 10_000
 MAX_BYTES = 32 << 20  # of all records
 RECENT = 1000  # times to the first byte that "slow" is judged by
@@ -24,7 +26,7 @@ _REFRESH = 50  # requests between two computations of the limit
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    seconds: float
+    seconds: float | None  # to the first byte of its answer, if one was sent
     tenant: bytes
     body: bytes
 
@@ -68,15 +70,25 @@ class TraceStore:
             self._remove(next(iter(self._entries)))
 
     def get(self, request_id: str, tenant: bytes | None) -> bytes | None:
-        """Return the JSON of a request's record; None: it is not here, or another tenant's. Here
-        and below, the tenant None reads the records of all: the operator."""
+        """Return the JSON of a request's record, of one with several prompts that of the prompt
+        which was answered last; None: it is not here, or another tenant's. Here and below, the
+        tenant None reads the records of all: the operator."""
         entry = self._entries.get(request_id)
-        return entry.body if entry is not None and tenant in (None, entry.tenant) else None
+        if entry is not None:
+            return entry.body if tenant in (None, entry.tenant) else None
+        members = (self._entries.get(f"{request_id}-{place}") for place in range(MAX_PROMPTS))
+        mine = [each for each in members if each is not None and tenant in (None, each.tenant)]
+        last = max(mine, key=lambda each: each.seconds or 0.0, default=None)
+        return last.body if last is not None else None
 
     def slowest(self, count: int, tenant: bytes | None) -> list[bytes]:
         """Return the records with the longest times to the first byte, the longest first."""
-        mine = (entry for entry in self._entries.values() if tenant in (None, entry.tenant))
-        return [e.body for e in heapq.nlargest(count, mine, key=lambda e: e.seconds)]
+        answered = (
+            (entry.seconds, place, entry.body)
+            for place, entry in enumerate(self._entries.values())
+            if entry.seconds is not None and tenant in (None, entry.tenant)
+        )
+        return [body for *_, body in heapq.nlargest(count, answered)]
 
     def latest(self, count: int, tenant: bytes | None, after: str = "") -> list[bytes]:
         """Return the newest records, the newest first; none from the request `after` on back."""

@@ -165,6 +165,7 @@ class Fleet:
             metrics.FLEET_QUEUED_TOKENS.labels(role).set(sum(view.queue_tokens for view in views))
             metrics.FLEET_WAITING.labels(role).set(sum(view.queued_requests for view in views))
             metrics.FLEET_KV_USE.labels(role).set(1 - free / blocks if blocks else 0.0)
+        metrics.FLEET_REQUESTS.set(sum(link.load.open_requests for link in self._links.values()))
 
     def _drop(self, worker_id: str) -> None:
         hello = self._links.pop(worker_id).worker_hello

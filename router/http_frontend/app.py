@@ -125,19 +125,27 @@ def _add_explanation(app: FastAPI, router: Router) -> None:
         async with router.receiving(_deadline(router, request), request.state.tenant) as body:
             asked = await _read(router, request, body, ChatRequest)
             validated = await router.validator.chat(asked, router.fleet.limits())
-        return _explained(router, request, [validated])
+        return await _explained(router, request, [validated])
 
     @app.post(COMPLETION_PATH + EXPLAIN)
     async def explain_completion(request: Request) -> Response:
         async with router.receiving(_deadline(router, request), request.state.tenant) as body:
             asked = await _read(router, request, body, CompletionRequest)
             validated = await router.validator.completions(asked, router.fleet.limits())
-        return _explained(router, request, validated)
+        return await _explained(router, request, validated)
 
 
-def _explained(router: Router, request: Request, validated: Sequence[ValidatedRequest]) -> Response:
-    own = [router.of_tenant(each, request.state.tenant) for each in validated]
-    return _json({"prompts": [explained(router.serving.dispatcher.explain(each)) for each in own]})
+async def _explained(
+    router: Router, request: Request, validated: Sequence[ValidatedRequest]
+) -> Response:
+    """Each prompt is compared with all workers in a turn of its own."""
+
+    def explain(each: ValidatedRequest) -> dict[str, object]:
+        own = router.of_tenant(each, request.state.tenant)
+        return explained(router.serving.dispatcher.explain(own))
+
+    turns = router.validator.turns
+    return _json({"prompts": [await turns.run(0, explain, each) for each in validated]})
 
 
 def _readable(app: FastAPI, path: str) -> Callable[[_Route], _Route]:

@@ -28,8 +28,8 @@ def add_traces(app: FastAPI, router: Router, *, operator: bool) -> None:
         found = traces.get(request_id, reader(request))
         if found is None:
             raise NotFound(
-                f"no request {request_id[:80]!r} is among this key's last {len(traces)} that "
-                "have ended: give the X-Request-Id of an answer, to the router that gave it",
+                f"no request {request_id[:80]!r} is among those of this key that have ended of "
+                "late: give the X-Request-Id of an answer, to the router that gave it",
                 "request_id",
             )
         return Response(found, media_type=_JSON)

@@ -20,6 +20,8 @@ from dataclasses import replace
 from baton.proto import worker_pb2
 from baton.runtime.telemetry.timeline import MAX_OFFERS, Timeline, read
 
+_MAX_BYTES = 1 << 53  # a number that all readers of JSON know exactly
+
 Mark = Callable[[str], None]
 
 
@@ -109,10 +111,10 @@ class RequestTrace:
         columns = (fetch.begin_us, fetch.landed_us, fetch.verified_us, fetch.blocks)
         if max(map(len, columns)) > MAX_OFFERS or len(set(map(len, columns))) > 1:
             return
-        shift_s = self._receipt_s - self.begun_s
+        shift_s, now_s = self._receipt_s - self.begun_s, self._clock() - self.begun_s
         for *micros, blocks in zip(*columns, strict=True):
-            begin_s, landed_s, verified_s = (shift_s + us / 1e6 for us in micros)
+            begin_s, landed_s, verified_s = (min(shift_s + us / 1e6, now_s) for us in micros)
             self.offers.append((begin_s, landed_s, verified_s, blocks))
         del self.offers[: -4 * MAX_OFFERS]
-        self.read_bytes += fetch.bytes
+        self.read_bytes = min(self.read_bytes + fetch.bytes, _MAX_BYTES)
         self.reads += fetch.reads

@@ -78,10 +78,13 @@ def _replace(names: _Names) -> None:
 
 
 def _router_values() -> Iterable[Metric]:
-    waiting = _value(metrics.WAITING_REQUESTS) + _value(metrics.FLEET_WAITING, role="decode")
+    queued, waiting = _value(metrics.WAITING_REQUESTS), _value(metrics.FLEET_WAITING, role="decode")
+    sent = max(0.0, _value(metrics.ACTIVE_REQUESTS) - queued)
+    # of those that wait on workers, as large a share as this router's of all that are there
+    share = sent / max(sent, _value(metrics.FLEET_REQUESTS), 1.0)
     yield from _load(
-        running=max(0.0, _value(metrics.ACTIVE_REQUESTS) - waiting),
-        waiting=waiting,
+        running=max(0.0, sent - share * waiting),
+        waiting=queued + waiting,
         kv_use=_value(metrics.FLEET_KV_USE, role="decode"),
     )
     for name, source in (

@@ -10,6 +10,7 @@ processes, so that no two clocks have to agree. Pure. One task or loop owns a ti
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from baton.proto import worker_pb2
@@ -84,6 +85,15 @@ class Timeline:
             kept = next(same, self.phases[-1])
             kept.seconds += phase.seconds
             kept.count += phase.count
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the time in which at least one span (begin, end) runs."""
+    total = until = 0.0
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
 
 
 def _alike(one: Phase, other: Phase) -> bool:

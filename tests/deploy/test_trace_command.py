@@ -61,6 +61,14 @@ def test_the_slowest_name_their_largest_phases() -> None:
     assert listing([]) == ["no request of this key has ended at this router"]
 
 
+def test_a_request_without_an_answer_has_no_first_byte() -> None:
+    without = {**FOUND, "ttft_s": None}
+    (_, line) = listing([without])
+    assert "none" in line and "chunk (prefill-0) 80%" in line
+    (path,) = [line for line in waterfall(without, 100) if "critical path" in line]
+    assert path.endswith("100.0 ms")
+
+
 @pytest.mark.parametrize(
     "arguments", [["trace"], ["trace", "req-1", "--slow"], ["trace", "--slow", "--latest"]]
 )

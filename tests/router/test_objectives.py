@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from baton.router.answers.objectives import Scorekeeper, judged
 from baton.runtime import metrics
 from baton.runtime.cluster_config import SloConfig
+from baton.runtime.exposition import standard_names
 from baton.runtime.exposition.genai import RequestTimes
 from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
 
@@ -125,6 +126,24 @@ async def test_a_router_shows_its_fleet_under_known_names(router: StartRouter) -
         assert roles == {"router": 1, "prefill": 0, "decode": 0}
 
 
+@pytest.mark.parametrize(("on_workers", "running"), [(0, 0.0), (10, 0.0), (40, 7.0), (120, 9.0)])
+def test_running_requests_are_this_routers_own(on_workers: int, running: float) -> None:
+    """Ten were sent, twelve of all routers' wait: as many of these as its share of all."""
+    standard_names.publish_router("tiny")
+    metrics.ACTIVE_REQUESTS.set(11)
+    metrics.WAITING_REQUESTS.set(1)
+    metrics.FLEET_WAITING.labels("decode").set(12)
+    metrics.FLEET_REQUESTS.set(on_workers)
+    try:
+        labels = {"model_name": "tiny", "engine": "0"}
+        assert value("vllm:num_requests_running", **labels) == running
+        assert value("vllm:num_requests_waiting", **labels) == 13
+    finally:
+        for gauge in (metrics.ACTIVE_REQUESTS, metrics.WAITING_REQUESTS, metrics.FLEET_REQUESTS):
+            gauge.set(0)
+        metrics.FLEET_WAITING.labels("decode").set(0)
+
+
 async def test_waiting_requests_of_the_fleet_are_shown(router: StartRouter) -> None:
     async with router(waiting=3) as running:
 
@@ -134,6 +153,7 @@ async def test_waiting_requests_of_the_fleet_are_shown(router: StartRouter) -> N
             fleet = {
                 s.labels["role"]: s.value for s in found["baton_fleet_waiting_requests"].samples
             }
-            return bool(waiting.value == 3 == fleet["decode"])
+            (requests,) = found["baton_fleet_requests"].samples
+            return bool(waiting.value == 3 == fleet["decode"] and requests.value == 3)
 
         await eventually(shown)

@@ -9,7 +9,7 @@ import orjson
 from baton.router.answers.trace_store import MIN_RECENT, TraceStore
 
 
-def record(name: str, ttft_s: float = 0.1, **more: Any) -> dict[str, Any]:
+def record(name: str, ttft_s: float | None = 0.1, **more: Any) -> dict[str, Any]:
     return {"id": name, "ttft_s": ttft_s, **more}
 
 
@@ -41,6 +41,24 @@ def test_the_slowest_come_first() -> None:
     for number, seconds in enumerate((0.2, 0.9, 0.1, 0.5)):
         store.add(record(f"r{number}", seconds), b"")
     assert names(store.slowest(3, b"")) == ["r1", "r3", "r0"]
+
+
+def test_requests_without_an_answer_are_not_slow() -> None:
+    store = TraceStore()
+    store.add(record("unanswered", None), b"")
+    store.add(record("answered", 0.1), b"")
+    assert names(store.slowest(3, b"")) == ["answered"]
+    assert names(store.latest(3, b"")) == ["answered", "unanswered"]
+
+
+def test_a_request_of_several_prompts_shows_its_last_one() -> None:
+    store = TraceStore()
+    for place, seconds in enumerate((0.2, None, 0.9, 0.5)):
+        store.add(record(f"mine-{place}", seconds), b"a")
+    store.add(record("other-0"), b"a")
+    found = store.get("mine", b"a")
+    assert found is not None and names([found]) == ["mine-2"]
+    assert store.get("mine", b"b") is None and store.get("min", b"a") is None
 
 
 def test_a_tenant_sees_its_own_requests_alone() -> None:

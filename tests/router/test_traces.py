@@ -76,6 +76,35 @@ async def test_each_prompt_of_a_request_has_its_own_trace(router: StartRouter) -
             assert sum(row[1] for row in found["path"]) == pytest.approx(
                 1e6 * found["ttft_s"], abs=20
             )
+        found = (await running.http.get(f"/trace/{name}")).json()
+        assert found["id"] in (f"{name}-0", f"{name}-1")
+
+
+async def test_a_refused_request_pushes_out_no_trace(router: StartRouter) -> None:
+    async with router() as running:
+        served = await running.complete(max_tokens=2)
+        await trace_of(running, served)
+        (worker,) = running.workers.values()
+        worker.draining = True
+
+        async def refused() -> bool:
+            return (await running.complete(max_tokens=2)).status_code == 503
+
+        await eventually(refused)
+        listed = (await running.http.get("/traces")).json()["traces"]
+        assert {each["outcome"] for each in listed} == {"finished"}
+        assert served.headers["x-request-id"] in {each["id"] for each in listed}
+
+
+async def test_a_request_without_an_answer_has_no_time_to_it(router: StartRouter) -> None:
+    async with router() as running:
+        (worker,) = running.workers.values()
+        worker.fail_at = {0: ("ENGINE_ERROR", False)}
+        reply = await running.complete(max_tokens=2)
+        assert reply.status_code == 500, reply.text
+        found = await trace_of(running, reply)
+        assert found["ttft_s"] is None and found["outcome"] == "failed" and found["path"]
+        assert (await running.http.get("/traces?slow=5")).json() == {"traces": []}
 
 
 async def test_a_key_sees_its_own_requests_alone(router: StartRouter) -> None:
@@ -90,7 +119,10 @@ async def test_a_key_sees_its_own_requests_alone(router: StartRouter) -> None:
         assert reply.status_code == 200, reply.text
         await trace_of(running, reply, **mine)
         path = f"/trace/{reply.headers['x-request-id']}"
-        assert (await running.http.get(path, headers=other)).status_code == 404
+        missing = await running.http.get(path, headers=other)
+        assert missing.status_code == 404
+        others = missing.json()["error"]["message"].replace(reply.headers["x-request-id"], "")
+        assert not any(character.isdigit() for character in others)  # how many others have
         assert (await running.http.get(path)).status_code == 401
         listed = (await running.http.get("/traces?slow=5", headers=mine)).json()["traces"]
         assert [each["id"] for each in listed] == [reply.headers["x-request-id"]]

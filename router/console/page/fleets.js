@@ -92,8 +92,10 @@ function drawWorker(node, worker) {
   const facts = [`${worker.running} running`, `${worker.waiting} waiting`];
   if (worker.handoffs) facts.push(plural(worker.handoffs, "handoff"));
   if (worker.step_ms) facts.push(`step ${milliseconds(worker.step_ms)}`);
-  setText(load, facts.join(" · "));
-  setText(reason, worker.reason || (worker.degraded ? `reads ${plural(worker.degraded, "peer")} slowly` : ""));
+  const linked = !["lost", "not linked", "refused"].includes(worker.state);
+  setText(load, linked ? facts.join(" · ") : `last report: ${facts.join(" · ")}`);
+  const slow = linked && worker.degraded ? `reads ${plural(worker.degraded, "peer")} slowly` : "";
+  setText(reason, worker.reason || slow);
   drawMap(canvas, worker);
 }
 

@@ -69,7 +69,7 @@ function endedRow(trace, show) {
     {},
     el("th", { scope: "row" }, open),
     outcome,
-    number(milliseconds(1000 * trace.ttft_s)),
+    number(milliseconds(trace.ttft_s === null ? null : 1000 * trace.ttft_s)),
     number(milliseconds(1000 * trace.total_s)),
     number(`${count(trace.prompt_tokens)}${cached}`),
     number(count(trace.output_tokens)),

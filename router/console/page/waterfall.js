@@ -42,7 +42,7 @@ export function waterfall(trace) {
     );
   });
   const facts = [
-    `first token ${milliseconds(1000 * trace.ttft_s)}`,
+    `first token ${milliseconds(trace.ttft_s === null ? null : 1000 * trace.ttft_s)}`,
     `${milliseconds(1000 * trace.total_s)} in all`,
     `${count(trace.prompt_tokens)} prompt tokens (${count(trace.cached_tokens)} cached)`,
     `${count(trace.output_tokens)} output tokens`,

@@ -1,0 +1,68 @@
+"""What a request's trace takes from workers, and what a collector gets of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from opentelemetry.context import Context
+
+from baton.proto import worker_pb2
+from baton.router.answers import trace_spans
+from baton.router.answers.trace_record import RequestEnd, trace_record
+from baton.router.answers.trace_spans import export_trace
+from baton.router.requests.request_trace import RequestTrace
+from baton.runtime import tracing
+
+MOST = (1 << 32) - 1
+
+
+def reported(**fetch: Any) -> worker_pb2.Timeline:
+    made = worker_pb2.Timeline()
+    made.names.extend([worker_pb2.FETCH])
+    made.micros.extend([MOST])
+    made.counts.extend([9])
+    made.fetch.CopyFrom(worker_pb2.FetchTimes(**fetch))
+    return made
+
+
+async def traced(**fetch: Any) -> RequestTrace:
+    """A request whose first output carries such a fetch, a moment after it was sent; twice."""
+    trace = RequestTrace()
+    trace.mark("receive")
+    for _ in range(2):
+        trace.record_sent("decode-0")
+        await asyncio.sleep(0.01)
+        trace.record_output(reported(**fetch))
+    return trace
+
+
+async def test_a_workers_numbers_are_bounded_by_what_the_router_saw() -> None:
+    times = {"begin_us": [MOST], "landed_us": [MOST], "verified_us": [MOST], "blocks": [MOST]}
+    trace = await traced(bytes=(1 << 64) - 1, reads=MOST, **times)
+    end = RequestEnd("r", "finished", 1.0, 1, 1, 0, 0)
+    found = trace_record(trace, end, [])
+    assert found["read_bytes"] == 1 << 53
+    now_us = 1e6 * (asyncio.get_running_loop().time() - trace.begun_s)
+    assert all(0 <= time <= now_us for *times, _ in found["offers"] for time in times)
+    assert sum(took for _, took, *_ in found["path"]) <= now_us
+
+
+async def test_counts_of_spans_are_numbers_of_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a fetch, tokens of a chunk."""
+    trace = await traced()
+    trace.path.mark("chunk", trace.path.at_s + 1.0, 150, "prefill-0")
+    spans: dict[str, dict[str, Any]] = {}
+    monkeypatch.setattr(
+        trace_spans.tracing, "record", lambda name, *_, **more: spans.update({name: more})
+    )
+    monkeypatch.setattr(tracing, "is_sampled", lambda context: False)
+    monkeypatch.setattr(tracing, "export_root", lambda *_, **__: Context())
+    export_trace(trace, Context(), Context(), ["slow"], trace.begun_wall_s + 1.0)
+    assert spans["fetch"] == {
+        "worker": "decode-0",
+        "blocks": 9,
+        "critical": spans["fetch"]["critical"],
+    }
+    assert spans["chunk"]["tokens"] == 150 and "blocks" not in spans["chunk"]
