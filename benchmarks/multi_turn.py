@@ -56,7 +56,7 @@ POOL_BLOCKS = 1024
 CHATS = 3
 TRACE_CHATS, DRAWN_CHATS = 2000, 200  # replayed
 WORKERS = 4  # of each role, in the replay
-WARM_UPS = 1
+WARM_UP_TURNS = 2  # of a chat before the others
 SPANS_S = 15.0
 
 
@@ -82,17 +82,17 @@ class MultiTurnBench:
         link = RouterLink(self._pair.wait_ready(), self._pair.token, self._pair.tls)
         try:
             await link.open()
-            for number in range(-WARM_UPS, chats):
-                turns = await self._chat(link)
-                self.turns += turns if number >= 0 else []
+            await self._chat(link, WARM_UP_TURNS)
+            for _ in range(chats):
+                self.turns += await self._chat(link, TURNS)
         finally:
             await link.close()
 
-    async def _chat(self, link: RouterLink) -> list[TurnTimes]:
+    async def _chat(self, link: RouterLink, turns_of_chat: int) -> list[TurnTimes]:
         prompt = self._tokens(HISTORY_TOKENS)
         answer = await link.ask(prompt, ANSWER_TOKENS, local=True)
         turns = []
-        for number in range(2, TURNS + 1):
+        for number in range(2, turns_of_chat + 1):
             history = [*prompt, *answer.tokens]
             prompt = [*history, *self._tokens(NEW_TOKENS)]
             held = (len(history) - 1) // BLOCK_TOKENS

@@ -27,9 +27,9 @@ from baton.runtime.settings.loading import load
 from baton.runtime.tls import Tls
 
 ROLES = ("prefill", "decode")
-START_S = 120.0
+START_S = 900.0  # to load the model and compile kernels on a busy machine; a dead worker ends it
 HEARTBEAT_S = 0.5
-ANSWER_S = 120.0
+ANSWER_S = 600.0  # of 2,000 tokens of prompt
 
 
 def chunk_settings(tokens: int) -> list[str]:
@@ -39,14 +39,17 @@ def chunk_settings(tokens: int) -> list[str]:
 
 
 class WorkerPair:
-    """`settings` are `section.key=value`, the same for both; `by_role` adds to one's. They speak
-    TLS; a process that calls them does so with `tls`."""
+    """`settings` are `section.key=value`, the same for both; `by_role` adds to one's. `more`: the
+    own settings of further decode workers, decode-1 and up. They speak TLS; a process that calls
+    them does so with `tls`."""
 
     def __init__(
         self,
         model: Path,
         settings: Sequence[str],
         by_role: Mapping[str, Sequence[str]] | None = None,
+        *,
+        more: Sequence[Sequence[str]] = (),
     ) -> None:
         self.token = secrets.token_hex(16)
         self.threads = max(1, len(os.sched_getaffinity(0)) // len(ROLES))
@@ -57,29 +60,36 @@ class WorkerPair:
         self._authority = Authority(folder / "tls")
         own_files = self._authority.issue("benchmark", host=None)
         self.tls = Tls(load(None, {}, own_files.settings()).security)
-        own = by_role or {}
-        self._processes = [
-            self._start(role, model, [*settings, *own.get(role, ())]) for role in ROLES
-        ]
+        own = {f"{role}-0": (by_role or {}).get(role, ()) for role in ROLES}
+        own |= {f"decode-{number}": each for number, each in enumerate(more, start=1)}
+        self._processes = {
+            name: self._start(name, model, [*settings, *given]) for name, given in own.items()
+        }
 
     def wait_ready(self) -> dict[str, WorkerRecord]:
-        """Both workers' records, by role. Raises RuntimeError if one does not come."""
+        """The records of the pair, by role, once all workers are ready. Raises RuntimeError if one
+        does not come."""
         deadline = time.monotonic() + START_S
         while True:
-            records: dict[str, WorkerRecord] = {
-                record.role: record for record in self._registry.workers()
-            }
-            if len(records) == len(ROLES):
-                return records
-            ended = any(process.poll() is not None for process in self._processes)
+            names = {record.worker_id for record in self._registry.workers()}
+            if names == self._processes.keys():
+                return {role: self.record(f"{role}-0") for role in ROLES}
+            ended = [name for name, each in self._processes.items() if each.poll() is not None]
             if ended or time.monotonic() > deadline:
-                raise RuntimeError(f"the workers did not start:\n{self._log.read_text()[-3000:]}")
+                why = f"{ended[0]} ended" if ended else f"not ready within {START_S:g} s"
+                log = self._log.read_text()[-3000:]
+                raise RuntimeError(f"the workers did not start ({why}):\n{log}")
             time.sleep(0.1)
 
+    def record(self, name: str) -> WorkerRecord:
+        """The record of a ready worker."""
+        (found,) = [each for each in self._registry.workers() if each.worker_id == name]
+        return found
+
     def close(self) -> None:
-        for process in self._processes:
+        for process in self._processes.values():
             process.terminate()
-        for process in self._processes:
+        for process in self._processes.values():
             try:
                 process.wait(15)
             except subprocess.TimeoutExpired:
@@ -87,11 +97,12 @@ class WorkerPair:
                 process.wait(10)
         self._folder.cleanup()
 
-    def _start(self, role: str, model: Path, settings: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, model: Path, settings: Sequence[str]) -> subprocess.Popen[bytes]:
+        role = name.split("-")[0]
         command = [sys.executable, "-P", "-m", "baton.deploy.cli.main", "worker"]
-        command += ["--role", role, "--worker-id", f"{role}-0", "--model", str(model)]
+        command += ["--role", role, "--worker-id", name, "--model", str(model)]
         command += ["--registry", str(self._log.parent / "registry")]
-        files = self._authority.issue(f"{role}-0", Config().worker.host).settings()
+        files = self._authority.issue(name, Config().worker.host).settings()
         command += [f"--set={setting}={file}" for setting, file in files.items()]
         command += [f"--set={setting}" for setting in settings]
         environment = os.environ | {
