@@ -50,7 +50,7 @@ CONSTRAINED_EVERY, CONSTRAINED_SEEDS = 40, (19, 39)  # seeds
 REDIS_EVERY, REDIS_SEEDS = 40, (24, 37)  # seeds
 TURNS_EVERY, TURNS_SEEDS = 40, (6, 23, 27, 36)  # seeds
 JOINING_EVERY, JOINING_SEED = 200, 20  # seeds
-UNLIKE_EVERY, UNLIKE_SEEDS = 40, (20,)  # seeds
+UNLIKE_EVERY, UNLIKE_SEEDS = 200, (60, 100, 140)  # seeds
 RIGHT_SHARES = (0.3, 0.8, 0.8, 1.0)
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
 
@@ -63,8 +63,8 @@ def draw(seed: int) -> Scenario:
     decode workers speculate; in two of CONSTRAINED_EVERY, they do, and requests have
     grammars; in two of RANKED_EVERY, workers have ranks, one of which is lost; in two of
     REDIS_EVERY, all meet over a Redis server; in four of TURNS_EVERY, conversations have
-    several turns; in one of UNLIKE_EVERY, so they have, between workers of unlike KV dtypes; and in
-    one of JOINING_EVERY, a worker joins a loaded fleet."""
+    several turns; in three of UNLIKE_EVERY, so they have, between workers of unlike KV dtypes; and
+    in one of JOINING_EVERY, a worker joins a loaded fleet."""
     made = _speculating(_linked(_usual(seed)))
     if seed % HANG_EVERY == HANG_SEED:
         return _one_hangs(made)
