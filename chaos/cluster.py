@@ -110,6 +110,10 @@ class Cluster:
     def start_worker(self, role: str, name: str, *, command: tuple[str, ...] = BATON) -> None:
         self._spawn(name, (*command, "worker", "--role", role, "--worker-id", name))
 
+    def start_controller(self, *flags: str) -> None:
+        """Start `baton controller` for this cluster; it needs no model."""
+        self._spawn("controller", (*BATON, "controller", *flags), model=False)
+
     def start_router(self, name: str) -> str:
         """Start or restart a router; return its URL once it listens."""
         self._spawn_router(name)
@@ -125,7 +129,8 @@ class Cluster:
         self.wait_ready(len(self.workers()))
 
     def workers(self) -> list[str]:
-        return [name for name in self._processes if not name.startswith("router")]
+        others = ("router", "controller")
+        return [name for name in self._processes if not name.startswith(others)]
 
     def names(self) -> list[str]:
         """The names of all processes that were started."""
@@ -293,17 +298,17 @@ class Cluster:
             return 0
         return sum(answer.json()["workers"].values()) if answer.status_code == 200 else 0
 
-    def _spawn(self, name: str, command: tuple[str, ...]) -> None:
+    def _spawn(self, name: str, command: tuple[str, ...], *, model: bool = True) -> None:
         place = self._place(name)
         settings = (*self.settings, *place.settings)
         flags = [f"--set={setting}" for setting in (*self._certificate(name, settings), *settings)]
         if name.startswith("router"):
             flags += ["--set=router.port=0", "--model-name=small"]
+        of_model = ["--model", str(self._model)] if model else []
         registry = str(self.folder / "registry")
         with open(self.folder / f"{name}.log", "ab") as log:
             self._processes[name] = start(
-                [*place.prefix, *command, "--model", str(self._model)]
-                + ["--registry", registry, *flags],
+                [*place.prefix, *command, *of_model, "--registry", registry, *flags],
                 {**self._environment, **place.environment},
                 log,
             )
@@ -311,7 +316,8 @@ class Cluster:
     def _certificate(self, name: str, settings: tuple[str, ...]) -> list[str]:
         given = dict(setting.split("=", 1) for setting in settings)
         host = given.get("worker.host", Config().worker.host)
-        files = self._authority.issue(name, None if name.startswith("router") else host)
+        listens = not name.startswith(("router", "controller"))
+        files = self._authority.issue(name, host if listens else None)
         return [f"{setting}={file}" for setting, file in files.settings().items()]
 
     def _check_alive(self) -> None:

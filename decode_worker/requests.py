@@ -27,6 +27,7 @@ from baton.runtime.errors import (
 )
 from baton.runtime.grammar.matcher import over_limits
 from baton.runtime.wire import ModelLimits, check_scores
+from baton.runtime.worker.work_counts import WorkCounts
 
 log = logs.get(__name__)
 
@@ -41,6 +42,7 @@ class Requests:
         self._limits = limits
         self._wall = wall  # seconds of time.time(), for spans
         self._living: dict[str, Request] = {}
+        self.counts = WorkCounts()
         self.served = 0  # requests whose last choice finished, by a stop string too
         self.idle = asyncio.Event()  # set while there is no request
         self.idle.set()
@@ -50,6 +52,7 @@ class Requests:
 
     def add(self, request: Request) -> None:
         self._living[request.request_id] = request
+        self.counts.requests += len(request.sequences)
         self.idle.clear()
 
     def get(self, request_id: str) -> Request | None:
@@ -80,7 +83,13 @@ class Requests:
         self._step_wall_s = begun_wall_s, ended_wall_s
         for chunk in chunks:
             tokens = chunk.end - chunk.start
+            self.counts.prompt_tokens += tokens
             chunk.key.request.timeline.mark_chunk(begun_wall_s, ended_wall_s, tokens)
+
+    def record_output(self, tokens: int) -> None:
+        """Count the tokens that a step drew."""
+        metrics.TOKENS.labels("output").inc(tokens)
+        self.counts.output_tokens += tokens
 
     def accept_run(self, run: VerifiedRun) -> None:
         """Emit the tokens of a step that verified proposals, in their order."""
@@ -195,6 +204,8 @@ class Requests:
 
     def _end(self, sequence: Sequence, served: bool) -> None:
         self._scheduler.end(sequence)
+        self.counts.ended_requests += 1
+        self.counts.ended_output_tokens += len(sequence.output)
         request = sequence.request
         if not request.ended:
             return

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -255,6 +255,7 @@ class DecodeWorker:
             "open_handoffs": self._handoffs.open + self.grants.open,
             "sessions": self._sessions.count,
             "draining": self.draining.is_set(),
+            "work": self.loop.work(self._scheduler.queued_tokens) | asdict(self._requests.counts),
             "preemptions": self._scheduler.preemptions,
             "degraded_peers": degraded_entries(self._peers),
         }
@@ -309,7 +310,7 @@ class DecodeWorker:
         process_gauges.show_step(
             "decode", result.device_s, len(over.plan.batch.slices), result.shortages
         )
-        metrics.TOKENS.labels("output").inc(outcome.tokens)
+        self._requests.record_output(outcome.tokens)
         for sequence, drawn in outcome.drawn:
             self._requests.accept(sequence, drawn)
         for run in outcome.runs:

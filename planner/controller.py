@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from baton.planner.controller_forecast import (
     Forecast,
@@ -52,10 +52,7 @@ Reason = Literal[
     "taken", "stale", "unreachable", "learning", "idle", "small_gain", "holding",
     "last_worker", "changing", "cool_down", "reversal", "budget", "no_worker",
 ]  # fmt: skip
-REASONS: tuple[Reason, ...] = (
-    "taken", "stale", "unreachable", "learning", "idle", "small_gain", "holding",
-    "last_worker", "changing", "cool_down", "reversal", "budget", "no_worker",
-)  # fmt: skip
+REASONS: tuple[Reason, ...] = get_args(Reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from baton.engine.scheduling.batch import StepBatch, StepResult
@@ -42,6 +43,7 @@ from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.links import LinkClosed
 from baton.runtime.wire import ModelLimits
 from baton.runtime.worker.block_feed import BlockFeed
+from baton.runtime.worker.work_counts import WorkCounts
 
 log = logs.get(__name__)
 
@@ -122,6 +124,7 @@ class PrefillWorker:
             wall_offset_s,
             wake,
         )
+        self._counts = WorkCounts()
         self.feed = BlockFeed(boot_id, pool.identities)
 
     def admit(self, opening: handoff_pb2.OpenHandoff) -> GrantedPrompt:
@@ -147,6 +150,7 @@ class PrefillWorker:
         else:
             self._scheduler.submit(prompt)
             self._admit_waiting()
+        self._counts.requests += 1
         return self._converter.granted(prompt, opening)
 
     async def _queue_constrained(self, prompt: Prompt, opening: handoff_pb2.OpenHandoff) -> None:
@@ -229,6 +233,7 @@ class PrefillWorker:
             "open_handoffs": self.grants.open + self._reads.open,
             "draining": self.draining.is_set(),
             "degraded_peers": degraded_entries(self._peers),
+            "work": self.loop.work(self._scheduler.queued_tokens) | asdict(self._counts),
         }
 
     async def drain(self, within_s: float) -> None:
@@ -283,7 +288,9 @@ class PrefillWorker:
         process_gauges.show_step(
             "prefill", result.device_s, len(over.plan.batch.slices), result.shortages
         )
-        metrics.TOKENS.labels("prompt").inc(sum(c.end - c.start for c in computed))
+        tokens = sum(c.end - c.start for c in computed)
+        metrics.TOKENS.labels("prompt").inc(tokens)
+        self._counts.prompt_tokens += tokens
         started = over.started_s + self._wall_offset_s
         ended = over.ended_s + self._wall_offset_s
         for chunk in computed:

@@ -159,11 +159,12 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "deploy": {
         "host": set(),
         "processes": {"host"},
+        "control": {"host", "processes"},
         "serve": {"host"},
         "monitoring": set(),
         "bench": {"serve"},
         "plots": {"host", "bench"},
-        "cli": {"host", "serve", "processes", "bench", "plots"},
+        "cli": {"host", "serve", "processes", "control", "bench", "plots"},
     },
 }
 STILL_CYCLIC: set[str] = set()  # shrinks to nothing

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import Counter, Gauge, Histogram
 
 from baton.deploy.cli import main
+from baton.deploy.control import control_metrics
 from baton.engine.spec.families import FAMILIES
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
 from baton.runtime import metrics
@@ -28,7 +29,12 @@ SPAN = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"(?<![\w./-])(?:\w[\w-]*/)*[\w-]+\.(?:py|toml|proto|md)\b")
 RECORDS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]+)(?:#[^)]*)?\)")
-METRICS = [v for v in vars(metrics).values() if isinstance(v, Counter | Gauge | Histogram)]
+METRICS = [
+    value
+    for module in (metrics, control_metrics)
+    for value in vars(module).values()
+    if isinstance(value, Counter | Gauge | Histogram)
+]
 
 everywhere = pytest.mark.parametrize("page", PAGES)
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import grpc.aio
 
-from baton.deploy.cli.orders import Cluster, read_records
 from baton.deploy.cli.wide_table import print_table
+from baton.deploy.control.orders import Cluster, read_records
 from baton.proto import control_pb2, control_pb2_grpc
 from baton.runtime.grpc_links import credentials, open_channel, translate
 from baton.runtime.registry import WorkerRecord

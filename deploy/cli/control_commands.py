@@ -1,4 +1,4 @@
-"""The commands for what runs: `ps`, `drain`, `role` and `cluster status`."""
+"""The commands for what runs: `ps`, `drain`, `role`, `controller` and `cluster status`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from baton.deploy.cli.arguments import (
 from baton.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
-    from baton.deploy.cli.orders import Cluster
+    from baton.deploy.control.orders import Cluster
 
 
 def add_control_commands(commands: Any) -> None:
@@ -32,6 +32,8 @@ def add_control_commands(commands: Any) -> None:
     role = add_command(commands, "role", change, _role)
     _add_target(role)
     role.add_argument("role", choices=ROLES, help="its new role")
+    text = "watch a cluster and advise role changes for its objectives, or make them"
+    _add_controller(add_command(commands, "controller", text, _controller))
 
 
 def _add_listing(command: argparse.ArgumentParser) -> None:
@@ -53,6 +55,30 @@ def _add_target(command: argparse.ArgumentParser) -> None:
     add_settings(command)
 
 
+def _add_controller(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--act", action="store_true", help="order the role changes (default: only advise)"
+    )
+    command.add_argument(
+        "--port", type=int, default=0, metavar="N",
+        help="for /metrics and /audit at worker.host (default: a free one, which it logs)",
+    )  # fmt: skip
+    where = command.add_mutually_exclusive_group()
+    where.add_argument("--instance", metavar="NAME", help="the instance, as `baton ps` shows it")
+    add_registry(where, "the registry of a cluster; needs BATON_TOKEN and [security]")
+    add_settings(command)
+
+
+def _controller(options: argparse.Namespace) -> None:
+    from baton.deploy.control.controller_process import run_controller
+
+    clusters = _clusters(options)
+    if len(clusters) != 1:
+        names = ", ".join(each.name for each in clusters) or "none"
+        raise ConfigError(f"give --instance or --registry; these instances run here: {names}")
+    run_controller(config_of(options), clusters[0], acts=options.act, port=options.port)
+
+
 def _ps(options: argparse.Namespace) -> int:
     if config_of(options).registry.location:
         return _status(options)
@@ -63,7 +89,7 @@ def _ps(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     from baton.deploy.cli.cluster_status import show
-    from baton.deploy.cli.orders import cluster_at
+    from baton.deploy.control.orders import cluster_at
     from baton.deploy.host.cluster_secrets import read_secrets
 
     config = config_of(options)
@@ -76,7 +102,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _clusters(options: argparse.Namespace) -> list[Cluster]:
-    from baton.deploy.cli.orders import cluster_at, live_clusters
+    from baton.deploy.control.orders import cluster_at, live_clusters
     from baton.deploy.host.cluster_secrets import read_secrets
 
     config = config_of(options)
@@ -86,12 +112,12 @@ def _clusters(options: argparse.Namespace) -> list[Cluster]:
 
 
 def _drain(options: argparse.Namespace) -> None:
-    from baton.deploy.cli.orders import drain
+    from baton.deploy.control.orders import drain
 
     drain(options.worker, _clusters(options))
 
 
 def _role(options: argparse.Namespace) -> None:
-    from baton.deploy.cli.orders import change_role
+    from baton.deploy.control.orders import change_role
 
     change_role(options.worker, options.role, _clusters(options))

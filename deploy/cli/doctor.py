@@ -185,7 +185,7 @@ def registry(config: Config) -> list[Finding]:
     if not config.registry.location:
         return []
     from baton.deploy.cli.cluster_status import status_of
-    from baton.deploy.cli.orders import cluster_at
+    from baton.deploy.control.orders import cluster_at
     from baton.deploy.host.cluster_secrets import read_secrets
 
     try:

@@ -73,11 +73,14 @@ class WorkerLoop(Generic[Plan]):
         poll_s: float | None = None,
     ) -> None:
         self._owner = owner
+        self._block_size = pool.block_size
         self._poll_s = poll_s
         self.steps: StepPipeline[Plan] = StepPipeline(engine)
         self.wake = asyncio.Event()
         self.draining = asyncio.Event()
         self.step_ms = 0.0  # smoothed
+        self.busy_s = 0.0  # device time of all committed steps
+        self.committed_steps = 0
         self.health = StepHealth(
             pool,
             steps=self.steps,
@@ -112,6 +115,15 @@ class WorkerLoop(Generic[Plan]):
             async with asyncio.timeout(within_s):
                 await idle.wait()
 
+    def work(self, queued_tokens: int) -> dict[str, float]:
+        """Return the part of the worker's audit from which a role controller learns its speed."""
+        return {
+            "busy_s": self.busy_s,
+            "steps": self.committed_steps,
+            "queued_tokens": queued_tokens,
+            "block_tokens": self._block_size,
+        }
+
     def overdue_plan(self) -> Plan | None:
         """Return the running step's plan, if it is overdue."""
         plan = self.steps.running()
@@ -139,6 +151,8 @@ class WorkerLoop(Generic[Plan]):
             self._fail(over.plan, over.outcome)
         elif not self.health.record_step(over.plan.batch, over.outcome):
             self.step_ms += STEP_SMOOTHING * (over.outcome.device_s * 1000 - self.step_ms)
+            self.busy_s += over.outcome.device_s
+            self.committed_steps += 1
             self._owner.commit_step(over, over.outcome)
 
     def _fail(self, plan: Plan, error: EngineError) -> None:

@@ -75,13 +75,18 @@ def open_registry(
         from baton.runtime.shared_registry.redis_registry import RedisRegistry
     except ModuleNotFoundError as error:
         raise _not_installed() from error
+    client, server = open_server(registry, security)
+    signer, prefix = EntrySigner(tokens), key_prefix(registry)
+    return RedisRegistry(client, server, prefix, signer, registry.lifetime_s)
+
+
+def key_prefix(registry: RegistryConfig) -> str:
+    """Return the beginning of all keys of the cluster on its server. Raises ConfigError."""
     if not _CLUSTER.fullmatch(registry.cluster):
         raise ConfigError(
             f"registry.cluster is {registry.cluster[:80]!r}: give 1 to 64 letters, digits, '-', '_'"
         )
-    client, server = _client(registry, security)
-    prefix = f"baton:{registry.cluster}"
-    return RedisRegistry(client, server, prefix, EntrySigner(tokens), registry.lifetime_s)
+    return f"baton:{registry.cluster}"
 
 
 def open_reports(
@@ -95,8 +100,8 @@ def open_reports(
         from baton.runtime.shared_registry.router_reports import RedisReports
     except ModuleNotFoundError as error:
         raise _not_installed() from error
-    client, server = _client(registry, security)
-    return RedisReports(client, server, f"baton:{registry.cluster}", ReportSigner(tokens))
+    client, server = open_server(registry, security)
+    return RedisReports(client, server, key_prefix(registry), ReportSigner(tokens))
 
 
 def _not_installed() -> ConfigError:
@@ -116,8 +121,8 @@ def address_without_secrets(registry: RegistryConfig) -> str:
     return f"{url.scheme}://{host}:{port}/{database}"
 
 
-def _client(registry: RegistryConfig, security: SecurityConfig) -> tuple[Redis, str]:
-    """Return redis-py's client, and the server's address without secrets."""
+def open_server(registry: RegistryConfig, security: SecurityConfig) -> tuple[Redis, str]:
+    """Return redis-py's client, not connected yet, and the server's address without secrets."""
     from redis.asyncio import Redis
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff

@@ -14,7 +14,7 @@ import pytest
 from baton.deploy.cli import cluster_status, doctor
 from baton.deploy.cli.cluster_status import ClusterStatus, WorkerRow, status_of
 from baton.deploy.cli.main import main
-from baton.deploy.cli.orders import Cluster, cluster_at, find
+from baton.deploy.control.orders import Cluster, cluster_at, find
 from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.config import Config

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from baton.deploy.cli import orders
-from baton.deploy.cli.orders import change_role, cluster_at, drain, find, live_clusters
+from baton.deploy.control import orders
+from baton.deploy.control.orders import change_role, cluster_at, drain, find, live_clusters
 from baton.deploy.host.authority import Authority
 from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.host.instance import TOKEN_KEY, Instance

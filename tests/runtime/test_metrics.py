@@ -10,13 +10,15 @@ import pytest
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
+from baton.deploy.control import control_metrics
 from baton.runtime import metrics
 from baton.runtime.exposition.process_gauges import set_pool_gauges
 from baton.runtime.metric_factory import POOL_STATES
 
 OURS = {
     name: metric
-    for name, metric in vars(metrics).items()
+    for module in (metrics, control_metrics)
+    for name, metric in vars(module).items()
     if isinstance(metric, (Counter, Gauge, Histogram))
 }
 
@@ -112,6 +114,7 @@ def test_no_metric_is_labelled_by_an_id() -> None:
             "mode",
             "peer",
             "phase",
+            "ratio",
         }
 
 
@@ -121,7 +124,7 @@ def test_every_metric_and_label_value_is_used_by_the_product() -> None:
     for tree in trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                used |= {node.attr} if node.value.id == "metrics" else set()
+                used |= {node.attr} if node.value.id in ("metrics", "control_metrics") else set()
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 words.add(node.value)
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):

@@ -1,4 +1,4 @@
-"""Orders to a worker over its gRPC port: `baton drain`, `baton role`.
+"""Orders to a worker over its gRPC port: `baton drain`, `baton role`, and the role controller.
 
 The worker is found in a registry: that of a live instance of this host, whose private files hold
 the cluster's token and a certificate for this command, or one that the user names, with token and
@@ -31,6 +31,7 @@ from baton.runtime.tls import Tls
 
 CONNECT_TIMEOUT_S = 15.0
 REPORT_AFTER_S = 5.0  # before it is printed that the worker has not accepted the order
+ORDER_TIMEOUT_S = 10.0  # of a controller, which looks again later
 POLL_S = 0.1
 END_TIMEOUT_S = 3900.0  # the longest drain, and what follows it
 
@@ -142,6 +143,20 @@ def find(worker_id: str, clusters: Sequence[Cluster]) -> Target:
         ids = ", ".join(sorted(each.record.worker_id for each in known)) or "none"
         raise ConfigError(f"no worker {worker_id} runs here; there are: {ids}")
     return found[0]
+
+
+async def order_role(target: Target, role: Role) -> None:
+    """Order a change of role and return once the worker has accepted it, within ORDER_TIMEOUT_S.
+    Raises ConfigError if the certificate cannot be used, Unavailable if the worker refuses, or
+    does not answer in time: then it may accept the order all the same."""
+    try:
+        async with asyncio.timeout(ORDER_TIMEOUT_S):
+            await _call(target, role, lambda text: None)
+    except TimeoutError as error:
+        raise Unavailable(
+            f"{target.record.worker_id} has not accepted the order within {ORDER_TIMEOUT_S:.0f} s; "
+            "it may accept it all the same: see `baton ps`"
+        ) from error
 
 
 def drain(worker_id: str, clusters: Sequence[Cluster], say: Callable[[str], None] = print) -> None:

@@ -1,0 +1,33 @@
+"""The metrics of the role controller. They are not in `runtime/metrics.py`, so that no other
+process exports a recommendation of 0 workers. Otherwise that module's rules hold."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from baton.planner.controller import Reason
+from baton.runtime.metric_factory import ROLES, counter, gauge
+
+RECOMMENDED_WORKERS = gauge(
+    "baton_recommended_workers",
+    "Workers of a role with which nine of ten requests would meet the role's objective, as the "
+    "role controller forecasts it; 0: not known.",
+    "role",
+    ROLES,
+)
+CONTROL_DECISIONS = counter(
+    "baton_role_decisions_total",
+    "Decisions of the role controller, one a second: a step, or the reason for none.",
+    "reason",
+    get_args(Reason),
+)
+FORECAST_SHARE = gauge(
+    "baton_forecast_good_ratio",
+    "Forecast share of requests that will meet the objectives, now and with one prefill worker "
+    "less or more; 0: there is no such ratio.",
+    "ratio",
+    ("less_prefill", "now", "more_prefill"),
+)
+CONTROL_LEADS = gauge(
+    "baton_controller_leads", "Whether this role controller is the one that acts."
+)

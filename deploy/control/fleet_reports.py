@@ -1,0 +1,128 @@
+"""Reads the state of all workers: the registry's records, and the Status of each over gRPC.
+
+    registry ─▶ newest boot of each worker ─ Status, all at once ─▶ FleetSample
+
+A worker that does not answer within ANSWER_TIMEOUT_S is in the sample as unreachable. Connections
+are kept from one reading to the next. Owned by the role controller's loop; changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from baton.deploy.control.orders import Cluster, Target
+from baton.planner.controller_load import FleetSample, WorkerSample, WorkerState
+from baton.proto import control_pb2, control_pb2_grpc
+from baton.runtime import logs, waits
+from baton.runtime.errors import Unavailable
+from baton.runtime.grpc_links import credentials, open_channel
+from baton.runtime.registry import WorkerRecord
+from baton.runtime.registry_client import ANSWER_S, RegistryClient, hung
+from baton.runtime.shared_registry.registry_location import open_registry
+from baton.runtime.tls import Tls
+
+ANSWER_TIMEOUT_S = 2.0
+
+log = logs.get(__name__)
+
+
+class FleetReports:
+    """`clock` returns seconds, as the controller counts them. `close` ends its connections."""
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._tls = Tls(cluster.security) if cluster.security.tls == "on" else None
+        self._registry: RegistryClient | None = None
+        self._channels: dict[str, grpc.aio.Channel] = {}  # by boot id
+        self._records: dict[str, WorkerRecord] = {}  # by boot id
+
+    async def read(self) -> FleetSample:
+        """Ask all registered workers. Raises Unavailable if the registry cannot be read."""
+        records = await self._read_registry()
+        await self._keep_channels(records)
+        at_s = self._clock()  # before the first answer
+        samples = await asyncio.gather(*(self._ask(record) for record in records.values()))
+        return FleetSample(at_s, tuple(samples))
+
+    def target(self, boot_id: str) -> Target:
+        """Return the boot of the last reading, as an order names it."""
+        return Target(self._cluster, self._records[boot_id])
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+        if self._registry is not None:
+            await self._registry.close()
+
+    async def _read_registry(self) -> dict[str, WorkerRecord]:
+        """Return the newest boot of each worker, by its boot id."""
+        cluster = self._cluster
+        if self._registry is None:
+            self._registry = open_registry(
+                cluster.registry, cluster.security, cluster.secrets.accepted
+            )
+        try:
+            reading = self._registry.workers()
+            if not await waits.done_within(reading, ANSWER_S):
+                raise TimeoutError(hung(ANSWER_S))
+            found = reading.result()
+        except OSError as error:
+            raise Unavailable(f"the registry of {cluster.name} cannot be read: {error}") from error
+        newest = {record.worker_id: record for record in found}  # the newest boot comes last
+        return {record.boot_id: record for record in newest.values()}
+
+    async def _keep_channels(self, records: dict[str, WorkerRecord]) -> None:
+        for boot_id in self._channels.keys() - records.keys():
+            await self._channels.pop(boot_id).close()
+        for boot_id in records.keys() - self._channels.keys():
+            self._channels[boot_id] = open_channel(records[boot_id].address, self._tls)
+        self._records = records
+
+    async def _ask(self, record: WorkerRecord) -> WorkerSample:
+        stub = control_pb2_grpc.WorkerControlStub(self._channels[record.boot_id])  # type: ignore[no-untyped-call]
+        boot = Target(self._cluster, record).boot()
+        terms = {
+            "metadata": credentials(self._cluster.secrets.token),
+            "timeout": ANSWER_TIMEOUT_S,
+        }
+        try:
+            answer = await stub.Status(control_pb2.StatusRequest(worker=boot), **terms)
+        except grpc.aio.AioRpcError as error:
+            log.debug("worker not reached", worker=record.worker_id, detail=error.details())
+            return WorkerSample(record.worker_id, record.boot_id, record.role, "unreachable")
+        return sample_of(record, answer)
+
+
+def sample_of(record: WorkerRecord, answer: control_pb2.StatusReply) -> WorkerSample:
+    """Return a worker's report. One of an older version, without `work`, is unreachable here: its
+    load is not known."""
+    audit = json.loads(answer.audit)
+    if "work" not in audit:
+        return WorkerSample(record.worker_id, record.boot_id, record.role, "unreachable")
+    work, blocks = audit["work"], audit["blocks"]
+    size = int(work["block_tokens"])
+    state: WorkerState = "not ready" if answer.not_ready_reason else "ready"
+    return WorkerSample(
+        worker_id=record.worker_id,
+        boot_id=record.boot_id,
+        role=record.role,
+        state="draining" if audit["draining"] else state,
+        waiting=audit["waiting"],
+        running=audit["running"],
+        queued_tokens=int(work["queued_tokens"]),
+        kv_used_tokens=blocks["used"] * size,
+        kv_tokens=blocks["total"] * size,
+        requests=work["requests"],
+        ended_requests=work["ended_requests"],
+        ended_output_tokens=work["ended_output_tokens"],
+        prompt_tokens=work["prompt_tokens"],
+        output_tokens=work["output_tokens"],
+        busy_s=work["busy_s"],
+        steps=int(work["steps"]),
+    )

@@ -1,0 +1,129 @@
+"""One controller acts where several run: a lock on a file of the registry's folder, or a key of its
+Redis server that expires.
+
+    follower ─ lock free ─▶ leader, with the next term ─ lost, or not renewed for TERM_S ─▶ follower
+
+The kernel frees the file's lock when its holder ends, however it ends. The key lasts for TERM_S
+after it was renewed; its holder counts its own time from before each renewal, so it stops first.
+Terms are counted on the server and stand in each log line of a step. What two leaders could do in
+spite of that is bounded elsewhere: an order names one boot, which accepts one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from baton.runtime import logs
+from baton.runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+TERM_S = 10.0
+LOCK_FILE = "controller.lock"
+_RENEW = (
+    "if redis.call('get', KEYS[1]) == ARGV[1] then "
+    "return redis.call('pexpire', KEYS[1], ARGV[2]) else return 0 end"
+)
+_RELEASE = (
+    "if redis.call('get', KEYS[1]) == ARGV[1] then "
+    "return redis.call('del', KEYS[1]) else return 0 end"
+)
+
+log = logs.get(__name__)
+
+
+class Leadership(Protocol):
+    """`term` is that of the present leadership, 0 without one."""
+
+    term: int
+
+    async def hold(self) -> bool:
+        """Take or renew the leadership; return whether it is held now."""
+        ...
+
+    async def close(self) -> None:
+        """Give the leadership up."""
+        ...
+
+
+class FileLeadership:
+    """The lock of a file in the registry's folder, for one host."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK_FILE
+        self._file: int | None = None
+        self.term = 0
+
+    async def hold(self) -> bool:
+        """Raises ConfigError if the file cannot be locked at all."""
+        if self._file is not None:
+            return True
+        try:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"{self._path} cannot be opened ({error.strerror}): give a registry that this "
+                "user can write"
+            ) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        self._file = file
+        self.term = int(os.pread(file, 20, 0) or b"0") + 1
+        os.pwrite(file, str(self.term).encode(), 0)
+        return True
+
+    async def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file, self.term = None, 0
+
+
+class RedisLeadership:
+    """A key with a random value, for many hosts. An outage of the server ends the leadership."""
+
+    def __init__(self, client: Redis, prefix: str, clock: Callable[[], float]) -> None:
+        self._client = client
+        self._key = f"{prefix}:controller"
+        self._clock = clock
+        self._value = secrets.token_hex(16)
+        self._until_s = 0.0
+        self.term = 0
+
+    async def hold(self) -> bool:
+        from redis.exceptions import RedisError
+
+        begun_s = self._clock()
+        lasts_ms = round(TERM_S * 1000)
+        try:
+            if self.term and await self._client.eval(_RENEW, 1, self._key, self._value, lasts_ms):
+                self._until_s = begun_s + TERM_S
+            elif await self._client.set(self._key, self._value, nx=True, px=lasts_ms):
+                self._until_s = begun_s + TERM_S
+                self.term = int(await self._client.incr(f"{self._key}:term"))
+            else:
+                self.term = 0
+        except (RedisError, OSError) as error:
+            log.warning("leadership not renewed", reason=f"{type(error).__name__}: {error}")
+        if self._clock() >= self._until_s:
+            self.term = 0
+        return self.term > 0
+
+    async def close(self) -> None:
+        """The key expires where the server cannot be reached now."""
+        from redis.exceptions import RedisError
+
+        try:
+            await self._client.eval(_RELEASE, 1, self._key, self._value)
+        except (RedisError, OSError) as error:
+            log.warning("leadership not released", reason=f"{type(error).__name__}: {error}")
+        self.term = 0
+        await self._client.aclose()

@@ -1,0 +1,128 @@
+"""The loop of the role controller: read the fleet, decide, and act if it leads and may.
+
+    every TICK_S: reports ─▶ RoleController ─▶ metrics, log ─▶ a step, if `acts` and leader ─▶ order
+
+A reading that fails leaves the last sample, which grows stale. Leadership is renewed before each
+order. Without `acts` each step is advice: logged, counted, never ordered. Owns no worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from baton.deploy.control import control_metrics
+from baton.deploy.control.leadership import Leadership
+from baton.planner.controller import Decision, RoleController, RoleStep
+from baton.planner.controller_forecast import Forecast
+from baton.planner.controller_load import FleetSample
+from baton.runtime import logs
+from baton.runtime.errors import BatonError
+
+TICK_S = 1.0
+REPEAT_S = 60.0  # before an unchanged reason is logged again
+
+log = logs.get(__name__)
+
+
+class FleetReader(Protocol):
+    async def read(self) -> FleetSample:
+        """Raises Unavailable if the workers cannot be listed."""
+        ...
+
+
+class RoleLoop:
+    """`order` sends one step to its worker; it raises BatonError if the worker does not accept.
+    `decision` is the last one."""
+
+    def __init__(
+        self,
+        reader: FleetReader,
+        controller: RoleController,
+        leadership: Leadership,
+        order: Callable[[RoleStep], Awaitable[None]],
+        clock: Callable[[], float],
+        *,
+        acts: bool,
+    ) -> None:
+        self._reader = reader
+        self._controller = controller
+        self._leadership = leadership
+        self._order = order
+        self._clock = clock
+        self._acts = acts
+        self._sample: FleetSample | None = None
+        self._logged: tuple[str, RoleStep | None] | None = None
+        self._logged_s = 0.0
+        self.decision: Decision | None = None
+
+    async def run(self, stopped: asyncio.Event) -> None:
+        """Decide every TICK_S until `stopped` is set; then give the leadership up."""
+        try:
+            while not stopped.is_set():
+                await self.tick()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(TICK_S):
+                        await stopped.wait()
+        finally:
+            await self._leadership.close()
+
+    async def tick(self) -> Decision | None:
+        """Read, decide and act once. Return the decision; None before the first reading."""
+        leads = self._acts and await self._leadership.hold()
+        control_metrics.CONTROL_LEADS.set(leads)
+        try:
+            self._sample = await self._reader.read()
+        except BatonError as error:
+            log.warning("fleet not read", reason=str(error))
+        if self._sample is None:
+            return None
+        decision = self._controller.decide(self._sample, self._clock())
+        self.decision = decision
+        publish(decision)
+        self._log(decision, leads=leads)
+        if decision.step is not None and leads and await self._leadership.hold():
+            await self._act(decision.step)
+        return decision
+
+    async def _act(self, step: RoleStep) -> None:
+        try:
+            await self._order(step)
+        except BatonError as error:
+            log.warning("role step refused", **asdict(step), reason=str(error))
+            self._controller.refused(step, self._clock())
+        else:
+            self._controller.took(step, self._clock())
+            log.info("role step accepted", **asdict(step), term=self._leadership.term)
+
+    def _log(self, decision: Decision, *, leads: bool) -> None:
+        """Log a decision that differs from the last one, or once in REPEAT_S."""
+        said = (decision.reason, decision.step)
+        if said == self._logged and decision.at_s - self._logged_s < REPEAT_S:
+            return
+        self._logged, self._logged_s = said, decision.at_s
+        event = "role step decided" if decision.step is not None else "no role step"
+        mode = ("leads" if leads else "follows") if self._acts else "observes"
+        fields: dict[str, Any] = {"reason": decision.reason, "detail": decision.text, "mode": mode}
+        log.info(event, **fields, wanted=decision.wanted)
+
+    def report(self) -> dict[str, Any]:
+        """Return the last decision as JSON can hold it."""
+        return {} if self.decision is None else asdict(self.decision)
+
+
+def publish(decision: Decision) -> None:
+    """Count a decision and set the gauges of what it forecasts."""
+    control_metrics.CONTROL_DECISIONS.labels(decision.reason).inc()
+    for role in ("prefill", "decode"):
+        control_metrics.RECOMMENDED_WORKERS.labels(role).set(decision.wanted.get(role, 0))
+    control_metrics.FORECAST_SHARE.labels("less_prefill").set(_share(decision.less))
+    control_metrics.FORECAST_SHARE.labels("now").set(_share(decision.now))
+    control_metrics.FORECAST_SHARE.labels("more_prefill").set(_share(decision.more))
+
+
+def _share(found: Forecast | None) -> float:
+    return 0.0 if found is None else found.good_share

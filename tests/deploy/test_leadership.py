@@ -1,0 +1,129 @@
+"""Which of several role controllers acts: one at a time, and another one once it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.deploy.control.leadership import LOCK_FILE, TERM_S, FileLeadership, RedisLeadership
+from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
+from baton.runtime.errors import ConfigError
+from baton.runtime.registry import DirectoryRegistry
+from baton.runtime.shared_registry.registry_location import key_prefix, open_server
+from tests.support.redis_server import RedisServer, required_binary, running_server
+
+
+async def test_one_of_two_holds_the_lock_of_a_folder(tmp_path: Path) -> None:
+    first, second = FileLeadership(tmp_path), FileLeadership(tmp_path)
+    assert await first.hold() and await first.hold()
+    assert not await second.hold()
+    assert (first.term, second.term) == (1, 0)
+    await first.close()
+    assert await second.hold()
+    assert (first.term, second.term) == (0, 2)
+    await second.close()
+
+
+HOLD_AND_END = """
+import asyncio, os, sys
+from pathlib import Path
+from baton.deploy.control.leadership import FileLeadership
+assert asyncio.run(FileLeadership(Path(sys.argv[1])).hold())
+os._exit(9)
+"""  # as if it was killed: nothing is closed
+
+
+async def test_the_lock_of_a_killed_controller_is_free(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-c", HOLD_AND_END, str(tmp_path)]
+    done = await asyncio.to_thread(subprocess.run, command, timeout=60)
+    assert done.returncode == 9
+    second = FileLeadership(tmp_path)
+    assert await second.hold()
+    assert second.term == 2
+    await second.close()
+
+
+async def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="controller.lock cannot be opened"):
+        await FileLeadership(tmp_path / "absent").hold()
+
+
+async def test_the_registry_ignores_the_lock_file(tmp_path: Path) -> None:
+    folder = tmp_path / "registry"
+    registry = DirectoryRegistry(folder, tokens=("t",))
+    leadership = FileLeadership(folder)
+    assert await leadership.hold()
+    assert (folder / LOCK_FILE).exists()
+    assert registry.workers() == []
+    await leadership.close()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with running_server(tmp_path, required_binary()) as made:
+        yield made
+
+
+@pytest.fixture
+async def two(server: RedisServer) -> AsyncIterator[tuple[RedisLeadership, RedisLeadership]]:
+    made = tuple(leadership(server, Clock()) for _ in range(2))
+    yield made[0], made[1]
+    for each in made:
+        await each.close()
+
+
+def leadership(server: RedisServer, clock: Clock) -> RedisLeadership:
+    config = RegistryConfig(location=server.url)
+    client, _ = open_server(config, SecurityConfig(tls="off"))
+    return RedisLeadership(client, key_prefix(config), clock)
+
+
+async def test_one_of_two_leads_over_redis(two: tuple[RedisLeadership, RedisLeadership]) -> None:
+    first, second = two
+    assert await first.hold() and await first.hold()
+    assert not await second.hold()
+    await first.close()
+    assert await second.hold()
+    assert second.term == 2
+
+
+async def test_an_outage_ends_the_leadership_in_time(server: RedisServer) -> None:
+    """It holds its term to the end, and no longer: then another one may lead."""
+    clock = Clock()
+    first = leadership(server, clock)
+    assert await first.hold()
+    server.kill()
+    clock.now_s = TERM_S - 0.1
+    assert await first.hold()
+    clock.now_s = TERM_S
+    assert not await first.hold()
+    assert first.term == 0
+    await first.close()
+
+
+async def test_a_leader_that_was_paused_finds_another_one(server: RedisServer) -> None:
+    """Its key has expired and is another's now: it does not renew that."""
+    clock = Clock()
+    first, second = leadership(server, clock), leadership(server, Clock())
+    assert await first.hold()
+    client, _ = open_server(RegistryConfig(location=server.url), SecurityConfig(tls="off"))
+    assert await client.delete(f"{key_prefix(RegistryConfig())}:controller") == 1
+    assert await second.hold()
+    assert second.term > 1
+    assert not await first.hold()
+    await client.aclose()
+    for each in (first, second):
+        await each.close()

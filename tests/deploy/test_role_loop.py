@@ -1,0 +1,162 @@
+"""The role controller's loop: it reads, decides, and orders only where it leads and may act."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from baton.deploy.control.role_loop import RoleLoop
+from baton.planner.controller import STALE_S, Decision, RoleController, RoleStep
+from baton.planner.controller_load import FleetSample
+from baton.runtime import metrics
+from baton.runtime.errors import Unavailable
+from tests.planner.test_controller import GOALS, ScriptedFleet, fleet
+
+
+@dataclass
+class ScriptedReader:
+    """Reports of a scripted fleet; `fails` makes the registry unreadable."""
+
+    scripted: ScriptedFleet
+    fails: bool = False
+
+    async def read(self) -> FleetSample:
+        sample = self.scripted.tick()
+        if self.fails:
+            raise Unavailable("the registry of a test cannot be read")
+        return sample
+
+
+@dataclass
+class ScriptedLeadership:
+    leads: bool = True
+    term: int = 1
+    asked: int = 0
+    closed: bool = False
+    lost_after: int | None = None  # questions
+
+    async def hold(self) -> bool:
+        self.asked += 1
+        return self.leads and (self.lost_after is None or self.asked <= self.lost_after)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Scene:
+    """A fleet whose only prefill worker is overloaded, after some calm seconds."""
+
+    acts: bool = True
+    leadership: ScriptedLeadership = field(default_factory=ScriptedLeadership)
+    refusal: Exception | None = None
+    ordered: list[RoleStep] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.reader = ScriptedReader(fleet(1, 4, rate=4.0))
+        self.loop = RoleLoop(
+            self.reader,
+            RoleController(GOALS),
+            self.leadership,
+            self.order,
+            lambda: self.reader.scripted.now_s,
+            acts=self.acts,
+        )
+
+    async def order(self, step: RoleStep) -> None:
+        self.ordered.append(step)
+        if self.refusal is not None:
+            raise self.refusal
+        self.reader.scripted.change(step)
+
+    async def overload(self, seconds: int = 15) -> list[Decision]:
+        for _ in range(30):
+            await self.loop.tick()
+        self.reader.scripted.rate = 30.0
+        return [each for _ in range(seconds) if (each := await self.loop.tick()) is not None]
+
+
+def count(reason: str) -> float:
+    name = "baton_role_decisions_total"
+    return metrics.REGISTRY.get_sample_value(name, {"reason": reason}) or 0.0
+
+
+async def test_a_leader_that_acts_orders_the_step() -> None:
+    scene = Scene()
+    await scene.overload()
+    assert scene.ordered and scene.ordered[0].role == "prefill"
+    assert len(scene.reader.scripted.of("prefill")) >= 2
+
+
+async def test_without_act_a_step_is_advice() -> None:
+    """It is counted and in the metrics, no lock is taken, and no worker hears of it."""
+    taken = count("taken")
+    scene = Scene(acts=False)
+    decisions = await scene.overload()
+    assert any(each.step is not None for each in decisions)
+    assert scene.ordered == [] and scene.leadership.asked == 0
+    assert count("taken") > taken
+    assert metrics.REGISTRY.get_sample_value(
+        "baton_recommended_workers", {"role": "prefill"}
+    ) == pytest.approx(decisions[-1].wanted["prefill"])
+    now, more = (
+        metrics.REGISTRY.get_sample_value("baton_forecast_good_ratio", {"ratio": each})
+        for each in ("now", "more_prefill")
+    )
+    assert now is not None and more is not None and more >= now
+
+
+async def test_a_follower_orders_nothing() -> None:
+    scene = Scene(leadership=ScriptedLeadership(leads=False))
+    decisions = await scene.overload()
+    assert any(each.step is not None for each in decisions)
+    assert scene.ordered == []
+    assert metrics.REGISTRY.get_sample_value("baton_controller_leads") == 0
+
+
+async def test_leadership_is_asked_again_before_an_order() -> None:
+    """It was paused between its reading and its order; another one leads since."""
+    scene = Scene(leadership=ScriptedLeadership(lost_after=30))
+    for _ in range(30):
+        await scene.loop.tick()
+    scene.leadership.asked, scene.leadership.lost_after = 0, 1
+    scene.reader.scripted.rate = 30.0
+    for _ in range(15):
+        scene.leadership.asked = 0
+        await scene.loop.tick()
+    assert scene.leadership.asked == 2
+    assert scene.ordered == []
+
+
+async def test_a_worker_that_refuses_is_not_asked_again_at_once() -> None:
+    scene = Scene(refusal=Unavailable("d0 refused the order"))
+    await scene.overload(20)
+    names = [step.worker_id for step in scene.ordered]
+    assert len(names) >= 2 and len(set(names)) == len(names)
+    assert scene.reader.scripted.of("prefill") == ["p0"]
+
+
+async def test_an_unreadable_registry_makes_reports_stale() -> None:
+    scene = Scene()
+    for _ in range(30):
+        await scene.loop.tick()
+    scene.reader.scripted.rate = 30.0
+    scene.reader.fails = True
+    decisions = [await scene.loop.tick() for _ in range(20)]
+    assert scene.ordered == []
+    assert {each.reason for each in decisions[int(STALE_S) :] if each} == {"stale"}
+
+
+async def test_before_the_first_reading_nothing_is_decided() -> None:
+    scene = Scene()
+    scene.reader.fails = True
+    assert await scene.loop.tick() is None
+    assert scene.loop.report() == {}
+
+
+async def test_a_report_holds_the_last_decision() -> None:
+    scene = Scene()
+    await scene.overload()
+    report = scene.loop.report()
+    assert report["reason"] and report["text"] and report["wanted"]["prefill"] >= 1

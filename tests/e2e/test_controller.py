@@ -1,0 +1,116 @@
+"""The role controller on four real workers: the mix shifts, roles change under load, and no request
+fails or gets another token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
+
+LONG = " ".join(f"stone {n}" for n in range(120))  # a prompt of several chunks
+
+
+@pytest.fixture(scope="module")
+def load(make_streams: Callable[..., Any]) -> Any:
+    """Half of the requests are prompts with few tokens to answer, the other half the reverse."""
+    made = make_streams(24, seed=31)
+    for number, body in enumerate(made.bodies):
+        for key in ("n", "messages", "logprobs", "top_logprobs"):
+            body.pop(key, None)
+        heavy = number < 12
+        body["prompt"] = f"{number} {LONG}" if heavy else f"lamp {number}"
+        body["max_tokens"] = 2 if heavy else 120
+        body["ignore_eos"] = True
+    return made
+
+
+async def test_roles_follow_a_shifting_mix_and_nothing_fails(
+    until: Any,
+    make_busy: Callable[..., Any],
+    load: Any,
+    expected: Any,
+    compare: Callable[..., list[str]],
+) -> None:
+    """Prompts alone overload the only prefill worker; then answers follow."""
+    cluster = make_busy("slo.ttft_s=0.3", "slo.itl_s=0.5", "worker.drain_s=1.0").start(1, 3)
+    cluster.start_controller("--act")
+    heavy, light = load.bodies[:12], load.bodies[12:]
+    wrong: list[str] = []
+    over = asyncio.Event()
+    phase = [heavy]
+
+    async def keep_asking(offset: int) -> None:
+        count = 0
+        while not over.is_set():
+            bodies = phase[0]
+            load.bodies = bodies
+            first = 0 if bodies is heavy else 12
+            answers = await load.run(cluster.url, concurrency=8, salt=f"{offset}.{count}")
+            wrong.extend(compare(answers, expected[first : first + 12]))
+            count += 1
+
+    asking = [asyncio.create_task(keep_asking(n)) for n in range(2)]
+    await until(lambda: len(accepted(cluster)) >= 1, within_s=120.0)
+    name = accepted(cluster)[0]["worker_id"]
+    await until(lambda: roles(cluster).get(name) == "prefill")
+    phase[0] = light
+    await asyncio.sleep(20.0)
+    over.set()
+    await asyncio.gather(*asking)  # raises if a request was not answered
+    assert wrong == []
+    assert sorted(set(roles(cluster).values())) == ["decode", "prefill"]
+    turns = [step["role"] for step in accepted(cluster)]
+    assert sum(one != other for one, other in zip(turns, turns[1:], strict=False)) <= 1
+    assert cluster.terminate("controller") == 0
+    cluster.quiet(within_s=5.0)
+
+
+async def test_a_killed_controller_leaves_its_change_to_the_worker(
+    until: Any, make_busy: Callable[..., Any], load: Any
+) -> None:
+    """The order was accepted: the worker drains and changes without it; the next one starts."""
+    cluster = make_busy("slo.ttft_s=0.3", "worker.drain_s=2.0").start(1, 3)
+    cluster.start_controller("--act")
+    over = asyncio.Event()
+    load.bodies = load.bodies[:12]
+
+    async def keep_asking() -> None:
+        count = 0
+        while not over.is_set():
+            await load.run(cluster.url, concurrency=12, salt=str(count))
+            count += 1
+
+    asking = asyncio.create_task(keep_asking())
+    await until(lambda: len(accepted(cluster)) >= 1, within_s=120.0)
+    name = accepted(cluster)[0]["worker_id"]
+    cluster.kill("controller")
+    await until(lambda: roles(cluster).get(name) == "prefill")
+    cluster.start_controller("--act")
+    await until(lambda: len(lines(cluster, "controller started")) == 2)
+    await asyncio.sleep(3.0)
+    over.set()
+    await asking
+    assert cluster.alive("controller")
+    assert "decode" in roles(cluster).values()
+    assert cluster.terminate("controller") == 0
+    assert lines(cluster, "role step accepted")[0]["term"] == 1
+
+
+def lines(cluster: Any, event: str) -> list[dict[str, Any]]:
+    """The controller's log lines of an event."""
+    text = (cluster.folder / "controller.log").read_text()
+    found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return [each for each in found if each["event"] == event]
+
+
+def accepted(cluster: Any) -> list[dict[str, Any]]:
+    return lines(cluster, "role step accepted")
+
+
+def roles(cluster: Any) -> dict[str, str]:
+    return {record.worker_id: record.role for record in cluster.records().values()}
