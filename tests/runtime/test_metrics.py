@@ -32,6 +32,7 @@ PRODUCT = (
     "engine",
     "runtime",
     "deploy",
+    "planner",
 )
 OWN = ROOT / "runtime" / "metrics.py"
 
