@@ -4,6 +4,9 @@
 
     decision_delay_s_worst    from the begin of a breach to the first step towards its role, over
                               all patterns; 0 where that step came before
+    breaches_barred           without such a step in time, because it would have been a second
+                              reversal within 300 s: not in the delay
+    breaches_passed           without such a step, and over within 10 s: not in the delay
     reversals_in_300_s_worst  changes of direction within any five minutes
     shifting_goodput_ratio    requests that met both objectives, per worker-hour, over those of the
                               best fixed ratio of as many workers: each is simulated
@@ -20,6 +23,7 @@ CALM_S before. Timings are those of vLLM on H200 by aiconfigurator, fitted by `b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -51,6 +55,8 @@ class ControlledRun:
     requests: int
     good: int
     delays: dict[Breach, float]
+    barred: set[Breach]  # whose step would have been a second reversal within REVERSAL_S
+    passed: set[Breach]  # over within DELAY_LIMIT_S without a step
     steps: list[Decision]
 
     @property
@@ -71,7 +77,17 @@ def controlled(case: ControllerCase, requests: list[TraceRequest]) -> Controlled
     fleet = run_fleet(scenario, case.timing, requests, begun=controlled_fleet.begun)
     steps = controlled_fleet.steps
     delays = {each: delay_s(each, steps) for each in watch.found}
-    return ControlledRun(case, len(requests), good(fleet, case), delays, steps)
+    barred = {
+        each
+        for each, delay in delays.items()
+        if delay > DELAY_LIMIT_S and is_barred(each, controlled_fleet.decisions)
+    }
+    passed = {
+        each
+        for each, delay in delays.items()
+        if delay > DELAY_LIMIT_S and watch.ends.get(each, math.inf) - each.begun_s <= DELAY_LIMIT_S
+    }
+    return ControlledRun(case, len(requests), good(fleet, case), delays, barred, passed, steps)
 
 
 def delay_s(breach: Breach, steps: Sequence[Decision]) -> float:
@@ -85,6 +101,15 @@ def delay_s(breach: Breach, steps: Sequence[Decision]) -> float:
         and breach.begun_s - LEAD_S <= each.at_s <= breach.begun_s + BLIND_S
     ]
     return max(0.0, min(taken) - breach.begun_s) if taken else BLIND_S
+
+
+def is_barred(breach: Breach, decisions: Sequence[Decision]) -> bool:
+    """Return whether the controller wanted the step in time, and had reversed too lately."""
+    return any(
+        each.reason == "reversal"
+        for each in decisions
+        if breach.begun_s <= each.at_s <= breach.begun_s + DELAY_LIMIT_S
+    )
 
 
 def good(fleet: CapacityFleet, case: ControllerCase) -> int:
@@ -124,9 +149,21 @@ def measure(trace: list[TraceRequest], scale: float) -> tuple[list[Figure], list
             beside = f"{fixed_good / outcome.requests:.3f} without a controller"
             figures.append(Figure(f"{name}_good_share", share, "", beside))
         notes += describe(outcome)
-    delays = [delay for each in outcomes for delay in each.delays.values()]
+    delays = [
+        delay
+        for each in outcomes
+        for breach, delay in each.delays.items()
+        if breach not in each.barred | each.passed
+    ]
     figures += [
         Figure("breaches", len(delays)),
+        Figure("breaches_passed", sum(len(each.passed) for each in outcomes)),
+        Figure(
+            "breaches_barred",
+            sum(len(each.barred) for each in outcomes),
+            "",
+            "a step would have been a second reversal in 300 s",
+        ),
         at_most("decision_delay_s_worst", max(delays, default=BLIND_S), DELAY_LIMIT_S, "s"),
         at_most("reversals_in_300_s_worst", max(each.reversals for each in outcomes), 1),
     ]
@@ -140,10 +177,18 @@ def describe(outcome: ControlledRun) -> list[str]:
              f"{len(outcome.steps)} steps"]  # fmt: skip
     lines += [f"  {each.at_s:6.0f} s  {each.text}" for each in outcome.steps]
     lines += [
-        f"  {breach.begun_s:6.0f} s  breach of {breach.role}, step after {delay:.0f} s"
+        f"  {breach.begun_s:6.0f} s  breach of {breach.role}, " + _answer(outcome, breach, delay)
         for breach, delay in outcome.delays.items()
     ]
     return lines
+
+
+def _answer(outcome: ControlledRun, breach: Breach, delay: float) -> str:
+    if breach in outcome.passed:
+        return f"over within {DELAY_LIMIT_S:.0f} s without a step"
+    if breach in outcome.barred:
+        return "a step was barred: it would have been a second reversal"
+    return f"step after {delay:.0f} s"
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ class BreachWatch:
 
     case: ControllerCase
     found: list[Breach] = field(default_factory=list)
+    ends: dict[Breach, float] = field(default_factory=dict)  # when the objective was met again
     _last: FleetSample | None = None
     _since: dict[WorkerRole, float] = field(default_factory=dict)
     _calm_s: dict[WorkerRole, float] = field(default_factory=dict)
@@ -43,6 +44,9 @@ class BreachWatch:
         calm_s = self._calm_s.setdefault(role, 0.0)
         if not is_over:
             self._since.pop(role, None)
+            for breach in self.found:
+                if breach.role == role:
+                    self.ends.setdefault(breach, now_s)
             return
         since_s = self._since.setdefault(role, now_s)
         if now_s - since_s >= BREACH_S:

@@ -15,14 +15,14 @@ from collections.abc import Callable
 import grpc
 import grpc.aio
 
-from baton.deploy.control.orders import Cluster, Target
+from baton.deploy.control.orders import Cluster, Target, read_records
 from baton.planner.controller_load import FleetSample, WorkerSample, WorkerState
 from baton.proto import control_pb2, control_pb2_grpc
-from baton.runtime import logs, waits
+from baton.runtime import logs
 from baton.runtime.errors import Unavailable
 from baton.runtime.grpc_links import credentials, open_channel
 from baton.runtime.registry import WorkerRecord
-from baton.runtime.registry_client import ANSWER_S, RegistryClient, hung
+from baton.runtime.registry_client import RegistryClient
 from baton.runtime.shared_registry.registry_location import open_registry
 from baton.runtime.tls import Tls
 
@@ -68,10 +68,7 @@ class FleetReports:
                 cluster.registry, cluster.security, cluster.secrets.accepted
             )
         try:
-            reading = self._registry.workers()
-            if not await waits.done_within(reading, ANSWER_S):
-                raise TimeoutError(hung(ANSWER_S))
-            found = reading.result()
+            found = await read_records(self._registry)
         except OSError as error:
             raise Unavailable(f"the registry of {cluster.name} cannot be read: {error}") from error
         newest = {record.worker_id: record for record in found}  # the newest boot comes last
