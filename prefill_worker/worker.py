@@ -94,8 +94,7 @@ class PrefillWorker:
         self._grammars = grammars or GrammarCompiler(None)
         self._compiling: set[asyncio.Task[None]] = set()  # grammars of prompts not yet queued
         self._pool = pool
-        self._mover = mover
-        self._limits = limits
+        self._mover, self._limits = mover, limits
         self._peers = peers
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
         checksum_cache = ChecksumCache(pool.total)
