@@ -70,37 +70,6 @@ async def test_roles_follow_a_shifting_mix_and_nothing_fails(
     cluster.quiet(within_s=5.0)
 
 
-async def test_a_killed_controller_leaves_its_change_to_the_worker(
-    until: Any, make_busy: Callable[..., Any], load: Any
-) -> None:
-    """The order was accepted: the worker drains and changes without it; the next one starts."""
-    cluster = make_busy("slo.ttft_s=0.3", "worker.drain_s=2.0").start(1, 3)
-    cluster.start_controller("--act")
-    over = asyncio.Event()
-    load.bodies = load.bodies[:12]
-
-    async def keep_asking() -> None:
-        count = 0
-        while not over.is_set():
-            await load.run(cluster.url, concurrency=12, salt=str(count))
-            count += 1
-
-    asking = asyncio.create_task(keep_asking())
-    await until(lambda: len(accepted(cluster)) >= 1, within_s=120.0)
-    name = accepted(cluster)[0]["worker_id"]
-    cluster.kill("controller")
-    await until(lambda: roles(cluster).get(name) == "prefill")
-    cluster.start_controller("--act")
-    await until(lambda: len(lines(cluster, "controller started")) == 2)
-    await asyncio.sleep(3.0)
-    over.set()
-    await asking
-    assert cluster.alive("controller")
-    assert "decode" in roles(cluster).values()
-    assert cluster.terminate("controller") == 0
-    assert lines(cluster, "role step accepted")[0]["term"] == 1
-
-
 def lines(cluster: Any, event: str) -> list[dict[str, Any]]:
     """The controller's log lines of an event."""
     text = (cluster.folder / "controller.log").read_text()
