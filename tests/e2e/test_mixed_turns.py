@@ -1,0 +1,114 @@
+"""Conversations through real processes, whose history is READ beside ranks, speculation and
+grammars: each answer is that of a worker that computes all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from chaos.cluster import Cluster, Place
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.nightly]
+
+TURNS = 4
+ANSWER_TOKENS = 60
+BLOCK_TOKENS = 16
+FIRST = [40 + number % 200 for number in range(300)]  # token ids
+NEW = [300, 301, 302, 303, 304]
+SHOWN_S = 2.0  # within which a router knows what a worker has cached
+SETTINGS = ("router.placement=disaggregated", "handoff.lease_s=1.0")
+PATTERN = "[a-z ]{400}"
+
+
+async def talk(url: str, **fields: Any) -> list[list[int]]:
+    """Return the greedy answers of all turns. Each prompt is the one before, its answer and NEW."""
+    prompt, found = FIRST, []
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        for _ in range(TURNS):
+            body = {
+                "model": "small",
+                "prompt": prompt,
+                "max_tokens": ANSWER_TOKENS,
+                "ignore_eos": True,
+                "temperature": 0,
+                "return_token_ids": True,
+                **fields,
+            }
+            answer = await client.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            tokens = answer.json()["choices"][0]["token_ids"]
+            found.append(tokens)
+            prompt = [*prompt, *tokens, *NEW]
+            await asyncio.sleep(SHOWN_S)
+    return found
+
+
+@contextmanager
+def fleet(
+    folder: Path, prefill: int, decode: int, *settings: str, ranks: dict[str, int] | None = None
+) -> Iterator[Cluster]:
+    def place(name: str) -> Place:
+        return Place(settings=(f"worker.tp={(ranks or {}).get(name.split('-')[0], 1)}",))
+
+    cluster = Cluster(folder, (*SETTINGS, *settings), place)
+    try:
+        yield cluster.start(prefill, decode)
+    finally:
+        cluster.close()
+        print(cluster.logs())
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[int]]]:
+    """The answers of a worker that computes all by itself, by the kind of request."""
+    alone = Cluster(tmp_path_factory.mktemp("alone"), ("router.read_cached=false",))
+    try:
+        alone.start(0, 1)
+        return {
+            "plain": asyncio.run(talk(alone.url)),
+            "grammar": asyncio.run(talk(alone.url, **GRAMMAR)),
+        }
+    finally:
+        alone.close()
+
+
+GRAMMAR = {"structured_outputs": {"regex": PATTERN}}
+FLEETS: dict[str, tuple[dict[str, int], tuple[str, ...], dict[str, Any]]] = {
+    "ranks on both sides": ({"prefill": 2, "decode": 2}, (), {}),
+    "ranks of the reader": ({"prefill": 2}, (), {}),
+    "ranks of the granter": ({"decode": 2}, (), {}),
+    "speculation": ({}, ("worker.speculate=ngram",), {}),
+    "a grammar": ({}, (), GRAMMAR),
+    "all": ({"prefill": 2, "decode": 2}, ("worker.speculate=ngram",), GRAMMAR),
+}
+
+
+@pytest.mark.parametrize("beside", FLEETS)
+async def test_later_turns_are_read_beside(
+    beside: str, expected: dict[str, list[list[int]]], tmp_path: Path
+) -> None:
+    ranks, settings, fields = FLEETS[beside]
+    with fleet(tmp_path, 1, 1, *settings, ranks=ranks) as cluster:
+        assert await talk(cluster.url, **fields) == expected["grammar" if fields else "plain"]
+        assert reads(cluster) >= TURNS - 2  # a first contact may come too late for the first
+        assert read_blocks(cluster) >= (TURNS - 2) * (ANSWER_TOKENS // BLOCK_TOKENS - 1)
+        cluster.quiet(within_s=5.0)
+
+
+def reads(cluster: Cluster) -> float:
+    """Return how many READs of cached blocks the living workers have completed."""
+    return sum(
+        cluster.metric(name, "baton_cached_reads_total", outcome="complete")
+        for name in cluster.records()
+    )
+
+
+def read_blocks(cluster: Cluster) -> float:
+    names = cluster.records()
+    return sum(cluster.metric(name, "baton_cached_read_blocks_total") for name in names)
