@@ -29,6 +29,15 @@ NARROWING = {
         "decode_worker/speculator.py",
         "self._proposer is not None",
     ): "its callers ask whether there is a host proposer first",
+    ("deploy/bench/http_client.py", "self._transport is not None"): "the loop connects it first",
+    (
+        "deploy/bench/http_client.py",
+        "isinstance(transport, asyncio.Transport)",
+    ): "a TCP or TLS connection's, which the client asks for",
+    (
+        "deploy/cli/size_command.py",
+        "model is not None",
+    ): "nothing but Ctrl-C, which raises, stops a download",
     ("deploy/serve/hub.py", "child.stdout is not None"): "the child was started with a pipe",
     ("kv_transfer/preflight.py", "child.stdout is not None"): "the child was started with a pipe",
     (

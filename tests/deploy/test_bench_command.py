@@ -23,6 +23,12 @@ from baton.deploy.host.restarts import CONFIG_EXIT
 from tests.support.openai_stub import OpenAiStub, Received, Script, openai_stub
 
 SLACK_S = 0.25  # of a machine that is busy with other tests
+ATTACHED = """\
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run detached
+from baton.deploy.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 @pytest.fixture
@@ -250,7 +256,7 @@ def test_interrupt_gives_the_figures_so_far(tmp_path: Path) -> None:
     """On a terminal, the table begins on a line of its own below the bar."""
     file, (terminal, stderr) = tmp_path / "report.json", pty.openpty()
     with openai_stub(lambda number, body: Script(0.05 if number < 3 else 60.0)) as stub:
-        command = [sys.executable, "-P", "-m", "baton.deploy.cli.main", "bench", "--url", stub.url]
+        command = [sys.executable, "-P", "-c", ATTACHED, "bench", "--url", stub.url]
         command += ["--concurrency", "1", "--limit", "9", "--json", str(file)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
         deadline_s = time.monotonic() + 60

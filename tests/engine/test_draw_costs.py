@@ -120,6 +120,6 @@ def test_an_engine_of_ranks_knows_the_measured_costs(  # type: ignore[no-untyped
     measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, runner = measured
-    monkeypatch.setattr(ranks_loading, "build_rank_runner", lambda *_: runner)
+    monkeypatch.setattr(ranks_loading, "build_rank_runner", lambda *_, **__: runner)
     engine = ranks_loading.build_rank_engine(folder, 2, EngineOptions(threads=1))
     assert costs_of(engine) == COSTS

@@ -21,7 +21,13 @@ from baton.engine.scheduling.step_pipeline import StepPipeline
 from baton.kv_transfer.fetch_ledger import FetchLedger
 from baton.runtime import logs
 from baton.simulation import fault_report, lab
-from baton.simulation.fleet.draw_scenario import TURNS_EVERY, TURNS_SEEDS, draw
+from baton.simulation.fleet.draw_scenario import (
+    TURNS_EVERY,
+    TURNS_SEEDS,
+    UNLIKE_EVERY,
+    UNLIKE_SEEDS,
+    draw,
+)
 from baton.simulation.fleet.history import Ask
 from baton.simulation.fleet.scenario import Event, Fault, Scenario
 
@@ -103,7 +109,10 @@ def test_different_seeds_are_different_scenarios() -> None:
     for scenario in scenarios:
         times = [event.at_s for event in scenario.faults]
         usual = not (scenario.constrained or scenario.shared_registry) and scenario.ranks == 1
-        talks = scenario.seed % TURNS_EVERY in TURNS_SEEDS
+        talks = (
+            scenario.seed % TURNS_EVERY in TURNS_SEEDS
+            or scenario.seed % UNLIKE_EVERY in UNLIKE_SEEDS
+        )
         assert not times or not usual or talks or times[-1] - times[0] <= 0.1
         assert [e.at_s for e in scenario.events] == sorted(e.at_s for e in scenario.events)
 
