@@ -180,7 +180,13 @@ def good(answers: list[HttpResponder]) -> int:
     return sum(answer.status == 200 and answer.took_s <= DEADLINE_S for answer in answers)
 
 
-@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(asked, id=name, marks=[] if name == "tokens" else pytest.mark.nightly)
+        for name, asked in ASKED.items()
+    ],
+)
 def test_goodput_beyond_what_it_bears_and_refusals_at_once(asked: dict[str, Any]) -> None:
     per_s = run(most(asked, FOR_S))
     once, thrice = run(offered(asked, per_s, FOR_S)), run(offered(asked, 3 * per_s, FOR_S))
