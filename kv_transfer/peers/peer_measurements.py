@@ -87,7 +87,9 @@ class PeerMeasurements:
             self._measure_later(peer, after_s, has_time=True)
         else:
             report = await self._probe.check(message.worker_id, peer.pool)
-            if report is not None:
+            if report is None:  # no block was free: some will be
+                self._measure_later(peer, self._again_s(AGAIN_S))
+            else:
                 self._record(peer, report)
                 if message.host or report.degraded:
                     self._follow(peer, self._after_first(peer, report))

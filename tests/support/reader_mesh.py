@@ -87,7 +87,8 @@ class Reader:
         self.mesh, self.boot_id = mesh, number.to_bytes(16, "big")
         mover = mesh.mover(self.boot_id)
         mine = _message(f"decode-{number}", mover, host)
-        probe = BandwidthProbe(mover, BlockPool(READ_BLOCKS, 4), mesh.floor_gb_per_s)
+        self.pool = BlockPool(READ_BLOCKS, 4)
+        probe = BandwidthProbe(mover, self.pool, mesh.floor_gb_per_s)
         registry = InlineRegistry(mesh.registry)
         self.peers = RegisteredPeers(
             lambda: mine, mover, lambda _: cast(PeerClient, Client(mesh)), probe, registry, 2.0

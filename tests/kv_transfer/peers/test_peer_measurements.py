@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from baton.engine.scheduling.blocks import Hold
 from baton.kv_transfer.memory_mover import Fate
 from baton.kv_transfer.peers.peer_measurements import AGAIN_S, CONFIRM_S, LATER_ROUNDS
 from baton.kv_transfer.peers.probe_pace import AT_ONCE, PROBE_EVERY_S
@@ -152,6 +153,18 @@ async def test_degraded_pair_stays_marked_while_it_cannot_be_measured() -> None:
     reader.peers.forget(mesh.granter.boot_id)
     await asyncio.sleep(30 * AGAIN_S)
     assert len(mesh.read_at) == reads and reader.peers.degraded() == []
+
+
+@on_virtual_time
+async def test_reader_whose_pool_was_full_measures_later() -> None:
+    mesh = Mesh()
+    (reader,) = readers(mesh, 1)
+    held = reader.pool.allocate(reader.pool.total, Hold.USED)
+    await reader.open()
+    assert mesh.read_at == []
+    reader.pool.release(held, Hold.USED)
+    await asyncio.sleep(2 * AGAIN_S)
+    assert len(mesh.read_at) == LATER_ROUNDS + 1
 
 
 @on_virtual_time
