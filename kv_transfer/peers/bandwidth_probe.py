@@ -49,12 +49,16 @@ class BandwidthProbe:
         ReadFailed if its pool cannot be read. Without a free block in the own pool, the
         measurement is skipped, and None returned.
 
-        If the caller is cancelled, the measurement continues: its READ may still land."""
+        If the caller is cancelled, the measurement continues, since its READ may still land, and
+        marks none."""
         check = asyncio.create_task(self._check(worker_id, peer, rounds))
         self._checks.add(check)
         check.add_done_callback(self._checks.discard)
         check.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(check)
+        report = await asyncio.shield(check)
+        if report is not None:
+            self.mark(worker_id, peer.boot_id, report.gb_per_s)
+        return report
 
     async def _check(self, worker_id: str, peer: PeerPool, rounds: int) -> PreflightReport | None:
         shape = self._mover.shape(peer.boot_id)
@@ -92,7 +96,6 @@ class BandwidthProbe:
             degraded=report.degraded,
         )
         metrics.PEERS.labels("degraded" if report.degraded else "good").inc()
-        self.mark(worker_id, peer.boot_id, report.gb_per_s)
         return report
 
     def mark(self, worker_id: str, boot_id: bytes, gb_per_s: float) -> None:

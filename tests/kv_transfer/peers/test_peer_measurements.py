@@ -156,6 +156,19 @@ async def test_degraded_pair_stays_marked_while_it_cannot_be_measured() -> None:
 
 
 @on_virtual_time
+async def test_measurement_of_a_forgotten_peer_marks_none() -> None:
+    mesh = Mesh(floor_gb_per_s=1.0)
+    (reader,) = readers(mesh, 1)
+    await reader.open()
+    reads = len(mesh.read_at)
+    while len(mesh.read_at) <= reads + LATER_ROUNDS:  # until its last READ of a later measurement
+        await asyncio.sleep(0.0001)
+    reader.peers.forget(mesh.granter.boot_id)
+    await asyncio.sleep(1.0)
+    assert reader.peers.degraded() == []
+
+
+@on_virtual_time
 async def test_reader_whose_pool_was_full_measures_later() -> None:
     mesh = Mesh()
     (reader,) = readers(mesh, 1)
