@@ -16,6 +16,7 @@ from baton.kv_transfer.local_pool import MEMORY_KINDS
 from baton.kv_transfer.mover import PeerPool
 from baton.proto import handoff_pb2
 from baton.runtime.errors import Incompatible
+from baton.runtime.worker.kv_bridge import most_targets
 
 PROTOCOL_VERSION = 1
 BOOT_ID_BYTES = 16
@@ -158,8 +159,15 @@ def bridged_pool(
     mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessage
 ) -> PeerPool:
     """Same as `peer_pool` with what READs from a peer need whose KV dtype differs: it converts
-    whole blocks to the own one."""
-    pool = peer_pool(theirs)
-    if theirs.compatibility.kv_dtype == mine.compatibility.kv_dtype:
+    whole blocks to the own one. Raises Incompatible, with both sizes, if the peer's blocks are too
+    small for its KV dtype."""
+    pool, unit = peer_pool(theirs), mine.pool.block_bytes
+    here, there = mine.compatibility.kv_dtype, theirs.compatibility.kv_dtype
+    if there == here:
         return pool
-    return replace(pool, kv_dtype=theirs.compatibility.kv_dtype, unit_bytes=mine.pool.block_bytes)
+    if unit > most_targets(there, here) * pool.block_bytes:
+        raise Incompatible(
+            f"worker {theirs.worker_id} does not fit: block_bytes {unit} of {here!r} here take "
+            f"more than {most_targets(there, here)} of its {pool.block_bytes} of {there!r}"
+        )
+    return replace(pool, kv_dtype=there, unit_bytes=unit)

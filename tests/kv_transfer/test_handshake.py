@@ -149,6 +149,20 @@ def test_dtypes_that_are_not_bridged_are_named(mine: Any, theirs: Any, said: str
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("mine", "kv_dtype", "most"), [(PLAIN, "int8 of bfloat16", 2), (NARROW, "bfloat16", 1)]
+)
+def test_blocks_too_small_for_their_dtype_are_refused(mine: Any, kv_dtype: str, most: int) -> None:
+    """A READ would be cut into as many pieces as such blocks are."""
+    here, own = mine.compatibility.kv_dtype, mine.pool.block_bytes
+    least = own // most
+    bridged = handshake.bridged_pool(mine, of_dtype(kv_dtype, [here], least))
+    assert len(bridged.shape(own).cuts) == most
+    named = f"{own} of '{here}' here take more than {most} of its {least - 1} of '{kv_dtype}'"
+    with pytest.raises(Incompatible, match=named):
+        handshake.bridged_pool(mine, of_dtype(kv_dtype, [here], least - 1))
+
+
 def test_a_bridged_dtype_excuses_no_other_difference() -> None:
     other = of_dtype("int8 of bfloat16", ["bfloat16"], 2112)
     other.compatibility.head_dim = 128
