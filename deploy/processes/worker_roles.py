@@ -75,6 +75,7 @@ class Below:
     pool: BlockPool
     mover: NixlMover
     limits: ModelLimits
+    _conversions: dict[str, Conversion] = field(default_factory=dict, compare=False)
 
     def handshake(self) -> handoff_pb2.HandshakeMessage:
         spec, settings = self.engine.spec, self.boot.config.worker
@@ -102,8 +103,14 @@ class Below:
         return [name for name in bridged_dtypes(self.limits.kv_dtype) if self.conversions(name)]
 
     def conversions(self, kv_dtype: str) -> Conversion | None:
-        """Return the conversion of this worker's KV for a reader, if there is one."""
-        return conversion_of(self.engine.pool, self.engine.spec, kv_dtype)
+        """Return the conversion of this worker's KV for a reader, if there is one. Each is made
+        once: on a GPU it has a stream of its own."""
+        made = self._conversions.get(kv_dtype)
+        if made is None:
+            made = conversion_of(self.engine.pool, self.engine.spec, kv_dtype)
+        if made is not None:
+            self._conversions[kv_dtype] = made
+        return made
 
     def wall_offset_s(self) -> float:
         return time.time() - asyncio.get_running_loop().time()

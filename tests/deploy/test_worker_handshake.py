@@ -9,6 +9,7 @@ import pytest
 
 from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.processes.worker_roles import Below, Boot
+from baton.engine.memory.kv_pool import KvPool
 from baton.engine.scheduling.blocks import BlockPool
 from baton.engine.spec.model_spec import read_spec
 from baton.kv_transfer import handshake
@@ -28,6 +29,7 @@ class StandIn:
     """The engine and the mover, as far as a handshake asks them."""
 
     spec = read_spec(embedded_model())
+    pool = KvPool(spec, BLOCKS, 16)
 
     def describe(self) -> PeerPool:
         return PeerPool(

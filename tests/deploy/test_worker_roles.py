@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from baton.deploy.host.cluster_secrets import ClusterSecrets
+from baton.deploy.processes import worker_roles
 from baton.deploy.processes.worker_roles import Below, Boot
+from baton.engine.memory.kv_pool import KvPool
 from baton.engine.scheduling.blocks import BlockPool
 from baton.engine.spec.model_spec import read_spec
 from baton.kv_transfer import handshake
@@ -18,7 +20,7 @@ from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
 from baton.models.embedded import embedded_model
 from baton.proto import handoff_pb2
-from baton.runtime.config import Config, HandoffConfig
+from baton.runtime.config import Config, HandoffConfig, WorkerConfig
 from baton.runtime.errors import Incompatible
 from baton.runtime.registry import MemoryRegistry
 from baton.runtime.registry_client import InlineRegistry
@@ -30,9 +32,14 @@ class NamedEngine:
 
     def __init__(self) -> None:
         self.spec = read_spec(embedded_model())
+        self.pool = KvPool(self.spec, 4, 16)
 
 
 def handshake_of(worker_id: str, config: Config) -> handoff_pb2.HandshakeMessage:
+    return below(worker_id, config).handshake()
+
+
+def below(worker_id: str, config: Config) -> Below:
     boot = Boot(
         config,
         "decode",
@@ -46,7 +53,7 @@ def handshake_of(worker_id: str, config: Config) -> handoff_pb2.HandshakeMessage
     mover: Any = MemoryMover(HostPool(array, 1), boot.boot_id, MemoryExchange())
     engine: Any = NamedEngine()
     limits = ModelLimits(100, 64, "model", "float32", b"key")
-    return Below(boot, engine, BlockPool(4, 16), mover, limits).handshake()
+    return Below(boot, engine, BlockPool(4, 16), mover, limits)
 
 
 def test_workers_of_equal_settings_fit() -> None:
@@ -58,3 +65,18 @@ def test_workers_of_unlike_verification_are_refused_by_name() -> None:
     unlike = replace(Config(), handoff=HandoffConfig(verify=False))
     with pytest.raises(Incompatible, match="verify True here, False there"):
         handshake.check(handshake_of("a", Config()), handshake_of("b", unlike))
+
+
+def test_conversions_are_made_once_for_all_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU each has a stream of its own."""
+    made: list[str] = []
+
+    def conversion_of(pool: Any, spec: Any, kv_dtype: str) -> Any:
+        made.append(kv_dtype)
+        return object() if kv_dtype.startswith("int8") else None
+
+    monkeypatch.setattr(worker_roles, "conversion_of", conversion_of)
+    parts = below("a", replace(Config(), worker=WorkerConfig(deterministic=False)))
+    names = [list(parts.handshake().compatibility.bridged_dtypes) for _ in range(3)]
+    assert names == [["int8 of float32"]] * 3 and made.count("int8 of float32") == 1
+    assert parts.conversions("int8 of float32") is parts.conversions("int8 of float32")
