@@ -110,7 +110,7 @@ class PrefillWorker:
         self._cached = CachedGranter(
             pool, limits, pool.block_size, self.draining, converter=self._converter
         )
-        self.grants = Grants(self.admit, mover, boot_id, handoff, checksum_cache)
+        self.grants = Grants(self.admit, mover, boot_id, handoff, checksum_cache, wake)
         self._reads = CachedReads(
             peers,
             mover,

@@ -15,14 +15,14 @@ from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.virtual.virtual_time import at_the_end, on_virtual_time
 
-MakeCluster = Callable[[], Cluster]
+MakeCluster = Callable[..., Cluster]
 
 STEP_S = 0.06
 
 
 @pytest.fixture
 def make_cluster() -> MakeCluster:
-    def make() -> Cluster:
+    def make(prefill_blocks: int = 128) -> Cluster:
         step = StepConfig(prefill_tokens=16, chunk_tokens=16, max_prompts=2)
         handoff = HandoffConfig(lease_s=1.0)
         made = Cluster(
@@ -30,7 +30,7 @@ def make_cluster() -> MakeCluster:
             step_s=lambda batch: STEP_S,
         )
         at_the_end(made.close)
-        made.add_prefill("prefill-0", 128)
+        made.add_prefill("prefill-0", prefill_blocks)
         made.add_decode("decode-0", 128)
         return made
 
@@ -110,3 +110,34 @@ async def test_a_lease_left_unclosed_is_counted_when_it_ends(
     await link.close()  # and never a word of closing the handoff
     await cluster.quiet()
     assert [counter._value.get() for counter in ended] == [value + 1 for value in before]
+
+
+@on_virtual_time
+async def test_the_end_of_a_grant_admits_the_prompt_that_waits(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster(prefill_blocks=16)
+    worker = cluster.prefill["prefill-0"].worker
+    client = Client(cluster, "decode-0")
+    await client.submit([1] * 41, max_tokens=1).finished()
+    await cluster.quiet()
+    link = cluster.handoff_stream(worker.boot_id)
+    opening = handoff_pb2.OpenHandoff(
+        handoff_id=b"h" * 16,
+        granter_boot_id=worker.boot_id,
+        reader_boot_id=b"r" * 16,
+        request_id="request-0",
+        attempt=1,
+        tokens=[1] * 40,
+        lease_ms=100,
+        cached_only=True,
+    )
+    await link.send(handoff_pb2.ReaderMessage(open=opening))
+    await asyncio.sleep(0.01)
+    waiting = client.submit([2] * 41, max_tokens=1)
+    await asyncio.sleep(0.01)
+    assert worker.audit()["waiting"] == 1 and worker.audit()["blocks"]["pinned"] == 10
+    await link.close()  # its lease ends soon
+    async with asyncio.timeout(5):
+        await waiting.finished()
+    await cluster.quiet()
