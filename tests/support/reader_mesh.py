@@ -70,6 +70,7 @@ class Mesh:
 class Granter:
     def __init__(self, mesh: Mesh, boot_id: bytes, host: str) -> None:
         self.boot_id, self.reports = boot_id, 0
+        self.times: list[tuple[float, bytes]] = []  # at which it lets each reader measure
         mover = mesh.mover(boot_id)
         message = _message(NAME, mover, host)
         grants = Grants(cast(Any, None), mover, boot_id, HandoffConfig())
@@ -77,7 +78,11 @@ class Granter:
 
     def answer(self, theirs: handoff_pb2.HandshakeMessage) -> handoff_pb2.HandshakeMessage:
         self.reports += theirs.read_gb_per_s > 0
-        return self._answers.answer(theirs)
+        answer = self._answers.answer(theirs)
+        if not theirs.read_gb_per_s:
+            at_s = asyncio.get_running_loop().time() + answer.probe_after_ms / 1000
+            self.times.append((at_s, theirs.boot_id))
+        return answer
 
 
 class Reader:

@@ -8,6 +8,7 @@ import pytest
 
 from baton.engine.scheduling.blocks import Hold
 from baton.kv_transfer.memory_mover import Fate
+from baton.kv_transfer.peers.grants import EXPECTED_READS_S
 from baton.kv_transfer.peers.peer_measurements import AGAIN_S, CONFIRM_S, LATER_ROUNDS
 from baton.kv_transfer.peers.probe_pace import AT_ONCE, PROBE_EVERY_S
 from baton.runtime import metrics
@@ -166,6 +167,27 @@ async def test_measurement_of_a_forgotten_peer_marks_none() -> None:
     reader.peers.forget(mesh.granter.boot_id)
     await asyncio.sleep(1.0)
     assert reader.peers.degraded() == []
+
+
+@pytest.mark.parametrize(("busy_s", "crowd"), [(0.5, 0), (20.0, 0), (20.0, 100)])
+@on_virtual_time
+async def test_pair_that_waits_for_another_takes_a_new_time(busy_s: float, crowd: int) -> None:
+    """The granter serves READs promptly for a while only. `crowd`: readers that come before it."""
+    mesh = Mesh()
+    others = [Reader(mesh, 500 + number, "") for number in range(AT_ONCE + crowd)]
+    for reader in others:
+        at_the_end(reader.peers.close)
+    await asyncio.gather(*(reader.open() for reader in others[:AT_ONCE]))
+    (reader,) = readers(mesh, 1)
+    async with reader.peers._measurements._one_at_a_time:
+        await reader.open()
+        await asyncio.sleep(busy_s)
+        await asyncio.gather(*(reader.open() for reader in others[AT_ONCE:]))
+    await asyncio.sleep(2 * PROBE_EVERY_S * crowd + 1.0)
+    own = [at_s for at_s, boot_id in mesh.read_at if boot_id == reader.boot_id]
+    assert len(own) == READS
+    times = [at_s for at_s, boot_id in mesh.granter.times if boot_id == reader.boot_id]
+    assert all(any(0 <= at_s - t <= EXPECTED_READS_S for t in times) for at_s in own)
 
 
 @on_virtual_time
