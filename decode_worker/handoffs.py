@@ -39,6 +39,7 @@ from baton.runtime.errors import (
     WorkerLost,
 )
 from baton.runtime.wire import ModelLimits
+from baton.runtime.worker.kv_bridge import loses
 
 log = logs.get(__name__)
 
@@ -175,12 +176,15 @@ class Handoffs:
 
         async with self._reads.reader(candidate, quarantine) as reader:
             group.request.timeline.mark("connect", self._wall())
-            return await reader.fetch(
+            granter = self._reads.granter_kv_dtype(candidate.boot_id)
+            report = await reader.fetch(
                 opening,
                 group.blocks[group.held :],
                 self._reads.tags(candidate.boot_id, opening, group.identities[group.held :]),
                 take_first,
             )
+            group.private = loses(granter, self._kv_dtype)
+            return report
 
     def _wall(self) -> float:
         return asyncio.get_running_loop().time() + self._wall_offset_s

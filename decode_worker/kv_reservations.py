@@ -75,6 +75,7 @@ class KvReservations:
             self._pool.release(copy[:1], Hold.USED)
         self._pool.release(sequence.blocks, Hold.USED)
         sequence.blocks, sequence.identities, sequence.computed = [], [], 0
+        sequence.private = False
 
     def fork(self, group: Group) -> list[Sequence]:
         """Hand the group's blocks to its living sequences: full blocks are shared, a partial
@@ -91,7 +92,7 @@ class KvReservations:
                     self._pool.hold([source], Hold.USED)
                     sequence.blocks[full:] = [group.spares.pop()]
                     self._copies[sequence] = (source, sequence.blocks[full])
-            sequence.identities = list(group.identities)
+            sequence.identities, sequence.private = list(group.identities), group.private
             sequence.computed = len(group.tokens)
             if self._drafting != "none":
                 keeps = self._drafting == "draft"
@@ -115,7 +116,10 @@ class KvReservations:
         sequence.blocks += self._pool.allocate(1, Hold.USED)
 
     def publish(self, group: Group, first: int, tokens: int) -> None:
-        """Identify the group's full blocks from index `first` on, up to this many tokens."""
+        """Identify the group's full blocks from index `first` on, up to this many tokens, unless
+        they are private."""
+        if group.private:
+            return
         size = self._pool.block_size
         for index in range(first, tokens // size):
             content = group.tokens[index * size : (index + 1) * size]
@@ -144,6 +148,8 @@ class KvReservations:
     def publish_grown(self, sequence: Sequence, drawn: tuple[Drawn, ...] = ()) -> None:
         """Publish the blocks that the tokens just computed filled, in all layer groups. `drawn`:
         those among them that are not in its output yet."""
+        if sequence.private:
+            return
         size, shareable = self._pool.block_size, sequence.shareable
         while (end := (len(sequence.identities) + 1) * size) <= shareable:
             tokens = sequence.length

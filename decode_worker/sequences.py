@@ -127,6 +127,7 @@ class Sequence:
     output: list[int]
     blocks: list[int] = field(default_factory=list)
     identities: list[bytes] = field(default_factory=list)  # of the full blocks computed
+    private: bool = False  # its group's KV was
     computed: int = 0  # tokens whose KV is in `blocks`
     under_way: int = 0  # steps planned and not committed that compute on it
     batch_index: int = 0  # of its slice in the newest of them
@@ -243,6 +244,7 @@ class Group:
     blocks: list[int] = field(default_factory=list)
     under_way: int = 0  # steps planned and not committed that compute a chunk of it
     held: int = 0  # leading blocks that were matched here
+    private: bool = False  # fetched from less precise KV: not for the prefix cache
     spares: list[int] = field(default_factory=list)  # for the siblings' own partial last block
     prefill_wall_s: float = 0.0  # of time.time(): when its prefill here began, for spans
 

@@ -32,7 +32,7 @@ from baton.runtime.errors import (
     WorkerLost,
 )
 from baton.runtime.wire import ModelLimits
-from baton.runtime.worker.kv_bridge import is_narrow
+from baton.runtime.worker.kv_bridge import loses
 
 FAILED_SOURCE_S = 10.0  # for which a source is not asked again
 CONTACT_S = 0.3  # for which a prompt waits for a first contact
@@ -94,7 +94,7 @@ class CachedReads:
     def loses(self, kv_dtype: str) -> bool:
         """Return whether KV of a source with this dtype is less precise than the own: what follows
         from it is computed for its own reader, and not cached for others."""
-        return is_narrow(kv_dtype) and not is_narrow(self._kv_dtype)
+        return loses(kv_dtype, self._kv_dtype)
 
     def start(self, prompt: Prompt, source: worker_pb2.Candidate) -> None:
         """Read the blocks that the scheduler has leased for a prompt from its source."""

@@ -1,7 +1,7 @@
 """The KV of workers that store it in different ways: which pairs can exchange it, and which not.
 
 The granter converts to the reader's KV dtype, if one of the two is the other's in eight bits. The
-handshake, the granter and the router's placement ask here. Pure; knows no tensors.
+handshake, both roles of worker and the router's placement ask here. Pure; knows no tensors.
 """
 
 from __future__ import annotations
@@ -14,6 +14,12 @@ _OF = " of "  # "int8 of bfloat16": codes of a model that computes in bfloat16
 def is_narrow(kv_dtype: str) -> bool:
     """Return whether this is KV in eight bits."""
     return _OF in kv_dtype
+
+
+def loses(source: str, reader: str) -> bool:
+    """Return whether KV of the source's dtype is less precise than what the reader stores: then
+    neither it nor what follows from it serves others."""
+    return is_narrow(source) and not is_narrow(reader)
 
 
 def bridged_dtypes(kv_dtype: str) -> list[str]:

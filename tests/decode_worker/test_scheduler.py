@@ -91,6 +91,39 @@ def test_fetched_choices_share_full_blocks_and_copy_partial_ones() -> None:
     assert bench.pool.available == bench.pool.total
 
 
+@pytest.mark.parametrize("private", [False, True])
+def test_private_blocks_and_their_growth_are_not_published(private: bool) -> None:
+    """They were fetched from less precise KV than the worker stores."""
+    bench = Bench()
+    group = bench.grant(list(range(10)))
+    group.sequences[0].output.append(7)
+    group.private = private
+    bench.scheduler.fetched(group)
+    for _ in range(4):
+        bench.step()
+    names = identity.chain(KEY, ROOT, [*range(10), 7, 7, 7, 7], SIZE)
+    assert bench.pool.held_prefix(names) == (0 if private else 3)
+    bench.end(group.request)
+    assert bench.pool.counts().free == (bench.pool.total if private else bench.pool.total - 3)
+    bench.pool.check()
+
+
+def test_a_preempted_sequence_is_computed_again_and_published() -> None:
+    bench = Bench()
+    group = bench.grant(list(range(10)))
+    (sequence,) = group.sequences
+    sequence.output.append(7)
+    group.private = True
+    bench.scheduler.fetched(group)
+    bench.scheduler._preempt_youngest()
+    while not sequence.blocks:
+        bench.scheduler.admit()
+        bench.step()
+    names = identity.chain(KEY, ROOT, list(range(8)), SIZE)
+    assert bench.pool.held_prefix(names) == 2 and not sequence.private
+    bench.end(group.request)
+
+
 def test_a_choice_that_ended_during_the_fetch_takes_no_blocks() -> None:
     bench = Bench()
     group = bench.grant(list(range(10)), n=2)

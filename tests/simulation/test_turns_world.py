@@ -213,9 +213,11 @@ UNLIKE = [seed for seed in range(400) if draw(seed).wide]
 
 
 @pytest.mark.parametrize("seed", UNLIKE[:3])
-def test_unlike_workers_convert_in_both_directions(
+def test_unlike_workers_convert_what_stays_exact(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A decode worker in eight bits hands its answers back; a wide one keeps nothing of a prompt
+    that was in eight bits."""
     scenario = replace(draw(seed), events=tuple(draw(seed).asks))
     made: set[str] = set()
     convert = HostConversion.convert
@@ -227,7 +229,8 @@ def test_unlike_workers_convert_in_both_directions(
     monkeypatch.setattr(HostConversion, "convert", noted)
     outcome = lab.run(scenario)
     assert not outcome.breaches
-    assert made == {WIDE, NARROW}
+    wide = {name[0] for name in scenario.wide}
+    assert made == ({WIDE, NARROW} if wide == {"p"} else {WIDE})
 
 
 def test_either_role_is_the_wide_one() -> None:
