@@ -24,6 +24,9 @@ def publish(
     metrics.PROMISED_BLOCKS.set(scheduler.promised_blocks)
 
 
-def spare_blocks(pool: BlockPool, scheduler: DecodeScheduler) -> int:
-    """Return the blocks that are neither held nor promised."""
+def spare_blocks(pool: BlockPool, scheduler: DecodeScheduler, converted: bool) -> int:
+    """Return the blocks that are neither held nor promised, of which a grant may pin some. One that
+    is `converted` takes further blocks: there are none while a request waits."""
+    if converted and scheduler.waiting:
+        return 0
     return pool.available - scheduler.promised_blocks

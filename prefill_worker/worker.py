@@ -12,6 +12,7 @@ another prefill worker it grants what its cache holds.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -108,7 +109,7 @@ class PrefillWorker:
         handoff, wake = config.handoff, self.loop.wake.set
         self._converter = Converter(conversions, limits, mover, boot_id, handoff, pool.unpin, wake)
         self._cached = CachedGranter(
-            pool, limits, pool.block_size, self.draining, converter=self._converter
+            pool, limits, pool.block_size, self.draining, self._room, self._converter
         )
         self.grants = Grants(self.admit, mover, boot_id, handoff, checksum_cache, wake)
         self._reads = CachedReads(
@@ -331,6 +332,11 @@ class PrefillWorker:
         self._reads.cancel(prompt)
         if self._scheduler.waiting:  # its blocks may be enough for the next
             self.loop.wake.set()
+
+    def _room(self, converted: bool) -> int:
+        """Return the blocks that a grant of cached ones may pin. One that is `converted` takes
+        further blocks: there are none while a prompt waits."""
+        return 0 if converted and self._scheduler.waiting else sys.maxsize
 
     def _publish(self) -> None:
         self.feed.publish(*self._pool.drain_events())

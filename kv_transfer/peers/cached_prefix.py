@@ -63,7 +63,8 @@ class CachedPrefix:
 
 class CachedGranter:
     """Admits the `cached_only` openings of one worker, until it drains. `room` returns how many
-    blocks may be pinned now: pins must not take what the worker has promised to its requests."""
+    blocks may be pinned now, for a grant that is converted or not: pins must not take what the
+    worker has promised to its requests, nor targets what a request waits for."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class CachedGranter:
         limits: ModelLimits,
         block_size: int,
         draining: asyncio.Event,
-        room: Callable[[], int] = lambda: sys.maxsize,
+        room: Callable[[bool], int] = lambda converted: sys.maxsize,
         converter: Converter | None = None,
     ) -> None:
         self._store = store
@@ -103,6 +104,6 @@ class CachedGranter:
         names = identity.chain(limits.key, limits.root(opening.cache_salt), tokens, size)
         converter, first = self._converter, opening.held_blocks
         each = converter.parts(opening) if converter is not None else 0
-        end = first + max(0, self._room()) // (1 + each)
+        end = first + max(0, self._room(each > 0)) // (1 + each)
         prefix = CachedPrefix(self._store, opening.request_id, tokens, names[:end], first, each)
         return prefix if converter is None else converter.granted(prefix, opening)

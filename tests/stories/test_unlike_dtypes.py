@@ -16,7 +16,7 @@ from baton.engine.scheduling.blocks import Hold
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.kv_transfer.peers.converted_prompt import ConvertedPrompt
 from baton.models.embedded import embedded_model
-from baton.proto import worker_pb2
+from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import metrics
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.fleet.client import Client, Request
@@ -192,6 +192,34 @@ async def test_a_later_turn_reads_the_answer_converted(made: list[Pair], prefill
     kept = pair.cluster.prefill["prefill-0"].pool.counts().cached - cached
     # KV of eight bits is not cached as plain KV, which serves readers of plain KV too.
     assert kept == (0 if prefill == "auto" else len(prompt) // BLOCK - len(PROMPT) // BLOCK)
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_nothing_is_converted_while_a_request_waits_for_blocks(
+    made: list[Pair], monkeypatch: pytest.MonkeyPatch, role: str, waiting: int
+) -> None:
+    """Blocks of the cache that need no conversion are granted beside it."""
+    pair = start(made, "auto", "int8")
+    await tokens(pair.ask())
+    await pair.cluster.quiet()
+    nodes: Any = {"prefill": pair.cluster.prefill, "decode": pair.cluster.decode}[role]
+    (node,) = nodes.values()
+    plain, narrow = (engine.dtype_name for engine in pair.engines)
+    own, other = (plain, narrow) if role == "prefill" else (narrow, plain)
+    scheduler = type(node.worker._scheduler)
+    monkeypatch.setattr(scheduler, "waiting", property(lambda self: waiting))
+    pinned = {}
+    for kv_dtype in (own, other):
+        opening = handoff_pb2.OpenHandoff(
+            tokens=PROMPT[: 4 * BLOCK], cached_only=True, kv_dtype=kv_dtype
+        )
+        granted = node.worker.grants._admit(opening)
+        pinned[kv_dtype] = node.pool.counts().pinned
+        granted.end()
+    each = 1 if role == "prefill" else 2
+    assert pinned == {own: 4, other: 0 if waiting else 4 * (1 + each)}
+    assert node.pool.counts().pinned == 0
 
 
 @pytest.mark.parametrize("said", ["", "int8 of bfloat16"])

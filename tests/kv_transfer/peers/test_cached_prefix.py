@@ -49,7 +49,7 @@ class Holder:
         self.blocks = blocks
         converter = Granting(each) if each else None
         self._granter = CachedGranter(
-            self.pool, LIMITS, SIZE, self.draining, lambda: self.room, converter
+            self.pool, LIMITS, SIZE, self.draining, lambda converted: self.room, converter
         )
 
     def admit(self, **fields: Any) -> CachedPrefix:
