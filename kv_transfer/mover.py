@@ -20,7 +20,7 @@ from baton.runtime.errors import ReadFailed
 
 T = TypeVar("T")
 
-STUCK_S = 2.0  # a call checksums 64 MiB at most, in about 50 ms
+STUCK_S = 2.0  # a call checksums 64 MiB at most, in about 50 ms, or converts 8 MiB in 65 ms
 
 
 @dataclass(frozen=True, slots=True)

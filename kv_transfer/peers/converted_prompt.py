@@ -30,6 +30,8 @@ from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import Incompatible
 from baton.runtime.wire import ModelLimits
 
+CALLS_PER_READ = 8  # a thread converts 0.13 GB/s at least; other handoffs' checksums wait meanwhile
+
 
 class ConvertiblePrompt(GrantedPrompt, Protocol):
     """A prompt that reserves targets. `targets` are those of all blocks that it has offered."""
@@ -58,7 +60,7 @@ class Converter:
         self.kv_dtype = limits.kv_dtype
         self.mover = mover
         self.boot_id = boot_id
-        self.read_bytes = config.read_bytes  # bounds one call
+        self.call_bytes = config.read_bytes // CALLS_PER_READ
         self.unpin = unpin
         self.on_unpin = on_unpin
         self._conversions = conversions
@@ -109,7 +111,8 @@ class ConvertedPrompt:
         self._converter = converter
         self._conversion = conversion
         self._handoff_id = handoff_id
-        self._most = max(1, converter.read_bytes // conversion.block_bytes)
+        each_bytes = max(conversion.block_bytes, converter.mover.block_bytes)
+        self._most = max(1, converter.call_bytes // each_bytes)
         self._waiting: deque[Computed] = deque()
         self._call: asyncio.Task[NDArray[np.uint64]] | None = None
 

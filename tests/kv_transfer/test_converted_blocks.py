@@ -22,7 +22,7 @@ from baton.kv_transfer.granter import Computed, grant
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import Attempt, Fate, MemoryExchange, MemoryMover
 from baton.kv_transfer.mover import PeerPool
-from baton.kv_transfer.peers.converted_prompt import Converter
+from baton.kv_transfer.peers.converted_prompt import CALLS_PER_READ, Converter
 from baton.kv_transfer.reader import HandoffReader
 from baton.proto import handoff_pb2
 from baton.runtime.config import HandoffConfig
@@ -87,7 +87,7 @@ class Pair:
         self,
         form: str,
         decide: Callable[[Attempt], Fate] = lambda attempt: Fate(),
-        read_blocks: int = 2,
+        call_blocks: int = 2,
         **config: Any,
     ) -> None:
         self.form = FORMS[form]
@@ -95,7 +95,8 @@ class Pair:
         self.granted = random.integers(0, 256, (POOL_BLOCKS, BLOCK_BYTES), dtype=np.uint8)
         size = len(self.form(self.granted[0]))
         self.own = np.zeros((POOL_BLOCKS, size), dtype=np.uint8)
-        self.config = HandoffConfig(read_bytes=read_blocks * size, **config)
+        call_bytes = call_blocks * max(size, BLOCK_BYTES)
+        self.config = HandoffConfig(read_bytes=CALLS_PER_READ * call_bytes, **config)
         self.exchange = MemoryExchange(decide)
         self.mover = MemoryMover(HostPool(self.granted, SLABS), GRANTER, self.exchange)
         self.reader = MemoryMover(HostPool(self.own, SLABS), READER, self.exchange)
@@ -200,6 +201,24 @@ def test_converted_blocks_arrive_and_the_lease_frees_them(form: str) -> None:
     assert pair.report.end == "closed" and pair.report.offered_blocks == 6
     assert pair.prompt.ended == 1 and pair.pool.counts().available == POOL_BLOCKS
     pair.pool.check()
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+@pytest.mark.parametrize("call_blocks", [1, 3])
+def test_a_call_takes_an_eighth_of_a_read_at_either_end(
+    form: str, call_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other handoffs' checksums wait for the same thread."""
+    calls: list[int] = []
+    convert = HostConversion.convert
+
+    def noted(self: HostConversion, sources: Sequence[int], *rest: Any) -> Any:
+        calls.append(len(sources))
+        return convert(self, sources, *rest)
+
+    monkeypatch.setattr(HostConversion, "convert", noted)
+    on_virtual_time(lambda: Pair(form, call_blocks=call_blocks).fetch(OWN))
+    assert sum(calls) == 6 and max(calls) == call_blocks
 
 
 def test_blocks_that_the_reader_holds_are_not_read() -> None:
