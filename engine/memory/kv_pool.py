@@ -15,8 +15,8 @@
      groups are computed, transferred and published together; that of an EAGLE-3 head is one slab:
      its KV, then `features` [token, number], which the target computes
 
-The pool knows no sequences and no identities. The caller decides which blocks may be written; only
-the device thread writes.
+The pool knows no sequences and no identities. The caller decides which blocks may be written: by
+the device thread, by a READ that lands, or by a conversion for a reader of another KV dtype.
 """
 
 from __future__ import annotations
