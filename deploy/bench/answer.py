@@ -62,8 +62,10 @@ class Measurement:
 
     @property
     def mean_gap_s(self) -> float:
-        """Return the mean time between two tokens; 0 with a single token."""
-        return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else 0.0
+        """Return the mean time between two tokens; 0 with a single token, or without streaming."""
+        if not self.chunks or self.tokens <= 1:
+            return 0.0
+        return (self.last_s - self.first_s) / (self.tokens - 1)
 
     def fail(self, kind: str, message: str) -> None:
         """Record an error. The first one counts."""

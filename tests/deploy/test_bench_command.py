@@ -210,9 +210,12 @@ def test_faults_are_counted_by_kind(
 def test_answers_without_streaming_have_no_first_token(
     report: Callable[..., dict[str, Any]],
 ) -> None:
+    """Its whole time counts as its TTFT, and no objective of gaps applies."""
     with openai_stub(lambda number, body: Script(0.1)) as stub:
         flags = ["--concurrency", "2", "--limit", "4", "--no-stream", "--openai-only"]
+        slow = report(stub, *flags, "--slo", "ttft=10s,itl=1s", "--tokens-per-word", "2")
         found = report(stub, *flags, "--slo", "ttft=90ms", "--tokens-per-word", "2")
+    assert (slow["good_share"], slow["finished"]) == (1.0, 4)
     assert (found["ttft_s"], found["itl_s"], found["finished"]) == (None, None, 4)
     assert found["e2e_s"]["p50"] >= 0.1 and found["good_share"] == 0.0
     assert all("ignore_eos" not in each.body for each in stub.received)
