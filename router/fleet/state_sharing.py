@@ -9,7 +9,7 @@ index; without an exchange, or while its server is lost, it has its own observat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from baton.router.fleet.circuits import Circuits
 from baton.router.fleet.other_routers import OtherRouters
@@ -54,6 +54,7 @@ class StateSharing:
             await waits.run_until_first_ends(self._exchange.follow(self._receive), self._repeat())
         except Exception:  # a fault here must not pass unseen: the router serves on without it
             log.exception("router reports ended")
+            self._set_hints(frozenset(), {})  # else the last ones would hold for ever
             raise
         finally:
             await self._exchange.close()
@@ -95,8 +96,12 @@ class StateSharing:
         now_s = _now()
         self.others.expire(now_s)
         metrics.OTHER_ROUTERS.set(len(self.others))
-        self._circuits.suspected = self.others.suspected()
-        hints = self.others.placed(now_s)
+        self._set_hints(self.others.suspected(), self.others.placed(now_s))
+
+    def _set_hints(
+        self, suspected: frozenset[bytes], hints: Mapping[bytes, tuple[int, int]]
+    ) -> None:
+        self._circuits.suspected = suspected
         for link in self._links():
             link.hinted = _same_or(link.hinted, hints.get(link.boot_id, NO_HINT))
 

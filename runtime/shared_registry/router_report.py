@@ -56,15 +56,15 @@ class ReportSigner:
             return f"it is longer than {MAX_REPORT_BYTES} bytes"
         try:
             found = json.loads(content)
-        except (ValueError, RecursionError):
+            if not isinstance(found, dict) or _FIELDS.symmetric_difference(found):
+                return "it is no report of this version"
+            signature = str(found.pop("signature")).encode(errors="replace")
+            keys = (_signature(key, found).encode() for key in self._keys)
+            if not any(hmac.compare_digest(signature, key) for key in keys):
+                return "it is not signed with this cluster's token"
+            return _checked(found) or "a field of it cannot be true"
+        except (ValueError, TypeError, RecursionError):  # also of what is written again to check it
             return "it is no report of this version"
-        if not isinstance(found, dict) or _FIELDS.symmetric_difference(found):
-            return "it is no report of this version"
-        signature = str(found.pop("signature")).encode(errors="replace")
-        keys = (_signature(key, found).encode() for key in self._keys)
-        if not any(hmac.compare_digest(signature, key) for key in keys):
-            return "it is not signed with this cluster's token"
-        return _checked(found) or "a field of it cannot be true"
 
 
 def _checked(found: dict[str, object]) -> RouterReport | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from baton.router.fleet.circuits import STRIKES, Circuits
 from baton.router.fleet.state_sharing import StateSharing
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.shared_registry.registry_location import open_reports
+from baton.runtime.shared_registry.router_report import RouterReport
 from tests.support.redis_server import RedisServer, required_binary, running_server
 
 LIMIT_S = 30.0
@@ -32,6 +35,29 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_sharing, "SHARE_S", 0.02)
     monkeypatch.setattr(state_sharing, "REPEAT_S", 0.1)
     monkeypatch.setattr(other_routers, "LIFETIME_S", 1.0)
+
+
+@dataclass
+class HintedLink:
+    boot_id: bytes = WORKER
+    hinted: tuple[int, int] = (0, 0)
+    up: bool = False
+
+
+class StubExchange:
+    """Nobody else is there."""
+
+    def wall_ns(self) -> int:
+        return time.time_ns()
+
+    async def publish(self, report: RouterReport) -> None:
+        pass
+
+    async def follow(self, received: Callable[[RouterReport], None]) -> None:
+        await asyncio.sleep(10 * LIMIT_S)
+
+    async def close(self) -> None:
+        pass
 
 
 class Router:
@@ -83,6 +109,33 @@ async def test_lost_server_takes_the_suspicion_and_no_circuit(server: RedisServe
     finally:
         await one.end()
         await two.end()
+
+
+async def test_after_a_fault_of_the_sharing_no_hint_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does not start again: what was reported last would hold for ever."""
+    link = HintedLink()
+    circuits = Circuits(random.Random(1))
+    sharing = StateSharing(
+        StubExchange(),
+        b"r" * 16,
+        circuits,
+        lambda: [link],  # type: ignore[list-item]
+    )
+    report = RouterReport("a" * 32, time.time_ns(), (WORKER.hex(),), ((WORKER.hex(), 2, 30),))
+    assert sharing.others.learn(report, asyncio.get_running_loop().time(), time.time_ns())
+    task = asyncio.create_task(sharing.run())
+    await until(lambda: circuits.suspected == {WORKER} and link.hinted == (2, 30))
+
+    def broken(now_s: float) -> None:
+        raise ValueError("a fault")
+
+    monkeypatch.setattr(sharing.others, "expire", broken)
+    await asyncio.wait({task}, timeout=LIMIT_S)
+    with pytest.raises(ValueError, match="a fault"):
+        await task
+    assert circuits.suspected == frozenset() and link.hinted == (0, 0)
 
 
 async def test_fault_of_the_sharing_itself_is_logged(

@@ -51,6 +51,16 @@ def test_text_that_is_no_report_is_refused(content: bytes) -> None:
     assert isinstance(SIGNER.read(content), str)
 
 
+def test_nesting_that_reads_but_cannot_be_written_again_is_refused() -> None:
+    """Reading needs fewer frames than writing: at some depth only the second one fails."""
+    content = json.loads(SIGNER.write(REPORT))
+    text = json.dumps(content | {"open": "NESTED"})
+    for depth in range(850, 1001):
+        nested = text.replace('"NESTED"', "[" * depth + "]" * depth).encode()
+        assert len(nested) < MAX_REPORT_BYTES
+        assert isinstance(SIGNER.read(nested), str)
+
+
 @pytest.mark.parametrize(
     "changed",
     [
