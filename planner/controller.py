@@ -160,9 +160,8 @@ class RoleController:
         return change is not None and change.step.boot_id == worker.boot_id
 
     def _decide(self, sample: FleetSample, now_s: float) -> Decision:
-        silent = [e.worker_id for e in sample.workers if e.state == "unreachable"]
-        if silent:
-            return _none(now_s, "unreachable", f"no report of {', '.join(sorted(silent))}")
+        if (text := _unreported(sample)) is not None:
+            return _none(now_s, "unreachable", text)
         if self._window.span_s < MIN_SPAN_S:
             text = f"{self._window.span_s:.1f} s of reports are known, {MIN_SPAN_S:.0f} s needed"
             return _none(now_s, "learning", text)
@@ -278,6 +277,17 @@ def _unhelpful(view: Decision, counts: dict[WorkerRole, int]) -> Decision:
             )
             return replace(view, reason="last_worker", text=text)
     return replace(view, reason="small_gain", text=_compared(view))
+
+
+def _unreported(sample: FleetSample) -> str | None:
+    """Return whose load is not known, and why; None if all have reported theirs."""
+    silent = sorted(e.worker_id for e in sample.workers if e.state == "unreachable")
+    older = sorted(e.worker_id for e in sample.workers if e.state == "no counters")
+    found = [f"no report of {', '.join(silent)}"] if silent else []
+    if older:
+        names = ", ".join(older)
+        found.append(f"an older version without counters on {names}: upgrade these workers")
+    return "; ".join(found) or None
 
 
 def _offsets(prefill: int, total: int) -> list[int]:

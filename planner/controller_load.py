@@ -22,7 +22,7 @@ import numpy as np
 from baton.planner.timing_fit import non_negative_least_squares
 
 WorkerRole = Literal["prefill", "decode"]
-WorkerState = Literal["ready", "not ready", "draining", "unreachable"]
+WorkerState = Literal["ready", "not ready", "draining", "unreachable", "no counters"]
 WINDOW_S = 20.0  # of arrivals
 RISE_S = 8.0  # of arrivals, where they become more
 SPEED_S = 120.0  # of busy time, over which speeds are averaged
@@ -34,7 +34,8 @@ MIN_STEP_SAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class WorkerSample:
-    """The report of one boot of a worker. Without an answer all numbers are 0."""
+    """The report of one boot of a worker. Without an answer, or from a version without counters,
+    all numbers are 0."""
 
     worker_id: str
     boot_id: str

@@ -6,14 +6,13 @@ from __future__ import annotations
 from typing import get_args
 
 from baton.planner.controller import Reason
-from baton.runtime.metric_factory import ROLES, counter, gauge
+from baton.runtime.metric_factory import counter, gauge
 
 RECOMMENDED_WORKERS = gauge(
     "baton_recommended_workers",
-    "Workers of a role with which nine of ten requests would meet the role's objective, as the "
-    "role controller forecasts it; 0: not known.",
-    "role",
-    ROLES,
+    "Workers of a role with which nine of ten requests would meet the role's objective, by the "
+    "role controller's last forecast; absent before the first one.",
+    "role",  # its series begin with a forecast: an autoscaler would follow a 0
 )
 CONTROL_DECISIONS = counter(
     "baton_role_decisions_total",
@@ -24,7 +23,7 @@ CONTROL_DECISIONS = counter(
 FORECAST_SHARE = gauge(
     "baton_forecast_good_ratio",
     "Forecast share of requests that will meet the objectives, now and with one prefill worker "
-    "less or more; 0: there is no such ratio.",
+    "less or more; 0: there is no such ratio, or no forecast now.",
     "ratio",
     ("less_prefill", "now", "more_prefill"),
 )

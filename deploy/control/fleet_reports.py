@@ -97,11 +97,10 @@ class FleetReports:
 
 
 def sample_of(record: WorkerRecord, answer: control_pb2.StatusReply) -> WorkerSample:
-    """Return a worker's report. One of an older version, without `work`, is unreachable here: its
-    load is not known."""
+    """Return a worker's report. One of an older version has no counters: its load is not known."""
     audit = json.loads(answer.audit)
     if "work" not in audit:
-        return WorkerSample(record.worker_id, record.boot_id, record.role, "unreachable")
+        return WorkerSample(record.worker_id, record.boot_id, record.role, "no counters")
     work, blocks = audit["work"], audit["blocks"]
     size = int(work["block_tokens"])
     state: WorkerState = "not ready" if answer.not_ready_reason else "ready"

@@ -115,10 +115,11 @@ class RoleLoop:
 
 
 def publish(decision: Decision) -> None:
-    """Count a decision and set the gauges of what it forecasts."""
+    """Count a decision and set the gauges of what it forecasts. One without a forecast leaves the
+    recommended workers as they were."""
     control_metrics.CONTROL_DECISIONS.labels(decision.reason).inc()
-    for role in ("prefill", "decode"):
-        control_metrics.RECOMMENDED_WORKERS.labels(role).set(decision.wanted.get(role, 0))
+    for role, workers in decision.wanted.items():
+        control_metrics.RECOMMENDED_WORKERS.labels(role).set(workers)
     control_metrics.FORECAST_SHARE.labels("less_prefill").set(_share(decision.less))
     control_metrics.FORECAST_SHARE.labels("now").set(_share(decision.now))
     control_metrics.FORECAST_SHARE.labels("more_prefill").set(_share(decision.more))

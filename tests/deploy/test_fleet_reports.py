@@ -85,7 +85,7 @@ async def test_readings_share_a_connection(reports: FleetReports, worker: Any) -
 
 @pytest.mark.parametrize(
     ("change", "state"),
-    [({"draining": True}, "draining"), ({"work": None}, "unreachable")],
+    [({"draining": True}, "draining"), ({"work": None}, "no counters")],
 )
 def test_states_that_a_worker_reports(change: dict[str, Any], state: str) -> None:
     blocks = {"total": 64, "used": 10}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
+from baton.deploy.control import control_metrics
 from baton.deploy.control.role_loop import RoleLoop
 from baton.planner.controller import STALE_S, Decision, RoleController, RoleStep
 from baton.planner.controller_load import FleetSample
@@ -77,6 +79,17 @@ class Scene:
         return [each for _ in range(seconds) if (each := await self.loop.tick()) is not None]
 
 
+@pytest.fixture(autouse=True)
+def no_recommendation() -> Iterator[None]:
+    control_metrics.RECOMMENDED_WORKERS.clear()
+    yield
+    control_metrics.RECOMMENDED_WORKERS.clear()  # as every process begins
+
+
+def recommended(role: str) -> float | None:
+    return metrics.REGISTRY.get_sample_value("baton_recommended_workers", {"role": role})
+
+
 def count(reason: str) -> float:
     name = "baton_role_decisions_total"
     return metrics.REGISTRY.get_sample_value(name, {"reason": reason}) or 0.0
@@ -97,9 +110,7 @@ async def test_without_act_a_step_is_advice() -> None:
     assert any(each.step is not None for each in decisions)
     assert scene.ordered == [] and scene.leadership.asked == 0
     assert count("taken") > taken
-    assert metrics.REGISTRY.get_sample_value(
-        "baton_recommended_workers", {"role": "prefill"}
-    ) == pytest.approx(decisions[-1].wanted["prefill"])
+    assert recommended("prefill") == decisions[-1].wanted["prefill"]
     now, more = (
         metrics.REGISTRY.get_sample_value("baton_forecast_good_ratio", {"ratio": each})
         for each in ("now", "more_prefill")
@@ -146,6 +157,21 @@ async def test_an_unreadable_registry_makes_reports_stale() -> None:
     decisions = [await scene.loop.tick() for _ in range(20)]
     assert scene.ordered == []
     assert {each.reason for each in decisions[int(STALE_S) :] if each} == {"stale"}
+
+
+async def test_recommendations_are_absent_first_and_then_the_last_known_ones() -> None:
+    """An autoscaler that follows them must never read 0 workers for what is not known."""
+    scene = Scene()
+    for _ in range(3):
+        decision = await scene.loop.tick()
+    assert decision is not None and decision.reason == "learning"
+    assert recommended("prefill") is None and recommended("decode") is None
+    known = (await scene.overload())[-1].wanted
+    assert min(known.values()) >= 1
+    scene.reader.scripted.states["d3"] = "unreachable"
+    decision = await scene.loop.tick()
+    assert decision is not None and decision.wanted == {}
+    assert {role: recommended(role) for role in known} == known
 
 
 async def test_before_the_first_reading_nothing_is_decided() -> None:

@@ -241,7 +241,15 @@ def test_a_silent_worker_holds_every_step() -> None:
     scripted.states["d3"] = "unreachable"
     decisions = run(controller, scripted, 20)
     assert {each.reason for each in decisions} == {"unreachable"}
-    assert "d3" in decisions[0].text
+    assert decisions[0].text == "no report of d3"
+
+
+def test_a_worker_without_counters_is_told_from_a_silent_one() -> None:
+    controller, scripted = overloaded()
+    scripted.states |= {"d2": "no counters", "d3": "unreachable"}
+    (decision,) = run(controller, scripted, 1)
+    assert decision.reason == "unreachable"
+    assert decision.text.startswith("no report of d3; an older version without counters on d2:")
 
 
 def test_a_controller_that_starts_again_learns_first() -> None:
