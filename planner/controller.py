@@ -6,9 +6,10 @@ A step is taken where another ratio's forecast is better by MIN_GAIN for HOLD_S,
 worse without what waits now: a queue ends, and a worker that was moved for it alone would have to
 move back. What holds a step back, in this order: stale or missing reports, too little known, the
 last worker of a role, changes under way, the cool-down after a change, the time between reversals,
-the budget of an hour. Changes under way are known from the reports too, so a controller that starts
-again neither repeats them nor adds to them. Pure: time is given, and acting is another's. Owned by
-the controller process, or by a simulation.
+the budget of an hour. A role without any worker gets one from the other, with traffic or without:
+only the budget holds that back, and the last worker there. Changes under way are known from the
+reports too, so a controller that starts again neither repeats them nor adds to them. Pure: time is
+given, and acting is another's. Owned by the controller process, or by a simulation.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ STALE_S = 5.0  # older samples are not acted on
 GAP_S = 10.0  # between samples, after which rates begin again
 MIN_SPAN_S = 8.0  # of samples before the first step
 HOLD_S = 2.0  # for which the same direction has to be better
+ABSENT_S = 10.0  # for which a role has no worker: the one that ended may come back by itself
 MIN_GAIN = 0.05  # of the score
 NEAR = 0.02  # scores that differ less are equal
 SERVED_WEIGHT = 0.25  # of the served share in the score; the rest is the good share
@@ -101,15 +103,17 @@ class RoleController:
         self._reversed_s: float | None = None
         self._ended_s: float | None = None
         self._better: tuple[WorkerRole, float] | None = None  # direction, since when
+        self._absent: tuple[WorkerRole, float] | None = None  # the role without a worker
 
     def decide(self, sample: FleetSample, now_s: float) -> Decision:
         """Return the step to take now, or why there is none."""
         if now_s - sample.at_s > STALE_S:
-            self._better = None
+            self._better = self._absent = None
             age_s = now_s - sample.at_s
             return _none(now_s, "stale", f"the reports are {age_s:.1f} s old ({STALE_S:.0f} s)")
         if self._window.gap_s(sample) > GAP_S:
             self._window.clear()
+            self._absent = None
         self._window.add(sample)
         self._settle(sample, now_s)
         decision = self._decide(sample, now_s)
@@ -166,13 +170,13 @@ class RoleController:
             text = f"{self._window.span_s:.1f} s of reports are known, {MIN_SPAN_S:.0f} s needed"
             return _none(now_s, "learning", text)
         load, counts = self._window.load(), self._counts(sample)
+        if min(counts.values()) < 1:
+            return self._fill(sample, counts, now_s)
+        self._absent = None
         if load.idle:
             return _none(now_s, "idle", "there is no traffic")
         if load.prefill_rate is None or (load.step is None and load.running):
             return _none(now_s, "learning", "no speed of prefill or decode steps is known yet")
-        if min(counts.values()) < 1:
-            lacking = min(counts, key=lambda role: counts[role])
-            return _none(now_s, "last_worker", f"no {lacking} worker is ready")
         view = self._view(load, counts, now_s)
         assert view.best is not None and view.now is not None
         if _score(view.best) - _score(view.now) < MIN_GAIN:
@@ -182,6 +186,33 @@ class RoleController:
         if held < HOLD_S:
             return replace(view, reason="holding", text=f"{_compared(view)} for {held:.1f} s")
         return self._brake(sample, view, role, now_s)
+
+    def _fill(self, sample: FleetSample, counts: dict[WorkerRole, int], now_s: float) -> Decision:
+        """Return the step that gives a role without workers its first one, or why it must wait."""
+        role: WorkerRole = "decode" if counts["decode"] < 1 else "prefill"
+        other: WorkerRole = "prefill" if role == "decode" else "decode"
+        if self._absent is None or self._absent[0] != role:
+            self._absent = (role, now_s)
+        held_s = now_s - self._absent[1]
+        # one that is not ready may still start; one that drains may be on its way to this role
+        least_s = CHANGE_S if sample.of(role, "not ready") else ABSENT_S
+        text = f"no {role} worker is ready for {held_s:.1f} s"
+        draining = sorted(e.worker_id for e in sample.workers if e.state == "draining")
+        ready = [e for e in sample.of(other, "ready") if not self._leaves(e)]
+        if draining or held_s < least_s:
+            names = f", and {', '.join(draining)} drains" if draining else f" ({least_s:.0f} s)"
+            return _none(now_s, "last_worker", text + names)
+        if len(ready) < 2:
+            text += f", and {len(ready)} ready {other} worker is no spare one: start more workers"
+            return _none(now_s, "last_worker", text)
+        if (reason := self._over_budget(len(sample.workers), now_s)) is not None:
+            return _none(now_s, *reason)
+        chosen = self._least_busy(ready, now_s)
+        if chosen is None:
+            return _none(now_s, "no_worker", _refusals(other))
+        step = RoleStep(chosen.worker_id, chosen.boot_id, role)
+        text = f"{chosen.worker_id} becomes a {role} worker: {text}"
+        return replace(_none(now_s, "taken", text), step=step)
 
     def _view(self, load: FleetLoad, counts: dict[WorkerRole, int], now_s: float) -> Decision:
         """Return the forecasts of all ratios that may be wanted."""
@@ -234,11 +265,9 @@ class RoleController:
             return replace(view, reason="changing", text=text)
         if (reason := self._timed_brake(role, len(sample.workers), now_s)) is not None:
             return replace(view, reason=reason[0], text=reason[1])
-        able = [e for e in ready if self._refused.get(e.worker_id, now_s) <= now_s]
-        if not able:
-            text = f"every {other} worker has refused within {REFUSED_S:.0f} s"
-            return replace(view, reason="no_worker", text=text)
-        chosen = min(able, key=lambda e: (e.running + e.waiting, e.queued_tokens, e.worker_id))
+        chosen = self._least_busy(ready, now_s)
+        if chosen is None:
+            return replace(view, reason="no_worker", text=_refusals(other))
         step = RoleStep(chosen.worker_id, chosen.boot_id, role)
         text = f"{chosen.worker_id} becomes a {role} worker: {_compared(view)}"
         return replace(view, reason="taken", text=text, step=step)
@@ -256,11 +285,27 @@ class RoleController:
         if reverses and self._reversed_s is not None and now_s - self._reversed_s < REVERSAL_S:
             since_s = now_s - self._reversed_s
             return "reversal", f"the last reversal was {since_s:.0f} s ago ({REVERSAL_S:.0f} s)"
+        return self._over_budget(workers, now_s)
+
+    def _over_budget(self, workers: int, now_s: float) -> tuple[Reason, str] | None:
         while self._taken and now_s - self._taken[0] > HOUR_S:
             self._taken.popleft()
         if len(self._taken) >= (budget := CHANGES_PER_WORKER * workers):
             return "budget", f"{budget} changes were made within the hour"
         return None
+
+    def _least_busy(self, workers: list[WorkerSample], now_s: float) -> WorkerSample | None:
+        """Return the one whose change costs least; None if all have refused lately."""
+        able = [e for e in workers if self._refused.get(e.worker_id, now_s) <= now_s]
+        return min(
+            able,
+            key=lambda e: (e.running + e.waiting, e.queued_tokens, e.worker_id),
+            default=None,
+        )
+
+
+def _refusals(role: WorkerRole) -> str:
+    return f"every {role} worker has refused within {REFUSED_S:.0f} s"
 
 
 def _unhelpful(view: Decision, counts: dict[WorkerRole, int]) -> Decision:
