@@ -5,13 +5,15 @@ Redis server that expires.
 
 The kernel frees the file's lock when its holder ends, however it ends. The key lasts for TERM_S
 after it was renewed; its holder counts its own time from before each renewal, so it stops first.
-Terms are counted on the server and stand in each log line of a step. What two leaders could do in
-spite of that is bounded elsewhere: an order names one boot, which accepts one.
+Terms are counted on the server and stand in each log line of a step. A leader sends no order that
+may outlast its term, and none in the first TERM_S of it: by then what the one before has ordered is
+in the reports. An order names one boot, which accepts one.
 """
 
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import secrets
 from collections.abc import Callable
@@ -45,6 +47,10 @@ class Leadership(Protocol):
 
     async def hold(self) -> bool:
         """Take or renew the leadership; return whether it is held now."""
+        ...
+
+    def lasts_s(self) -> float:
+        """Return for how long it is held without being renewed."""
         ...
 
     async def close(self) -> None:
@@ -81,6 +87,9 @@ class FileLeadership:
         os.pwrite(file, str(self.term).encode(), 0)
         return True
 
+    def lasts_s(self) -> float:
+        return 0.0 if self._file is None else math.inf
+
     async def close(self) -> None:
         if self._file is not None:
             os.close(self._file)
@@ -116,6 +125,9 @@ class RedisLeadership:
         if self._clock() >= self._until_s:
             self.term = 0
         return self.term > 0
+
+    def lasts_s(self) -> float:
+        return max(0.0, self._until_s - self._clock()) if self.term else 0.0
 
     async def close(self) -> None:
         """The key expires where the server cannot be reached now."""

@@ -31,7 +31,7 @@ from baton.runtime.tls import Tls
 
 CONNECT_TIMEOUT_S = 15.0
 REPORT_AFTER_S = 5.0  # before it is printed that the worker has not accepted the order
-ORDER_TIMEOUT_S = 10.0  # of a controller, which looks again later
+ORDER_TIMEOUT_S = 4.0  # of a controller, which looks again later; its leadership lasts longer
 POLL_S = 0.1
 END_TIMEOUT_S = 3900.0  # the longest drain, and what follows it
 
@@ -48,8 +48,12 @@ class Cluster:
     def workers(self) -> list[WorkerRecord]:
         """Return the newest boot of each worker. Raises Unavailable if the registry cannot be
         read."""
+        return asyncio.run(self.read_workers())
+
+    async def read_workers(self) -> list[WorkerRecord]:
+        """As `workers`, on a running loop."""
         try:
-            records = asyncio.run(self._read())
+            records = await self._read()
         except OSError as error:
             raise Unavailable(f"the registry of {self.name} cannot be read: {error}") from error
         return list({record.worker_id: record for record in records}.values())  # newest comes last
@@ -147,16 +151,26 @@ def find(worker_id: str, clusters: Sequence[Cluster]) -> Target:
 
 async def order_role(target: Target, role: Role) -> None:
     """Order a change of role and return once the worker has accepted it, within ORDER_TIMEOUT_S.
-    Raises ConfigError if the certificate cannot be used, Unavailable if the worker refuses, or
-    does not answer in time: then it may accept the order all the same."""
+    Raises ConfigError if the certificate cannot be used, Unavailable if the worker is the last one
+    of its role in the registry, refuses, or does not answer in time: then it may accept the order
+    all the same."""
     try:
         async with asyncio.timeout(ORDER_TIMEOUT_S):
+            await _check_others(target)
             await _call(target, role, lambda text: None)
     except TimeoutError as error:
         raise Unavailable(
             f"{target.record.worker_id} has not accepted the order within {ORDER_TIMEOUT_S:.0f} s; "
             "it may accept it all the same: see `baton ps`"
         ) from error
+
+
+async def _check_others(target: Target) -> None:
+    """Raises Unavailable if no other worker of its role is registered now."""
+    worker_id, role = target.record.worker_id, target.record.role
+    records = await target.cluster.read_workers()
+    if not any(e.role == role and e.worker_id != worker_id for e in records):
+        raise Unavailable(f"{worker_id} is the last {role} worker in the registry: it keeps it")
 
 
 def drain(worker_id: str, clusters: Sequence[Cluster], say: Callable[[str], None] = print) -> None:

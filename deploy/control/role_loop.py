@@ -3,7 +3,8 @@
     every TICK_S: reports ─▶ RoleController ─▶ metrics, log ─▶ a step, if `acts` and leader ─▶ order
 
 A reading that fails leaves the last sample, which grows stale. Leadership is renewed before each
-order. Without `acts` each step is advice: logged, counted, never ordered. Owns no worker.
+order, and what may have changed since the decision is checked again (`_hindrance`). Without `acts`
+each step is advice: logged, counted, never ordered. Owns no worker.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from baton.deploy.control import control_metrics
-from baton.deploy.control.leadership import Leadership
-from baton.planner.controller import Decision, RoleController, RoleStep
+from baton.deploy.control.leadership import TERM_S, Leadership
+from baton.deploy.control.orders import ORDER_TIMEOUT_S
+from baton.planner.controller import STALE_S, Decision, RoleController, RoleStep
 from baton.planner.controller_forecast import Forecast
 from baton.planner.controller_load import FleetSample
 from baton.runtime import logs
@@ -55,6 +57,7 @@ class RoleLoop:
         self._clock = clock
         self._acts = acts
         self._sample: FleetSample | None = None
+        self._term, self._term_s = 0, 0.0  # the term held last, and when it began
         self._logged: tuple[str, RoleStep | None] | None = None
         self._logged_s = 0.0
         self.decision: Decision | None = None
@@ -72,7 +75,7 @@ class RoleLoop:
 
     async def tick(self) -> Decision | None:
         """Read, decide and act once. Return the decision; None before the first reading."""
-        leads = self._acts and await self._leadership.hold()
+        leads = self._acts and await self._lead()
         control_metrics.CONTROL_LEADS.set(leads)
         try:
             self._sample = await self._reader.read()
@@ -84,11 +87,33 @@ class RoleLoop:
         self.decision = decision
         publish(decision)
         self._log(decision, leads=leads)
-        if decision.step is not None and leads and await self._leadership.hold():
-            await self._act(decision.step)
+        if decision.step is not None and leads and await self._lead():
+            await self._act(decision.step, self._sample)
         return decision
 
-    async def _act(self, step: RoleStep) -> None:
+    async def _lead(self) -> bool:
+        if not await self._leadership.hold():
+            return False
+        if self._leadership.term != self._term:
+            self._term, self._term_s = self._leadership.term, self._clock()
+        return True
+
+    def _hindrance(self, sample: FleetSample) -> str | None:
+        """Return why no order may be sent now: another leader's may be on its way, or this process
+        was held up since it has read the fleet."""
+        now_s = self._clock()
+        if (led_s := now_s - self._term_s) < TERM_S:
+            return f"it has led for {led_s:.1f} s ({TERM_S:.0f} s): the one before may have ordered"
+        if (lasts_s := self._leadership.lasts_s()) < ORDER_TIMEOUT_S:
+            return f"its leadership ends in {lasts_s:.1f} s, an order may take {ORDER_TIMEOUT_S} s"
+        if (age_s := now_s - sample.at_s) > STALE_S:
+            return f"the reports are {age_s:.1f} s old by now ({STALE_S:.0f} s)"
+        return None
+
+    async def _act(self, step: RoleStep, sample: FleetSample) -> None:
+        if (reason := self._hindrance(sample)) is not None:
+            log.warning("role step not ordered", **asdict(step), reason=reason)
+            return
         try:
             await self._order(step)
         except BatonError as error:

@@ -109,11 +109,26 @@ async def test_a_worker_without_an_answer_is_unreachable(
 
 
 async def test_an_order_is_accepted_by_the_boot_that_was_read(
-    reports: FleetReports, worker: Any
+    reports: FleetReports, instance: Instance, worker: Any
 ) -> None:
     (found,) = (await reports.read()).workers
+    announce(instance, "decode-1", worker.address, boot="c")
     await order_role(reports.target(found.boot_id), "prefill")
     assert worker.orders == ["change role to prefill"]
+
+
+async def test_the_last_worker_of_a_role_gets_no_order(
+    reports: FleetReports, instance: Instance, worker: Any
+) -> None:
+    """By the registry as it is now: another controller may have taken the others since the
+    reading."""
+    announce(instance, "decode-1", worker.address, boot="c")
+    announce(instance, "prefill-0", worker.address, boot="d", role="prefill")
+    await reports.read()
+    announce(instance, "decode-1", worker.address, boot="f", role="prefill")
+    with pytest.raises(Unavailable, match="decode-0 is the last decode worker"):
+        await order_role(reports.target("b" * 32), "prefill")
+    assert worker.orders == []
 
 
 async def test_an_order_for_another_boot_is_refused(
@@ -123,6 +138,7 @@ async def test_an_order_for_another_boot_is_refused(
     registry = DirectoryRegistry(instance.folder / "registry", tokens=(TOKEN,))
     registry.withdraw("decode-0", "b" * 32)
     announce(instance, "decode-0", worker.address, boot="e")
+    announce(instance, "decode-1", worker.address, boot="c")
     await reports.read()
     with pytest.raises(Unavailable, match="refused the order"):
         await order_role(reports.target("e" * 32), "prefill")
@@ -130,10 +146,11 @@ async def test_an_order_for_another_boot_is_refused(
 
 
 async def test_a_blocked_worker_holds_no_controller(
-    reports: FleetReports, worker: Any, monkeypatch: pytest.MonkeyPatch
+    reports: FleetReports, instance: Instance, worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orders, "ORDER_TIMEOUT_S", 0.3)
     (found,) = (await reports.read()).workers
+    announce(instance, "decode-1", worker.address, boot="c")
     worker.block(2.0)
     with pytest.raises(Unavailable, match="has not accepted the order within 0 s; it may"):
         await order_role(reports.target(found.boot_id), "prefill")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -23,6 +24,7 @@ async def test_one_of_two_holds_the_lock_of_a_folder(tmp_path: Path) -> None:
     assert await first.hold() and await first.hold()
     assert not await second.hold()
     assert (first.term, second.term) == (1, 0)
+    assert (first.lasts_s(), second.lasts_s()) == (math.inf, 0.0)
     await first.close()
     assert await second.hold()
     assert (first.term, second.term) == (0, 2)
@@ -108,9 +110,10 @@ async def test_an_outage_ends_the_leadership_in_time(server: RedisServer) -> Non
     server.kill()
     clock.now_s = TERM_S - 0.1
     assert await first.hold()
+    assert first.lasts_s() == pytest.approx(0.1)
     clock.now_s = TERM_S
     assert not await first.hold()
-    assert first.term == 0
+    assert (first.term, first.lasts_s()) == (0, 0.0)
     await first.close()
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from baton.deploy.control import control_metrics
+from baton.deploy.control.leadership import TERM_S
+from baton.deploy.control.orders import ORDER_TIMEOUT_S
 from baton.deploy.control.role_loop import RoleLoop
 from baton.planner.controller import STALE_S, Decision, RoleController, RoleStep
 from baton.planner.controller_load import FleetSample
@@ -37,6 +39,10 @@ class ScriptedLeadership:
     asked: int = 0
     closed: bool = False
     lost_after: int | None = None  # questions
+    remaining_s: float = TERM_S
+
+    def lasts_s(self) -> float:
+        return self.remaining_s
 
     async def hold(self) -> bool:
         self.asked += 1
@@ -53,6 +59,7 @@ class Scene:
     acts: bool = True
     leadership: ScriptedLeadership = field(default_factory=ScriptedLeadership)
     refusal: Exception | None = None
+    late_s: float = 0.0  # of the clock
     ordered: list[RoleStep] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -62,7 +69,7 @@ class Scene:
             RoleController(GOALS),
             self.leadership,
             self.order,
-            lambda: self.reader.scripted.now_s,
+            lambda: self.reader.scripted.now_s + self.late_s,
             acts=self.acts,
         )
 
@@ -138,6 +145,52 @@ async def test_leadership_is_asked_again_before_an_order() -> None:
         await scene.loop.tick()
     assert scene.leadership.asked == 2
     assert scene.ordered == []
+
+
+async def test_a_new_leader_acts_only_after_a_term() -> None:
+    """An order of the one before may still be on its way; the reports show it by then."""
+    scene = Scene()
+    for _ in range(30):
+        await scene.loop.tick()
+    scene.leadership.term = 2
+    scene.reader.scripted.rate = 30.0
+    began_s = scene.reader.scripted.now_s
+    decisions = []
+    while not scene.ordered:
+        decisions.append(await scene.loop.tick())
+    assert scene.reader.scripted.now_s - began_s >= TERM_S
+    assert any(each is not None and each.step is not None for each in decisions[:-1])
+
+
+async def test_no_order_may_outlast_the_leadership() -> None:
+    assert ORDER_TIMEOUT_S < TERM_S / 2
+    scene = Scene(leadership=ScriptedLeadership(remaining_s=ORDER_TIMEOUT_S - 0.1))
+    decisions = await scene.overload()
+    assert any(each.step is not None for each in decisions) and scene.ordered == []
+    scene.leadership.remaining_s = ORDER_TIMEOUT_S
+    await scene.loop.tick()
+    assert len(scene.ordered) == 1
+
+
+async def test_reports_that_grow_old_before_the_order_are_not_acted_on() -> None:
+    """The leadership's server answered slowly, or the process was paused."""
+    scene = Scene()
+    hold = scene.leadership.hold
+
+    async def slow_hold() -> bool:
+        scene.late_s += STALE_S if scene.leadership.asked % 2 else 0.0  # the second of a tick
+        return await hold()
+
+    for _ in range(30):
+        await scene.loop.tick()
+    scene.reader.scripted.rate = 30.0
+    scene.leadership.hold = slow_hold  # type: ignore[method-assign]
+    steps = []
+    for _ in range(15):
+        scene.leadership.asked, scene.late_s = 0, 0.1
+        decision = await scene.loop.tick()
+        steps += [] if decision is None or decision.step is None else [decision.step]
+    assert steps and scene.ordered == []
 
 
 async def test_a_worker_that_refuses_is_not_asked_again_at_once() -> None:
