@@ -175,7 +175,8 @@ class RoleController:
         self._absent = None
         if load.idle:
             return _none(now_s, "idle", "there is no traffic")
-        if load.prefill_rate is None or (load.step is None and load.running):
+        prompts = load.backlog_tokens or load.tokens_per_request  # else all are computed locally
+        if (load.prefill_rate is None and prompts) or (load.step is None and load.running):
             return _none(now_s, "learning", "no speed of prefill or decode steps is known yet")
         view = self._view(load, counts, now_s)
         assert view.best is not None and view.now is not None

@@ -65,7 +65,7 @@ class ScriptedFleet:
         self.queue += arrived * self.tokens
         computed = min(self.queue, PREFILL_RATE * seconds * len(prefill))
         self.queue -= computed
-        self.running += computed / self.tokens if self.tokens else 0.0
+        self.running += computed / self.tokens if self.tokens else arrived
         self.batch = self.running
         batch = self.batch / max(1, len(decode))
         step_s = SPEED.fixed_s + SPEED.per_sequence_s * batch
@@ -257,6 +257,19 @@ def test_a_controller_that_starts_again_learns_first() -> None:
     _, scripted = overloaded()
     decisions = run(RoleController(GOALS), scripted, int(MIN_SPAN_S))
     assert {each.reason for each in decisions} == {"learning"}
+
+
+def test_prefill_workers_that_never_compute_can_become_decode_workers() -> None:
+    """All prompts are computed locally: a prefill worker's speed will never be known."""
+    scripted = fleet(3, 1, rate=0.5, tokens=0.0)
+    controller = RoleController(GOALS)
+    run(controller, scripted, 30)
+    scripted.rate = 10.0
+    decisions = run(controller, scripted, 60)
+    steps = [each for each in decisions if each.step is not None]
+    assert {each.step.role for each in steps if each.step is not None} == {"decode"}
+    assert decisions[0].wanted["prefill"] == 1
+    assert len(scripted.of("prefill")) >= 1
 
 
 def test_a_gap_in_the_reports_begins_the_rates_again() -> None:
