@@ -155,7 +155,7 @@ class Fleet:
 
     def publish_gauges(self) -> None:
         """Set the gauges of both fleets from the linked workers' last load reports."""
-        ready, starting = self.linked_counts(), self.slow_start.counts()
+        ready, starting = self.linked_counts(), self.slow_start.counts(_now())
         for role in metric_factory.ROLES:
             metrics.FLEET_READY.labels(role).set(ready[role])
             metrics.SLOW_STARTS.labels(role).set(starting[role])

@@ -121,9 +121,13 @@ class SlowStart:
                 withheld += max(0, max_waiting - beyond)
         return withheld
 
-    def counts(self) -> dict[str, int]:
-        """Return the number of starting workers by role."""
-        return {role: len(self._of_role(role)) for role in ("prefill", "decode")}
+    def counts(self, now_s: float) -> dict[str, int]:
+        """Return the number of starting workers by role. Without placements none ends by itself:
+        those whose time is over do not count."""
+        return {
+            role: sum(not start.over(now_s) for start in self._of_role(role).values())
+            for role in ("prefill", "decode")
+        }
 
     def _of_role(self, role: str) -> dict[str, _Start]:
         return {name: start for name, start in self._starting.items() if start.role == role}

@@ -102,7 +102,7 @@ def test_restarted_worker_starts_again_and_resumed_link_not() -> None:
     assert placed.count("decode-0") <= 5
     fleet.slow_start.deferred(fleet.roster, late_s)  # by now the first one is over
     fleet.slow_start.follow(replace(view(NEW), boot_id=b"new", joined_s=JOINED_S))
-    assert fleet.slow_start.counts() == {"prefill": 0, "decode": 1}
+    assert fleet.slow_start.counts(late_s) == {"prefill": 0, "decode": 1}
 
 
 def test_a_worker_that_takes_on_a_role_starts_in_it() -> None:
@@ -160,9 +160,9 @@ def test_it_ends_once_the_worker_is_as_loaded_as_the_others() -> None:
     fleet = Fleet(3, running=20)
     fleet.join(NEW)
     fleet.shares(NEW, per_s=20, seconds=9)
-    assert fleet.slow_start.counts()["decode"] == 1
+    assert fleet.slow_start.counts(JOINED_S)["decode"] == 1
     fleet.shares(NEW, per_s=20, seconds=30)
-    assert fleet.slow_start.counts()["decode"] == 0
+    assert fleet.slow_start.counts(JOINED_S)["decode"] == 0
 
 
 def test_it_ends_in_time_without_placements() -> None:
@@ -171,6 +171,14 @@ def test_it_ends_in_time_without_placements() -> None:
     fleet.place(JOINED_S)
     assert fleet.slow_start.deferred(fleet.roster, JOINED_S) == {b"new"}
     assert fleet.slow_start.deferred(fleet.roster, JOINED_S + CATCH_UP_S) == frozenset()
+
+
+def test_a_quiet_fleet_counts_no_worker_as_starting_for_ever() -> None:
+    """Nothing is placed, so nothing else looks at the time."""
+    fleet = Fleet(3)
+    fleet.join(NEW)
+    assert fleet.slow_start.counts(JOINED_S + CATCH_UP_S - 0.1) == {"prefill": 0, "decode": 1}
+    assert fleet.slow_start.counts(JOINED_S + CATCH_UP_S) == {"prefill": 0, "decode": 0}
 
 
 def test_waiting_requests_get_a_new_workers_room_over_the_ramp() -> None:
@@ -202,7 +210,8 @@ async def test_fleet_limits_a_worker_that_joins_later(monkeypatch: pytest.Monkey
         await asyncio.sleep(0.06)
         stub = scene.add("decode-1", number=2)
         await _eventually(scene, ["decode-0", "decode-1"])
-        assert scene.fleet.slow_start.counts()["decode"] == 1
+        now_s = asyncio.get_running_loop().time()
+        assert scene.fleet.slow_start.counts(now_s)["decode"] == 1
         assert scene.fleet.deferred() == frozenset()  # the first request is its own
         roster = scene.fleet.roster()
         scene.fleet.slow_start.record_placement("decode-1", "decode", roster, 0.0)
