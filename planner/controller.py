@@ -117,7 +117,7 @@ class RoleController:
         self._window.add(sample)
         self._settle(sample, now_s)
         decision = self._decide(sample, now_s)
-        if decision.now is None or decision.reason == "small_gain":
+        if decision.now is None:
             self._better = None
         return decision
 
@@ -181,6 +181,7 @@ class RoleController:
         view = self._view(load, counts, now_s)
         assert view.best is not None and view.now is not None
         if _score(view.best) - _score(view.now) < MIN_GAIN:
+            self._better = None
             return _unhelpful(view, counts)
         role: WorkerRole = "prefill" if view.best.prefill > view.now.prefill else "decode"
         held = self._hold(role, now_s)

@@ -294,6 +294,16 @@ def test_the_last_worker_of_a_role_stays(decode: int) -> None:
         assert until(controller, scripted, "last_worker") >= 1
 
 
+def test_a_direction_that_was_better_before_does_not_count_on() -> None:
+    """No ratio of the last two workers is better, whatever the reason for no step says."""
+    controller, scripted = overloaded(1)
+    scripted.rate = 1000.0
+    until(controller, scripted, "last_worker")
+    controller._better = ("decode", scripted.now_s - HOLD_S)
+    assert run(controller, scripted, 1)[0].reason == "last_worker"
+    assert controller._better is None
+
+
 def test_ready_workers_count_and_not_registered_ones() -> None:
     """Two decode workers, of which one is not ready: the other one is the last."""
     controller, scripted = overloaded(2)
