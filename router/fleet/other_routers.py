@@ -8,8 +8,6 @@ take a worker away, nor make a fleet look full. Pure: time is given.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from baton.runtime import metrics
 from baton.runtime.shared_registry.router_report import RouterReport
 
@@ -21,10 +19,18 @@ MAX_FORGOTTEN = 1024  # routers whose last counter is kept
 MAX_HINTED_REQUESTS, MAX_HINTED_TOKENS = 64, 1 << 16  # of one worker, by all routers
 
 
-@dataclass(frozen=True, slots=True)
 class _Heard:
-    report: RouterReport
-    at_s: float  # on the own clock
+    """The last report of a router, with boot ids as bytes. `at_s` is on the own clock."""
+
+    __slots__ = ("at_s", "counter", "open", "placed")
+
+    def __init__(self, report: RouterReport, at_s: float) -> None:
+        self.at_s = at_s
+        self.counter = report.counter
+        self.open = [bytes.fromhex(boot) for boot in report.open]
+        self.placed = [
+            (bytes.fromhex(boot), requests, tokens) for boot, requests, tokens in report.placed
+        ]
 
 
 class OtherRouters:
@@ -54,14 +60,14 @@ class OtherRouters:
         if known is None:
             last = self._counters.get(report.router, -1)
             return report.counter > last and len(self._heard) < MAX_ROUTERS
-        return report.counter > known.report.counter
+        return report.counter > known.counter
 
     def expire(self, now_s: float) -> None:
         """Forget routers that have said nothing for LIFETIME_S."""
         for router, heard in list(self._heard.items()):
             if now_s - heard.at_s > LIFETIME_S:
                 del self._heard[router]
-                self._counters[router] = heard.report.counter
+                self._counters[router] = heard.counter
         while len(self._counters) > MAX_FORGOTTEN:
             del self._counters[next(iter(self._counters))]
 
@@ -70,8 +76,7 @@ class OtherRouters:
 
     def suspected(self) -> frozenset[bytes]:
         """Return the boot ids of workers whose circuit another router holds open."""
-        reports = (heard.report for heard in self._heard.values())
-        return frozenset(bytes.fromhex(boot) for report in reports for boot in report.open)
+        return frozenset(boot for heard in self._heard.values() for boot in heard.open)
 
     def placed(self, now_s: float) -> dict[bytes, tuple[int, int]]:
         """Return the requests and tokens that others have just placed, by the worker's boot id."""
@@ -79,9 +84,9 @@ class OtherRouters:
         for heard in self._heard.values():
             if now_s - heard.at_s > HINT_S:
                 continue
-            for boot, requests, tokens in heard.report.placed:
-                before = found.get(bytes.fromhex(boot), (0, 0))
-                found[bytes.fromhex(boot)] = (
+            for boot, requests, tokens in heard.placed:
+                before = found.get(boot, (0, 0))
+                found[boot] = (
                     min(before[0] + requests, MAX_HINTED_REQUESTS),
                     min(before[1] + tokens, MAX_HINTED_TOKENS),
                 )

@@ -21,7 +21,7 @@ from baton.runtime.shared_registry.router_report import RouterReport
 
 log = logs.get(__name__)
 
-SHARE_S = 0.2  # between two reports, if something has changed
+SHARE_S = 0.2  # between two reports, if something has changed, and two looks at others' ones
 REPEAT_S = 1.0  # if nothing has
 PUBLISH_TIMEOUT_S = 2.0
 NO_HINT = (0, 0)
@@ -60,8 +60,8 @@ class StateSharing:
             await self._exchange.close()
 
     def _receive(self, report: RouterReport) -> None:
-        if self.others.learn(report, _now(), self._exchange.wall_ns()):
-            self._apply()
+        """Learn it alone: `_repeat` applies what all routers have said since, at one go."""
+        self.others.learn(report, _now(), self._exchange.wall_ns())
 
     async def _repeat(self) -> None:
         while True:
