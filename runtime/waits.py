@@ -37,16 +37,18 @@ async def done_within(future: asyncio.Future[Any], within_s: float | None = None
     return future.done()
 
 
-async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
+async def cancel_all(tasks: Sequence[asyncio.Task[Any]], again_s: float | None = None) -> None:
     """Cancel tasks, and return once all have ended, whatever they raise. If the caller is cancelled
-    while waiting, all tasks still end, then CancelledError is raised."""
+    while waiting, all tasks still end, then CancelledError is raised. A task that has not ended
+    after `again_s` is cancelled again, for parts that may lose a cancellation."""
     for task in tasks:
         task.cancel()
     cancelled = False
     for task in tasks:
         while not task.done():
             try:
-                await done_within(task)
+                if not await done_within(task, again_s):
+                    task.cancel()
             except asyncio.CancelledError:
                 cancelled = True
         if not task.cancelled():
@@ -55,9 +57,11 @@ async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
         raise asyncio.CancelledError
 
 
-async def run_until_first_ends(*parts: Coroutine[Any, Any, None]) -> None:
-    """Run parts of one thing, each a task, until one ends; end the others. Raises what the first
-    one raised; if it just ended, what another did in its end."""
+async def run_until_first_ends(
+    *parts: Coroutine[Any, Any, None], cancel_again_s: float | None = None
+) -> None:
+    """Run parts of one thing, each a task, until one ends; end the others as `cancel_all` does.
+    Raises what the first one raised; if it just ended, what another did in its end."""
     loop = asyncio.get_running_loop()
     first: asyncio.Future[asyncio.Task[None]] = loop.create_future()
 
@@ -71,7 +75,7 @@ async def run_until_first_ends(*parts: Coroutine[Any, Any, None]) -> None:
     try:
         await first
     finally:
-        await cancel_all(tasks)
+        await cancel_all(tasks, cancel_again_s)
     for task in (first.result(), *tasks):
         if not task.cancelled():
             task.result()

@@ -24,6 +24,7 @@ log = logs.get(__name__)
 SHARE_S = 0.2  # between two reports, if something has changed, and two looks at others' ones
 REPEAT_S = 1.0  # if nothing has
 PUBLISH_TIMEOUT_S = 2.0
+CANCEL_AGAIN_S = 0.1  # redis-py may lose a cancellation while it connects
 NO_HINT = (0, 0)
 
 _Content = tuple[tuple[str, ...], tuple[tuple[str, int, int], ...]]
@@ -51,7 +52,9 @@ class StateSharing:
     async def run(self) -> None:
         """Share until cancelled, then close the exchange."""
         try:
-            await waits.run_until_first_ends(self._exchange.follow(self._receive), self._repeat())
+            await waits.run_until_first_ends(
+                self._exchange.follow(self._receive), self._repeat(), cancel_again_s=CANCEL_AGAIN_S
+            )
         except Exception:  # a fault here must not pass unseen: the router serves on without it
             log.exception("router reports ended")
             self._set_hints(frozenset(), {})  # else the last ones would hold for ever

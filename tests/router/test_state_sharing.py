@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -46,9 +47,10 @@ class HintedLink:
 
 @dataclass
 class StubExchange:
-    """So many others report once."""
+    """So many others report once. So many cancellations of the follower are lost."""
 
     count: int = 0
+    deaf: int = 0
 
     def wall_ns(self) -> int:
         return time.time_ns()
@@ -59,6 +61,9 @@ class StubExchange:
     async def follow(self, received: Callable[[RouterReport], None]) -> None:
         for number in range(self.count):
             received(RouterReport(f"{number:032x}", time.time_ns(), (WORKER.hex(),)))
+        for _ in range(self.deaf):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(10 * LIMIT_S)
         await asyncio.sleep(10 * LIMIT_S)
 
     async def close(self) -> None:
@@ -130,6 +135,17 @@ async def test_reports_are_applied_together_and_not_one_by_one(
     assert len(applied) == 1
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_it_ends_though_the_client_loses_a_cancellation() -> None:
+    """As redis-py may while it connects: the router's shutdown waits for the sharing."""
+    exchange = StubExchange(deaf=2)
+    sharing = StateSharing(exchange, b"r" * 16, Circuits(random.Random(1)), list)
+    task = asyncio.create_task(sharing.run())
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await asyncio.wait({task}, timeout=10 * state_sharing.CANCEL_AGAIN_S)
+    assert task.cancelled()
 
 
 async def test_after_a_fault_of_the_sharing_no_hint_stays(

@@ -128,6 +128,26 @@ async def test_a_cancelled_caller_still_sees_its_tasks_ended() -> None:
 
 
 @on_virtual_time
+async def test_a_task_that_loses_cancellations_is_cancelled_again() -> None:
+    lost = []
+
+    async def deaf() -> None:
+        while len(lost) < 3:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                lost.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(60)
+
+    tasks = [asyncio.create_task(deaf())]
+    await asyncio.sleep(0.001)
+    begun_s = asyncio.get_running_loop().time()
+    await waits.cancel_all(tasks, again_s=0.1)
+    assert [round(each - begun_s, 3) for each in lost] == [0.0, 0.1, 0.2]
+    assert tasks[0].cancelled()
+
+
+@on_virtual_time
 async def test_the_first_end_of_the_parts_is_the_end_of_all() -> None:
     ended: list[str] = []
 
