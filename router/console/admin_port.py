@@ -7,6 +7,7 @@ is logged, and never ends the router. Owns the console's feed and the port.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 from dataclasses import dataclass
 
@@ -45,6 +46,14 @@ class AdminAccess:
                 "set BATON_ADMIN_KEY, for example to the output of `openssl rand -hex 16`"
             )
 
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine can reach the port."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
 
 class AdminPort:
     """Listens from its construction, serves from `start` until `stop`. Raises ConfigError if the
@@ -53,7 +62,7 @@ class AdminPort:
     def __init__(self, router: Router, access: AdminAccess) -> None:
         self._feed = ConsoleFeed(ConsoleState(router))
         self._started = asyncio.Event()
-        app = console_app(router, self._feed, access.key)
+        app = console_app(router, self._feed, access.key, on_loopback=access.on_loopback)
         self._listener = _listen(access)
         self.port: int = self._listener.getsockname()[1]
         self._server = HttpServer(

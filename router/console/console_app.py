@@ -22,10 +22,16 @@ from baton.router.answers.request_handler import ClientGone
 from baton.router.client_access.router import Router
 from baton.router.console.console_feed import ConsoleFeed, Viewer
 from baton.router.http_frontend.app import build_app
-from baton.router.http_frontend.auth_middleware import AuthMiddleware
+from baton.router.http_frontend.auth_middleware import OPEN_PATHS, AuthMiddleware, check_host
 from baton.router.http_frontend.client_connection import ClientConnection
+from baton.router.http_frontend.cors import Cors
+from baton.router.http_frontend.http_error import HostNotAllowed, error_response
 
 STREAM_PATH = "/console/stream"
+_LOCAL_ONLY = (
+    "an admin port of this host gives it without a key to localhost or an address alone, and to no "
+    "web page from another host: use one of these"
+)
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -62,11 +68,29 @@ def page_files() -> dict[str, PageFile]:
     return found
 
 
-def console_app(router: Router, feed: ConsoleFeed, key: str) -> ASGIApp:
-    """Return the application. `key` is the operator's."""
+def console_app(router: Router, feed: ConsoleFeed, key: str, *, on_loopback: bool) -> ASGIApp:
+    """Return the application. `key` is the operator's. `on_loopback`: only this host reaches it."""
     app = build_app(router, operator=True)
     _add_stream(app, feed)
-    return ConsolePages(page_files(), AuthMiddleware(app, (key,)))
+    checked: ASGIApp = AuthMiddleware(app, (key,))
+    return ConsolePages(page_files(), LocalPages(checked) if on_loopback else checked)
+
+
+class LocalPages:
+    """Refuses web pages of other hosts the routes that need no key: see `check_host`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._cors = Cors(())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] in OPEN_PATHS:
+            try:
+                check_host(scope["headers"], self._cors, _LOCAL_ONLY)
+            except HostNotAllowed as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class ConsolePages:

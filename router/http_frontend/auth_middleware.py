@@ -31,23 +31,27 @@ _LOCAL_ORIGIN = re.compile(
 )
 
 
-def check_host(headers: Iterable[tuple[bytes, bytes]], cors: Cors) -> None:
+_WITHOUT_KEYS = (
+    "a server without router.api_keys accepts only localhost or an address, and no web page from "
+    "another host: use one of these, or set router.api_keys"
+)
+
+
+def check_host(
+    headers: Iterable[tuple[bytes, bytes]], cors: Cors, rule: str = _WITHOUT_KEYS
+) -> None:
     """Refuse web pages of other hosts where no keys are required: then only local programs may
     call. A browser on this host could send requests for a foreign page, whose Origin is another
     host's, or whose own domain name, in Host, its DNS resolves to this host. Raises HostNotAllowed
-    for any Host but localhost or an address, and for any other Origin unless `cors` allows it."""
+    for any Host but localhost or an address, and for any other Origin unless `cors` allows it;
+    `rule` says so in its message."""
     for header, value in headers:
         allowed = {b"host": _LOCAL_HOST, b"origin": _LOCAL_ORIGIN}.get(header)
         if header == b"origin" and cors.allows(value):
             continue
         if allowed is not None and not allowed.fullmatch(value):
             name = header.decode().title()
-            raise HostNotAllowed(
-                f"{name} is {value[:80].decode('latin-1')!r}: a server without router.api_keys "
-                "accepts only localhost or an address, and no web page from another host: use "
-                "one of these, or set router.api_keys",
-                name,
-            )
+            raise HostNotAllowed(f"{name} is {value[:80].decode('latin-1')!r}: {rule}", name)
 
 
 class AuthMiddleware:

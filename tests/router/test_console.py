@@ -77,6 +77,32 @@ async def test_the_page_needs_no_key_and_runs_nothing_else(router: StartRouter) 
         assert (await running.http.get("/console/stream")).status_code == 404
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/readyz", "/version"])
+async def test_a_web_page_of_another_host_reads_nothing_without_the_key(
+    router: StartRouter, path: str
+) -> None:
+    """A browser of this host whose DNS was made to answer 127.0.0.1 for that page's name."""
+    no_key = {"authorization": ""}
+    async with router(admin=ADMIN) as running:
+        admin = admin_of(running)
+        assert (await admin.get(path, headers=no_key)).status_code == 200
+        for header in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
+            reply = await admin.get(path, headers=no_key | header)
+            assert reply.status_code == 403
+            assert "localhost or an address alone" in reply.json()["error"]["message"]
+        local = await admin.get(path, headers=no_key | {"host": "localhost:9402"})
+        assert local.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.5", False), ("a.b", False)],
+)
+def test_only_a_port_of_this_host_checks_who_asks(host: str, local: bool) -> None:
+    """Elsewhere probes and Prometheus may use its name."""
+    assert AdminAccess(KEY, host).on_loopback is local
+
+
 async def test_a_page_gets_the_whole_state_then_changes(router: StartRouter) -> None:
     pool = {"total": 10, "free": 3, "cached": 4, "used": 1, "leased": 1, "pinned": 1}
     async with router(admin=ADMIN, workers=("prefill-0", "decode-0"), pool=pool) as running:
