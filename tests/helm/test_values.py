@@ -36,7 +36,7 @@ BAD = {
     "workers.kvPorts": ("9500-9400", "FIRST below LAST"),
     "workers.settings": ({"worker.port": 1}, "which the chart sets itself"),
     "orchestrator": ("ray", "orchestrator"),
-    "autoscaling.mode": ("baton", "role controller's decisions; set autoscaling.mode to hpa"),
+    "autoscaling.mode": ("baton", "runs no role controller; set autoscaling.mode to hpa"),
     "autoscaling": ({"mode": "hpa"}, "monitoring.enabled is false; set monitoring.enabled=true"),
     "autoscaling.keda": ({"prometheus": "http://p"}, "autoscaling.mode is none; set"),
     "autoscaling.decode": ({"kvUsePercent": 0}, "kvUsePercent|minimum"),

@@ -71,7 +71,7 @@ value and the remedy. */}}
 {{- end -}}
 {{- $scaling := .Values.autoscaling -}}
 {{- if eq $scaling.mode "baton" -}}
-{{- fail "autoscaling.mode is baton, but no process of this version carries out the role controller's decisions; set autoscaling.mode to hpa, keda or none" -}}
+{{- fail "autoscaling.mode is baton, but this chart runs no role controller; set autoscaling.mode to hpa, keda or none" -}}
 {{- end -}}
 {{- if ne $scaling.mode "none" -}}
 {{- if not .Values.monitoring.enabled -}}
