@@ -36,7 +36,7 @@ STALE_S = 5.0  # older samples are not acted on
 GAP_S = 10.0  # between samples, after which rates begin again
 MIN_SPAN_S = 8.0  # of samples before the first step
 HOLD_S = 2.0  # for which the same direction has to be better
-ABSENT_S = 10.0  # for which a role has no worker: the one that ended may come back by itself
+EMPTY_S = 10.0  # for which a role has no worker: the one that ended may come back by itself
 MIN_GAIN = 0.05  # of the score
 NEAR = 0.02  # scores that differ less are equal
 SERVED_WEIGHT = 0.25  # of the served share in the score; the rest is the good share
@@ -103,17 +103,17 @@ class RoleController:
         self._reversed_s: float | None = None
         self._ended_s: float | None = None
         self._better: tuple[WorkerRole, float] | None = None  # direction, since when
-        self._absent: tuple[WorkerRole, float] | None = None  # the role without a worker
+        self._empty_role: tuple[WorkerRole, float] | None = None  # the role without a worker
 
     def decide(self, sample: FleetSample, now_s: float) -> Decision:
         """Return the step to take now, or why there is none."""
         if now_s - sample.at_s > STALE_S:
-            self._better = self._absent = None
+            self._better = self._empty_role = None
             age_s = now_s - sample.at_s
             return _none(now_s, "stale", f"the reports are {age_s:.1f} s old ({STALE_S:.0f} s)")
         if self._window.gap_s(sample) > GAP_S:
             self._window.clear()
-            self._absent = None
+            self._empty_role = None
         self._window.add(sample)
         self._settle(sample, now_s)
         decision = self._decide(sample, now_s)
@@ -172,7 +172,7 @@ class RoleController:
         load, counts = self._window.load(), self._counts(sample)
         if min(counts.values()) < 1:
             return self._fill(sample, counts, now_s)
-        self._absent = None
+        self._empty_role = None
         if load.idle:
             return _none(now_s, "idle", "there is no traffic")
         prompts = load.backlog_tokens or load.tokens_per_request  # else all are computed locally
@@ -193,11 +193,11 @@ class RoleController:
         """Return the step that gives a role without workers its first one, or why it must wait."""
         role: WorkerRole = "decode" if counts["decode"] < 1 else "prefill"
         other: WorkerRole = "prefill" if role == "decode" else "decode"
-        if self._absent is None or self._absent[0] != role:
-            self._absent = (role, now_s)
-        held_s = now_s - self._absent[1]
+        if self._empty_role is None or self._empty_role[0] != role:
+            self._empty_role = (role, now_s)
+        held_s = now_s - self._empty_role[1]
         # one that is not ready may still start; one that drains may be on its way to this role
-        least_s = CHANGE_S if sample.of(role, "not ready") else ABSENT_S
+        least_s = CHANGE_S if sample.of(role, "not ready") else EMPTY_S
         text = f"no {role} worker is ready for {held_s:.1f} s"
         draining = sorted(e.worker_id for e in sample.workers if e.state == "draining")
         ready = [e for e in sample.of(other, "ready") if not self._leaves(e)]

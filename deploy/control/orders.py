@@ -51,7 +51,7 @@ class Cluster:
         return asyncio.run(self.read_workers())
 
     async def read_workers(self) -> list[WorkerRecord]:
-        """As `workers`, on a running loop."""
+        """Return the same on a running loop."""
         try:
             records = await self._read()
         except OSError as error:

@@ -212,7 +212,7 @@ async def test_an_unreadable_registry_makes_reports_stale() -> None:
     assert {each.reason for each in decisions[int(STALE_S) :] if each} == {"stale"}
 
 
-async def test_recommendations_are_absent_first_and_then_the_last_known_ones() -> None:
+async def test_recommendations_are_none_first_then_the_last_known_ones() -> None:
     """An autoscaler that follows them must never read 0 workers for what is not known."""
     scene = Scene()
     for _ in range(3):

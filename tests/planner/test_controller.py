@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from baton.planner.controller import (
-    ABSENT_S,
     CHANGE_S,
     CHANGES_PER_WORKER,
     COOL_DOWN_S,
+    EMPTY_S,
     HOLD_S,
     MIN_SPAN_S,
     REASONS,
@@ -245,7 +245,7 @@ def test_a_silent_worker_holds_every_step() -> None:
     assert decisions[0].text == "no report of d3"
 
 
-def test_a_worker_without_counters_is_told_from_a_silent_one() -> None:
+def test_a_worker_without_counters_is_not_called_silent() -> None:
     controller, scripted = overloaded()
     scripted.states |= {"d2": "no counters", "d3": "unreachable"}
     (decision,) = run(controller, scripted, 1)
@@ -259,7 +259,7 @@ def test_a_controller_that_starts_again_learns_first() -> None:
     assert {each.reason for each in decisions} == {"learning"}
 
 
-def test_prefill_workers_that_never_compute_can_become_decode_workers() -> None:
+def test_prefill_workers_that_compute_nothing_can_be_moved() -> None:
     """All prompts are computed locally: a prefill worker's speed will never be known."""
     scripted = fleet(3, 1, rate=0.5, tokens=0.0)
     controller = RoleController(GOALS)
@@ -318,14 +318,14 @@ def test_ready_workers_count_and_not_registered_ones() -> None:
 def test_a_role_without_workers_gets_one(roles: tuple[int, int], rate: float) -> None:
     """No traffic is no reason to leave it so: without a decode worker nothing can be served."""
     scripted = fleet(*roles, rate=rate)
-    decisions = run(RoleController(GOALS), scripted, int(MIN_SPAN_S + ABSENT_S) + 3)
+    decisions = run(RoleController(GOALS), scripted, int(MIN_SPAN_S + EMPTY_S) + 3)
     steps = [each for each in decisions if each.step is not None]
     assert len(steps) == 1 and steps[0].step is not None
     assert steps[0].step.role == ("prefill" if roles[0] == 0 else "decode")
     assert min(len(scripted.of("prefill")), len(scripted.of("decode"))) == 1
     before = [each.reason for each in decisions if each.at_s < steps[0].at_s]
     assert set(before) == {"learning", "last_worker"}
-    assert before.count("last_worker") >= ABSENT_S
+    assert before.count("last_worker") >= EMPTY_S
 
 
 @pytest.mark.parametrize("roles", [(1, 0), (0, 1), (0, 0)])
@@ -341,12 +341,12 @@ def test_a_worker_that_is_away_for_a_moment_is_not_replaced() -> None:
     controller = RoleController(GOALS)
     run(controller, scripted, 20)
     del scripted.roles["d0"]
-    decisions = run(controller, scripted, int(ABSENT_S) - 1)
+    decisions = run(controller, scripted, int(EMPTY_S) - 1)
     assert {each.reason for each in decisions} == {"last_worker"}
     scripted.roles["d0"] = "decode"
     assert run(controller, scripted, 1)[0].reason == "idle"
     del scripted.roles["d0"]  # its time counts anew
-    assert {each.step for each in run(controller, scripted, int(ABSENT_S) - 1)} == {None}
+    assert {each.step for each in run(controller, scripted, int(EMPTY_S) - 1)} == {None}
 
 
 @pytest.mark.parametrize("name", ["d0", "p0"])
@@ -359,7 +359,7 @@ def test_a_drain_may_be_the_change_that_fills_the_role(name: str) -> None:
     assert f"{name} drains" in decisions[-1].text
 
 
-def test_a_worker_that_is_not_ready_is_waited_for_as_long_as_for_a_change() -> None:
+def test_a_worker_that_is_not_ready_gets_the_time_of_a_change() -> None:
     scripted = fleet(3, 1, rate=0.0)
     scripted.states["d0"] = "not ready"
     decisions = run(RoleController(GOALS), scripted, int(CHANGE_S + MIN_SPAN_S) + 3)
@@ -374,7 +374,7 @@ def test_a_reversal_that_fills_a_role_does_not_wait() -> None:
     for role in ("decode", "prefill"):  # a reversal, whose change is still under way
         controller.took(RoleStep("p9", "p9.0", role), scripted.now_s)
     del scripted.roles["d0"]
-    steps = [each.step for each in run(controller, scripted, int(ABSENT_S) + 2) if each.step]
+    steps = [each.step for each in run(controller, scripted, int(EMPTY_S) + 2) if each.step]
     assert [step.role for step in steps] == ["decode"]
 
 

@@ -78,7 +78,7 @@ async def test_the_page_needs_no_key_and_runs_nothing_else(router: StartRouter) 
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/readyz", "/version"])
-async def test_a_web_page_of_another_host_reads_nothing_without_the_key(
+async def test_a_page_of_another_host_reads_nothing_without_the_key(
     router: StartRouter, path: str
 ) -> None:
     """A browser of this host whose DNS was made to answer 127.0.0.1 for that page's name."""
@@ -98,7 +98,7 @@ async def test_a_web_page_of_another_host_reads_nothing_without_the_key(
     ("host", "local"),
     [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.5", False), ("a.b", False)],
 )
-def test_only_a_port_of_this_host_checks_who_asks(host: str, local: bool) -> None:
+def test_only_a_port_of_this_host_checks_the_host(host: str, local: bool) -> None:
     """Elsewhere probes and Prometheus may use its name."""
     assert AdminAccess(KEY, host).on_loopback is local
 

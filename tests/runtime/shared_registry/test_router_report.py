@@ -51,7 +51,7 @@ def test_text_that_is_no_report_is_refused(content: bytes) -> None:
     assert isinstance(SIGNER.read(content), str)
 
 
-def test_nesting_that_reads_but_cannot_be_written_again_is_refused() -> None:
+def test_nesting_too_deep_to_be_written_again_is_refused() -> None:
     """Reading needs fewer frames than writing: at some depth only the second one fails."""
     content = json.loads(SIGNER.write(REPORT))
     text = json.dumps(content | {"open": "NESTED"})
