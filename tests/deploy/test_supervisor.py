@@ -154,8 +154,8 @@ def test_a_killed_keeper_takes_its_child_along_and_is_replaced(
     child = start(python_job("a", SLEEP))
     (keeper,) = set(processes_of(instance.instance_id)) - {child.pid}
     os.kill(keeper, signal.SIGKILL)
-    assert wait_for(lambda: not alive(child.pid))
-    assert lacks_keeper(instance.folder, "a")
+    assert wait_for(lambda: not alive(child.pid))  # the thread that started it has ended
+    assert wait_for(lambda: lacks_keeper(instance.folder, "a"))  # and then the others
     launcher.tend()
     assert wait_for(lambda: status(instance, "a").pid != child.pid)
     found = status(instance, "a")
