@@ -58,6 +58,7 @@ NAME = re.compile(r"baton [a-z]+( [a-z]+)?")  # alone: a mention; tests/test_doc
 NOT_HERE = {
     "make dashboards": "rewrites files of this tree; tests/deploy/test_monitoring.py compares them",
     "make install": "installs packages",
+    "baton controller --act": "acts for as long as it runs; tests/e2e/test_controller.py runs it",
     "dmesg": "reads the kernel of the operator's host",
     "systemctl status baton-worker@NAME": "systemd",
     "journalctl -u baton-worker@NAME": "systemd",
