@@ -1,7 +1,7 @@
 """Measure the cost of a handoff: a prefill and a decode worker as real processes, NIXL and gRPC
 between.
 
-    python -m benchmarks.handoff [--rounds N] [--quick] [--json FILE]
+    python -m benchmarks.handoff [--rounds N] [--unlike-rounds N] [--quick] [--json FILE]
 
 A random bf16 model of 0.45 B parameters (28 layers, 1.75 MiB of KV in a block of 16 tokens),
 prompts of 1,024 random tokens, no two with a common prefix, computed in chunks of 256 on either
@@ -29,6 +29,9 @@ handoff_overhead_ms_p50 from the prefill worker's loop having the result of the 
 ttft_ratio_1024         time from submit to first token, disaggregated over local.
 second_token_ratio_1024 gap between first and second token disaggregated, over a decode step of
                         the local run (the median gap between its later tokens).
+unequal_over_equal_ttft time to the first token by a decode worker with another number of ranks than
+                        the prefill worker, over that by one with the same number: 1 and 2, and 2
+                        and 1, the larger; fleets of their own (benchmarks.fleets.unlike_ranks.py).
 
 Spans carry wall time; both workers take it from the same host's clocks.
 """
@@ -59,6 +62,7 @@ from benchmarks.figures.idle_fetch import IdleFetch
 from benchmarks.figures.raw_read import REPEATS, RawReader
 from benchmarks.figures.report import Figure, at_least, at_most, parser, report
 from benchmarks.fleets.span_collector import SpanCollector
+from benchmarks.fleets.unlike_ranks import PAIRS, unlike_ratios
 from benchmarks.fleets.worker_pair import Answer, RouterLink, WorkerPair, chunk_settings
 from benchmarks.inputs.cached_model import cached_model
 
@@ -70,6 +74,7 @@ OUTPUT_TOKENS = 8
 POOL_BLOCKS = 192
 RAW_BLOCKS = 160
 ROUNDS = 12
+UNLIKE_ROUNDS = 7
 WARM_UPS = 2  # enough prompts to have touched every block of the pools
 SPANS_S = 15.0
 
@@ -218,6 +223,21 @@ def _ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
+def unlike_figures(ratios: dict[tuple[int, int], list[float]]) -> list[Figure]:
+    """Return a figure of each pair of ranks, by their medians, and the larger one's limit."""
+    medians = {pair: statistics.median(found) for pair, found in ratios.items()}
+    each = [
+        Figure(
+            f"unequal_over_equal_ttft_{prefill}_{decode}",
+            medians[prefill, decode],
+            "",
+            f"{min(found):.3f} to {max(found):.3f}",
+        )
+        for (prefill, decode), found in ratios.items()
+    ]
+    return [at_most("unequal_over_equal_ttft", max(medians.values()), 1.05), *each]
+
+
 def _median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
@@ -239,28 +259,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)  # as in the worker whose reader and mover these are
     model = options.model or (embedded_model() if options.quick else cached_model())
     collector = SpanCollector()
-    pair = WorkerPair(
-        model,
-        [
-            f"pool.blocks={POOL_BLOCKS}",
-            f"pool.block_size={BLOCK_TOKENS}",
-            f"telemetry.otlp_endpoint={collector.endpoint}",
-            *chunk_settings(CHUNK_TOKENS),
-            *options.set,
-        ],
-    )
+    settings = [
+        f"pool.blocks={POOL_BLOCKS}",
+        f"pool.block_size={BLOCK_TOKENS}",
+        *chunk_settings(CHUNK_TOKENS),
+        *options.set,
+    ]
+    pair = WorkerPair(model, [*settings, f"telemetry.otlp_endpoint={collector.endpoint}"])
     try:
         bench = HandoffBench(pair, collector, read_spec(model))
         asyncio.run(bench.run(options.rounds))
     finally:
         pair.close()
         collector.close()
-    report(figures(bench.rounds, bench.block_bytes, pair.threads), options.json)
+    found = figures(bench.rounds, bench.block_bytes, pair.threads)
+    if options.unlike_rounds:
+        prompt, rounds = (TOKENS, PROMPT_TOKENS), options.unlike_rounds
+        found += unlike_figures(
+            {
+                ranks: asyncio.run(unlike_ratios(model, settings, ranks, prompt, rounds))
+                for ranks in PAIRS
+            }
+        )
+    report(found, options.json)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     made = parser("What a handoff costs")
     made.add_argument("--rounds", type=int, default=ROUNDS)
+    made.add_argument(
+        "--unlike-rounds", type=int, default=UNLIKE_ROUNDS, help="with unlike ranks; 0: none"
+    )
     made.add_argument("--quick", action="store_true", help="the small embedded model instead")
     made.add_argument("--model", type=Path, help="another model's folder")
     made.add_argument("--set", action="append", default=[], help="a setting, SECTION.KEY=VALUE")

@@ -9,11 +9,14 @@ NAMED = {
     "handoff_overhead_ms_p50",
     "ttft_ratio_1024",
     "second_token_ratio_1024",
+    "unequal_over_equal_ttft",
 }
 
 
 def test_it_writes_its_figures(measured: Any) -> None:
-    written, figures, printed = measured("handoff", "--rounds=1", timeout_s=300)
+    written, figures, printed = measured(
+        "handoff", "--rounds=1", "--unlike-rounds=1", timeout_s=600
+    )
     assert figures.keys() >= NAMED
     assert all("limit" in figures[name]["beside"] for name in NAMED)
     assert figures["rounds"]["value"] == 1
