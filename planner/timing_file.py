@@ -116,7 +116,8 @@ def _sample(values: Mapping[str, Any], source: str) -> TimingSample:
 
 def _part(cls: type[_Part], model: Mapping[str, Any], source: str, path: str) -> _Part:
     values = _object(model.get(path, {}), source, path)
-    known = {each.name for each in fields(cls)}  # type: ignore[arg-type]  # cls is a dataclass
+    # each caller's cls is a dataclass; no TypeVar can be bound to all dataclasses
+    known = {each.name for each in fields(cls)}  # type: ignore[arg-type]
     _check_fields(values, known, set(), source, f"{path}.")
     return cls(**{key: _number(each, source, f"{path}.{key}") for key, each in values.items()})
 

@@ -34,6 +34,14 @@ _DAY_S = 86_400.0
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach what listens on the address or name."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
     """The router: its ports, its clients' limits, and how long it waits for workers."""
@@ -149,10 +157,7 @@ class RouterConfig:
     @property
     def on_loopback(self) -> bool:
         """Whether only this machine can reach the router."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
     @property
     def publishes_openapi(self) -> bool:

@@ -82,7 +82,9 @@ class FleetReports:
         self._records = records
 
     async def _ask(self, record: WorkerRecord) -> WorkerSample:
-        stub = control_pb2_grpc.WorkerControlStub(self._channels[record.boot_id])  # type: ignore[no-untyped-call]
+        channel = self._channels[record.boot_id]
+        # protoc's plugin generates stubs without annotations
+        stub = control_pb2_grpc.WorkerControlStub(channel)  # type: ignore[no-untyped-call]
         boot = Target(self._cluster, record).boot()
         terms = {
             "metadata": credentials(self._cluster.secrets.token),

@@ -30,7 +30,9 @@ from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import Incompatible
 from baton.runtime.wire import ModelLimits
 
-CALLS_PER_READ = 8  # a thread converts 0.13 GB/s at least; other handoffs' checksums wait meanwhile
+# One thread converts KV, at 0.13 GB/s or more, and computes the checksums of all other handoffs:
+# it does so between two calls.
+CALLS_PER_READ = 8
 
 
 class ConvertiblePrompt(GrantedPrompt, Protocol):

@@ -136,7 +136,7 @@ class RequestHandler:
         except BatonError as caught:
             outcome, error = _outcome(caught), caught
             raise
-        except Exception as caught:  # any failure is counted, and goes on
+        except Exception as caught:  # of any kind: it is counted, and raised again
             error = caught
             raise
         finally:

@@ -7,7 +7,6 @@ is logged, and never ends the router. Owns the console's feed and the port.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from baton.router.console.console_feed import ConsoleFeed
 from baton.router.console.console_state import ConsoleState
 from baton.router.http_frontend.http_protocol import BoundedHttpProtocol
 from baton.runtime import logs
+from baton.runtime.config import is_loopback
 from baton.runtime.errors import ConfigError
 from baton.runtime.http_server import HttpServer, listen
 
@@ -49,10 +49,7 @@ class AdminAccess:
     @property
     def on_loopback(self) -> bool:
         """Whether only this machine can reach the port."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
 
 class AdminPort:

@@ -55,7 +55,7 @@ class StateSharing:
             await waits.run_until_first_ends(
                 self._exchange.follow(self._receive), self._repeat(), cancel_again_s=CANCEL_AGAIN_S
             )
-        except Exception:  # a fault here must not pass unseen: the router serves on without it
+        except Exception:  # logged at once: this task is awaited only when the router stops
             log.exception("router reports ended")
             self._set_hints(frozenset(), {})  # else the last ones would hold for ever
             raise

@@ -7,18 +7,16 @@ copy is recognised, and an old one by its age. Pure; holds no state.
 
 from __future__ import annotations
 
-import hmac
-import json
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
+
+from baton.runtime.shared_registry.signed_json import SignedJson
 
 MAX_REPORT_BYTES = 32768
 MAX_BOOTS = 256  # workers of each list
 MAX_COUNT = 1 << 31
 _COUNTER_LIMIT = 1 << 63
-_SIGNATURE_BYTES = 16
 _HEX_DIGITS = 32  # of a boot id
-_FIELDS = frozenset(("router", "counter", "open", "placed", "signature"))
+_FIELDS = frozenset(("router", "counter", "open", "placed"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,34 +35,21 @@ class ReportSigner:
     """Signs with the first of `tokens`; accepts the signatures of all of them."""
 
     def __init__(self, tokens: tuple[str, ...]) -> None:
-        self._keys = [
-            blake2b(token.encode(), digest_size=32, person=b"baton-routers").digest()
-            for token in tokens
-        ]
+        self._texts = SignedJson(tokens, b"baton-routers", _FIELDS, MAX_REPORT_BYTES, "report")
 
     def write(self, report: RouterReport) -> bytes:
         """Return the report as bytes with its signature; of each list the first MAX_BOOTS."""
         content = asdict(report)
         content["open"] = list(report.open[:MAX_BOOTS])
         content["placed"] = [list(each) for each in report.placed[:MAX_BOOTS]]
-        signature = _signature(self._keys[0], content)
-        return json.dumps(content | {"signature": signature}).encode()
+        return self._texts.write(content)
 
     def read(self, content: bytes) -> RouterReport | str:
         """Return the report, or why it does not count."""
-        if len(content) > MAX_REPORT_BYTES:
-            return f"it is longer than {MAX_REPORT_BYTES} bytes"
-        try:
-            found = json.loads(content)
-            if not isinstance(found, dict) or _FIELDS.symmetric_difference(found):
-                return "it is no report of this version"
-            signature = str(found.pop("signature")).encode(errors="replace")
-            keys = (_signature(key, found).encode() for key in self._keys)
-            if not any(hmac.compare_digest(signature, key) for key in keys):
-                return "it is not signed with this cluster's token"
-            return _checked(found) or "a field of it cannot be true"
-        except (ValueError, TypeError, RecursionError):  # also of what is written again to check it
-            return "it is no report of this version"
+        found = self._texts.read(content)
+        if isinstance(found, str):
+            return found
+        return _checked(found) or "a field of it cannot be true"
 
 
 def _checked(found: dict[str, object]) -> RouterReport | None:
@@ -98,8 +83,3 @@ def _is_boot(value: object) -> bool:
 
 def _is_count(value: object, limit: int) -> bool:
     return type(value) is int and 0 <= value < limit
-
-
-def _signature(key: bytes, content: dict[str, object]) -> str:
-    text = json.dumps(content, sort_keys=True)
-    return blake2b(text.encode(), key=key, digest_size=_SIGNATURE_BYTES).hexdigest()

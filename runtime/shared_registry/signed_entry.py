@@ -7,19 +7,16 @@ announcement of a boot: a copy of an old entry is recognised by it. Pure; holds 
 
 from __future__ import annotations
 
-import hmac
-import json
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 
 from baton.runtime.errors import ConfigError
 from baton.runtime.registry import WorkerRecord, check_worker_id, record_fault
+from baton.runtime.shared_registry.signed_json import SignedJson
 
 MAX_ENTRY_BYTES = 8192
 MAX_FIELD_CHARACTERS = 1024
 _COUNTER_LIMIT = 1 << 63
-_SIGNATURE_BYTES = 16
-_FIELDS = frozenset(("record", "started", "counter", "withdrawn", "signature"))
+_FIELDS = frozenset(("record", "started", "counter", "withdrawn"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +34,12 @@ class EntrySigner:
     """Signs with the first of `tokens`; accepts the signatures of all of them."""
 
     def __init__(self, tokens: tuple[str, ...]) -> None:
-        self._keys = [
-            blake2b(token.encode(), digest_size=32, person=b"baton-members").digest()
-            for token in tokens
-        ]
+        self._texts = SignedJson(tokens, b"baton-members", _FIELDS, MAX_ENTRY_BYTES, "entry")
 
     def write(self, entry: SignedEntry) -> bytes:
         """Return the entry as bytes with its signature. Raises ConfigError for a record that
         `read` would refuse."""
-        content = asdict(entry)
-        signature = _signature(self._keys[0], content)
-        written = json.dumps(content | {"signature": signature}).encode()
+        written = self._texts.write(asdict(entry))
         if (fault := _fault(entry, len(written))) is not None:
             raise ConfigError(
                 f"worker {entry.record.worker_id[:100]} cannot be announced: {fault}; shorten "
@@ -57,27 +49,14 @@ class EntrySigner:
 
     def read(self, content: bytes) -> SignedEntry | str:
         """Return the entry, or why it does not count."""
-        if len(content) > MAX_ENTRY_BYTES:
-            return f"it is longer than {MAX_ENTRY_BYTES} bytes"
+        found = self._texts.read(content)
+        if isinstance(found, str):
+            return found
         try:
-            found = json.loads(content)
-            if not isinstance(found, dict) or _FIELDS.symmetric_difference(found):
-                return "it is not an entry of this version"
-            signature = str(found.pop("signature")).encode(errors="replace")
-            if not any(
-                hmac.compare_digest(signature, _signature(key, found).encode())
-                for key in self._keys
-            ):
-                return "it is not signed with this cluster's token"
             entry = SignedEntry(WorkerRecord(**found.pop("record")), **found)
-        except (ValueError, TypeError, RecursionError):
-            return "it is not an entry of this version"
+        except TypeError:
+            return "its record is not one of this version"
         return _fault(entry, len(content)) or entry
-
-
-def _signature(key: bytes, content: dict[str, object]) -> str:
-    text = json.dumps(content, sort_keys=True)
-    return blake2b(text.encode(), key=key, digest_size=_SIGNATURE_BYTES).hexdigest()
 
 
 def _fault(entry: SignedEntry, size: int) -> str | None:

@@ -133,7 +133,8 @@ class HashKind:
             return form(array[block]).reshape(1, -1)
 
         def checksums(content: NDArray[np.uint8], seed: int) -> NDArray[np.uint64]:
-            return PlainSums(content, self.slabs).checksums((0,), (seed,))[0]  # type: ignore[no-any-return]
+            sums: NDArray[np.uint64] = PlainSums(content, self.slabs).checksums((0,), (seed,))[0]
+            return sums
 
         return HostConversion(kv_dtype, converted(0).shape[1], array, converted, checksums)
 

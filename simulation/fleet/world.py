@@ -131,7 +131,7 @@ class World:
             self.reads.append(read)
             begin(read)
 
-        self.exchange.begin = noted  # type: ignore[method-assign] # of this one alone
+        self.exchange.begin = noted  # type: ignore[method-assign]  # wraps this instance alone
 
     def share_registry(self) -> None:
         """Let the processes that are started from now on meet over a Redis server."""

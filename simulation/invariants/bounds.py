@@ -61,9 +61,9 @@ class Bounds:
             failures[short].append(now_s)
             failed(permit, now_s, short=short)
 
-        budget.take = taken  # type: ignore[method-assign]
-        budget.release = released  # type: ignore[method-assign]
-        budget.failed = has_failed  # type: ignore[method-assign]
+        budget.take = taken  # type: ignore[method-assign]  # wraps this instance alone
+        budget.release = released  # type: ignore[method-assign]  # wraps this instance alone
+        budget.failed = has_failed  # type: ignore[method-assign]  # wraps this instance alone
 
     def _over_retries(self, process: RouterProcess) -> None:
         """Every placement after a failure takes a permit of the retry budget."""
@@ -78,7 +78,7 @@ class Bounds:
                 self._breaches.append(f"{process.machine.name}: {name} is moved beside the budget")
             return outcome
 
-        submitter.try_place = placed  # type: ignore[method-assign]
+        submitter.try_place = placed  # type: ignore[method-assign]  # wraps this instance alone
 
     def _over_circuits(self, process: RouterProcess) -> None:
         """A third of a role's workers is passed over at most, or one of two."""
@@ -96,4 +96,4 @@ class Bounds:
                     )
             return found
 
-        circuits.passed_over = passed  # type: ignore[method-assign]
+        circuits.passed_over = passed  # type: ignore[method-assign]  # wraps this instance alone

@@ -104,7 +104,7 @@ class Watch:
                         self.breaches.append(f"{name}: blocks {taken} of a step under way given")
             return blocks
 
-        pool.allocate = watched  # type: ignore[method-assign]
+        pool.allocate = watched  # type: ignore[method-assign]  # wraps this instance alone
         self._leases.over(process)
         if isinstance(process.worker, DecodeWorker):
             watch_blocks(process, process.worker, self.breaches)
@@ -141,7 +141,7 @@ class Watch:
                     self.breaches.append(f"{process.machine.name}: {name} took an old token")
             return crowded
 
-        dispatcher.take = watched  # type: ignore[method-assign]
+        dispatcher.take = watched  # type: ignore[method-assign]  # wraps this instance alone
 
     def posted(self, attempt: Attempt, fate: Fate) -> Fate:
         """Record a READ as it starts."""
@@ -174,7 +174,8 @@ class Watch:
                     ended(over)
 
                 prompt.on_end = on_end
-                return prompt  # type: ignore[no-any-return]  # either role's, as `admit` returns it
+                admitted: Prompt | CachedPrefix = prompt
+                return admitted
 
             report = await grant(link, admitting, mover, boot_id, *more)
             if report.end == "closed":

@@ -51,7 +51,7 @@ class Hangs:
             hung(link)
             self._look_later(process, link, link.boot_id)
 
-        dispatcher.hung = watched  # type: ignore[method-assign]
+        dispatcher.hung = watched  # type: ignore[method-assign]  # wraps this instance alone
 
     def _look_later(self, process: RouterProcess, link: WorkerLink, boot_id: bytes) -> None:
         loop = self._world.loop

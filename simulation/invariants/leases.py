@@ -132,7 +132,7 @@ class Leases:
             self._check_used(process, group.request.request_id, group.blocks[group.held :])
             fetched(group)
 
-        scheduler.fetched = watched  # type: ignore[method-assign] # of this one alone
+        scheduler.fetched = watched  # type: ignore[method-assign]  # wraps this instance alone
 
     def _over_prefill(self, process: WorkerProcess, scheduler: PrefillScheduler) -> None:
         read_ended: Callable[[Prompt, int], None] = scheduler.read_ended
@@ -142,7 +142,7 @@ class Leases:
             self._check_used(process, prompt.request_id, used)
             read_ended(prompt, verified)
 
-        scheduler.read_ended = watched  # type: ignore[method-assign]  # of this one alone
+        scheduler.read_ended = watched  # type: ignore[method-assign]  # wraps this instance alone
 
     def _check_used(self, process: WorkerProcess, request_id: str, blocks: list[int]) -> None:
         if {(process.boot_id, block) for block in blocks} & self._tainted:

@@ -88,7 +88,7 @@ class Membership:
             future.add_done_callback(lambda done: self._answered(machine, done))
             return future
 
-        registry.workers = watched  # type: ignore[method-assign]  # of this one alone
+        registry.workers = watched  # type: ignore[method-assign]  # wraps this instance alone
 
     def _answered(self, machine: Machine, answer: asyncio.Future[list[WorkerRecord]]) -> None:
         if answer.cancelled() or answer.exception() is not None:

@@ -41,7 +41,7 @@ def watch_blocks(process: WorkerProcess, worker: DecodeWorker, breaches: list[st
                 )
         return outcome
 
-    scheduler.commit = watched  # type: ignore[method-assign]
+    scheduler.commit = watched  # type: ignore[method-assign]  # wraps this instance alone
 
 
 def wrong_contents(process: WorkerProcess, slabs: int) -> Iterable[str]:

@@ -71,7 +71,7 @@ class Refusals:
                 self._judge(process.machine.name, error, waiting >= limit)
                 raise
 
-        line.check_room = watched  # type: ignore[method-assign]
+        line.check_room = watched  # type: ignore[method-assign]  # wraps this instance alone
 
     def _over_prompts(self, process: WorkerProcess, scheduler: Any) -> None:
         submit, limit = scheduler.submit, self._world.config.step.max_queue
@@ -102,7 +102,7 @@ class Refusals:
                 self._judge(process.machine.name, error, full)
                 raise
 
-        handoffs.fetch = watched  # type: ignore[method-assign]
+        handoffs.fetch = watched  # type: ignore[method-assign]  # wraps this instance alone
 
     # -- routers --------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class Refusals:
             finally:
                 taken -= admitted
 
-        admission.ticket = watched  # type: ignore[method-assign]
+        admission.ticket = watched  # type: ignore[method-assign]  # wraps this instance alone
 
     def _over_budget(self, process: RouterProcess) -> None:
         budget, config = process.dispatcher._retries._budget, self._world.config.router
@@ -146,8 +146,8 @@ class Refusals:
                 self._judge(process.machine.name, error, recent >= limit)
                 raise
 
-        budget.take = watched  # type: ignore[method-assign]
-        budget.failed = watched_failure  # type: ignore[method-assign]
+        budget.take = watched  # type: ignore[method-assign]  # wraps this instance alone
+        budget.failed = watched_failure  # type: ignore[method-assign]  # wraps this instance alone
 
     def _over_deadlines(self, process: RouterProcess) -> None:
         """Only where requests wait on every decode worker, as far as it has been informed."""
@@ -165,4 +165,4 @@ class Refusals:
                 self._judge(process.machine.name, error, full)
                 raise
 
-        submitter.check_deadline = watched  # type: ignore[method-assign]
+        submitter.check_deadline = watched  # type: ignore[method-assign]  # wraps this instance alone

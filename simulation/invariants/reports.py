@@ -40,5 +40,5 @@ class Reports:
                 taken.add(key)
             return counts
 
-        sharing._exchange.publish = published  # type: ignore[method-assign]
-        sharing.others.learn = learned  # type: ignore[method-assign]
+        sharing._exchange.publish = published  # type: ignore[method-assign]  # wraps this instance alone
+        sharing.others.learn = learned  # type: ignore[method-assign]  # wraps this instance alone

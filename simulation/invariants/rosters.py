@@ -24,4 +24,4 @@ def over_router(process: RouterProcess, breaches: list[str]) -> None:
                 breaches.append(f"{process.machine.name}: its roster is behind {name}'s link")
         return found
 
-    fleet.roster = compared  # type: ignore[method-assign]
+    fleet.roster = compared  # type: ignore[method-assign]  # wraps this instance alone

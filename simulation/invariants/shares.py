@@ -58,7 +58,7 @@ class Shares:
                         self._breaches.append(f"{process.machine.name}: {said}")
             return outcome
 
-        submitter.try_place = placed  # type: ignore[method-assign]
+        submitter.try_place = placed  # type: ignore[method-assign]  # wraps this instance alone
 
     def _count(
         self,

@@ -9,44 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from chaos.cluster import Cluster, Place
+from tests.support.conversation import ANSWER_TOKENS, talk
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.nightly]
 
 TURNS = 4
-ANSWER_TOKENS = 60
 BLOCK_TOKENS = 16
-FIRST = [40 + number % 200 for number in range(300)]  # token ids
-NEW = [300, 301, 302, 303, 304]
-SHOWN_S = 2.0  # within which a router knows what a worker has cached
 SETTINGS = ("router.placement=disaggregated", "handoff.lease_s=1.0")
 PATTERN = "[a-z ]{400}"
-
-
-async def talk(url: str, **fields: Any) -> list[list[int]]:
-    """Return the greedy answers of all turns. Each prompt is the one before, its answer and NEW."""
-    prompt, found = FIRST, []
-    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
-        for _ in range(TURNS):
-            body = {
-                "model": "small",
-                "prompt": prompt,
-                "max_tokens": ANSWER_TOKENS,
-                "ignore_eos": True,
-                "temperature": 0,
-                "return_token_ids": True,
-                **fields,
-            }
-            answer = await client.post("/v1/completions", json=body)
-            assert answer.status_code == 200, answer.text
-            tokens = answer.json()["choices"][0]["token_ids"]
-            found.append(tokens)
-            prompt = [*prompt, *tokens, *NEW]
-            await asyncio.sleep(SHOWN_S)
-    return found
 
 
 @contextmanager
@@ -71,8 +44,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[in
     try:
         alone.start(0, 1)
         return {
-            "plain": asyncio.run(talk(alone.url)),
-            "grammar": asyncio.run(talk(alone.url, **GRAMMAR)),
+            "plain": asyncio.run(talk(alone.url, TURNS)),
+            "grammar": asyncio.run(talk(alone.url, TURNS, **GRAMMAR)),
         }
     finally:
         alone.close()
@@ -95,7 +68,9 @@ async def test_later_turns_are_read_beside(
 ) -> None:
     ranks, settings, fields = FLEETS[beside]
     with fleet(tmp_path, 1, 1, *settings, ranks=ranks) as cluster:
-        assert await talk(cluster.url, **fields) == expected["grammar" if fields else "plain"]
+        assert (
+            await talk(cluster.url, TURNS, **fields) == expected["grammar" if fields else "plain"]
+        )
         assert reads(cluster) >= TURNS - 2  # a first contact may come too late for the first
         assert read_blocks(cluster) >= (TURNS - 2) * (ANSWER_TOKENS // BLOCK_TOKENS - 1)
         cluster.quiet(within_s=5.0)

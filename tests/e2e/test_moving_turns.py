@@ -5,50 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from chaos.cluster import Cluster
+from tests.support.conversation import SHOWN_S, talk
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.nightly]
 
 TURNS = 4
-ANSWER_TOKENS = 60
-FIRST = [40 + number % 200 for number in range(300)]  # token ids
-NEW = [300, 301, 302, 303, 304]
-SHOWN_S = 2.0  # within which a router knows what a worker has cached
 SETTINGS = ("router.placement=disaggregated", "handoff.lease_s=1.0")
-
-Between = Callable[[int], Any]  # awaited before the turn of that number
-
-
-async def talk(url: str, between: Between | None = None) -> list[list[int]]:
-    """Return the greedy answers of all turns. Each prompt is the one before, its answer and NEW."""
-    prompt, found = FIRST, []
-    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
-        for turn in range(TURNS):
-            if between is not None:
-                await between(turn)
-            body = {
-                "model": "small",
-                "prompt": prompt,
-                "max_tokens": ANSWER_TOKENS,
-                "ignore_eos": True,
-                "temperature": 0,
-                "return_token_ids": True,
-            }
-            answer = await client.post("/v1/completions", json=body)
-            assert answer.status_code == 200, answer.text
-            tokens = answer.json()["choices"][0]["token_ids"]
-            found.append(tokens)
-            prompt = [*prompt, *tokens, *NEW]
-            await asyncio.sleep(SHOWN_S)
-    return found
 
 
 @contextmanager
@@ -67,7 +37,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     alone = Cluster(tmp_path_factory.mktemp("alone"), ("router.read_cached=false",))
     try:
         alone.start(0, 1)
-        return asyncio.run(talk(alone.url))
+        return asyncio.run(talk(alone.url, TURNS))
     finally:
         alone.close()
 
@@ -94,7 +64,7 @@ async def test_a_migrated_turn_is_read_by_the_next(
 
         tasks: list[asyncio.Task[None]] = []
         before: list[float] = []
-        assert await talk(cluster.url, between) == expected
+        assert await talk(cluster.url, TURNS, between) == expected
         await asyncio.gather(*tasks)
         assert len(killed) == 1 and len(decoders(cluster)) == 1
         assert reads(cluster) >= before[0] + 1
@@ -123,7 +93,7 @@ async def test_a_granter_that_leaves_costs_no_answer(
             else:
                 await asyncio.to_thread(cluster.change_role, holder, "prefill")
 
-        assert await talk(cluster.url, between) == expected
+        assert await talk(cluster.url, TURNS, between) == expected
         assert reads(cluster) >= 1
         cluster.quiet(within_s=8.0)
 
@@ -145,7 +115,7 @@ async def test_a_reader_that_changes_its_role_costs_no_answer(
                 await asyncio.to_thread(cluster.change_role, reader, "decode")
                 await asyncio.sleep(SHOWN_S)
 
-        assert await talk(cluster.url, between) == expected
+        assert await talk(cluster.url, TURNS, between) == expected
         assert reads(cluster) >= 1
         cluster.quiet(within_s=8.0)
 

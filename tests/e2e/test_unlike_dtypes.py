@@ -10,13 +10,11 @@ import httpx
 import pytest
 
 from chaos.cluster import Cluster, Place
+from tests.support.conversation import FIRST, NEW, SHOWN_S, answer
 
 pytestmark = pytest.mark.timeout(300)
 
-ANSWER_TOKENS = 60
-FIRST = [40 + number % 200 for number in range(300)]  # token ids
-NEW = [300, 301, 302, 303, 304]
-SHOWN_S = 2.0  # within which a router knows what a worker has cached
+SAMPLED = {"temperature": 0.9, "seed": 5}
 
 
 def place(name: str) -> Place:
@@ -34,30 +32,14 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         print(cluster.logs())
 
 
-async def answer(client: httpx.AsyncClient, prompt: list[int]) -> list[int]:
-    body = {
-        "model": "small",
-        "prompt": prompt,
-        "max_tokens": ANSWER_TOKENS,
-        "ignore_eos": True,
-        "temperature": 0.9,
-        "seed": 5,
-        "return_token_ids": True,
-    }
-    answer = await client.post("/v1/completions", json=body)
-    assert answer.status_code == 200, answer.text
-    (choice,) = answer.json()["choices"]
-    return list(choice["token_ids"])
-
-
 async def test_kv_is_converted_both_ways(fleet: Cluster) -> None:
     async with httpx.AsyncClient(base_url=fleet.url, timeout=60) as client:
-        first = await answer(client, FIRST)
+        first = await answer(client, FIRST, **SAMPLED)
         prefilled = fleet.metric("prefill-0", "baton_converted_blocks_total")
         assert prefilled == -(-len(FIRST) // 16)
         assert fleet.metric("decode-0", "baton_handoffs_total", outcome="completed") == 1
         await asyncio.sleep(SHOWN_S)
-        await answer(client, [*FIRST, *first, *NEW])
+        await answer(client, [*FIRST, *first, *NEW], **SAMPLED)
     assert fleet.metric("decode-0", "baton_converted_blocks_total") > 0  # the answer's
     assert fleet.metric("prefill-0", "baton_cached_read_blocks_total") > 0
     assert fleet.metric("decode-0", "baton_handoffs_total", outcome="completed") == 2

@@ -51,7 +51,7 @@ def test_a_worker_that_is_away_for_a_moment_is_not_replaced() -> None:
     assert {each.reason for each in decisions} == {"last_worker"}
     scripted.roles["d0"] = "decode"
     assert run(controller, scripted, 1)[0].reason == "idle"
-    del scripted.roles["d0"]  # its time counts anew
+    del scripted.roles["d0"]  # the controller waits for it from the start again
     assert {each.step for each in run(controller, scripted, int(EMPTY_S) - 1)} == {None}
 
 

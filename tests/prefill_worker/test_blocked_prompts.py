@@ -10,7 +10,7 @@ from baton.engine.scheduling.blocks import BlockPool
 from baton.prefill_worker.prompts import Prompt
 from baton.proto import worker_pb2
 from baton.runtime.errors import Overloaded
-from tests.support.prefill_bench import Bench
+from tests.support.prefill_bench import PrefillBench
 
 
 class CountedPool:
@@ -27,7 +27,7 @@ class CountedPool:
         return found
 
 
-def blocked_prompt(bench: Bench) -> tuple[Prompt, Prompt]:
+def blocked_prompt(bench: PrefillBench) -> tuple[Prompt, Prompt]:
     """One that keeps its blocks pinned, and one that waits for them, half of it cached."""
     cached, other = list(range(33)), list(range(100, 140))
     first = bench.submit(cached)
@@ -41,7 +41,7 @@ def blocked_prompt(bench: Bench) -> tuple[Prompt, Prompt]:
 
 
 def test_a_blocked_prompt_is_matched_once_over_all_tries() -> None:
-    bench = Bench(blocks=20)
+    bench = PrefillBench(blocks=20)
     keeps, waits = blocked_prompt(bench)
     counted = CountedPool(bench.pool)
     for _ in range(10):
@@ -53,7 +53,7 @@ def test_a_blocked_prompt_is_matched_once_over_all_tries() -> None:
 
 
 def test_blocked_prompt_matches_what_is_published_while_it_waits() -> None:
-    bench = Bench(blocks=20)
+    bench = PrefillBench(blocks=20)
     first = bench.submit(list(range(49)))
     waits = bench.submit(list(range(64)))
     bench.scheduler.admit()
@@ -69,7 +69,7 @@ def test_blocked_prompt_matches_what_is_published_while_it_waits() -> None:
 
 @pytest.mark.parametrize("how", ["ended", "stopped"])
 def test_blocked_prompt_frees_what_it_matched_when_it_is_over(how: str) -> None:
-    bench = Bench(blocks=20)
+    bench = PrefillBench(blocks=20)
     keeps, waits = blocked_prompt(bench)
     bench.scheduler.admit()
     if how == "stopped":
@@ -82,7 +82,7 @@ def test_blocked_prompt_frees_what_it_matched_when_it_is_over(how: str) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_source_that_fails_while_a_prompt_waits_is_not_read(fails: bool) -> None:
-    bench = Bench(blocks=4)
+    bench = PrefillBench(blocks=4)
     first, second = bench.submit([1] * 16), bench.submit([2] * 12)
     worker = worker_pb2.Candidate(worker_id="decode-0", boot_id=b"d" * 16)
     second.source = worker_pb2.Source(worker=worker, blocks=2)

@@ -7,7 +7,7 @@ import pytest
 from baton.kv_transfer.granter import Computed
 from baton.prefill_worker.prompts import Prompt
 from baton.runtime.errors import InvalidRequest
-from tests.support.prefill_bench import Bench, events
+from tests.support.prefill_bench import PrefillBench, events
 
 
 def converted(prompt: Prompt) -> list[tuple[int, int, int]]:
@@ -22,7 +22,7 @@ def converted(prompt: Prompt) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("each", [1, 2])
 def test_targets_are_reserved_at_admission_and_come_with_offers(each: int) -> None:
-    bench = Bench()
+    bench = PrefillBench()
     prompt = bench.submit(list(range(22)), held=1, converted_each=each)
     bench.scheduler.admit()
     assert bench.pool.counts().pinned == 5 * each  # of those that the reader lacks
@@ -38,7 +38,7 @@ def test_targets_are_reserved_at_admission_and_come_with_offers(each: int) -> No
 
 
 def test_a_prompt_waits_for_its_targets_too() -> None:
-    bench = Bench(blocks=15)
+    bench = PrefillBench(blocks=15)
     first = bench.submit([1] * 20, converted_each=1)
     second = bench.submit([2] * 20, converted_each=1)
     bench.run()
@@ -50,7 +50,7 @@ def test_a_prompt_waits_for_its_targets_too() -> None:
 
 
 def test_a_prompt_whose_targets_never_fit_is_refused() -> None:
-    bench = Bench(blocks=9)
+    bench = PrefillBench(blocks=9)
     said = "needs 5 KV blocks, 5 more for a reader of another KV dtype, and the prefill pool has 9"
     with pytest.raises(InvalidRequest, match=said):
         bench.submit([1] * 20, converted_each=1)
@@ -59,7 +59,7 @@ def test_a_prompt_whose_targets_never_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_the_end_frees_targets_that_were_not_offered(steps: int) -> None:
-    bench = Bench()
+    bench = PrefillBench()
     prompt = bench.submit(list(range(22)), converted_each=2)
     bench.scheduler.admit()
     for _ in range(steps):

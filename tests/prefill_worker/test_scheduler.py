@@ -11,11 +11,11 @@ from baton.engine.scheduling.draw_costs import DrawCosts
 from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import StepPlan
 from baton.runtime.errors import EngineError, InvalidRequest, OutOfMemory, Overloaded
-from tests.support.prefill_bench import Bench, events
+from tests.support.prefill_bench import PrefillBench, events
 
 
 def test_offers_follow_the_chunks_and_end_with_the_partial_block() -> None:
-    bench = Bench()
+    bench = PrefillBench()
     prompt = bench.submit(list(range(22)), choices=2)
     bench.run()
     expected = ["offer 0+2", "offer 2+2", "offer 4+1", "first 2 cached 0", "offer 5+1 partial 2"]
@@ -28,7 +28,7 @@ def test_offers_follow_the_chunks_and_end_with_the_partial_block() -> None:
 
 
 def test_a_cached_prefix_is_offered_at_admission() -> None:
-    bench = Bench()
+    bench = PrefillBench()
     first = bench.submit(list(range(20)))
     bench.run()
     first.end()
@@ -40,7 +40,7 @@ def test_a_cached_prefix_is_offered_at_admission() -> None:
 
 
 def test_blocks_held_by_the_reader_are_computed_but_not_offered() -> None:
-    bench = Bench()
+    bench = PrefillBench()
     prompt = bench.submit(list(range(20)), held=3)
     bench.run()
     assert events(prompt) == ["offer 3+1", "offer 4+1", "first 1 cached 0", "None"]
@@ -48,7 +48,7 @@ def test_blocks_held_by_the_reader_are_computed_but_not_offered() -> None:
 
 
 def test_a_prompt_waits_until_all_of_it_fits() -> None:
-    bench = Bench(blocks=8)
+    bench = PrefillBench(blocks=8)
     first = bench.submit([1] * 20)
     second = bench.submit([2] * 20)
     bench.run()
@@ -59,7 +59,7 @@ def test_a_prompt_waits_until_all_of_it_fits() -> None:
 
 
 def test_a_prompt_that_never_fits_and_a_full_queue_are_refused() -> None:
-    bench = Bench(blocks=4, max_queue=1)
+    bench = PrefillBench(blocks=4, max_queue=1)
     with pytest.raises(InvalidRequest, match="needs 5 KV blocks and the prefill pool has 4"):
         bench.submit([1] * 17)
     bench.submit([1] * 16)
@@ -68,7 +68,7 @@ def test_a_prompt_that_never_fits_and_a_full_queue_are_refused() -> None:
 
 
 def test_the_end_frees_a_waiting_prompt_and_one_in_progress() -> None:
-    bench = Bench(blocks=8)
+    bench = PrefillBench(blocks=8)
     running = bench.submit([1] * 24)
     waiting = bench.submit([2] * 24)
     bench.step()
@@ -79,7 +79,7 @@ def test_the_end_frees_a_waiting_prompt_and_one_in_progress() -> None:
 
 
 def test_the_end_during_a_step_frees_with_the_step() -> None:
-    bench = Bench()
+    bench = PrefillBench()
     prompt = bench.submit([1] * 8)
     bench.scheduler.admit()
     plan = bench.scheduler.plan()
@@ -91,7 +91,7 @@ def test_the_end_during_a_step_frees_with_the_step() -> None:
 
 
 def test_broken_numbers_fail_the_prompt_and_are_not_cached() -> None:
-    bench = Bench()
+    bench = PrefillBench()
     prompt = bench.submit([1] * 12)
     bench.step()
     bench.step(broken=frozenset({0}))
@@ -101,7 +101,7 @@ def test_broken_numbers_fail_the_prompt_and_are_not_cached() -> None:
 
 
 def test_a_prompt_that_was_not_computed_fails_alone() -> None:
-    bench = Bench()
+    bench = PrefillBench()
     bad, good = bench.submit([1] * 8), bench.submit([2] * 8)
     bench.step(failed={0: EngineError("no luck")})
     bench.run()
@@ -112,7 +112,7 @@ def test_a_prompt_that_was_not_computed_fails_alone() -> None:
 
 
 def test_a_chunk_too_large_for_memory_is_cut_before_failing() -> None:
-    bench = Bench()
+    bench = PrefillBench()
     prompt = bench.submit(list(range(22)))
     short = {0: OutOfMemory("no memory")}
     assert bench.step(failed=short) == 8  # nothing of it counts
@@ -130,7 +130,7 @@ def draws(plan: StepPlan, **more: Any) -> StepResult:
     return StepResult(drawn, **more)
 
 
-def two_steps(bench: Bench) -> tuple[Prompt, StepPlan, StepPlan]:
+def two_steps(bench: PrefillBench) -> tuple[Prompt, StepPlan, StepPlan]:
     """A prompt with its first two chunks of eight tokens under way."""
     prompt = bench.submit(list(range(18)))
     bench.scheduler.admit()
@@ -143,7 +143,7 @@ def two_steps(bench: Bench) -> tuple[Prompt, StepPlan, StepPlan]:
 
 
 def test_the_next_chunk_is_planned_during_one_and_offered_after() -> None:
-    bench = Bench()
+    bench = PrefillBench()
     prompt, first, second = two_steps(bench)
     assert events(prompt) == []
     bench.scheduler.commit(first, draws(first))
@@ -163,7 +163,7 @@ def test_the_next_chunk_is_planned_during_one_and_offered_after() -> None:
 def test_blocks_of_an_ended_prompt_are_freed_with_the_last_step(
     how: str,
 ) -> None:
-    bench = Bench()
+    bench = PrefillBench()
     prompt, first, second = two_steps(bench)
     if how == "step failed":
         bench.scheduler.abandon_step(first, EngineError("device"))
@@ -186,7 +186,7 @@ def test_blocks_of_an_ended_prompt_are_freed_with_the_last_step(
 
 
 def test_after_a_cut_chunk_the_one_under_way_is_computed_again() -> None:
-    bench = Bench()
+    bench = PrefillBench()
     prompt, first, second = two_steps(bench)
     short = draws(first, failed={0: OutOfMemory("no memory")})
     assert bench.scheduler.commit(first, short) == []
@@ -204,7 +204,7 @@ def test_after_a_cut_chunk_the_one_under_way_is_computed_again() -> None:
 
 
 def test_a_failed_step_fails_its_prompts_alone() -> None:
-    bench = Bench(max_prompts=1)
+    bench = PrefillBench(max_prompts=1)
     first, second = bench.submit([1] * 8), bench.submit([2] * 8)
     bench.scheduler.admit()
     bench.scheduler.abandon_step(bench.scheduler.plan(), EngineError("device"))
@@ -214,7 +214,7 @@ def test_a_failed_step_fails_its_prompts_alone() -> None:
 
 
 def test_fresh_blocks_are_announced_before_they_get_new_content() -> None:
-    bench = Bench(blocks=4)
+    bench = PrefillBench(blocks=4)
     first = bench.submit([1] * 16)
     bench.run()
     first.end()
@@ -225,7 +225,7 @@ def test_fresh_blocks_are_announced_before_they_get_new_content() -> None:
 
 
 async def test_a_stop_fails_unfinished_prompts_and_no_complete_one() -> None:
-    bench = Bench(max_prompts=1)
+    bench = PrefillBench(max_prompts=1)
     complete = bench.submit([1] * 6)
     bench.run()
     computed, waiting = bench.submit([2] * 30), bench.submit([3] * 5)
@@ -246,7 +246,7 @@ async def test_a_stop_fails_unfinished_prompts_and_no_complete_one() -> None:
 
 @pytest.mark.parametrize(("choices", "computed"), [(1, 2), (3, 1)])
 def test_first_tokens_of_all_choices_take_their_share(choices: int, computed: int) -> None:
-    bench = Bench(costs=DrawCosts(greedy_s=1.0))
+    bench = PrefillBench(costs=DrawCosts(greedy_s=1.0))
     bench.submit([1] * 4)
     bench.submit([2] * 4, choices=choices)
     bench.scheduler.admit()
@@ -255,7 +255,7 @@ def test_first_tokens_of_all_choices_take_their_share(choices: int, computed: in
 
 
 def test_private_blocks_are_offered_and_not_cached() -> None:
-    bench = Bench()
+    bench = PrefillBench()
     prompt = bench.submit(list(range(20)), private=True)
     bench.run()
     assert [event[:5] for event in events(prompt)[:2]] == ["offer", "offer"]

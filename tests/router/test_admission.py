@@ -65,7 +65,7 @@ def test_the_body_that_was_silent_longest_makes_room(clock: Clock) -> None:
         with admission.arrival(), admission.upload(lambda: reported.append("b")):
             heard()
             with admission.arrival():
-                assert reported == ["b"] and admission.arriving == 3  # until the one told has ended
+                assert reported == ["b"] and admission.arriving == 3  # b still holds its place
             heard()
             with admission.arrival():
                 assert reported == ["b", "a"]

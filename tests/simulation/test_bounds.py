@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
-import structlog
 
 from baton.router.fleet.circuits import Circuits
-from baton.runtime import logs
 from baton.simulation import lab
 from baton.simulation.fleet.draw_scenario import (
     JOINING_SEED,
@@ -27,15 +24,10 @@ from baton.simulation.mutations.mutations import MUTATIONS
 from baton.simulation.mutations.patches import Break
 from baton.simulation.mutations.regressions import PAST_BUGS
 
+pytestmark = pytest.mark.usefixtures("quiet_logs")
+
 STORMY = ("fails always", "no memory at all")
 STORMS = range(STORM_SEED, 15 * STORM_EVERY, STORM_EVERY)
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
 
 
 def test_one_seed_in_many_is_a_storm_that_spares_a_decode_worker() -> None:

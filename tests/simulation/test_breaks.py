@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
-import structlog
 
 from baton.decode_worker.kv_reservations import KvReservations
 from baton.decode_worker.worker import DecodeWorker
 from baton.kv_transfer.reader import HandoffReader
 from baton.router.dispatch.dispatcher import Dispatcher
-from baton.runtime import logs
 from baton.runtime.errors import Overloaded
 from baton.simulation import lab
 from baton.simulation.fleet.draw_scenario import draw
 from baton.simulation.mutations import patches
 from baton.simulation.mutations.patches import Break, Misfit, broken_promises
 
+pytestmark = pytest.mark.usefixtures("quiet_logs")
+
 LEAK = "after 12 s of quiet, r0: 1 tickets taken"
 SEED = 0
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize(

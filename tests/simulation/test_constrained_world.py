@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import structlog
 
 from baton.decode_worker.sequences import Sequence
 from baton.decode_worker.speculator import Speculator
 from baton.engine.scheduling.batch import Drawn, Slice
-from baton.runtime import logs
 from baton.runtime.grammar.choice_masks import ChoiceMasks
 from baton.runtime.grammar.grammar_text import choice_grammar
 from baton.simulation import lab
@@ -21,16 +17,11 @@ from baton.simulation.fleet.lab_vocabulary import END
 from baton.simulation.fleet.scenario import Fault
 from baton.simulation.invariants.grammars import outside_grammar
 
+pytestmark = pytest.mark.usefixtures("quiet_logs")
+
 FIRST = range(1200)
 SEEDS = [seed for seed in FIRST if seed % CONSTRAINED_EVERY in CONSTRAINED_SEEDS]
 WITH_MIGRATION = 99  # of an answer that had tokens
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
 
 
 def test_speculating_workers_are_struck_in_each_way() -> None:

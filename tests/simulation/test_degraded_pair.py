@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import structlog
 
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.kv_transfer.peers.bandwidth_probe import READ_BLOCKS
-from baton.runtime import logs
 from baton.simulation.fleet.draw_scenario import draw
 from baton.simulation.fleet.history import FINISHED, Ask, History, serve
 from baton.simulation.fleet.world import World
 from baton.simulation.virtual import virtual_loop
 from baton.simulation.virtual.virtual_loop import VirtualLoop
 
+pytestmark = pytest.mark.usefixtures("quiet_logs")
+
 FAST_READ_S, FLOOR_READ_S, SLOW_READ_S = 0.001, 0.01, 0.05
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
 
 
 class Scene:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import structlog
 
 from baton.decode_worker.handoffs import Handoffs
 from baton.router.dispatch.dispatcher import Dispatcher
-from baton.runtime import logs
 from baton.simulation import lab
 from baton.simulation.fleet.draw_scenario import HANG_EVERY, HANG_S, HANG_SEED, draw
 from baton.simulation.fleet.scenario import Fault
@@ -21,15 +18,10 @@ from baton.simulation.mutations import patches
 from baton.simulation.mutations.patches import Break
 from baton.simulation.mutations.regressions import PAST_BUGS
 
+pytestmark = pytest.mark.usefixtures("quiet_logs")
+
 HANGING = range(HANG_SEED, 10 * HANG_EVERY, HANG_EVERY)
 BOUND_S = 3.0  # from the beginning of the hang; docs/reliability/promises.md
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
 
 
 def faults(seed: int) -> list[Fault]:

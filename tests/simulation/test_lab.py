@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from baton.decode_worker.handoffs import Handoffs
@@ -19,7 +18,6 @@ from baton.decode_worker.sequences import Sequence
 from baton.engine.scheduling.batch import Drawn
 from baton.engine.scheduling.step_pipeline import StepPipeline
 from baton.kv_transfer.fetch_ledger import FetchLedger
-from baton.runtime import logs
 from baton.simulation import fault_report, lab
 from baton.simulation.fleet.draw_scenario import (
     TURNS_EVERY,
@@ -31,16 +29,11 @@ from baton.simulation.fleet.draw_scenario import (
 from baton.simulation.fleet.history import Ask
 from baton.simulation.fleet.scenario import Event, Fault, Scenario
 
+pytestmark = pytest.mark.usefixtures("quiet_logs")
+
 SEEDS = 250  # `make nightly` runs 1,750 more, `make faults` 100,000
 PART = 250
 MORE = [pytest.param(n, marks=pytest.mark.nightly) for n in range(SEEDS, 2000, PART)]
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize("first", [*range(0, SEEDS, PART), *MORE])

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import structlog
 from opentelemetry.context import Context
 
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
@@ -18,7 +16,6 @@ from baton.models.random_model import make_shaped_model
 from baton.proto import worker_pb2
 from baton.router.dispatch.active_request import OutputToken
 from baton.router.requests.validated_request import ValidatedRequest
-from baton.runtime import logs
 from baton.runtime.config import Config, PoolConfig
 from baton.runtime.sampling import SamplingParams
 from baton.simulation import fault_report, lab
@@ -31,16 +28,11 @@ from baton.simulation.mutations import mutations
 from baton.simulation.virtual import virtual_loop
 from baton.simulation.virtual.virtual_loop import VirtualLoop
 
+pytestmark = pytest.mark.usefixtures("quiet_logs")
+
 SEEDS = 6  # a hundred times as slow as hashes
 CAUGHT_BY = 7  # of skip-checksums
 GREEDY = SamplingParams(temperature=0.0)
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")

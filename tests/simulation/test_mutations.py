@@ -6,17 +6,15 @@ The seeds below each caught one; they are tried first, since 300 seeds take some
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import structlog
 
-from baton.runtime import logs
 from baton.simulation import lab
 from baton.simulation.fleet.draw_scenario import draw
 from baton.simulation.mutations import mutations
 from baton.simulation.mutations.mutations import MUTATIONS
 from baton.simulation.mutations.patches import Mutation, broken_promises
+
+pytestmark = pytest.mark.usefixtures("quiet_logs")
 
 WITHIN = 500
 CAUGHT_BY = {
@@ -107,13 +105,6 @@ REPRESENTATIVES = {
     "snapshot-of-nothing",
     "publish-rejected-tokens",
 }
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
 
 
 def test_there_are_enough_of_them_and_each_has_its_seed() -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import structlog
 
 from baton.engine.ranks.loading import HUNG_S
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
-from baton.runtime import logs
 from baton.runtime.errors import DeviceLost
 from baton.runtime.sampling import SamplingParams
 from baton.simulation import lab
@@ -24,15 +21,10 @@ from baton.simulation.fleet.scenario import Event, Fault, Scenario
 from baton.simulation.fleet.world import World
 from baton.simulation.virtual.virtual_time import on_virtual_time
 
+pytestmark = pytest.mark.usefixtures("quiet_logs")
+
 SEEDS = [seed for seed in range(600) if seed % RANKED_EVERY in RANKED_SEEDS]
 STRUCK_S = 0.15
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import structlog
 
-from baton.runtime import logs
 from baton.simulation import lab
 from baton.simulation.fleet.draw_scenario import REDIS_EVERY, REDIS_SEEDS, draw
 from baton.simulation.fleet.redis_faults import KINDS
@@ -15,6 +11,8 @@ from baton.simulation.fleet.scenario import Fault
 from baton.simulation.mutations import mutations
 from baton.simulation.mutations.membership_mutations import OF_MEMBERSHIP
 from baton.simulation.mutations.patches import broken_promises
+
+pytestmark = pytest.mark.usefixtures("quiet_logs")
 
 SEEDS = [seed for seed in range(50 * REDIS_EVERY) if seed % REDIS_EVERY in REDIS_SEEDS]
 CAUGHT_BY = {
@@ -24,13 +22,6 @@ CAUGHT_BY = {
     "announce-once": (37, "is not announced again"),
     "ready-without-workers": (24, "is ready and has no link to a decode worker"),
 }
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
 
 
 def test_a_fleet_serves_all_whatever_happens_to_its_registry() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import structlog
 
 from baton.prefill_worker.scheduler import PrefillScheduler
 from baton.router.fleet.worker_link import WorkerLink
-from baton.runtime import logs
 from baton.runtime.errors import Overloaded
 from baton.simulation import lab
 from baton.simulation.fleet.draw_scenario import draw
@@ -20,14 +17,9 @@ from baton.simulation.fleet.scenario import Event, Scenario
 from baton.simulation.mutations import mutations, patches
 from baton.simulation.mutations.patches import Break
 
+pytestmark = pytest.mark.usefixtures("quiet_logs")
+
 ASKS = 20
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
 
 
 def crowd(**settings: dict[str, Any]) -> Scenario:

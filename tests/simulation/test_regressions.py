@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
-import structlog
 
-from baton.runtime import logs
 from baton.simulation import fault_report, lab
 from baton.simulation.fleet.draw_scenario import draw
 from baton.simulation.mutations import patches
@@ -16,12 +13,7 @@ from baton.simulation.mutations.mutations import MUTATIONS
 from baton.simulation.mutations.patches import broken_promises
 from baton.simulation.mutations.regressions import PAST_BUGS
 
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
+pytestmark = pytest.mark.usefixtures("quiet_logs")
 
 
 @pytest.mark.parametrize("name", PAST_BUGS)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import structlog
 
 from baton.router.fleet.circuits import STRIKES, SUSPECTED_STRIKES, Circuits
 from baton.router.fleet.other_routers import LIFETIME_S
 from baton.router.fleet.state_sharing import REPEAT_S, SHARE_S
-from baton.runtime import logs
 from baton.simulation import lab
 from baton.simulation.fleet.draw_scenario import draw
 from baton.simulation.fleet.world import RouterProcess, World
@@ -21,15 +18,10 @@ from baton.simulation.mutations import mutations
 from baton.simulation.virtual import virtual_loop
 from baton.simulation.virtual.virtual_loop import VirtualLoop
 
+pytestmark = pytest.mark.usefixtures("quiet_logs")
+
 SOON_S = 2 * SHARE_S + 0.1
 FORGED_SEED, REPLAYED_SEED = 104, 304
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
 
 
 class Scene:

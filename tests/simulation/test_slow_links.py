@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import structlog
 
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryRead
 from baton.kv_transfer.reader import HandoffReader
-from baton.runtime import logs
 from baton.runtime.errors import ReadFailed
 from baton.simulation import lab
 from baton.simulation.fleet.draw_scenario import CONTACT_BLOCKS, LINK_EVERY, LINK_S, LINK_SEED, draw
@@ -19,14 +16,9 @@ from baton.simulation.fleet.scenario import READ_BLOCKS, Fault
 from baton.simulation.mutations import patches
 from baton.simulation.mutations.patches import Break
 
+pytestmark = pytest.mark.usefixtures("quiet_logs")
+
 LINKED = range(LINK_SEED, 30 * LINK_EVERY, LINK_EVERY)
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
 
 
 def test_in_some_seeds_reads_share_a_link_of_drawn_speed() -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import structlog
 
 from baton.router.dispatch.attempt import Attempt
 from baton.router.fleet.slow_start import growing_share
-from baton.runtime import logs
 from baton.runtime.errors import BatonError
 from baton.simulation import lab
 from baton.simulation.fleet.draw_scenario import JOINING_EVERY, JOINING_SEED, draw
@@ -25,15 +22,10 @@ from baton.simulation.mutations import mutations
 from baton.simulation.virtual import virtual_loop
 from baton.simulation.virtual.virtual_loop import VirtualLoop
 
+pytestmark = pytest.mark.usefixtures("quiet_logs")
+
 PER_S = 12
 SEEDS = [JOINING_SEED + JOINING_EVERY * number for number in range(3)]
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
 
 
 class Load:
@@ -75,7 +67,7 @@ class Load:
                 self.placed.append((outcome.worker_id, name))
             return outcome
 
-        submitter.try_place = placed  # type: ignore[method-assign]
+        submitter.try_place = placed  # type: ignore[method-assign]  # wraps this instance alone
 
     async def second(self) -> list[tuple[str, str]]:
         """Ask PER_S requests within a second. Returns where they were placed."""

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import structlog
 
 from baton.router.fleet.circuits import OPEN_S
-from baton.runtime import logs
 from baton.simulation.fleet.draw_scenario import draw
 from baton.simulation.fleet.history import FINISHED, Ask, History, serve
 from baton.simulation.fleet.world import World
 from baton.simulation.invariants.checks import Watch
 from baton.simulation.virtual import virtual_loop
 from baton.simulation.virtual.virtual_loop import VirtualLoop
+
+pytestmark = pytest.mark.usefixtures("quiet_logs")
 
 SLOW = "d1"
 SLOWNESS = 10.0
@@ -27,13 +26,6 @@ OPENS_WITHIN_S = (
 MEAN_S = 1.5  # for the mean of its steps to come to that
 BACK_WITHIN_S = 1.2 * OPEN_S + 1.0
 EVERY_S = 0.04
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
 
 
 class Load:

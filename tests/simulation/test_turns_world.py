@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import structlog
 
 from baton.kv_transfer.conversion import HostConversion
 from baton.kv_transfer.memory_mover import MemoryRead
-from baton.runtime import logs
 from baton.runtime.grammar.grammar_text import regex_grammar
 from baton.simulation import lab
 from baton.simulation.fleet.draw_scenario import (
@@ -25,19 +22,14 @@ from baton.simulation.fleet.lab_vocabulary import END
 from baton.simulation.fleet.scenario import Event, Fault, Scenario
 from baton.simulation.fleet.world import World
 
+pytestmark = pytest.mark.usefixtures("quiet_logs")
+
 SEEDS = [seed for seed in range(400) if seed % TURNS_EVERY in TURNS_SEEDS]
 TURNS_S = (0.1, 1.0, 3.0)
 SECOND_S = TURNS_S[1]
 ANSWER_TOKENS = 46  # a READ of so many costs less than to compute them
 Reads = list[tuple[float, str]]
 GRAMMAR = regex_grammar("[ab]{34,40}(,[a-c]{2,6}){1,3}")
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture

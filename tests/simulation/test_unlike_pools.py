@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import structlog
 
 from baton.router.fleet import placement
-from baton.runtime import logs
 from baton.simulation import lab
 from baton.simulation.fleet.draw_scenario import draw
 from baton.simulation.fleet.history import Ask
@@ -18,15 +15,10 @@ from baton.simulation.fleet.scenario import BLOCK, Event, Fault, Scenario
 from baton.simulation.mutations import patches
 from baton.simulation.mutations.patches import Break
 
+pytestmark = pytest.mark.usefixtures("quiet_logs")
+
 SEEDS = range(8)
 SMALL, LARGE = 6, 80  # blocks
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
 
 
 def unlike(seed: int, *faults: Event) -> Scenario:

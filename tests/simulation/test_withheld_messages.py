@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import structlog
 
 from baton.kv_transfer.reader import HandoffReader
 from baton.proto import handoff_pb2, worker_pb2
-from baton.runtime import logs
 from baton.runtime.config import HandoffConfig
 from baton.simulation.fleet.draw_scenario import WITHHELD_EVERY, WITHHELD_SEED, draw
 from baton.simulation.fleet.faults import Striker
@@ -26,17 +23,12 @@ from baton.simulation.virtual import virtual_loop
 from baton.simulation.virtual.network import kind_of
 from baton.simulation.virtual.virtual_loop import VirtualLoop
 
+pytestmark = pytest.mark.usefixtures("quiet_logs")
+
 REQUESTS = 40
 DEADLINE_S = 300.0
 BOUND_S = 3 * HandoffConfig().read_timeout_s
 SILENCE_S = 600.0
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs() -> Iterator[None]:
-    logs.setup("lab", "critical")
-    yield
-    structlog.reset_defaults()
 
 
 def fleet(loop: VirtualLoop) -> tuple[World, Watch]:

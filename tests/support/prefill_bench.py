@@ -23,7 +23,7 @@ SIZE = 4
 ROOT = identity.root(b"key", "model", "float32")
 
 
-class Bench:
+class PrefillBench:
     """A scheduler, its pool, and steps that succeed."""
 
     def __init__(self, blocks: int = 32, costs: DrawCosts = ZERO_COSTS, **step: int) -> None:
@@ -62,7 +62,7 @@ class Bench:
         broken: frozenset[int] = frozenset(),
         failed: Mapping[int, EngineError] | None = None,
     ) -> int:
-        """One step; how many tokens it computed."""
+        """Run one step; return how many tokens it computed."""
         self.scheduler.admit()
         plan = self.scheduler.plan()
         drawn = tuple(tuple(Drawn(d.choice, 7) for d in piece.draws) for piece in plan.batch.slices)
@@ -75,7 +75,7 @@ class Bench:
 
 
 def events(prompt: Prompt) -> list[str]:
-    """What the granter will see, in short."""
+    """Return what the granter gets, a short text for each event."""
     seen = []
     while not prompt.events.empty():
         event = prompt.events.get_nowait()

@@ -105,14 +105,11 @@ class ScriptedFleet:
         )
 
 
-def fleet(prefill: int, decode: int, **values: float) -> ScriptedFleet:
-    names = {f"p{n}": "prefill" for n in range(prefill)} | {
-        f"d{n}": "decode" for n in range(decode)
-    }
-    roles: dict[str, WorkerRole] = {
-        name: "prefill" if role == "prefill" else "decode" for name, role in names.items()
-    }
-    return ScriptedFleet(roles, **values)
+def fleet(prefill: int, decode: int, *, rate: float = 4.0, tokens: float = 1000.0) -> ScriptedFleet:
+    """Return a fleet of p0, p1, .. and d0, d1, .. that gets `rate` requests a second."""
+    roles: dict[str, WorkerRole] = {f"p{n}": "prefill" for n in range(prefill)}
+    roles |= {f"d{n}": "decode" for n in range(decode)}
+    return ScriptedFleet(roles, rate=rate, tokens=tokens)
 
 
 def run(
