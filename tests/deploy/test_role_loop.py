@@ -15,7 +15,7 @@ from baton.planner.controller import STALE_S, Decision, RoleController, RoleStep
 from baton.planner.controller_load import FleetSample
 from baton.runtime import metrics
 from baton.runtime.errors import Unavailable
-from tests.planner.test_controller import GOALS, ScriptedFleet, fleet
+from tests.support.scripted_fleet import GOALS, ScriptedFleet, fleet
 
 
 @dataclass
