@@ -26,7 +26,18 @@ PINNED = ROOT / "requirements" / "gpu.txt"
 LIMIT_BYTES = 60 << 20
 VERSION = "3.12"
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
-UNUSED = ("nixl_ep_cu13/",)  # kernels of another library's; 91 MB unpacked
+UNUSED = (
+    "nixl_ep_cu13/",  # kernels of another library's; 91 MB unpacked
+    "nixl_cu13.libs/ucx/libucx_perftest",
+    # object stores, block devices, and a network of which UCX is not the driver
+    *(
+        f"{folder}/libplugin_{name}"
+        for folder in ("nixl_cu13.libs/nixl", ".nixl_cu13.mesonpy.libs/plugins")
+        for name in ("AZURE_BLOB", "GPUNETIO", "GUSLI", "INFINIA", "OBJ")
+    ),
+    "nixl_cu13.libs/libaws-",
+    "nixl_cu13.libs/libazure-",
+)
 CHECK = """
 import importlib, sys
 for name in sys.argv[1].split():
@@ -86,22 +97,22 @@ def download(folder: Path) -> None:
     _run([sys.executable, *line, "-r", str(PINNED)], "the wheels cannot be downloaded")
 
 
-def strip(wheel: Path, folders: Sequence[str]) -> None:
-    """Take `folders` ("name/") out of a wheel, and out of its RECORD."""
+def strip(wheel: Path, unused: Sequence[str]) -> None:
+    """Take what begins with one of `unused` out of a wheel, and out of its RECORD."""
     made = wheel.with_suffix(".new")
     with (
         zipfile.ZipFile(wheel) as old,
         zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as new,
     ):
         for item in old.infolist():
-            if item.filename.startswith(tuple(folders)):
+            if item.filename.startswith(tuple(unused)):
                 continue
             content = old.read(item)
             if item.filename.endswith(".dist-info/RECORD"):
                 rows = csv.reader(io.StringIO(content.decode()))
                 kept = io.StringIO()
                 csv.writer(kept, lineterminator="\n").writerows(
-                    row for row in rows if row and not row[0].startswith(tuple(folders))
+                    row for row in rows if row and not row[0].startswith(tuple(unused))
                 )
                 content = kept.getvalue().encode()
             new.writestr(item, content, zipfile.ZIP_DEFLATED)
