@@ -30,6 +30,7 @@ ROLES = ("prefill", "decode")
 START_S = 900.0  # to load the model and compile kernels on a busy machine; a dead worker ends it
 HEARTBEAT_S = 0.5
 ANSWER_S = 600.0  # of 2,000 tokens of prompt
+GREEDY = worker_pb2.Sampling(top_p=1.0, repetition_penalty=1.0, seed=1)
 
 
 def chunk_settings(tokens: int) -> list[str]:
@@ -86,6 +87,10 @@ class WorkerPair:
         (found,) = [each for each in self._registry.workers() if each.worker_id == name]
         return found
 
+    def records(self) -> list[WorkerRecord]:
+        """The records of all ready workers."""
+        return self._registry.workers()
+
     def close(self) -> None:
         for process in self._processes.values():
             process.terminate()
@@ -131,6 +136,8 @@ class Answer:
     submitted: float
     arrived: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    accepted_proposals: int = 0
+    rejected_proposals: int = 0
 
     @property
     def ttft_s(self) -> float:
@@ -164,18 +171,27 @@ class RouterLink:
         return (await self._link.receive()).hello
 
     async def ask(
-        self, prompt: Sequence[int], output_tokens: int, *, local: bool, held_blocks: int = 0
+        self,
+        prompt: Sequence[int],
+        output_tokens: int,
+        *,
+        local: bool,
+        held_blocks: int = 0,
+        sampling: worker_pb2.Sampling = GREEDY,
+        stops: Sequence[int] = (),
     ) -> Answer:
-        """Send one greedy request and wait for its end. The prefill worker may READ `held_blocks`
-        from the decode worker. Raises RuntimeError if the request fails."""
+        """Send one request and wait for its end. The prefill worker may READ `held_blocks` from the
+        decode worker. `stops`: tokens that end the answer. Raises RuntimeError if the request
+        fails."""
         source = worker_pb2.Source(worker=self._decode, blocks=held_blocks) if held_blocks else None
         trace_id, request_id = secrets.token_hex(16), secrets.token_hex(8)
         submit = worker_pb2.Submit(
             request_id=request_id,
             prompt=prompt,
             choices=[worker_pb2.Choice(choice=0)],
-            sampling=worker_pb2.Sampling(top_p=1.0, repetition_penalty=1.0, seed=1),
+            sampling=sampling,
             max_tokens=output_tokens,
+            stop_token_ids=stops,
             placement=worker_pb2.Placement(
                 local=local, candidates=[] if local else [self.candidate], source=source
             ),
@@ -206,6 +222,8 @@ class RouterLink:
             if output.HasField("token"):
                 answer.arrived.append(now)
                 answer.tokens.append(output.token)
+            answer.accepted_proposals += output.accepted_proposal
+            answer.rejected_proposals += output.rejected_proposals
             if output.end in (worker_pb2.FAILED, worker_pb2.CANCELLED):
                 raise RuntimeError(f"the request failed: {output.failure}")
             over = over or output.end != worker_pb2.NOT_ENDED

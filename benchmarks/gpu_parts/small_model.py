@@ -1,4 +1,5 @@
-"""A small random model as a folder that the engine loads: config.json and safetensors."""
+"""A small random model as a folder that the engine loads: config.json and safetensors, and a
+tokenizer of single characters for grammars."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 _HIDDEN, _LAYERS, _HEADS, _KV_HEADS, _DIM, _FFN, _VOCAB = 64, 3, 4, 2, 32, 96, 199
+END = 2  # the token that ends an answer
+_SPECIAL = ("<pad>", "<begin>", "<end>")
 
 
 def write_small_model(folder: Path, qk_norm: bool) -> None:
@@ -30,9 +33,10 @@ def write_small_model(folder: Path, qk_norm: bool) -> None:
         "rope_theta": 10000.0,
         "hidden_act": "silu",
         "tie_word_embeddings": False,
-        "eos_token_id": 2,
+        "eos_token_id": END,
     }
     (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer()))
     generator = torch.Generator().manual_seed(7 + qk_norm)
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
@@ -61,3 +65,32 @@ def write_small_model(folder: Path, qk_norm: bool) -> None:
             for name in ("q_norm", "k_norm"):
                 tensors[f"{base}self_attn.{name}.weight"] = norm(_DIM)
     save_file(tensors, folder / "model.safetensors")
+
+
+def text_of(tokens: list[int]) -> str:
+    """The text of tokens that have one, without the end. Raises KeyError for any other token."""
+    characters = {token: character for character, token in _tokens().items()}
+    return "".join(characters[token] for token in tokens if token != END).replace("\u0120", " ")
+
+
+def _tokens() -> dict[str, int]:
+    """Special tokens, then one for each printable character; the others of the model have none."""
+    printable = [chr(code) for code in range(33, 127)] + ["\u0120"]  # byte-level BPE's space
+    return {text: token for token, text in enumerate((*_SPECIAL, *printable))}
+
+
+def _tokenizer() -> dict[str, object]:
+    """A `tokenizer.json` of byte-level BPE without merges."""
+    added = [
+        {"id": token, "content": text, "special": True, "normalized": False}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        for token, text in enumerate(_SPECIAL)
+    ]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    return {
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": level | {"use_regex": True},
+        "decoder": level | {"use_regex": True},
+        "model": {"type": "BPE", "vocab": _tokens(), "merges": []},
+    }

@@ -25,7 +25,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PINNED = ROOT / "requirements" / "gpu.txt"
 LIMIT_BYTES = 60 << 20
 VERSION = "3.12"
-PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
+PLATFORMS = (
+    "manylinux_2_31",
+    "manylinux_2_28",
+    "manylinux_2_27",
+    "manylinux_2_17",
+    "manylinux2014",
+)
 UNUSED = (
     "nixl_ep_cu13/",  # kernels of another library's; 91 MB unpacked
     "nixl_cu13.libs/ucx/libucx_perftest",
@@ -49,13 +55,14 @@ assert agent.get_agent_metadata()
 print("checked", sys.version.split()[0])
 """
 IMPORTS = (
-    "cffi cryptography.x509 grpc.aio google.protobuf opentelemetry.sdk.trace orjson "
+    "cffi cryptography.x509 grpc.aio google.protobuf llguidance opentelemetry.sdk.trace orjson "
     "prometheus_client safetensors structlog "
     "opentelemetry.exporter.otlp.proto.grpc.trace_exporter "
     "baton.deploy.processes.admin baton.deploy.host.authority baton.deploy.cli.main "
     "baton.kv_transfer.granter "
     "baton.kv_transfer.handshake baton.kv_transfer.nixl_mover baton.kv_transfer.reader "
     "baton.proto.handoff_pb2_grpc baton.proto.worker_pb2_grpc baton.runtime.grpc_links "
+    "baton.runtime.grammar.grammar_compiler baton.runtime.grammar.grammar_text "
     "baton.runtime.metrics baton.runtime.registry_client baton.runtime.tls baton.runtime.tracing "
     "baton.runtime.worker.service"
 )

@@ -1,77 +1,116 @@
 """A part of `benchmarks.gpu`: a prefill and a decode worker as real processes that share one GPU,
-and another pair whose prefill worker computes on the CPU, against one process.
+another decode worker there that speculates, and another pair whose prefill worker computes on the
+CPU, each against one process.
 
-Greedy tokens must be the same, and every request must have gone by a handoff: a decode worker
-that prefilled for itself would give the same tokens and prove nothing.
+Greedy, seeded and constrained answers must be the same, and every request must have gone by a
+handoff: a decode worker that prefilled for itself would give the same tokens and prove nothing. At
+the end each worker's audit must show every block free or cached, and no handoff open.
 """
 
 from __future__ import annotations
 
-from baton.engine.execution.engine_options import EngineOptions
 from baton.runtime import tls_version  # noqa: F401  before anything imports grpc
 
 # isort: split
 import asyncio
 import http.client
+import json
 import os
 import random
 import re
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from baton.deploy.host.packages import check_worker_packages
-from baton.engine.execution.loading import build_engine
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.deploy.host.packages import check_worker_packages, missing_packages
 from benchmarks.figures.report import Figure
-from benchmarks.gpu_parts.small_model import write_small_model
+from benchmarks.gpu_parts.one_process import Ask, one_process_answers
+from benchmarks.gpu_parts.small_model import END, text_of, write_small_model
 from benchmarks.gpu_parts.speed import Given, Skipped
 
 if TYPE_CHECKING:
-    from benchmarks.fleets.worker_pair import WorkerPair
+    from baton.proto import worker_pb2
+    from baton.runtime.registry import WorkerRecord
+    from benchmarks.fleets.worker_pair import Answer, WorkerPair
 
 LENGTHS = (300, 41, 16, 129, 64, 230)  # of prompts: partial last blocks, whole ones, two chunks
 OUTPUT_TOKENS = 24
+LOOP_TOKENS = 96  # of an answer that repeats itself, so that n-grams find proposals
+SCHEMA = {  # bounded: an answer ends within SCHEMA_TOKENS characters
+    "type": "object",
+    "properties": {
+        "a": {"type": "integer", "minimum": 0, "maximum": 999},
+        "b": {"enum": ["x", "yes"]},
+        "c": {"type": "boolean"},
+    },
+    "required": ["a", "b", "c"],
+}
+SCHEMA_TOKENS = 40
 VOCABULARY = 199  # of the small model
-BLOCK_TOKENS = 16
-GREEDY = SamplingParams(temperature=0.0)
+AUDIT_S = 20.0  # for the last leases to end
 _COMPLETED = re.compile(r'^baton_handoffs_total\{outcome="completed"\} (\S+)', re.MULTILINE)
+_BUSY = ("used", "leased", "pinned", "quarantined")  # states of blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answers of a decode worker and how many handoffs it completed."""
+
+    answers: list[list[int]]
+    handoffs: int
+    accepted: int = 0  # proposals
+    rejected: int = 0
 
 
 def workers(given: Given) -> Iterator[Figure]:
-    """Whether both pairs' tokens are those of one process. Raises RuntimeError if not."""
+    """Whether the tokens of all decode workers are those of one process. Raises RuntimeError if
+    not, or if a worker has kept a block."""
     check_packages()
     from benchmarks.fleets.worker_pair import WorkerPair
 
     gpu = "cpu" if given.dry else "cuda:0"
-    roles = {"shared_device": (gpu, gpu)} | ({} if given.dry else {"cpu_to_gpu": ("cpu", gpu)})
-    chooser = random.Random(11)
-    lengths = LENGTHS[:3] if given.dry else LENGTHS
-    prompts = [[chooser.randrange(VOCABULARY) for _ in range(length)] for length in lengths]
+    asks = asked(dry=given.dry)
     os.environ["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] = "on"
     with TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         write_small_model(model, qk_norm=True)
         pool = "pool.blocks=256" if given.dry else "pool.memory_fraction=0.02"
-        pairs = {
-            name: WorkerPair(
-                model,
-                [pool, "router.placement=disaggregated"],
-                {
-                    "prefill": [f"worker.device={prefill}"],
-                    "decode": [f"worker.device={decode}"],
-                },
-            )
-            for name, (prefill, decode) in roles.items()
-        }
+        settings = [pool, "router.placement=disaggregated"]
+        on_gpu = [f"worker.device={gpu}"]
+        pairs: list[WorkerPair] = []
         try:
-            wanted = asyncio.run(_alone(model, gpu, prompts))
-            for name, pair in pairs.items():
-                yield _figure(name, pair, prompts, wanted)
+            by_role = {"prefill": on_gpu, "decode": on_gpu}
+            speculating = [*on_gpu, "worker.speculate=ngram"]
+            pairs.append(WorkerPair(model, settings, by_role, more=[speculating]))
+            if _cpu_pair(given):
+                by_role = {"prefill": ["worker.device=cpu"], "decode": on_gpu}
+                pairs.append(WorkerPair(model, settings, by_role))
+            wanted = asyncio.run(one_process_answers(model, gpu, asks))
+            _check_schema(asks, wanted)
+            yield _figure("shared_device", pairs[0], "decode-0", asks, wanted)
+            yield _figure("speculating", pairs[0], "decode-1", asks, wanted)
+            for pair in pairs[1:]:
+                yield _figure("cpu_to_gpu", pair, "decode-0", asks, wanted)
+            yield _audited(pairs)
         finally:
-            for pair in pairs.values():
+            for pair in pairs:
                 pair.close()
+
+
+def asked(*, dry: bool = False) -> list[Ask]:
+    """Greedy requests, one with a long answer, then seeded ones, then such with a grammar."""
+    chooser = random.Random(11)
+    lengths = LENGTHS[:3] if dry else LENGTHS
+    prompts = [[chooser.randrange(VOCABULARY) for _ in range(length)] for length in lengths]
+    asks = [Ask(prompt, OUTPUT_TOKENS) for prompt in prompts]
+    asks.append(Ask([5, 9, 100, 7] * 6, LOOP_TOKENS))
+    asks += [Ask(prompt, OUTPUT_TOKENS, 1.0, seed) for seed, prompt in enumerate(prompts[:3], 5)]
+    asks.append(Ask(prompts[1], SCHEMA_TOKENS, schema=SCHEMA))
+    asks += [Ask(prompt, SCHEMA_TOKENS, 1.0, 9, SCHEMA) for prompt in prompts[:2]]
+    return asks
 
 
 def check_packages() -> None:
@@ -84,65 +123,116 @@ def check_packages() -> None:
         raise Skipped(f"workers need more, or newer, packages: {error}") from error
 
 
+def _cpu_pair(given: Given) -> bool:
+    missing = missing_packages("cpu")
+    if missing:
+        print(f"skipped: a prefill worker on the CPU: {', '.join(missing)} not installed")
+    return not given.dry and not missing
+
+
+def _check_schema(asks: Sequence[Ask], answers: Sequence[list[int]]) -> None:
+    """The reference itself: each constrained answer is an object of `SCHEMA`."""
+    for ask, answer in zip(asks, answers, strict=True):
+        if ask.schema is not None:
+            found = json.loads(text_of(answer))
+            if answer[-1] != END or sorted(found) != ["a", "b", "c"] or not 0 <= found["a"] < 1000:
+                raise RuntimeError(f"an answer does not follow its schema: {text_of(answer)}")
+
+
 def _figure(
-    name: str, pair: WorkerPair, prompts: list[list[int]], wanted: list[list[int]]
+    name: str, pair: WorkerPair, worker: str, asks: Sequence[Ask], wanted: list[list[int]]
 ) -> Figure:
-    found, handoffs = asyncio.run(_asked(pair, prompts))
-    equal = sum(one == other for one, other in zip(found, wanted, strict=True))
-    if equal < len(wanted) or handoffs < len(wanted):
+    found = asyncio.run(_asked(pair, worker, asks))
+    equal = sum(one == other for one, other in zip(found.answers, wanted, strict=True))
+    if equal < len(wanted) or found.handoffs < len(wanted):
         raise RuntimeError(
-            f"{name}: {equal} of {len(wanted)} answers equal one process's, {handoffs} came by a "
-            "handoff"
+            f"{name}: {equal} of {len(wanted)} answers equal one process's, {found.handoffs} came "
+            "by a handoff"
         )
     beside = f"of {len(wanted)}, each by a handoff"
+    if name == "speculating":
+        if not found.accepted:
+            raise RuntimeError(f"{name}: no proposal accepted, {found.rejected} rejected")
+        beside += f"; {found.accepted} of {found.accepted + found.rejected} proposals accepted"
     return Figure(f"answers_equal_{name}", float(equal), "", beside, True)
 
 
-async def _asked(pair: WorkerPair, prompts: Sequence[Sequence[int]]) -> tuple[list[list[int]], int]:
-    """The pair's answers, and how many handoffs its decode worker completed."""
+async def _asked(pair: WorkerPair, worker: str, asks: Sequence[Ask]) -> Found:
+    """The answers of a decode worker of the pair."""
     from benchmarks.fleets.worker_pair import RouterLink
 
     records = await asyncio.to_thread(pair.wait_ready)
+    records["decode"] = pair.record(worker)
     link = RouterLink(records, pair.token, pair.tls)
-    await link.open()
+    hello = await link.open()
+    answers: list[Answer] = []
     try:
-        answers = [await link.ask(prompt, OUTPUT_TOKENS, local=False) for prompt in prompts]
+        for ask in asks:
+            sampling = _sampling(ask, hello.vocabulary)
+            stops = () if ask.schema is None else (END,)
+            answers.append(
+                await link.ask(ask.prompt, ask.tokens, local=False, sampling=sampling, stops=stops)
+            )
     finally:
         await link.close()
     handoffs = await asyncio.to_thread(_completed, records["decode"].admin_address)
-    return [answer.tokens for answer in answers], handoffs
+    return Found(
+        [answer.tokens for answer in answers],
+        handoffs,
+        sum(answer.accepted_proposals for answer in answers),
+        sum(answer.rejected_proposals for answer in answers),
+    )
+
+
+def _sampling(ask: Ask, vocabulary: bytes) -> worker_pb2.Sampling:
+    from baton.proto import worker_pb2
+    from baton.runtime.grammar.grammar_text import json_schema_grammar
+
+    made = worker_pb2.Sampling(
+        temperature=ask.temperature, top_p=1.0, repetition_penalty=1.0, seed=ask.seed
+    )
+    if ask.schema is not None:
+        grammar = worker_pb2.Grammar(text=json_schema_grammar(ask.schema), vocabulary=vocabulary)
+        made.grammar.CopyFrom(grammar)
+    return made
 
 
 def _completed(address: str) -> int:
-    connection = http.client.HTTPConnection(address, timeout=10.0)
-    try:
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-    finally:
-        connection.close()
-    found = _COMPLETED.search(text)
+    found = _COMPLETED.search(_get(address, "/metrics"))
     if found is None:
         raise RuntimeError("the decode worker's metrics tell nothing of handoffs")
     return int(float(found[1]))
 
 
-async def _alone(model: Path, device: str, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The answers of one process, one after another."""
-    engine = build_engine(model, EngineOptions(blocks=64, block_size=BLOCK_TOKENS, device=device))
-    answers = []
+def _audited(pairs: Sequence[WorkerPair]) -> Figure:
+    """Each worker's audit, which adds up its pool. Raises RuntimeError if a block is held, or a
+    handoff open, AUDIT_S after the last answer."""
+    records = [record for pair in pairs for record in pair.records()]
+    deadline = time.monotonic() + AUDIT_S
+    while left := {record.worker_id: held for record in records if (held := _held(record))}:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"after their last answers workers still hold: {left}")
+        time.sleep(0.2)
+    return Figure("workers_without_leaks", float(len(records)), "", f"of {len(records)}", True)
+
+
+def _held(record: WorkerRecord) -> dict[str, Any]:
+    """Return the counts in use that a worker's audit shows."""
+    audit = json.loads(_get(record.admin_address, "/audit"))
+    counts = {state: audit["blocks"][state] for state in _BUSY}
+    counts |= {name: audit.get(name, 0) for name in ("requests", "waiting", "running", "reading")}
+    counts["open_handoffs"] = audit["open_handoffs"]
+    return {name: count for name, count in counts.items() if count}
+
+
+def _get(address: str, path: str) -> str:
+    connection = http.client.HTTPConnection(address, timeout=10.0)
     try:
-        for prompt in prompts:
-            table = range(-(-(len(prompt) + OUTPUT_TOKENS) // BLOCK_TOKENS))
-            tokens: list[int] = []
-            given, start = list(prompt), 0
-            for _ in range(OUTPUT_TOKENS):
-                draw = Draw(0, start + len(given), GREEDY)
-                step = StepBatch((Slice(given, start, table, (draw,)),))
-                result = await engine.submit(step).result()
-                start += len(given)
-                given = [result.drawn[0][0].token]
-                tokens += given
-            answers.append(tokens)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        text = answer.read().decode()
     finally:
-        await engine.close()
-    return answers
+        connection.close()
+    if answer.status != 200:
+        raise RuntimeError(f"http://{address}{path} answered {answer.status}: {text[:300]}")
+    return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -26,6 +27,36 @@ def test_pins_are_those_of_the_cpus_file() -> None:
     known = (ROOT / "requirements" / "cpu.txt").read_text().splitlines()
     assert {f"{name}=={version}" for name, version in PINS.items()} <= set(known)
     assert not {"numba", "llvmlite", "torch", "triton", "ray"} & set(PINS)
+
+
+def test_all_that_a_worker_imports_is_pinned() -> None:
+    """What Baton's modules name at their top, and the GPU machine does not bring itself."""
+    code = """
+import ast, json, sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+import baton.deploy.cli.main, baton.deploy.processes.worker_process
+import benchmarks.fleets.worker_pair
+own = [each for name, each in sys.modules.items() if name.startswith(("baton.", "benchmarks."))]
+named = set()
+for node in (n for m in own if m.__file__ for n in ast.parse(Path(m.__file__).read_text()).body):
+    if isinstance(node, ast.Import):
+        named |= {each.name for each in node.names}
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        named.add(node.module)
+roots = {each.partition(".")[0] for each in named} - set(sys.stdlib_module_names)
+found = packages_distributions()
+print(json.dumps({root: found.get(root, []) for root in roots - {"baton", "benchmarks"}}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    wanted = json.loads(done.stdout)
+    assert {"grpc", "llguidance", "structlog"} <= set(wanted)
+    names = {root: {x.lower().replace("_", "-") for x in wanted[root]} for root in wanted}
+    missing = {root for root in names if not names[root] & set(PINS)}
+    assert missing == {"numpy", "torch"}  # the machine's own
 
 
 def made_wheel(folder: Path, name: str, files: dict[str, str]) -> Path:

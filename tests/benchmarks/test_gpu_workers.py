@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,36 +15,83 @@ from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.runtime import metrics
+from benchmarks.gpu_parts import one_process, workers
 from benchmarks.gpu_parts import small_model as gpu_small_model
-from benchmarks.gpu_parts import workers
 
 WANTED = [[1, 2, 3], [4, 5, 6]]
+ASKS = [one_process.Ask([1], 3), one_process.Ask([2], 3)]
+
+
+@pytest.fixture
+def answered(monkeypatch):
+    """A decode worker gives `found`."""
+
+    def make(found):
+        async def asked(pair, worker, asks):
+            return found
+
+        monkeypatch.setattr(workers, "_asked", asked)
+
+    return make
 
 
 @pytest.mark.parametrize(
-    ("found", "handoffs", "says"),
+    ("answers", "handoffs", "says"),
     [
         ([[1, 2, 3], [4, 5, 7]], 2, "1 of 2 answers equal one process's, 2 came by a handoff"),
         (WANTED, 1, "2 of 2 answers equal one process's, 1 came by a handoff"),
         ([[], []], 0, "0 of 2 answers"),
     ],
 )
-def test_other_tokens_and_answers_without_a_handoff_fail(monkeypatch, found, handoffs, says):
-    async def asked(pair, prompts):
-        return found, handoffs
-
-    monkeypatch.setattr(workers, "_asked", asked)
+def test_other_tokens_and_answers_without_a_handoff_fail(answered, answers, handoffs, says):
+    answered(workers.Found(answers, handoffs))
     with pytest.raises(RuntimeError, match=f"a pair: {says}"):
-        workers._figure("a pair", None, [[1], [2]], WANTED)
+        workers._figure("a pair", None, "decode-0", ASKS, WANTED)
 
 
-def test_equal_answers_by_handoffs_are_a_figure_that_holds(monkeypatch):
-    async def asked(pair, prompts):
-        return [list(each) for each in WANTED], 2
-
-    monkeypatch.setattr(workers, "_asked", asked)
-    figure = workers._figure("a_pair", None, [[1], [2]], WANTED)
+def test_equal_answers_by_handoffs_are_a_figure_that_holds(answered):
+    answered(workers.Found([list(each) for each in WANTED], 2))
+    figure = workers._figure("a_pair", None, "decode-0", ASKS, WANTED)
     assert (figure.name, figure.value, figure.holds) == ("answers_equal_a_pair", 2.0, True)
+
+
+def test_speculation_without_an_accepted_proposal_fails(answered):
+    answered(workers.Found(WANTED, 2, accepted=3, rejected=1))
+    figure = workers._figure("speculating", None, "decode-1", ASKS, WANTED)
+    assert "3 of 4 proposals accepted" in figure.beside
+    answered(workers.Found(WANTED, 2, rejected=4))
+    with pytest.raises(RuntimeError, match="no proposal accepted, 4 rejected"):
+        workers._figure("speculating", None, "decode-1", ASKS, WANTED)
+
+
+def audit(**blocks):
+    free = dict.fromkeys(("total", "free", "cached", "used", "leased", "pinned", "quarantined"), 0)
+    return {"blocks": free | blocks, "requests": 0, "open_handoffs": 0}
+
+
+def test_a_block_that_stays_held_fails_the_audit(monkeypatch):
+    held = audit(used=2) | {"open_handoffs": 1}
+    answers = [held, audit(free=9, cached=2)]
+    record = SimpleNamespace(worker_id="decode-0", admin_address="here")
+    pair = SimpleNamespace(records=lambda: [record])
+    monkeypatch.setattr(workers, "_get", lambda *_: json.dumps(answers.pop(0)))
+    figure = workers._audited([pair])
+    assert (figure.value, answers) == (1.0, [])
+    monkeypatch.setattr(workers, "AUDIT_S", 0.0)
+    monkeypatch.setattr(workers, "_get", lambda *_: json.dumps(held))
+    with pytest.raises(RuntimeError, match=r"'decode-0': \{'used': 2, 'open_handoffs': 1\}"):
+        workers._audited([pair])
+
+
+def test_an_answer_outside_of_its_schema_fails():
+    def tokens(text):
+        return [ord(each) - 33 + 3 for each in text] + [gpu_small_model.END]
+
+    asks = [one_process.Ask([1], 40, schema=workers.SCHEMA)]
+    workers._check_schema(asks, [tokens('{"a":7,"b":"x","c":true}')])
+    for wrong in ('{"a":1000,"b":"x","c":true}', '{"a":7,"b":"x"}'):
+        with pytest.raises(RuntimeError, match="does not follow its schema"):
+            workers._check_schema(asks, [tokens(wrong)])
 
 
 @pytest.mark.parametrize(
@@ -93,15 +142,27 @@ def test_handoffs_are_counted_from_the_workers_own_metrics():
 async def test_one_process_answers_greedily_by_its_own_runner(tmp_path):
     model = tmp_path / "model"
     gpu_small_model.write_small_model(model, True)
-    prompts = [[5, 9, 100, 7] * 5, [3]]
-    found = await workers._alone(model, "cpu", prompts)
+    asks = [one_process.Ask([5, 9, 100, 7] * 5, 24), one_process.Ask([3], 24)]
+    found = await one_process.one_process_answers(model, "cpu", asks)
     runner = build_runner(model, EngineOptions(blocks=8))
-    for prompt, answer in zip(prompts, found, strict=True):
-        assert len(answer) == workers.OUTPUT_TOKENS
-        whole = [*prompt, *answer]
+    for ask, answer in zip(asks, found, strict=True):
+        assert len(answer) == 24
+        whole = [*ask.prompt, *answer]
         (logits,) = runner.all_logits(StepBatch((Slice(whole, 0, range(4)),)))
         again = logits.argmax(dim=-1).tolist()
-        assert again[len(prompt) - 1 : -1] == answer
-        draw = Draw(0, len(prompt), SamplingParams(temperature=0.0))
-        first = runner.run(StepBatch((Slice(prompt, 0, range(4), (draw,)),)))
+        assert again[len(ask.prompt) - 1 : -1] == answer
+        draw = Draw(0, len(ask.prompt), SamplingParams(temperature=0.0))
+        first = runner.run(StepBatch((Slice(ask.prompt, 0, range(4), (draw,)),)))
         assert first.drawn[0][0].token == answer[0]
+
+
+async def test_one_process_draws_by_seed_and_by_schema(tmp_path):
+    model = tmp_path / "model"
+    gpu_small_model.write_small_model(model, True)
+    prompt = [5, 9, 100, 7] * 5
+    asks = [one_process.Ask(prompt, 24, 1.0, seed) for seed in (1, 1, 2)]
+    asks += [one_process.Ask(prompt, 40, 1.0, seed, workers.SCHEMA) for seed in (1, 2)]
+    one, again, other, *objects = await one_process.one_process_answers(model, "cpu", asks)
+    assert one == again != other
+    workers._check_schema(asks[3:], objects)
+    assert objects[0] != objects[1] and all(answer[-1] == 2 for answer in objects)
