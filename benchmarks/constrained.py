@@ -33,8 +33,9 @@ from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.model_cluster import ModelCluster
 from benchmarks.constrained_step_cost import step_costs
 from benchmarks.figures.report import Figure, at_least, parser, report
+from benchmarks.fleets.fixed_speculators import FixedSpeculator
 from benchmarks.inputs.constrained_schemas import Schema, all_schemas
-from benchmarks.speculation import DRAFT_TOKENS, FixedSpeculator
+from benchmarks.speculation import DRAFT_TOKENS
 
 MAX_TOKENS = 300
 AT_ONCE = 8

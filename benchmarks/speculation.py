@@ -1,6 +1,6 @@
 """Measure speculative decoding: whether it changes a token, and what it gains.
 
-    python -m benchmarks.speculation [--rounds N] [--quick] [--json FILE]
+    python -m benchmarks.speculation [--rounds N] [--only PART ...] [--quick] [--json FILE]
 
 One process: the product's decode and prefill workers, on engines of baton-tiny or, for the formula,
 of the random 0.45 B model of `benchmarks.engine_cpu`; KV moves within the process. Runs with and
@@ -34,17 +34,15 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from baton.decode_worker.draft_progress import Drafting
 from baton.decode_worker.speculator import Speculator
-from baton.engine.speculation.draft_length import DraftLengthPolicy, SequenceDraft
 from baton.engine.speculation.ngram_proposer import NgramProposer
-from baton.engine.speculation.proposer import Proposer
 from baton.engine.speculation.suffix_proposer import SuffixProposer
 from baton.models.embedded import embedded_draft, embedded_model
 from baton.runtime import logs
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.oracle_proposer import OracleProposer
 from benchmarks.figures.report import Figure, at_least, parser, report
+from benchmarks.fleets.fixed_speculators import FixedDraft, FixedSpeculator
 from benchmarks.fleets.speculating_cluster import SpeculatingCluster
 from benchmarks.inputs.cached_model import VOCABULARY, cached_model
 from benchmarks.inputs.speculation_workloads import ChatPrompt, chats, edits
@@ -64,21 +62,6 @@ RULES: tuple[dict[str, Any], ...] = (
 )
 
 Answers = list[list[int]]
-
-
-class FixedLengths(DraftLengthPolicy):
-    """Proposes as much as there is room for, whether it pays or not."""
-
-    def choose(self, sequences: Sequence[SequenceDraft], limits: Sequence[int]) -> list[int]:
-        return [min(limit, self._longest) for limit in limits]
-
-
-class FixedSpeculator(Speculator):
-    """Speculates with `longest` tokens in each step; with none, it only measures steps."""
-
-    def __init__(self, proposer: Proposer, longest: int) -> None:
-        super().__init__(proposer, max(longest, 1))
-        self.policy = self._policy = FixedLengths(longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,14 +219,6 @@ async def acceptance_ratio(texts: TinyTexts, count: int) -> Figure:
     return Figure("acceptance_disaggregated_over_local", ratio, "", beside, 0.99 <= ratio <= 1.01)
 
 
-class FixedDraft(Speculator):
-    """A draft model or head of a fixed length, so that two runs propose at the same places."""
-
-    def __init__(self, longest: int, drafting: Drafting = "draft") -> None:
-        super().__init__(None, longest, drafting)
-        self._policy = FixedLengths(longest)
-
-
 async def formula(rounds: int, tokens: int) -> list[Figure]:
     """The measured speed-up of an oracle over what its acceptance and the steps' costs allow."""
     dice = random.Random(0)
@@ -331,29 +306,6 @@ async def gain(
     return Gain(statistics.median(ratios), statistics.median(processor), share)
 
 
-async def measure(rounds: int, *, quick: bool) -> list[Figure]:
-    texts = TinyTexts()
-    few = 2 if quick else 6
-    found = [await tokens_equal(texts, few), await acceptance_ratio(texts, 4 * few)]
-    found += await formula(rounds, 24 if quick else FORMULA_TOKENS)
-    batch = [texts.ask(prompt, local=True) for prompt in chats(3, 4 if quick else 3 * BATCH)]
-    found.append(await large_batch(batch, rounds))
-    asks = [texts.ask(prompt, local=True) for prompt in chats(4, few)]
-    gained = await gain(
-        asks,
-        lambda: Speculator(None, DRAFT_TOKENS),
-        rounds=rounds,
-        at_once=1,
-        draft=embedded_draft(),
-    )
-    beside = f"{gained.accepted_share:.2f} of the draft's proposals accepted"
-    found.append(Figure("speedup_baton_tiny_bs1", gained.tokens_per_s, "", beside))
-    asks = [texts.ask(prompt, local=True) for prompt in edits(5, 2, few)]
-    gained = await gain(asks, lambda: Speculator(SuffixProposer(), 8), rounds=rounds, at_once=1)
-    beside = f"{gained.accepted_share:.2f} of the proposals accepted"
-    return [*found, Figure("speedup_suffix", gained.tokens_per_s, "", beside)]
-
-
 async def large_batch(asks: Sequence[dict[str, Any]], rounds: int) -> Figure:
     """Speculation by n-grams of more chats than run at once, so that the batch stays full."""
     gained = await gain(
@@ -368,13 +320,56 @@ async def large_batch(asks: Sequence[dict[str, Any]], rounds: int) -> Figure:
     return Figure(limit.name, gained.tokens_per_s, "", beside, limit.holds)
 
 
+async def lone_requests(
+    name: str,
+    asks: Sequence[dict[str, Any]],
+    make: Callable[[], Speculator],
+    rounds: int,
+    **how: Any,
+) -> Figure:
+    """One request at a time."""
+    gained = await gain(asks, make, rounds=rounds, at_once=1, **how)
+    beside = f"{gained.accepted_share:.2f} of the proposals accepted"
+    return Figure(name, gained.tokens_per_s, "", beside)
+
+
+PARTS = ("equal", "acceptance", "formula", "large_batch", "draft", "suffix")
+
+
+async def measure(rounds: int, only: Sequence[str], *, quick: bool) -> list[Figure]:
+    texts, found = TinyTexts(), []
+    few, many, tokens = (2, 4, 24) if quick else (6, 3 * BATCH, FORMULA_TOKENS)
+    if "equal" in only:
+        found.append(await tokens_equal(texts, few))
+    if "acceptance" in only:
+        found.append(await acceptance_ratio(texts, 4 * few))
+    if "formula" in only:
+        found += await formula(rounds, tokens)
+    if "large_batch" in only:
+        found.append(
+            await large_batch([texts.ask(each, local=True) for each in chats(3, many)], rounds)
+        )
+    if "draft" in only:
+        asks = [texts.ask(prompt, local=True) for prompt in chats(4, few)]
+        make, draft = partial(Speculator, None, DRAFT_TOKENS), embedded_draft()
+        found.append(await lone_requests("speedup_baton_tiny_bs1", asks, make, rounds, draft=draft))
+    if "suffix" in only:
+        asks = [texts.ask(prompt, local=True) for prompt in edits(5, 2, few)]
+        make = partial(Speculator, SuffixProposer(), 8)
+        found.append(await lone_requests("speedup_suffix", asks, make, rounds))
+    return found
+
+
 def main() -> None:
     options = parser(__doc__.splitlines()[0])
     options.add_argument("--rounds", type=int, default=2, metavar="N")
     options.add_argument("--quick", action="store_true", help="less of all: to see that it runs")
+    options.add_argument(
+        "--only", nargs="+", choices=PARTS, default=PARTS, help="these parts alone"
+    )
     given = options.parse_args()
     logs.setup("benchmark", "critical")  # workers are killed on purpose
-    figures = asyncio.run(measure(given.rounds, quick=given.quick))
+    figures = asyncio.run(measure(given.rounds, given.only, quick=given.quick))
     report(figures, given.json, ["Accepted lengths of arctic-inference were not measured."])
 
 

@@ -113,9 +113,7 @@ class DecodeScheduler:
         admitted = []
         beside = self._running, self._granted
         while (group := self._queue.next(*beside)) is not None and not self.starved:
-            if not self._queue.has_credit(group, *beside):
-                break
-            if not self.reservations.reserve(group):
+            if not self._queue.has_credit(group, *beside) or not self.reservations.reserve(group):
                 break
             group.phase = Phase.FETCHING
             if group.local:
@@ -181,8 +179,9 @@ class DecodeScheduler:
         if self.preemptions > before:
             decoding = [sequence for sequence in decoding if sequence in self._running]
         chunks = self._chunks.plan(tokens_per_s, lambda group: takes_part(group.request))
-        slices = self._decode_slices(decoding)
+        slices = self._decode_slices(decoding, beside_chunks=bool(chunks))
         verifies = self._speculator is not None and any(map(speculates, slices))
+        looked = self._speculator is not None and self._speculator.looked
         slices += [self._slice(chunk) for chunk in chunks]
         if self.preemptions > before and not slices:  # a lone request preempted itself
             return self.plan(tokens_per_s)
@@ -193,17 +192,19 @@ class DecodeScheduler:
         self._under_way += bool(slices)
         self._verifying += verifies
         copies = tuple(self.reservations.take_copies(decoding))
-        return StepPlan(StepBatch(tuple(slices), copies), decoding, chunks, verifies)
+        return StepPlan(StepBatch(tuple(slices), copies), decoding, chunks, verifies, looked)
 
     def _waits_for_step(self) -> bool:
-        """Return whether a plan needs the tokens of the step under way: it follows them."""
+        """Return whether a plan needs the tokens of the step under way: it follows them. A step
+        with a chunk verifies nothing: prompts do not wait, and the yield of steps is comparable."""
         if self._speculator is None or not self._under_way:
             return False
-        wanting = [sequence for sequence in self._running if sequence.wants_token]
+        chunk_next = any(map(self._chunks.unplanned, self._granted))
+        wanting = [] if chunk_next else [s for s in self._running if s.wants_token]
         return self._verifying > 0 or self._speculator.should_wait(wanting)
 
-    def _decode_slices(self, decoding: list[Sequence]) -> list[Slice]:
-        if self._speculator is None or self._under_way:
+    def _decode_slices(self, decoding: list[Sequence], *, beside_chunks: bool) -> list[Slice]:
+        if self._speculator is None or self._under_way or beside_chunks:
             return [sequence.next_slice() for sequence in decoding]
         lend = partial(self.reservations.lend, contended=bool(self._queue))
         return self._speculator.slices(decoding, lend)
@@ -236,7 +237,7 @@ class DecodeScheduler:
             if self._chunks.follows(chunk):
                 self._commit_chunk(chunk, index, result, outcome)
         if self._speculator is not None and plan.decoding and not plan.chunks:
-            self._speculator.observe_result(plan.batch, result)
+            self._speculator.observe_result(plan.batch, result, looked=plan.looked)
         return outcome
 
     def _verified(self, plan: StepPlan, index: int, result: StepResult) -> VerifiedRun:
@@ -385,8 +386,7 @@ class DecodeScheduler:
         """Let the group's living sequences run, in the order of their arrival."""
         self._granted.remove(group)
         group.phase = Phase.RUNNING
-        arrived = group.arrived_s
-        index = sum(1 for other in self._running if other.request.arrived_s <= arrived)
+        index = sum(other.request.arrived_s <= group.arrived_s for other in self._running)
         self._running[index:index] = self.reservations.fork(group)
 
     def _drop_group(self, group: Group) -> None:

@@ -5,6 +5,7 @@
 
 A step that verifies is planned with no step under way: what it proposes follows the last token of
 each sequence. So the loop waits with the next plan only where a sequence has something to propose.
+While speculation does not pay, no proposer is asked and nothing is kept for a new sequence.
 Knows no blocks and no clock. Owned by the decode scheduler.
 """
 
@@ -66,6 +67,7 @@ class Speculator:
         self._policy = DraftLengthPolicy(longest)
         self._watch = AcceptanceWatch()
         self._chosen = False  # lengths of the next step
+        self.looked = False  # for proposals, when the newest step was planned
         self._verified = False  # the last step did
         self._name = name = drafting if proposer is None else proposer.name
         self._proposed = metrics.PROPOSED_TOKENS.labels(name)
@@ -74,16 +76,18 @@ class Speculator:
     def should_wait(self, sequences: Seq[Sequence]) -> bool:
         """Return whether the next step should be planned after the one under way, because it will
         have something to verify."""
-        self._choose(sequences)
-        self._chosen = any(map(self._expects, sequences))
+        self.looked = self._choose(sequences)
+        self._chosen = self.looked and any(map(self._expects, sequences))
         return self._chosen
 
     def slices(self, sequences: Seq[Sequence], lend: Callable[[Sequence, int], int]) -> list[Slice]:
         """Return the slice of each sequence, of which no step is under way, with its proposals.
         `lend` gives blocks for so many, and returns for how many there are some."""
         if not self._chosen:
-            self._choose(sequences)
+            self.looked = self._choose(sequences)
         self._chosen = False
+        if not self.looked:
+            return [sequence.next_slice() for sequence in sequences]
         rows = len(sequences)
         slices = []
         for sequence in sequences:
@@ -129,25 +133,27 @@ class Speculator:
             )
         return VerifiedRun(sequence, kept, item.proposed, accepted)
 
-    def observe_result(self, batch: StepBatch, result: StepResult) -> None:
-        """Take the times of a step that computed no chunk of a prompt. A step that verifies is not
-        planned ahead, so that the host's work and the proposer's add to the device's time: what
-        passes between two ends counts, where it is known. Nor is the step after it, which is not
-        the price of a plain step: the device's time counts."""
+    def observe_result(self, batch: StepBatch, result: StepResult, *, looked: bool) -> None:
+        """Take the times of a step that computed no chunk of a prompt. `looked`: as it was when the
+        step was planned. A step that verifies is not planned ahead, so that the host's work and the
+        proposer's add to the device's time: what passes between two ends counts, where it is known.
+        Nor is the step after it, which is not the price of a plain step: the device's time counts,
+        unless it looked for proposals itself."""
         drafts = [len(tokens) for tokens in result.proposed.values()]
         rows = sum(len(item.tokens) for item in batch.slices) + sum(drafts)
         verified = any(drafts) or any(item.proposed for item in batch.slices)
         after, self._verified = self._verified, verified
-        step_s = result.device_s
-        if result.interval_s is not None and (verified or not after):
-            step_s = result.interval_s
+        device_s, interval_s = result.device_s, result.interval_s
+        all_s = device_s if interval_s is None else interval_s
+        step_s = all_s if verified or not after else device_s
         self.observe_step(rows, step_s - result.draft_s)
         if result.draft_s > 0 and any(drafts):
             self._policy.observe_draft(len(drafts), max(drafts), result.draft_s)
-        if step_s > 0:
+        yield_s = all_s if looked else step_s
+        if yield_s > 0:
             tokens = sum(map(len, result.drawn))
             sequences = len(batch.slices)
-            if self._policy.observe_yield(sequences, tokens, step_s, proposed=verified):
+            if self._policy.observe_yield(sequences, tokens, yield_s, looked=looked):
                 metrics.SPECULATION_PAUSES.inc()
 
     def observe_step(self, rows: int, target_s: float) -> None:
@@ -162,13 +168,16 @@ class Speculator:
             self._state(sequence, own).close()
             own.state = None
 
-    def _choose(self, sequences: Seq[Sequence]) -> None:
-        """Write the length that is wanted of each sequence's draft."""
+    def _choose(self, sequences: Seq[Sequence]) -> bool:
+        """Write the length that is wanted of each sequence's draft; return whether one is."""
+        if not self._policy.may_propose(len(sequences)):
+            return False
         owns = [self._own(sequence) for sequence in sequences]
         limits = [max(0, s.growth_left - s.under_way - 1) for s in sequences]
         lengths = self._policy.choose([own.draft for own in owns], limits)
         for own, length in zip(owns, lengths, strict=True):
             own.wanted = length
+        return any(lengths)
 
     def _expects(self, sequence: Sequence) -> bool:
         """Return whether a draft is wanted of a sequence, and its proposer would have one."""

@@ -20,6 +20,7 @@ class StepPlan:
     decoding: list[Sequence]
     chunks: list[Chunk[Group]]
     verifies: bool = False  # some slice verifies proposals
+    looked: bool = False  # for proposals, whether there were any or not
 
     def __bool__(self) -> bool:
         return bool(self.batch.slices)

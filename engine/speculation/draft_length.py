@@ -93,11 +93,17 @@ class DraftLengthPolicy:
         """Record what `passes` passes of a draft model over so many sequences took."""
         self.draft_costs.observe(sequences, seconds / passes)
 
-    def observe_yield(self, sequences: int, tokens: int, seconds: float, *, proposed: bool) -> bool:
-        """Record how many tokens a step without a prefill chunk yielded, with or without proposals,
-        and all the time that it took: while the yield of speculation is lower, none is proposed.
-        Return whether that begins now."""
-        return self._gate.observe(sequences, tokens, seconds, proposed=proposed)
+    def observe_yield(self, sequences: int, tokens: int, seconds: float, *, looked: bool) -> bool:
+        """Record how many tokens a step without a prefill chunk yielded, planned with or without a
+        search for proposals, and all the time that it took: while the yield of speculation is
+        lower, none is looked for. Return whether that begins now."""
+        return self._gate.observe(sequences, tokens, seconds, looked=looked)
+
+    def may_propose(self, sequences: int) -> bool:
+        """Return whether a step of so many sequences may have proposals at all: not before a step
+        was observed, nor while speculation yields less than plain steps of such a batch did. Costs
+        a constant."""
+        return bool(self.step_costs) and self._gate.open(sequences)
 
     def acceptance(self, sequence: SequenceDraft) -> float:
         """Return the estimated share of proposals that the target accepts, one by one."""
@@ -105,9 +111,8 @@ class DraftLengthPolicy:
 
     def choose(self, sequences: Sequence[SequenceDraft], limits: Sequence[int]) -> list[int]:
         """Return how many tokens to propose for each sequence of the next step: at most its limit,
-        which is what its end and its blocks leave room for. 0 for all before a step was observed,
-        and while speculation yields less than plain steps of such a batch did."""
-        if not sequences or not self.step_costs or not self._gate.open(len(sequences)):
+        which is what its end and its blocks leave room for. 0 for all unless it `may_propose`."""
+        if not sequences or not self.may_propose(len(sequences)):
             return [0] * len(sequences)
         caps = np.clip(np.asarray(limits, dtype=np.int64), 0, self._longest)
         shares = np.array([self.acceptance(sequence) for sequence in sequences])

@@ -1,4 +1,5 @@
-"""Whether speculation has paid so far: tokens a second of steps with proposals and without.
+"""Whether speculation has paid so far: tokens a second of steps that looked for proposals, whether
+they found any or not, and of those that did not look.
 
     sequences in the batch    1   2..3   4..7   8..15   ..       one record for each
     plain        tokens / seconds, decaying
@@ -6,18 +7,19 @@
 
 The draft lengths come from a model of costs and chances, which noise can fool: it takes the best of
 many estimates, so that errors add up to its side. These two rates are measured, whatever they are
-made of. Knows no lengths and no clock; draws nothing at random.
+made of: a search that finds nothing costs time too. Knows no lengths and no clock; draws nothing at
+random.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-TRIAL_STEPS = 8  # with proposals, before they are judged
-PLAIN_STEPS = 4  # without, to compare them with
-CLOSED_STEPS = 64  # without, before the next trial; doubled after one that fails
+TRIAL_STEPS = 8  # that look for proposals, before they are judged
+PLAIN_STEPS = 4  # that do not, to compare them with
+CLOSED_STEPS = 64  # that do not, before the next trial; doubled after one that fails
 MAX_CLOSED_STEPS = 2048
-REFRESH_STEPS = 128  # with proposals, after which one goes without
+REFRESH_STEPS = 128  # that look, after which one does not
 _DECAY = 0.95  # of a rate's evidence, for each of its steps
 
 
@@ -81,15 +83,16 @@ class YieldGate:
         self._records: dict[int, _Record] = {}
 
     def open(self, sequences: int) -> bool:
-        """Return whether the next step, of so many sequences, may have proposals."""
+        """Return whether the next step, of so many sequences, may look for proposals."""
         record = self._record(sequences)
         return not record.waits and record.since_refresh < REFRESH_STEPS
 
-    def observe(self, sequences: int, tokens: int, seconds: float, *, proposed: bool) -> bool:
-        """Record what a step of so many sequences yielded, and the time that it took. Return
-        whether batches of this size now stop to speculate."""
+    def observe(self, sequences: int, tokens: int, seconds: float, *, looked: bool) -> bool:
+        """Record what a step of so many sequences yielded, and the time that it took. `looked`: it
+        was planned with a search for proposals. Return whether batches of this size now stop to
+        speculate."""
         record = self._record(sequences)
-        add = record.add_speculating if proposed else record.add_plain
+        add = record.add_speculating if looked else record.add_plain
         return add(tokens, seconds)
 
     def _record(self, sequences: int) -> _Record:

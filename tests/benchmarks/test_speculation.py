@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from baton.models.embedded import embedded_model
 from benchmarks import speculation
+from benchmarks.fleets.fixed_speculators import FixedLengths
 from benchmarks.inputs.speculation_workloads import chats
-from benchmarks.speculation import DRAFT_TOKENS, FixedLengths, TinyTexts, gain
+from benchmarks.speculation import DRAFT_TOKENS, TinyTexts, gain
 
 
 def test_fixed_lengths_leave_room_for_the_end() -> None:
@@ -19,6 +20,11 @@ def test_answers_are_found_again_behind_their_prompts() -> None:
     answers = [[4], [5], [6, 7]]
     assert speculation._texts(asks, answers) == [[1, 4], [1, 5], [2, 3, 6, 7]]
     assert speculation._single(asks, answers) == [[6, 7]]
+
+
+async def test_only_the_named_parts_are_measured() -> None:
+    (figure,) = await speculation.measure(1, ["large_batch"], quick=True)
+    assert figure.name == "throughput_ratio_bs64"
 
 
 async def test_runs_with_and_without_speculation_alternate() -> None:

@@ -172,8 +172,8 @@ def test_a_step_costs_what_passes_between_two_ends() -> None:
     verifying = StepBatch(speculator.slices([sequence], everything))
     plain = StepBatch([sequence.next_slice()])
     for _ in range(200):
-        speculator.observe_result(plain, StepResult((), 0.01, interval_s=0.01))
-        speculator.observe_result(verifying, StepResult((), 0.01, interval_s=0.06))
+        speculator.observe_result(plain, StepResult((), 0.01, interval_s=0.01), looked=False)
+        speculator.observe_result(verifying, StepResult((), 0.01, interval_s=0.06), looked=True)
     assert not speculator.should_wait([sequence])
 
 
@@ -184,8 +184,9 @@ def test_without_an_interval_the_device_s_time_counts(interval_s: float | None) 
     verifying = StepBatch(speculator.slices([sequence], everything))
     plain = StepBatch([sequence.next_slice()])
     for _ in range(200):
-        speculator.observe_result(plain, StepResult((), 0.01, interval_s=interval_s))
-        speculator.observe_result(verifying, StepResult((), 0.011, interval_s=interval_s))
+        one, other = (StepResult((), time_s, interval_s=interval_s) for time_s in (0.01, 0.011))
+        speculator.observe_result(plain, one, looked=False)
+        speculator.observe_result(verifying, other, looked=True)
     assert speculator.should_wait([sequence])
 
 
@@ -206,7 +207,7 @@ def test_measured_yield_decides_whether_to_speculate(verified_s: float, waits: b
     before = metrics.REGISTRY.get_sample_value("baton_speculation_pauses_total")
     for _ in range(20):
         for batch, result in zip((plain, verifying), results, strict=True):
-            speculator.observe_result(batch, result)
+            speculator.observe_result(batch, result, looked=batch is verifying)
         speculator.observe_step(3, 0.01)
     assert speculator.should_wait([sequence]) == waits
     assert (metrics.REGISTRY.get_sample_value("baton_speculation_pauses_total") > before) == (
@@ -222,6 +223,7 @@ def test_step_after_a_verification_is_no_slow_plain_step() -> None:
     plain = StepBatch([sequence.next_slice()])
     _, verified = step_results(1, 0.03)
     for _ in range(20):
-        speculator.observe_result(verifying, verified)
-        speculator.observe_result(plain, StepResult((drawn(10),), 0.01, interval_s=0.02))
+        speculator.observe_result(verifying, verified, looked=True)
+        result = StepResult((drawn(10),), 0.01, interval_s=0.02)
+        speculator.observe_result(plain, result, looked=False)
     assert not speculator.should_wait([sequence])

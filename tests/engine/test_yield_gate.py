@@ -22,7 +22,7 @@ SEQUENCES = 8
 
 def plain(gate: YieldGate, steps: int = 1, sequences: int = SEQUENCES) -> None:
     for _ in range(steps):
-        gate.observe(sequences, sequences, 1.0, proposed=False)
+        gate.observe(sequences, sequences, 1.0, looked=False)
 
 
 def speculate(gate: YieldGate, steps: int, gain: float, sequences: int = SEQUENCES) -> int:
@@ -30,7 +30,7 @@ def speculate(gate: YieldGate, steps: int, gain: float, sequences: int = SEQUENC
     for step in range(steps):
         if not gate.open(sequences):
             return step
-        gate.observe(sequences, round(10 * sequences * gain), 10.0, proposed=True)
+        gate.observe(sequences, round(10 * sequences * gain), 10.0, looked=True)
     return steps
 
 
@@ -106,7 +106,7 @@ def throughput(
         tokens, total_s = tokens + made, total_s + step_s
         seen_s = step_s * math.exp(dice.gauss(0, noise))
         policy.observe_step(sequences + sum(lengths), seen_s)
-        policy.observe_yield(sequences, made, seen_s, proposed=any(lengths))
+        policy.observe_yield(sequences, made, seen_s, looked=any(lengths))
         live = [
             (policy.start(), dice.choice(shares)) if dice.random() < 0.03 else each for each in live
         ]

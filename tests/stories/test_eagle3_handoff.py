@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from baton.decode_worker.speculator import Speculator
-from benchmarks.speculation import FixedDraft, Served, after_a_kill, cluster_of, serve
+from benchmarks.fleets.fixed_speculators import FixedDraft
+from benchmarks.speculation import Served, after_a_kill, cluster_of, serve
 from tests.support.eagle3_heads import TrainedPair, train_pair
 
 RULES: tuple[dict[str, Any], ...] = (
