@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict
+from typing import Any
 
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Request, Sequence
-from baton.decode_worker.step_plan import VerifiedRun
+from baton.decode_worker.step_plan import StepPlan, VerifiedRun
 from baton.engine.scheduling.batch import Drawn
 from baton.engine.scheduling.chunks import Chunk
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics, tracing
+from baton.runtime.config import StepConfig
 from baton.runtime.errors import (
     BatonError,
     DeadlineExceeded,
@@ -27,6 +30,7 @@ from baton.runtime.errors import (
 )
 from baton.runtime.grammar.matcher import over_limits
 from baton.runtime.wire import ModelLimits, check_scores
+from baton.runtime.worker.step_log import StepLog
 from baton.runtime.worker.work_counts import WorkCounts
 
 log = logs.get(__name__)
@@ -36,13 +40,18 @@ class Requests:
     """The living requests of a worker. Owned by its loop."""
 
     def __init__(
-        self, scheduler: DecodeScheduler, limits: ModelLimits, wall: Callable[[], float]
+        self,
+        scheduler: DecodeScheduler,
+        limits: ModelLimits,
+        wall: Callable[[], float],
+        step: StepConfig,
     ) -> None:
         self._scheduler = scheduler
         self._limits = limits
         self._wall = wall  # seconds of time.time(), for spans
         self._living: dict[str, Request] = {}
         self.counts = WorkCounts()
+        self._step_log = StepLog(step)
         self.served = 0  # requests whose last choice finished, by a stop string too
         self.idle = asyncio.Event()  # set while there is no request
         self.idle.set()
@@ -76,10 +85,26 @@ class Requests:
         else:
             request.timeline.mark("credit wait", now_wall_s)
 
+    def work(self) -> dict[str, Any]:
+        """Return the part of the worker's audit that planners read: counters, and recent steps."""
+        steps = self._step_log.audit()
+        return asdict(self.counts) | steps | {"kv_dtype": self._limits.kv_dtype}
+
     def record_step(
-        self, chunks: Iterable[Chunk[Group]], begun_wall_s: float, ended_wall_s: float
+        self,
+        plan: StepPlan,
+        chunks: list[Chunk[Group]],
+        begun_wall_s: float,
+        ended_wall_s: float,
+        interval_s: float | None,
     ) -> None:
-        """Record when the step ran whose tokens come next, in the timelines of its chunks too."""
+        """Record when the step ran whose tokens come next, in the timelines of its chunks too.
+        `interval_s` is the time since the step before, if it follows that at once."""
+        if self._step_log.due(ended_wall_s, chunks=bool(chunks), verifies=plan.verifies):
+            spans = [(chunk.start, chunk.end) for chunk in chunks]
+            contexts = [each.computed for each in plan.decoding]
+            seconds = interval_s or ended_wall_s - begun_wall_s
+            self._step_log.record(spans, contexts, ended_wall_s, seconds)
         self._step_wall_s = begun_wall_s, ended_wall_s
         for chunk in chunks:
             tokens = chunk.end - chunk.start

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -119,7 +119,7 @@ class DecodeWorker:
         spare_blocks = partial(gauges.spare_blocks, pool, self._scheduler)
         cached = CachedGranter(pool, limits, size, self.draining, spare_blocks, converter)
         self.grants = Grants(cached.admit, mover, boot_id, handoff, None, wake)
-        self._requests = Requests(self._scheduler, limits, self._wall)
+        self._requests = Requests(self._scheduler, limits, self._wall, config.step)
         self._sessions = RouterSessions(self.submit, self.cancel, config.router.link_grace_s)
         self._fetches: dict[Group, asyncio.Task[None]] = {}
         self.feed = BlockFeed(boot_id, pool.identities)
@@ -255,7 +255,7 @@ class DecodeWorker:
             "open_handoffs": self._handoffs.open + self.grants.open,
             "sessions": self._sessions.count,
             "draining": self.draining.is_set(),
-            "work": self.loop.work(self._scheduler.queued_tokens) | asdict(self._requests.counts),
+            "work": self.loop.work(self._scheduler.queued_tokens) | self._requests.work(),
             "preemptions": self._scheduler.preemptions,
             "degraded_peers": degraded_entries(self._peers),
         }
@@ -306,7 +306,7 @@ class DecodeWorker:
             result = replace(result, interval_s=over.ended_s - self._last_end_s)
         times = over.started_s + self._wall_offset_s, over.ended_s + self._wall_offset_s
         outcome = self._scheduler.commit(over.plan, result)
-        self._requests.record_step(outcome.chunks, *times)
+        self._requests.record_step(over.plan, outcome.chunks, *times, result.interval_s)
         process_gauges.show_step(
             "decode", result.device_s, len(over.plan.batch.slices), result.shortages
         )

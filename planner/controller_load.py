@@ -19,6 +19,7 @@ from typing import Literal
 
 import numpy as np
 
+from baton.planner.step_samples import StepLimits, StepSample
 from baton.planner.timing_fit import non_negative_least_squares
 
 WorkerRole = Literal["prefill", "decode"]
@@ -53,6 +54,11 @@ class WorkerSample:
     output_tokens: int = 0  # counter: drawn in steps
     busy_s: float = 0.0  # counter: seconds of steps
     steps: int = 0  # counter
+    block_tokens: int = 0
+    recent_steps: tuple[StepSample, ...] = ()
+    verifying_steps: int = 0  # counter: steps that verified proposals, which no sample is of
+    narrow_kv: bool = False  # KV in 8 bits
+    step_limits: StepLimits | None = None  # None: a version that does not report them
 
 
 @dataclass(frozen=True, slots=True)

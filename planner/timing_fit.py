@@ -89,8 +89,8 @@ def fit_timing(
         ChunkTiming(*chunk),
         StepTiming(*step),
         AttentionTiming(pair_s, context_s),
-        TransferTiming(*_line(by_kind["transfer"])),
-        HostTiming(*_line(by_kind["host"])),
+        TransferTiming(*fit_timing_line(by_kind["transfer"])),
+        HostTiming(*fit_timing_line(by_kind["host"])),
         roofline or Roofline(),
     )
     errors = {kind: fit_error(model, found) for kind, found in by_kind.items() if found}
@@ -177,7 +177,8 @@ def _fit_beside(
     return (fixed, first), attention_s
 
 
-def _line(samples: Sequence[TimingSample]) -> tuple[float, float]:
+def fit_timing_line(samples: Sequence[TimingSample]) -> tuple[float, float]:
+    """Fit (fixed, per amount) to samples of one amount; zeros without a sample."""
     if not samples:
         return 0.0, 0.0
     fixed, each = _solve([[1.0, *sample.amounts] for sample in samples], samples)

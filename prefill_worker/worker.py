@@ -44,6 +44,7 @@ from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.links import LinkClosed
 from baton.runtime.wire import ModelLimits
 from baton.runtime.worker.block_feed import BlockFeed
+from baton.runtime.worker.step_log import StepLog
 from baton.runtime.worker.work_counts import WorkCounts
 
 log = logs.get(__name__)
@@ -124,7 +125,7 @@ class PrefillWorker:
             wall_offset_s,
             wake,
         )
-        self._counts = WorkCounts()
+        self._counts, self._step_log = WorkCounts(), StepLog(config.step)
         self.feed = BlockFeed(boot_id, pool.identities)
 
     def admit(self, opening: handoff_pb2.OpenHandoff) -> GrantedPrompt:
@@ -233,7 +234,9 @@ class PrefillWorker:
             "open_handoffs": self.grants.open + self._reads.open,
             "draining": self.draining.is_set(),
             "degraded_peers": degraded_entries(self._peers),
-            "work": self.loop.work(self._scheduler.queued_tokens) | asdict(self._counts),
+            "work": self.loop.work(self._scheduler.queued_tokens)
+            | asdict(self._counts)
+            | self._step_log.audit(),
         }
 
     async def drain(self, within_s: float) -> None:
@@ -293,6 +296,9 @@ class PrefillWorker:
         self._counts.prompt_tokens += tokens
         started = over.started_s + self._wall_offset_s
         ended = over.ended_s + self._wall_offset_s
+        if computed and self._step_log.due(ended, chunks=True):
+            spans = [(chunk.start, chunk.end) for chunk in computed]
+            self._step_log.record(spans, (), ended, ended - started)
         for chunk in computed:
             prompt = chunk.key
             tracing.record(

@@ -1,4 +1,4 @@
-"""The commands for what runs: `ps`, `drain`, `role`, `controller` and `cluster status`."""
+"""The commands for what runs: `ps`, `drain`, `role`, `controller`, `advise`, `cluster status`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from baton.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from baton.deploy.control.orders import Cluster
+    from baton.deploy.control.router_admin import RouterAdmin
 
 
 def add_control_commands(commands: Any) -> None:
@@ -34,6 +35,8 @@ def add_control_commands(commands: Any) -> None:
     role.add_argument("role", choices=ROLES, help="its new role")
     text = "watch a cluster and advise role changes for its objectives, or make them"
     _add_controller(add_command(commands, "controller", text, _controller))
+    text = "why TTFT and ITL are as they are, and what to change, by simulation of recent traffic"
+    _add_advise(add_command(commands, "advise", text, _advise))
 
 
 def _add_listing(command: argparse.ArgumentParser) -> None:
@@ -69,14 +72,66 @@ def _add_controller(command: argparse.ArgumentParser) -> None:
     add_settings(command)
 
 
+def _add_advise(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--watch", action="store_true", help="advise every minute, in the routers' consoles"
+    )
+    command.add_argument("--json", action="store_true", help="print JSON")
+    where = command.add_mutually_exclusive_group()
+    where.add_argument("--instance", metavar="NAME", help="the instance, as `baton ps` shows it")
+    add_registry(where, "the registry of a cluster; needs BATON_TOKEN and [security]")
+    command.add_argument(
+        "--router", action="append", metavar="URL", default=[],
+        help="admin port of a router, once for each; needs BATON_ADMIN_KEY (default: that of the "
+        "instance)",
+    )  # fmt: skip
+    add_settings(command)
+
+
 def _controller(options: argparse.Namespace) -> None:
     from baton.deploy.control.controller_process import run_controller
 
+    cluster = _one_cluster(options)
+    run_controller(config_of(options), cluster, acts=options.act, port=options.port)
+
+
+def _advise(options: argparse.Namespace) -> None:
+    from baton.deploy.control.advice_process import run_once, run_watch
+
+    config, cluster = config_of(options), _one_cluster(options)
+    routers = _routers(options.router, cluster.name)
+    if options.watch:
+        run_watch(config, cluster, routers)
+    else:
+        run_once(config, cluster, routers, as_json=options.json)
+
+
+def _routers(urls: list[str], instance: str) -> list[RouterAdmin]:
+    """Return the admin ports with their key: those given, or that of an instance of this host."""
+    from baton.deploy.control.router_admin import RouterAdmin
+    from baton.deploy.host.instance import ADMIN_KEY, ADMIN_KEY_FILE, live_instances
+    from baton.deploy.serve.router_state import admin_address
+
+    if urls:
+        if not (key := os.environ.get(ADMIN_KEY, "")):
+            raise ConfigError(f"{ADMIN_KEY} is not set: set it to the key of the routers given")
+        return [RouterAdmin(url.rstrip("/"), key) for url in urls]
+    for folder in live_instances():
+        if folder.name == instance and (address := admin_address(folder)) is not None:
+            key = (folder / ADMIN_KEY_FILE).read_text().strip()
+            return [RouterAdmin(f"http://{address}", key)]
+    raise ConfigError(
+        f"{instance} has no router of this host with an admin port: give --router, as in "
+        "http://127.0.0.1:9402"
+    )
+
+
+def _one_cluster(options: argparse.Namespace) -> Cluster:
     clusters = _clusters(options)
     if len(clusters) != 1:
         names = ", ".join(each.name for each in clusters) or "none"
         raise ConfigError(f"give --instance or --registry; these instances run here: {names}")
-    run_controller(config_of(options), clusters[0], acts=options.act, port=options.port)
+    return clusters[0]
 
 
 def _ps(options: argparse.Namespace) -> int:

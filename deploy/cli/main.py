@@ -26,7 +26,7 @@ from baton.runtime import tls_version  # noqa: F401  before anything imports grp
 DISTRIBUTION = "baton-serve"
 COMMANDS = (
     "serve", "demo", "worker", "router", "chat", "explain", "trace", "faults", "ps", "drain",
-    "role", "controller", "cluster", "doctor", "authority", "release", "calibrate",
+    "role", "controller", "advise", "cluster", "doctor", "authority", "release", "calibrate",
     "simulate", "tune", "size", "bench",
 )  # fmt: skip
 EXIT_CODES = (

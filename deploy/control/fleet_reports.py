@@ -17,6 +17,7 @@ import grpc.aio
 
 from baton.deploy.control.orders import Cluster, Target, read_records
 from baton.planner.controller_load import FleetSample, WorkerSample, WorkerState
+from baton.planner.step_samples import StepLimits, step_sample
 from baton.proto import control_pb2, control_pb2_grpc
 from baton.runtime import logs
 from baton.runtime.errors import Unavailable
@@ -25,6 +26,7 @@ from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import RegistryClient
 from baton.runtime.shared_registry.registry_location import open_registry
 from baton.runtime.tls import Tls
+from baton.runtime.worker.kv_bridge import is_narrow
 
 ANSWER_TIMEOUT_S = 2.0
 
@@ -123,4 +125,9 @@ def sample_of(record: WorkerRecord, answer: control_pb2.StatusReply) -> WorkerSa
         output_tokens=work["output_tokens"],
         busy_s=work["busy_s"],
         steps=int(work["steps"]),
+        block_tokens=size,
+        recent_steps=tuple(step_sample(row) for row in work.get("recent_steps", ())),
+        verifying_steps=work.get("verifying_steps", 0),
+        narrow_kv=is_narrow(work.get("kv_dtype", "")),
+        step_limits=StepLimits(**work["step_limits"]) if "step_limits" in work else None,
     )

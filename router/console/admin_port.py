@@ -57,9 +57,11 @@ class AdminPort:
     port cannot be used."""
 
     def __init__(self, router: Router, access: AdminAccess) -> None:
-        self._feed = ConsoleFeed(ConsoleState(router))
+        state = ConsoleState(router)
+        self._feed = ConsoleFeed(state)
         self._started = asyncio.Event()
-        app = console_app(router, self._feed, access.key, on_loopback=access.on_loopback)
+        parts = (self._feed, state.board)
+        app = console_app(router, *parts, access.key, on_loopback=access.on_loopback)
         self._listener = _listen(access)
         self.port: int = self._listener.getsockname()[1]
         self._server = HttpServer(

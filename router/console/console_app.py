@@ -2,6 +2,7 @@
 
     GET /                   the page and its files, without a key: they hold no data
     GET /console/stream     the state and its changes, as server-sent events
+    POST /console/advice    recommendations, which the page shows: see advice_board.py
     everything else         the routes of the API, /metrics, /traces and .../explain among them
 
 One key opens all of it: the operator's, which reads the traces of all API keys. It goes in the
@@ -10,24 +11,28 @@ Authorization header, never in a URL or a cookie, so that no web page can use it
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from baton.router.answers.request_handler import ClientGone
 from baton.router.client_access.router import Router
+from baton.router.console.advice_board import MAX_BYTES, AdviceBoard
 from baton.router.console.console_feed import ConsoleFeed, Viewer
 from baton.router.http_frontend.app import build_app
 from baton.router.http_frontend.auth_middleware import OPEN_PATHS, AuthMiddleware, check_host
 from baton.router.http_frontend.client_connection import ClientConnection
 from baton.router.http_frontend.cors import Cors
 from baton.router.http_frontend.http_error import HostNotAllowed, error_response
+from baton.runtime.errors import InvalidRequest, TooLarge
 
-STREAM_PATH = "/console/stream"
+STREAM_PATH, ADVICE_PATH = "/console/stream", "/console/advice"
+UPLOAD_S = 10.0  # for the body of advice
 _LOCAL_ONLY = (
     "an admin port of this host gives it without a key to localhost or an address alone, and to no "
     "web page from another host: use one of these"
@@ -68,10 +73,13 @@ def page_files() -> dict[str, PageFile]:
     return found
 
 
-def console_app(router: Router, feed: ConsoleFeed, key: str, *, on_loopback: bool) -> ASGIApp:
+def console_app(
+    router: Router, feed: ConsoleFeed, board: AdviceBoard, key: str, *, on_loopback: bool
+) -> ASGIApp:
     """Return the application. `key` is the operator's. `on_loopback`: only this host reaches it."""
     app = build_app(router, operator=True)
     _add_stream(app, feed)
+    _add_advice(app, board)
     checked: ASGIApp = AuthMiddleware(app, (key,))
     return ConsolePages(page_files(), LocalPages(checked) if on_loopback else checked)
 
@@ -117,6 +125,27 @@ def _add_stream(app: FastAPI, feed: ConsoleFeed) -> None:
     @app.get(STREAM_PATH)
     async def stream() -> Response:
         return StreamResponse(feed)
+
+
+def _add_advice(app: FastAPI, board: AdviceBoard) -> None:
+    @app.post(ADVICE_PATH)
+    async def advice(request: Request) -> Response:
+        board.post(await _body_of(request))
+        return Response(status_code=204)
+
+
+async def _body_of(request: Request) -> bytes:
+    """Return a body of MAX_BYTES at most. Raises TooLarge, or InvalidRequest if it comes slowly."""
+    body = b""
+    try:
+        async with asyncio.timeout(UPLOAD_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BYTES:
+                    raise TooLarge(f"the advice is larger than {MAX_BYTES} bytes: send less")
+    except TimeoutError as error:
+        raise InvalidRequest(f"the advice did not come within {UPLOAD_S:.0f} s", "body") from error
+    return body
 
 
 class StreamResponse(Response):

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from baton.router.client_access.router import Router
+from baton.router.console.advice_board import AdviceBoard
 from baton.router.console.fault_log import Event, FaultLog, read_counts
 from baton.router.console.latency_history import FIELDS, LatencyHistory, Point, read_totals
 from baton.router.console.metric_values import by_label, cumulative_counts
@@ -32,10 +33,11 @@ Body = dict[str, Any]
 
 class ConsoleState:
     """`whole` is the message for a page that opens, `change` that for pages that had the one
-    before."""
+    before. `board` has the advice that is posted to it."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
+        self.board = AdviceBoard(_now)
         bounds = [cumulative_counts(each)[0] for each in (metrics.TTFT, metrics.ITL)]
         self._history = LatencyHistory(*bounds)
         self._faults = FaultLog()
@@ -114,6 +116,7 @@ class ConsoleState:
             "active": active_requests(attempts, fleet, _now()),
             "placements": {k: v for k, v in by_label(metrics.DECISIONS_MADE).items() if v},
             "prefixes": prefixes,
+            "advice": self.board.shown(),
         }
 
 

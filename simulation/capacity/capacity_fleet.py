@@ -20,9 +20,10 @@ from functools import partial
 
 from baton.decode_worker.sequences import Group, Phase, Request
 from baton.decode_worker.sequences import Sequence as TokenSequence
+from baton.engine.scheduling.blocks import BlockPool
 from baton.kv_transfer.granter import Computed
 from baton.planner.timing_model import TimingModel
-from baton.planner.traces import BLOCK_TOKENS, TraceRequest
+from baton.planner.traces import TraceRequest
 from baton.prefill_worker.prompts import Prompt
 from baton.proto import handoff_pb2
 from baton.router.fleet.placement import FleetView, Need, Placement, open_groups, place
@@ -115,7 +116,7 @@ class CapacityFleet:
             self._timeline,
             self._timing,
             layout.steps(),
-            layout.blocks,
+            BlockPool(layout.blocks, layout.block_tokens),
             offered=self._offered,
             changed=self.changed,
         )
@@ -130,7 +131,7 @@ class CapacityFleet:
             self._timeline,
             self._timing,
             layout.steps(),
-            layout.blocks,
+            BlockPool(layout.blocks, layout.block_tokens),
             self,
             every_token=self._scenario.every_token,
         )
@@ -188,15 +189,23 @@ class CapacityFleet:
         """Place a request, with the tokens that it has, or refuse it."""
         record = self.records[number]
         asked = record.request
-        names = block_names(asked, number)
+        size = self._scenario.layout.block_tokens
+        names = block_names(asked, number, size)
         need = Need(
             asked.prompt_tokens + record.tokens,
             min(self._growth, asked.output_tokens - record.tokens),
             asked.prompt_tokens + asked.output_tokens,
         )
         try:
-            placement = self._place(need, names[: asked.prompt_tokens // BLOCK_TOKENS])
-            request = request_of(number, record, names, self._timeline.now_s, local=placement.local)
+            placement = self._place(need, names[: asked.prompt_tokens // size])
+            request = request_of(
+                number,
+                record,
+                names,
+                self._timeline.now_s,
+                block_tokens=size,
+                local=placement.local,
+            )
             stage = self.decode[placement.decode.worker_id]
             candidates = tuple(each.worker_id for each in placement.candidates)
             self._active[request.request_id] = _Active(request, stage, candidates)
@@ -229,7 +238,7 @@ class CapacityFleet:
     def granted(self, stage: DecodeStage, group: Group) -> None:
         if group.phase is not Phase.FETCHING:
             if group.local != "recompute":  # what is matched then, the request computed itself
-                self._record(group.request).cached_tokens = group.held * BLOCK_TOKENS
+                self._record(group.request).cached_tokens = group.held * stage.pool.block_size
             return
         candidates = self._active[group.request.request_id].candidates
         handoff = self._handoffs[group] = _Handoff(group, stage, candidates)
@@ -269,7 +278,10 @@ class CapacityFleet:
             except QueueEmpty:
                 return
             if isinstance(event, Computed):
-                self._read(handoff, event.partial_tokens or len(event.blocks) * BLOCK_TOKENS)
+                self._read(
+                    handoff,
+                    event.partial_tokens or len(event.blocks) * handoff.reader.pool.block_size,
+                )
             elif isinstance(event, handoff_pb2.FirstTokens):
                 self._first(handoff, event)
             elif event is None:

@@ -20,7 +20,6 @@ from baton.decode_worker.step_plan import StepPlan
 from baton.engine.scheduling.batch import Drawn, StepResult
 from baton.engine.scheduling.blocks import BlockPool
 from baton.planner.timing_model import StepWork, TimingModel, causal_pairs
-from baton.planner.traces import BLOCK_TOKENS
 from baton.runtime.config import StepConfig
 from baton.simulation.capacity.timeline import EventQueue
 from baton.simulation.capacity.trace_tokens import TraceNames
@@ -65,13 +64,13 @@ class DecodeStage:
         timeline: EventQueue,
         timing: TimingModel,
         config: StepConfig,
-        blocks: int,
+        pool: BlockPool,
         owner: DecodeOwner,
         *,
         every_token: bool = False,
     ) -> None:
         self.worker_id = worker_id
-        self.pool = BlockPool(blocks, BLOCK_TOKENS)
+        self.pool = pool
         self.scheduler = DecodeScheduler(self.pool, config, b"", names=TraceNames())
         self.link_free_s = 0.0  # its last READ ends
         self.use = UseOverTime()
@@ -168,7 +167,7 @@ class DecodeStage:
         if not plan:
             return
         context = sum(sequence.computed + 1 for sequence in plan.decoding)
-        steps = 1 if plan.chunks or self._every_token else _most_steps(plan)
+        steps = 1 if plan.chunks or self._every_token else _most_steps(plan, self.pool.block_size)
         run = _Run(plan, self._timeline.now_s, context, steps, 0.0)
         self._run = run
         self._schedule(run, steps)
@@ -235,11 +234,11 @@ class DecodeStage:
         self._begin()
 
 
-def _most_steps(plan: StepPlan) -> int:
+def _most_steps(plan: StepPlan, block_size: int) -> int:
     """Return the steps until a sequence of the plan ends or needs a block."""
     return min(
         [
-            min(each.growth_left, len(each.blocks) * BLOCK_TOKENS - each.computed)
+            min(each.growth_left, len(each.blocks) * block_size - each.computed)
             for each in plan.decoding
         ]
     )

@@ -20,10 +20,12 @@ class Layout:
     decode: int = 0
     colocated: int = 0
     pool_tokens: int = 1 << 20
-    chunk_tokens: int = 8192  # of one prompt in a prefill worker's step, and of all together
+    chunk_tokens: int = 8192  # of one prompt in a prefill worker's step
     local_chunk_tokens: int = 512  # of all prompts in a step of a decode or colocated worker
     max_sequences: int = 256
     gpus_per_worker: int = 1
+    block_tokens: int = BLOCK_TOKENS  # smaller ones cost time, and divide a trace's blocks
+    prefill_tokens: int = 0  # of all prompts in a prefill worker's step; 0: `chunk_tokens`
 
     def __post_init__(self) -> None:
         if self.colocated and (self.prefill or self.decode):
@@ -35,7 +37,12 @@ class Layout:
             )
         if self.workers > MAX_WORKERS:
             raise ConfigError(f"{self.workers} workers, and {MAX_WORKERS} are the most")
-        if self.pool_tokens < BLOCK_TOKENS:
+        if self.block_tokens < 1 or BLOCK_TOKENS % self.block_tokens:
+            raise ConfigError(
+                f"blocks of {self.block_tokens} tokens do not divide a trace's {BLOCK_TOKENS}: "
+                "give a power of two"
+            )
+        if self.pool_tokens < self.block_tokens:
             raise ConfigError(f"a pool of {self.pool_tokens} tokens has no block: give more")
 
     @property
@@ -50,12 +57,12 @@ class Layout:
 
     @property
     def blocks(self) -> int:
-        return self.pool_tokens // BLOCK_TOKENS
+        return self.pool_tokens // self.block_tokens
 
     def steps(self) -> StepConfig:
         """Return the settings of a worker's steps."""
         return StepConfig(
-            prefill_tokens=self.chunk_tokens,
+            prefill_tokens=self.prefill_tokens or self.chunk_tokens,
             chunk_tokens=self.chunk_tokens,
             local_prefill_tokens=self.local_chunk_tokens,
             max_sequences=self.max_sequences,

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from baton.engine.scheduling.batch import Drawn, StepResult
 from baton.engine.scheduling.blocks import BlockPool
 from baton.planner.timing_model import StepWork, TimingModel, causal_pairs
-from baton.planner.traces import BLOCK_TOKENS
 from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import PrefillScheduler, StepPlan
 from baton.runtime.config import StepConfig
@@ -25,13 +24,13 @@ class PrefillStage:
         timeline: EventQueue,
         timing: TimingModel,
         config: StepConfig,
-        blocks: int,
+        pool: BlockPool,
         *,
         offered: Callable[[Prompt], None],
         changed: Callable[[PrefillStage], None],
     ) -> None:
         self.worker_id = worker_id
-        self.pool = BlockPool(blocks, BLOCK_TOKENS)
+        self.pool = pool
         self.scheduler = PrefillScheduler(self.pool, config, on_fresh=lambda blocks: None)
         self.link_free_s = 0.0  # its last READ ends
         self.use = UseOverTime()

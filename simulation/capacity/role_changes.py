@@ -16,7 +16,6 @@ from functools import partial
 from baton.planner.controller import Decision, RoleController, RoleStep
 from baton.planner.controller_forecast import ServiceGoals
 from baton.planner.controller_load import FleetSample, WorkerRole, WorkerSample, WorkerState
-from baton.planner.traces import BLOCK_TOKENS
 from baton.simulation.capacity.capacity_fleet import CapacityFleet
 from baton.simulation.capacity.decode_stage import DecodeStage
 from baton.simulation.capacity.layout import CapacityScenario
@@ -92,8 +91,8 @@ def fleet_sample(fleet: CapacityFleet, now_s: float) -> FleetSample:
 def _sample(stage: DecodeStage | PrefillStage, fleet: CapacityFleet) -> WorkerSample:
     name = stage.worker_id
     state: WorkerState = "draining" if name in fleet.draining else "ready"
-    used = stage.pool.counts().by_state()["used"] * BLOCK_TOKENS
-    total = stage.pool.total * BLOCK_TOKENS
+    used = stage.pool.counts().by_state()["used"] * stage.pool.block_size
+    total = stage.pool.total * stage.pool.block_size
     scheduler = stage.scheduler
     common = (scheduler.queued_tokens, used, total, stage.requests)
     if isinstance(stage, PrefillStage):

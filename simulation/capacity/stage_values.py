@@ -9,7 +9,6 @@ from opentelemetry.context import Context
 
 from baton.decode_worker.sequences import Group, Request
 from baton.decode_worker.sequences import Sequence as TokenSequence
-from baton.planner.traces import BLOCK_TOKENS
 from baton.prefill_worker.prompts import Prompt
 from baton.proto import worker_pb2
 from baton.router.fleet.radix_index import Holders
@@ -21,7 +20,6 @@ from baton.simulation.capacity.prefill_stage import PrefillStage
 from baton.simulation.capacity.request_record import RequestRecord
 from baton.simulation.capacity.trace_tokens import BlockTokens
 
-KV_FORMAT: KvFormat = ("simulated", "simulated", BLOCK_TOKENS)
 ROOT = bytes(16)
 GREEDY = SamplingParams(temperature=0.0)
 WIRE_SAMPLING = worker_pb2.Sampling()
@@ -34,14 +32,20 @@ def held_by(holders: Holders) -> Callable[[KvFormat], Holders]:
 
 
 def request_of(
-    number: int, record: RequestRecord, names: list[bytes], now_s: float, *, local: bool
+    number: int,
+    record: RequestRecord,
+    names: list[bytes],
+    now_s: float,
+    *,
+    block_tokens: int,
+    local: bool,
 ) -> Request:
     """Return the request of a record, which goes on after the tokens that the record has."""
     asked = record.request
     request = Request(
         request_id=str(number),
         attempt=0,
-        prompt=BlockTokens(names, asked.prompt_tokens, record.tokens, number),
+        prompt=BlockTokens(names, asked.prompt_tokens, record.tokens, number, block_tokens),
         sampling=GREEDY,
         wire_sampling=WIRE_SAMPLING,
         max_tokens=asked.output_tokens - record.tokens,
@@ -85,7 +89,7 @@ def view_of(stage: DecodeStage | PrefillStage, bit: int, *, draining: bool) -> W
         boot_id=name.encode(),
         role="decode" if decodes else "prefill",
         address="",
-        kv_format=KV_FORMAT,
+        kv_format=("simulated", "simulated", stage.pool.block_size),
         running=stage.scheduler.running if isinstance(stage, DecodeStage) else 0,
         waiting=scheduler.waiting,
         free_blocks=stage.pool.available,

@@ -21,10 +21,11 @@ from baton.runtime.identity import IDENTITY_BYTES
 _OWN = 1 << 120  # names that a request shares with no other
 
 
-def block_names(request: TraceRequest, number: int) -> list[bytes]:
-    """Return the identities of all blocks of the prompt, the partial last one included."""
-    count = -(-request.prompt_tokens // BLOCK_TOKENS)
-    known = request.blocks[:count]
+def block_names(request: TraceRequest, number: int, size: int = BLOCK_TOKENS) -> list[bytes]:
+    """Return the identities of all blocks of `size` tokens of the prompt, the partial last one
+    included. A block of the trace has the same parts in each prompt that has it."""
+    count, parts = -(-request.prompt_tokens // size), BLOCK_TOKENS // size
+    known = [each * parts + part for each in request.blocks for part in range(parts)][:count]
     names = [each.to_bytes(IDENTITY_BYTES, "big") for each in known]
     own = _OWN | number << 32
     return names + [
@@ -35,10 +36,19 @@ def block_names(request: TraceRequest, number: int) -> list[bytes]:
 class BlockTokens(list[int]):
     """A prompt, or a prompt and the output after it, that stores its blocks' names alone. Slices of
     it are plain lists; only the whole is a `BlockTokens` again. The base class stores nothing that
-    is read, except by `array`, for which it has as many entries as a plain slice."""
+    is read, except by `array`, for which it has as many entries as a plain slice. Blocks have
+    `size` tokens."""
 
-    def __init__(self, names: list[bytes], prompt_tokens: int, output_tokens: int, owner: int):
+    def __init__(
+        self,
+        names: list[bytes],
+        prompt_tokens: int,
+        output_tokens: int,
+        owner: int,
+        size: int = BLOCK_TOKENS,
+    ):
         self.names = names
+        self.size = size
         self._numbers = [int.from_bytes(name[-4:], "big") for name in names]
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
@@ -56,16 +66,16 @@ class BlockTokens(list[int]):
         place = index.__index__()
         if place >= self.prompt_tokens or place < 0:
             return self.owner
-        return self._numbers[place // BLOCK_TOKENS]
+        return self._numbers[place // self.size]
 
     def __add__(self, output: list[Any]) -> Any:
         count = self.output_tokens + len(output)
-        return BlockTokens(self.names, self.prompt_tokens, count, self.owner)
+        return BlockTokens(self.names, self.prompt_tokens, count, self.owner, self.size)
 
     def _content(self, start: int, end: int) -> list[int]:
         if end <= self.prompt_tokens:
-            return self._numbers[start // BLOCK_TOKENS : -(-end // BLOCK_TOKENS)]
-        content = self._numbers[start // BLOCK_TOKENS :]
+            return self._numbers[start // self.size : -(-end // self.size)]
+        content = self._numbers[start // self.size :]
         return content + [self.owner] * (end - max(start, self.prompt_tokens))
 
 
@@ -73,10 +83,10 @@ class TraceNames:
     """Implements `BlockNames` for `BlockTokens` and their slices."""
 
     def chain(self, parent: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
-        assert isinstance(tokens, BlockTokens) and block_size == BLOCK_TOKENS
-        names = tokens.names[: tokens.prompt_tokens // BLOCK_TOKENS]
+        assert isinstance(tokens, BlockTokens) and block_size == tokens.size
+        names = tokens.names[: tokens.prompt_tokens // block_size]
         owner = [tokens.owner]
-        while len(names) < len(tokens) // BLOCK_TOKENS:
+        while len(names) < len(tokens) // block_size:
             names.append(self.child(names[-1] if names else parent, owner))
         return names
 

@@ -21,6 +21,7 @@ import pytest
 
 from baton.router.console import console_state
 from baton.router.console.admin_port import AdminAccess
+from tests.router.test_console import ADVICE
 from tests.support.router_process import FAST_ROUTER, RunningRouter, eventually, running_router
 
 HERE = Path(__file__).parent
@@ -53,6 +54,8 @@ async def fleet() -> AsyncIterator[RunningRouter]:
     ) as running:
         for _ in range(3):
             await running.chat(messages=ASKED, max_tokens=4)
+        assert running.admin is not None
+        assert (await running.admin.post("/console/advice", json=ADVICE)).status_code == 204
         yield running
 
 
@@ -100,6 +103,9 @@ async def test_each_panel_shows_what_the_router_knows() -> None:
     assert "handoff" in found["active"] and "prefill-0" in found["handoff"]
     assert "prompts to prefill workers" in found["placements"]
     assert found["prefix"].split("\t")[1:3] == ["1", "3"] or "no worker" in found["prefix"]
+    assert found["findings"] == [ADVICE["findings"][0]["text"]]
+    assert "40 requests of 60 s" in found["advice"] and "differ by 7 %" in found["advice"]
+    assert found["changes"].split("\t")[:3] == ["2 prefill, 2 decode", "90 %", "500 ms"]
     assert any("decode-1" in each and "joined" in each for each in found["events"])
     assert (found["dark"], found["light"]) == (DARK, LIGHT)
 

@@ -31,7 +31,7 @@ class Bench:
     def __init__(self, n: int = 1, local: bool = True, **fields: Any) -> None:
         self.pool = BlockPool(64, 4)
         self.scheduler = DecodeScheduler(self.pool, StepConfig(), b"key")
-        self.requests = Requests(self.scheduler, LIMITS, lambda: 50.0)
+        self.requests = Requests(self.scheduler, LIMITS, lambda: 50.0, StepConfig())
         self.outputs: list[worker_pb2.Output] = []
         values: dict[str, Any] = {
             "request_id": "r",

@@ -58,6 +58,8 @@ NAME = re.compile(r"baton [a-z]+( [a-z]+)?")  # alone: a mention; tests/test_doc
 NOT_HERE = {
     "make dashboards": "rewrites files of this tree; tests/deploy/test_monitoring.py compares them",
     "make install": "installs packages",
+    "baton advise --set slo.ttft_s=2 --set slo.itl_s=0.05": "needs traffic; "
+    "tests/deploy/test_advise.py runs it",
     "baton controller --act": "acts for as long as it runs; tests/e2e/test_controller.py runs it",
     "dmesg": "reads the kernel of the operator's host",
     "systemctl status baton-worker@NAME": "systemd",

@@ -16,6 +16,7 @@ import pytest
 
 from baton.router.console import console_feed
 from baton.router.console.admin_port import AdminAccess
+from baton.router.console.advice_board import MAX_BYTES
 from baton.router.console.console_feed import MAILBOX, MAX_VIEWERS, ConsoleFeed
 from baton.router.console.console_state import ConsoleState
 from baton.router.console.metric_values import by_label
@@ -101,6 +102,47 @@ async def test_a_page_of_another_host_reads_nothing_without_the_key(
 def test_only_a_port_of_this_host_checks_the_host(host: str, local: bool) -> None:
     """Elsewhere probes and Prometheus may use its name."""
     assert AdminAccess(KEY, host).on_loopback is local
+
+
+ADVICE: dict[str, Any] = {
+    "time": 5.0,
+    "requests": 40,
+    "window_s": 60.0,
+    "error": 0.07,
+    "findings": [{"level": "bad", "text": "TTFT is 2 s: 80% the wait for a worker's step."}],
+    "alternatives": [
+        {
+            "kind": "order",
+            "change": "2 prefill, 2 decode",
+            "how": "`baton role WORKER prefill` for one worker",
+            **dict.fromkeys(("ttft_s", "ttft_p99_s", "gap_s", "gap_p99_s", "end_s"), 0.5),
+            "good_share": 0.9,
+            "low": 0.8,
+            "high": None,
+        }
+    ],
+}
+
+
+async def test_posted_advice_is_in_the_state(router: StartRouter) -> None:
+    async with router(admin=ADMIN) as running:
+        admin = admin_of(running)
+        assert (await running.http.post("/console/advice", json=ADVICE)).status_code == 404
+        no_key = {"authorization": ""}
+        reply = await admin.post("/console/advice", json=ADVICE, headers=no_key)
+        assert reply.status_code == 401
+        posted = ADVICE | {"unknown": "is left out"}
+        assert (await admin.post("/console/advice", json=posted)).status_code == 204
+        async with stream_of(running) as messages:
+            assert (await anext(messages))["state"]["advice"] == ADVICE
+            changed = [*ADVICE["alternatives"], *ADVICE["alternatives"]]
+            await admin.post("/console/advice", json=ADVICE | {"alternatives": changed})
+            async for message in messages:
+                if "advice" in message["state"]:
+                    break
+            assert message["state"]["advice"]["alternatives"] == changed
+        large = b"x" * (MAX_BYTES + 1)
+        assert (await admin.post("/console/advice", content=large)).status_code == 413
 
 
 async def test_a_page_gets_the_whole_state_then_changes(router: StartRouter) -> None:

@@ -1,5 +1,6 @@
 // The console: follows the router's stream, and gives each panel the state once a message.
 
+import { startAdvice } from "./advice.js";
 import { byId, setText } from "./dom.js";
 import { startEvents } from "./events.js";
 import { startFleets } from "./fleets.js";
@@ -20,13 +21,13 @@ const state = {
   objectives: { ttft_s: 0, itl_s: 0 },
   fields: [],
   workers: {},
-  sections: { active: { phases: {}, requests: [], handoffs: [] }, placements: {}, prefixes: [] },
+  sections: { active: { phases: {}, requests: [], handoffs: [] }, placements: {}, prefixes: [], advice: null },
   points: [],
   events: [],
   traces: [],
 };
 
-// A panel is a function of the state. Recommendations join here once a controller posts them.
+// A panel is a function of the state.
 const panels = [];
 
 function take(message) {
@@ -100,6 +101,7 @@ startTheme();
 startKeyDialog();
 panels.push(
   startOverview(),
+  startAdvice(),
   startFleets(),
   startHandoffs(),
   startEvents(),

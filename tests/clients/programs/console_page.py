@@ -66,6 +66,9 @@ def panels(browser: Browser, url: str, key: str) -> dict[str, Any]:
     active = page.locator("#request-body tr").first.inner_text()
     handoff = page.locator("#handoff-body tr").first.inner_text(timeout=10_000)
     prefix = page.locator("#prefix-body tr").first.inner_text(timeout=10_000)
+    page.locator("#advice summary").focus()
+    page.keyboard.press("Enter")
+    changes = page.locator("#advice-body tr").first.inner_text(timeout=10_000)
     seen = {
         "tiles": page.locator("#tiles dd").all_inner_texts(),
         "charts": [chart.get_attribute("aria-label") for chart in page.locator(".chart svg").all()],
@@ -77,6 +80,9 @@ def panels(browser: Browser, url: str, key: str) -> dict[str, Any]:
         "handoff": handoff,
         "placements": page.locator("#placements").inner_text(),
         "prefix": prefix,
+        "findings": page.locator("#advice-findings li").all_inner_texts(),
+        "advice": page.locator("#advice-basis").inner_text(),
+        "changes": changes,
         "events": page.locator("#event-list li").all_inner_texts(),
         "url": page.url,
         "problems": problems,

@@ -1,0 +1,138 @@
+"""Steps of running workers as samples of a timing model: chunks, decode steps, and both in one.
+
+A step of a decode worker may hold chunks of prompts beside the sequences that it decodes, so the
+parts cannot be fitted one after the other as timing_fit.py does with samples of one kind. All steps
+are fitted together, each with the fixed time that it has: that of a chunk, of a decode step, or,
+with both, the larger one: the better of two fits.
+
+Times of a running fleet have a long tail, and queues depend on their mean. So squares of errors are
+divided by those of the fitted times, not of the measured ones as in timing_fit.py, which would fit
+the quick steps (iteratively reweighted least squares). Pure: numpy alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.planner.timing_fit import (
+    Fit,
+    FitError,
+    TimingSample,
+    fit_timing_line,
+    non_negative_least_squares,
+)
+from baton.planner.timing_model import (
+    AttentionTiming,
+    ChunkTiming,
+    HostTiming,
+    StepTiming,
+    StepWork,
+    TimingModel,
+    TransferTiming,
+)
+from baton.runtime.errors import ConfigError
+
+MIN_STEPS = 8  # of each kind that is needed
+FIT_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The settings of a worker's steps, as runtime/config.py names them."""
+
+    prefill_tokens: int
+    chunk_tokens: int
+    local_prefill_tokens: int
+    max_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """One step of a worker: its work and its time in seconds."""
+
+    work: StepWork
+    seconds: float
+
+
+def step_sample(row: Sequence[float]) -> StepSample:
+    """Return the sample of a row of a worker's step log."""
+    tokens, pairs, sequences, context, seconds = row
+    return StepSample(StepWork(int(tokens), pairs, int(sequences), context), seconds)
+
+
+def fit_steps_together(
+    name: str,
+    kv_bytes_per_token: float,
+    steps: Sequence[StepSample],
+    others: Sequence[TimingSample] = (),
+) -> Fit:
+    """Fit all steps, and the transfer and host samples among `others`. The errors are those of the
+    steps with prompt tokens (chunk) and of those without (step). Raises ConfigError with too few
+    steps of either."""
+    timed = [each for each in steps if each.seconds > 0]
+    chunks = [each for each in timed if each.work.prompt_tokens]
+    plain = [each for each in timed if not each.work.prompt_tokens]
+    for found, what in ((chunks, "computed prompts"), (plain, "only decoded")):
+        if len(found) < MIN_STEPS:
+            raise ConfigError(
+                f"{len(found)} of the last steps of the workers {what}, and a fit needs "
+                f"{MIN_STEPS}: ask again when there was more traffic"
+            )
+    fitted = [
+        _fitted(name, kv_bytes_per_token, timed, mixed_as_chunk=each) for each in (False, True)
+    ]
+    model = min(fitted, key=lambda each: _error(each, timed).median)
+    errors = {"chunk": _error(model, chunks), "step": _error(model, plain)}
+    return Fit(_with_lines(model, others), errors)
+
+
+def _with_lines(model: TimingModel, others: Sequence[TimingSample]) -> TimingModel:
+    transfer, host = (
+        fit_timing_line([each for each in others if each.kind == kind])
+        for kind in ("transfer", "host")
+    )
+    return TimingModel(
+        model.name,
+        model.kv_bytes_per_token,
+        model.chunk,
+        model.step,
+        model.attention,
+        TransferTiming(*transfer),
+        HostTiming(*host),
+    )
+
+
+def _fitted(
+    name: str, kv_bytes_per_token: float, steps: Sequence[StepSample], *, mixed_as_chunk: bool
+) -> TimingModel:
+    rows = np.array([_row(each.work, mixed_as_chunk=mixed_as_chunk) for each in steps])
+    seconds = np.array([each.seconds for each in steps])
+    weights = seconds
+    for _ in range(FIT_ROUNDS):
+        solved = non_negative_least_squares(rows / weights[:, None], seconds / weights)
+        weights = np.maximum(rows @ solved, seconds.min())
+    chunk_s, step_s, token_s, pair_s, sequence_s, context_s = (float(each) for each in solved)
+    return TimingModel(
+        name,
+        kv_bytes_per_token,
+        ChunkTiming(chunk_s, token_s),
+        StepTiming(step_s, sequence_s),
+        AttentionTiming(pair_s, context_s),
+    )
+
+
+def _row(work: StepWork, *, mixed_as_chunk: bool) -> list[float]:
+    chunk = bool(work.prompt_tokens) and (mixed_as_chunk or not work.sequences)
+    amounts = [work.prompt_tokens, work.pairs, work.sequences, work.context_tokens]
+    return [float(chunk), float(not chunk), *map(float, amounts)]
+
+
+def _error(model: TimingModel, steps: Sequence[StepSample]) -> FitError:
+    errors: NDArray[np.float64] = np.array(
+        [abs(model.step_s(each.work) / each.seconds - 1) for each in steps]
+    )
+    return FitError(len(errors), float(np.percentile(errors, 50)), float(np.percentile(errors, 90)))

@@ -1,0 +1,124 @@
+"""Advice for a running fleet: what is simulated, what is recommended, and when nothing is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.planner.timing_fit import Fit, FitError
+from baton.planner.timing_model import ChunkTiming, StepTiming, TimingModel
+from baton.planner.trace_distributions import draw_trace
+from baton.planner.traced_requests import traced_requests
+from baton.simulation.capacity.advice_text import advice_json, advice_table, findings, ttft_shares
+from baton.simulation.capacity.layout import CapacityScenario, Layout, Objectives
+from baton.simulation.capacity.live_advice import MeasuredFleet, advise, changes
+from tests.support.traced_records import record, simulated_records
+
+MODEL = TimingModel("test", 1e5, ChunkTiming(0.004, 2e-4), StepTiming(0.008, 3e-4))
+FIT = Fit(MODEL, {"chunk": FitError(9, 0.03, 0.2), "step": FitError(9, 0.05, 0.2)})
+LAYOUT = Layout(prefill=1, decode=3, chunk_tokens=1024, max_sequences=32, block_tokens=64)
+GOALS = Objectives(0.5, 0.05)
+PROMPTS = "requests=80,rate=5,prompt=lognormal:1200:0.5,output=constant:20"
+QUIET = "requests=60,rate=1,prompt=constant:300,output=constant:20"
+
+
+def fleet(traffic: str, layout: Layout = LAYOUT, goals: Objectives = GOALS) -> MeasuredFleet:
+    records = simulated_records(CapacityScenario(layout), MODEL, draw_trace(traffic))
+    return MeasuredFleet(layout, FIT, traced_requests(records), goals)
+
+
+def test_prefill_workers_are_wanted_where_prompts_wait() -> None:
+    found = advise(fleet(PROMPTS))
+    assert found.error < 0.05 and found.measured.good_share < 0.8
+    assert found.recommended is not None
+    assert found.recommended.change.name == "2 prefill, 2 decode"
+    assert found.recommended.change.how == "`baton role WORKER prefill` for one worker"
+    assert found.recommended.times.good_share > found.now.times.good_share + 0.1
+    low, high = found.recommended.low, found.recommended.high
+    assert low is not None and high is not None
+    assert low <= found.recommended.times.good_share <= high
+
+
+def test_nothing_is_changed_where_all_is_well() -> None:
+    measured = fleet(QUIET)
+    found = advise(measured)
+    assert found.measured.good_share == 1.0 and found.recommended is None
+    assert findings(measured, found)[2].level == "good"
+    assert "Change nothing" in findings(measured, found)[2].text
+
+
+def test_a_wrong_model_recommends_nothing() -> None:
+    measured = fleet(PROMPTS)
+    found = advise(replace(measured, fit=Fit(MODEL.scaled(2.0), FIT.errors)))
+    assert not found.trusted and found.recommended is None
+    assert "No recommendation" in findings(measured, found)[2].text
+
+
+def test_another_worker_is_wanted_where_no_change_suffices() -> None:
+    small = replace(LAYOUT, prefill=1, decode=1)
+    found = advise(fleet(PROMPTS.replace("rate=5", "rate=4"), small))
+    assert found.growth is not None and found.growth.change.layout.prefill == 2
+    so_far = found.recommended or found.now
+    assert so_far.times.good_share < min(0.9, found.growth.times.good_share - 0.1)
+    assert advise(fleet(QUIET)).growth is None
+
+
+def test_speculation_is_a_guess_that_is_never_recommended() -> None:
+    """Nothing measured says how many proposals would be accepted."""
+    slow = fleet(QUIET, goals=Objectives(0.5, 0.008))
+    found = advise(slow)
+    guesses = [each for each in found.alternatives if each.change.kind == "guess"]
+    assert guesses[0].times.gap_s < 0.9 * found.now.times.gap_s
+    assert found.recommended is None or found.recommended.change.kind != "guess"
+    assert "worker.speculate" in findings(slow, found)[3].text
+    assert all("speculation" not in each.name for each in changes(replace(slow, speculates=True)))
+
+
+def test_changes_of_a_colocated_fleet_are_its_ratios_and_sizes() -> None:
+    together = replace(LAYOUT, prefill=0, decode=0, colocated=3, local_chunk_tokens=128)
+    names = [each.name for each in changes(fleet(QUIET, together))]
+    assert names[:3] == ["as it is", "1 prefill, 2 decode", "2 prefill, 1 decode"]
+    assert {"chunks of 64 tokens", "chunks of 256 tokens", "batches of 16 at most"} <= set(names)
+    assert "4 colocated" in names and "KV in 8 bits, twice the room" in names
+    narrow = changes(replace(fleet(QUIET, together), narrow_kv=True))
+    assert all("8 bits" not in each.name for each in narrow)
+
+
+def test_a_chunk_is_at_least_a_block() -> None:
+    least = replace(LAYOUT, chunk_tokens=64)
+    assert all("chunks of 32" not in each.name for each in changes(fleet(QUIET, least)))
+
+
+def test_without_objectives_the_time_to_the_end_counts() -> None:
+    measured = fleet(PROMPTS, goals=Objectives())
+    found = advise(measured)
+    assert found.recommended is not None
+    assert found.recommended.times.end_s < 0.9 * found.now.times.end_s
+    assert "objective" not in findings(measured, found)[2].text
+
+
+def test_sentences_name_cause_change_and_error() -> None:
+    measured = fleet(PROMPTS)
+    found = advise(measured)
+    ttft, itl, advised = findings(measured, found)[:3]
+    assert ttft.level == "bad" and "100% the wait for a worker's step" in ttft.text
+    assert "objective 500.0 ms" in ttft.text and "sequences in a step" in itl.text
+    assert (
+        "Make it 2 prefill, 2 decode" in advised.text and "from what was measured" in advised.text
+    )
+    table = advice_table(measured, found)
+    assert (
+        "as it is" in table and "measured" in table and "one worker" not in table.split("\n\n")[1]
+    )
+    shown = advice_json(measured, found, 5.0)
+    assert shown["time"] == 5.0 and shown["requests"] == 80
+    assert shown["alternatives"][0]["change"] == "as it is"
+    best = next(each for each in shown["alternatives"] if each["change"] == "2 prefill, 2 decode")
+    assert best["low"] <= best["good_share"] <= best["high"]
+
+
+def test_shares_of_causes_are_of_all_requests() -> None:
+    records = [record(float(n)) for n in range(5)]
+    shares = ttft_shares(traced_requests(records))
+    assert shares["compute"] == pytest.approx(0.4) and sum(shares.values()) == pytest.approx(1)
