@@ -80,6 +80,11 @@ class Network:
             environment={"UCX_TLS": "tcp", "UCX_NET_DEVICES": DEVICE},
         )
 
+    @property
+    def machine(self) -> str:
+        """Return the address of this machine in the network."""
+        return f"{self._subnet}.0.1"
+
     def address(self, name: str) -> str:
         return f"{self._subnet}.0.{self._names.index(name) + 2}"
 
@@ -120,7 +125,7 @@ class Network:
         _do("ip", "link", "add", self._tag, "type", "veth", "peer", "name", "host",
             "netns", self._hub)  # fmt: skip
         self._in_hub("ip", "link", "set", "host", "master", "bridge", "up")
-        _do("ip", "address", "add", f"{self._subnet}.0.1/24", "dev", self._tag)
+        _do("ip", "address", "add", f"{self.machine}/24", "dev", self._tag)
         _do("ip", "link", "set", self._tag, "up")
 
     def _link(self, name: str) -> None:

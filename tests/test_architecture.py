@@ -161,10 +161,11 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "processes": {"host"},
         "control": {"host", "processes"},
         "serve": {"host"},
+        "nodes": {"host", "control", "serve"},
         "monitoring": set(),
         "bench": {"serve"},
         "plots": {"host", "bench"},
-        "cli": {"host", "serve", "processes", "control", "bench", "plots"},
+        "cli": {"host", "serve", "processes", "control", "nodes", "bench", "plots"},
     },
 }
 STILL_CYCLIC: set[str] = set()  # shrinks to nothing

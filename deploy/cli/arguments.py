@@ -22,8 +22,12 @@ def add_command(commands: Any, name: str, text: str, run: Any) -> argparse.Argum
     return command
 
 
-def add_settings(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
+def add_settings(command: argparse.ArgumentParser, *, file: bool = True) -> None:
+    """Add --set, and --config unless the settings are for other hosts."""
+    if file:
+        command.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
+    else:
+        command.set_defaults(config=None)
     command.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", type=assignment,
         help="one setting, as runtime/baton.toml lists them with their units and defaults; wins "

@@ -15,6 +15,7 @@ from typing import Any
 from baton.deploy.cli.authority_commands import add_authority
 from baton.deploy.cli.bench_command import add_bench
 from baton.deploy.cli.control_commands import add_control_commands
+from baton.deploy.cli.fleet_command import add_fleet
 from baton.deploy.cli.planning_commands import add_calibrate, add_simulate, add_tune
 from baton.deploy.cli.process_commands import add_process_commands
 from baton.deploy.cli.release_commands import add_release
@@ -25,9 +26,9 @@ from baton.runtime import tls_version  # noqa: F401  before anything imports grp
 
 DISTRIBUTION = "baton-serve"
 COMMANDS = (
-    "serve", "demo", "worker", "router", "chat", "explain", "trace", "faults", "ps", "drain",
-    "role", "controller", "advise", "cluster", "doctor", "authority", "release", "calibrate",
-    "simulate", "tune", "size", "bench",
+    "serve", "demo", "worker", "router", "fleet", "chat", "explain", "trace", "faults", "ps",
+    "drain", "role", "controller", "advise", "cluster", "doctor", "authority", "release",
+    "calibrate", "simulate", "tune", "size", "bench",
 )  # fmt: skip
 EXIT_CODES = (
     "Exit codes: 0 done; 1 failed (ps: nothing runs; doctor: a check failed; faults: a promise was "
@@ -58,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_serve_commands(commands)
     add_process_commands(commands)
+    add_fleet(commands)
     add_chat(commands)
     add_explain(commands)
     add_faults(commands)

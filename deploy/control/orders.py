@@ -165,6 +165,19 @@ async def order_role(target: Target, role: Role) -> None:
         ) from error
 
 
+async def order_drain(target: Target) -> None:
+    """Order a drain and return once the worker has accepted it, within ORDER_TIMEOUT_S. Raises as
+    `order_role`, but asks for no other worker."""
+    try:
+        async with asyncio.timeout(ORDER_TIMEOUT_S):
+            await _call(target, None, lambda text: None)
+    except TimeoutError as error:
+        raise Unavailable(
+            f"{target.record.worker_id} at {target.record.address} has not accepted the order to "
+            f"drain within {ORDER_TIMEOUT_S:.0f} s"
+        ) from error
+
+
 async def _check_others(target: Target) -> None:
     """Raises Unavailable if no other worker of its role is registered now."""
     worker_id, role = target.record.worker_id, target.record.role

@@ -58,6 +58,7 @@ class Job:
     argv: tuple[str, ...]
     grace_s: float = 10.0  # between SIGTERM and SIGKILL
     log_bytes: int = LOG_BYTES
+    tended: bool = False  # kept on a node of Ray: no lifeline ends it (deploy/nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class Instance:
         write_private(self.folder / CLIENT_SETTINGS, json.dumps(dict(settings)))
 
     def write_job(self, job: Job) -> None:
-        write_private(self.folder / f"{job.name}.json", json.dumps(asdict(job)))
+        write_job(self.folder, job)
         self._stop_s = max(self._stop_s, job.grace_s + KILL_S)
 
     def release(self) -> None:
@@ -194,6 +195,11 @@ class Instance:
             for path in self.folder.glob(locks):
                 signal_keeper(self.folder, path.stem, signal.SIGINT)
         return wait_unkept(self.folder, deadline, locks=locks)
+
+
+def tended_lock(folder: Path, name: str) -> Path:
+    """Return the file that the actor which tends a job locks (deploy/nodes/node_folder.py)."""
+    return folder / f"{name}.tended"
 
 
 def signal_keeper(folder: Path, name: str, number: signal.Signals) -> bool:
@@ -291,6 +297,10 @@ def read_client_settings(folder: Path) -> dict[str, str] | None:
     except FileNotFoundError:
         return None
     return found
+
+
+def write_job(folder: Path, job: Job) -> None:
+    write_private(folder / f"{job.name}.json", json.dumps(asdict(job)))
 
 
 def read_job(folder: Path, name: str) -> Job:

@@ -78,9 +78,9 @@ class WorkerActor:
             print(text, file=sys.stderr, flush=True)
 
 
-def connect(folder: Path, address: str) -> Any:
+def connect(folder: Path | None, address: str, namespace: str | None = None) -> Any:
     """Join the cluster at `address`, or start a local one; the `ray` module. `folder` is the
-    instance's.
+    instance's, for a local one. Named actors are looked up in `namespace`.
 
     Raises ConfigError when Ray is missing or the cluster does not answer.
     """
@@ -94,8 +94,10 @@ def connect(folder: Path, address: str) -> Any:
             "Ray is not installed: pip install 'baton-serve[worker]', or use --launcher process"
         ) from error
     settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    if namespace is not None:
+        settings["namespace"] = namespace
     try:
-        if address:
+        if address or folder is None:
             ray.init(address=address, **settings)
         else:
             settings |= {"include_dashboard": False, "_temp_dir": _own_files(folder)}

@@ -8,8 +8,9 @@ A keeper is no child of the process that started it (it forks twice), so it outl
 raylet and Ray's head; it ends with the lifeline alone, or by SIGTERM; SIGINT then signals its child
 a second time, and the child ends at once. Its child dies with it by PR_SET_PDEATHSIG, so nothing
 survives kill -9 of any of them. A second keeper of a job finds the lock held and ends at once: that
-is how a re-made Ray actor adopts what still runs. Standard library alone, Linux alone (pidfd,
-prctl)."""
+is how a re-made Ray actor adopts what still runs. On a node of a Ray cluster (deploy/nodes) there
+is no lifeline: there a keeper starts its child again only while an actor tends the job. Standard
+library alone, Linux alone (pidfd, prctl)."""
 
 from __future__ import annotations
 
@@ -35,9 +36,11 @@ from baton.deploy.host.instance import (
     Job,
     JobState,
     JobStatus,
+    is_locked,
     read_environment,
     read_job,
     read_status,
+    tended_lock,
     write_private,
 )
 from baton.deploy.host.job_log import open_log, rotate
@@ -80,10 +83,11 @@ class Supervisor:
         os.write(self._hurry_write, b".")
 
     def run(self) -> None:
-        """Start, watch, start again; returns when stopped or given up, the child being gone."""
+        """Start, watch, start again; returns when stopped, given up or no longer tended, the child
+        being gone."""
         pause: float | None = 0.0
         while pause is not None:
-            if self._stopped_within(pause):
+            if self._stopped_within(pause) or not self._tended():
                 self._set_state("stopped", pid=0)
                 return
             began = time.monotonic()
@@ -103,6 +107,10 @@ class Supervisor:
             self._set_state("failed" if pause is None else "waiting", **outcome)
         while self._status != self._written and not self._stopped_within(POLL_S):
             self._write()  # else another keeper would start what was given up
+
+    def _tended(self) -> bool:
+        """Whether the child may be started: of an untended job another node may have one."""
+        return not self._job.tended or is_locked(tended_lock(self._folder, self._job.name))
 
     def _not_started(self, error: OSError) -> float | None:
         """The pause before the next attempt. A command or a log that is not there is a wrong
@@ -242,8 +250,9 @@ def _open_lifeline(folder: Path) -> int | None:
 def keep(folder: Path, name: str) -> int:
     """Become the keeper of a job: returns to the caller's process once the lock is held (0) or
     refused; the keeper itself goes on in a process of its own and never returns."""
-    lifeline = _open_lifeline(folder)
-    if lifeline is None:
+    job = read_job(folder, name)
+    lifeline = None if job.tended else _open_lifeline(folder)
+    if lifeline is None and not job.tended:
         return NO_LIFELINE
     lock = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -254,12 +263,13 @@ def keep(folder: Path, name: str) -> int:
     if os.fork():
         return 0
     os.setsid()
-    supervisor = Supervisor(folder, read_job(folder, name), os.environ | read_environment(folder))
+    supervisor = Supervisor(folder, job, os.environ | read_environment(folder))
     signal.signal(signal.SIGTERM, lambda *_: supervisor.stop())
     signal.signal(signal.SIGINT, lambda *_: supervisor.hurry())
     with contextlib.suppress(OSError):  # a full disk: then it ends with the lifeline alone
         os.pwrite(lock, str(os.getpid()).encode(), 0)  # for `signal_keeper`
-    threading.Thread(target=_follow_lifeline, args=(lifeline, supervisor), daemon=True).start()
+    if lifeline is not None:
+        threading.Thread(target=_follow_lifeline, args=(lifeline, supervisor), daemon=True).start()
     supervisor.run()
     os._exit(0)
 

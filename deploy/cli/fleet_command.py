@@ -1,0 +1,80 @@
+"""The command `baton fleet`: workers on the nodes of a Ray cluster."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from baton.deploy.cli.arguments import (
+    add_command,
+    add_registry,
+    add_settings,
+    config_of,
+    flags_of,
+)
+from baton.deploy.serve.flag_values import whole
+
+MAX_FLEET = 1024  # workers of one role
+MAX_PER_WORKER = 64  # GPUs or cores
+
+
+def add_fleet(commands: Any) -> None:
+    text = "keep prefill and decode workers on the nodes of a Ray cluster; `baton router` serves"
+    command = add_command(commands, "fleet", text, _fleet)
+    command.add_argument(
+        "model", nargs="?", metavar="FOLDER", default="",
+        help="the model's folder on each node; none: the embedded model",
+    )  # fmt: skip
+    for role, least in (("prefill", 0), ("decode", 1)):
+        command.add_argument(
+            f"--{role}", type=whole(least, MAX_FLEET), default=1, metavar="N",
+            help=f"{role} workers (default: %(default)s)",
+        )  # fmt: skip
+    command.add_argument(
+        "--ray-address", default=os.environ.get("RAY_ADDRESS", "auto"), metavar="ADDRESS",
+        help="the Ray cluster, of which this host is a node (default: RAY_ADDRESS, else auto)",
+    )  # fmt: skip
+    for name, default, what in (("cpus", 1, "cores"), ("gpus", 0, "GPUs")):
+        command.add_argument(
+            f"--{name}", type=whole(0, MAX_PER_WORKER), default=default, metavar="N",
+            help=f"{what} that Ray reserves for each worker (default: %(default)s)",
+        )  # fmt: skip
+    command.add_argument(
+        "--by-role", action="store_true",
+        help="place a worker only where Ray has the resource baton-prefill or baton-decode, one "
+        "for each worker",
+    )  # fmt: skip
+    command.add_argument(
+        "--pack", action="store_true", help="fill nodes one by one (default: spread workers)"
+    )
+    command.add_argument(
+        "--leave-workers", action="store_true",
+        help="SIGTERM ends this process alone, and the next one finds the workers",
+    )  # fmt: skip
+    add_registry(command, "redis://HOST:PORT, where workers register (registry.location)")
+    add_settings(command, file=False)  # the nodes do not have this host's files
+
+
+def _fleet(options: argparse.Namespace) -> None:
+    from baton.deploy.control.orders import cluster_at
+    from baton.deploy.host.cluster_secrets import read_secrets
+    from baton.deploy.nodes.fleet_plan import FleetOptions
+    from baton.deploy.nodes.fleet_process import FleetProcess
+    from baton.deploy.serve.plan import grace_s
+
+    config = config_of(options)
+    fleet = FleetOptions(
+        config=config,
+        settings=flags_of(options),
+        prefill=options.prefill,
+        decode=options.decode,
+        model=options.model,
+        cpus=options.cpus,
+        gpus=options.gpus,
+        by_role=options.by_role,
+        grace_s=grace_s(config),
+    )
+    fleet.check()
+    cluster = cluster_at(config.registry, read_secrets(os.environ), config.security)
+    FleetProcess(fleet, cluster, options.ray_address, options.pack, options.leave_workers).run()

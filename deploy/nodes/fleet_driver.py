@@ -1,0 +1,164 @@
+"""The driver of a fleet on a Ray cluster: makes what is missing, replaces what has changed.
+
+    baton fleet ─▶ FleetDriver ─▶ RayFleet ─▶ actors on the nodes ─▶ workers ─▶ registry
+
+It may die, and Ray's head with it, and no worker ends by that: the next driver finds the actors by
+name, and an actor that has to be made again is made where its worker runs. It owns no state that
+matters: everything is in Ray, on the nodes and in the registry.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.deploy.nodes.worker_keeper import WorkerReport
+from baton.deploy.nodes.worker_order import WorkerOrder
+from baton.runtime import logs
+
+LOST_S = 10.0  # without an answer, until a worker's actor counts as lost
+TURN_S = 1.0
+
+log = logs.get(__name__)
+
+
+class Fleet(Protocol):
+    """The actors (ray_fleet.py)."""
+
+    def names(self) -> set[str]: ...
+
+    def make(self, order: WorkerOrder, host: str) -> None: ...
+
+    def ask(self) -> dict[str, WorkerReport]: ...
+
+    def end(self, name: str) -> None: ...
+
+    def remove(self, name: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _Known:
+    """The last answer of a worker, and when it came."""
+
+    report: WorkerReport | None
+    heard_s: float
+    lost: bool = False
+
+
+class FleetDriver:
+    """Keeps the actors of `orders`. `hosts` returns where registered workers run, by worker id.
+    Time is in seconds of `now`."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        orders: Sequence[WorkerOrder],
+        hosts: Callable[[], Mapping[str, str]],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._orders = {order.worker_id: order for order in orders}
+        self._hosts = hosts
+        self._now = now
+        self._known: dict[str, _Known] = {}
+
+    def ready(self) -> list[str]:
+        """Return the workers that are registered, by the last turn."""
+        return sorted(
+            name
+            for name, known in self._known.items()
+            if name in self._orders and known.report is not None
+            if known.report.boot_id and not known.lost
+        )
+
+    def waiting(self) -> dict[str, str]:
+        """Return for each other worker what it waits for."""
+        ready = self.ready()
+        return {name: self._reason(name) for name in self._orders if name not in ready}
+
+    def turn(self) -> None:
+        """Compare the fleet with the orders once. Raises Unavailable when Ray does not answer."""
+        found = self._fleet.names()
+        missing = [order for name, order in self._orders.items() if name not in found]
+        hosts = self._hosts() if missing else {}
+        for order in missing:
+            self._fleet.make(order, hosts.get(order.worker_id, ""))
+            self._known[order.worker_id] = _Known(None, self._now())
+        for name, report in self._fleet.ask().items():
+            self._hear(name, report)
+        self._note_lost()
+        for name in found - set(self._orders):
+            self._end(name)
+        self._replace_one()
+
+    def end(self, deadline_s: float) -> list[str]:
+        """End all workers, and return those that had not ended at `deadline_s` of `now`; their
+        actors are removed all the same. Raises Unavailable when Ray does not answer."""
+        while names := self._fleet.names():
+            for name in names:
+                self._end(name)
+            for name, report in self._fleet.ask().items():
+                self._hear(name, report)
+            if self._now() > deadline_s:
+                for name in names:
+                    self._fleet.remove(name)
+                return sorted(names)
+        return []
+
+    def _hear(self, name: str, report: WorkerReport) -> None:
+        known = self._known.setdefault(name, _Known(None, self._now()))
+        before, known.report = known.report, report
+        if known.lost:
+            log.info("worker actor found", worker=name, node=report.node)
+        known.heard_s, known.lost = self._now(), False
+        if before is None or before.node != report.node:
+            log.info("worker placed", worker=name, node=report.node)
+        if report.boot_id and (before is None or before.boot_id != report.boot_id):
+            where = {"address": report.address, "boot": report.boot_id, "starts": report.starts}
+            log.info("worker registered", worker=name, node=report.node, **where)
+        if report.message and (before is None or before.message != report.message):
+            log.warning("worker hindered", worker=name, node=report.node, reason=report.message)
+
+    def _note_lost(self) -> None:
+        for name, known in self._known.items():
+            if not known.lost and self._now() - known.heard_s > LOST_S:
+                known.lost = True
+                log.warning("worker actor lost", worker=name, reason=self._reason(name))
+
+    def _reason(self, name: str) -> str:
+        known = self._known.get(name)
+        report = known.report if known else None
+        order = self._orders.get(name)
+        if known is not None and report is not None and not known.lost:
+            return report.message or f"{report.state} on {report.node}"
+        if report is not None:
+            return f"its node {report.node} does not answer"
+        return f"no node has room for it ({order.needs()})" if order else "no answer"
+
+    def _end(self, name: str) -> None:
+        """End a worker, and remove its actor once it has ended, or if it can have none."""
+        known = self._known.setdefault(name, _Known(None, self._now()))
+        state = known.report.state if known.report is not None else ""
+        nothing_runs = state == "failed" or (known.report is None and known.lost)
+        if state == "ended" or nothing_runs:
+            self._fleet.remove(name)
+            self._known.pop(name, None)
+            log.info("worker removed", worker=name)
+        else:
+            self._fleet.end(name)
+
+    def _replace_one(self) -> None:
+        """End one worker whose order has changed, and the next turns make it again: one that is not
+        ready, or any while all are."""
+        changed = [
+            name
+            for name, order in self._orders.items()
+            if (known := self._known.get(name)) is not None
+            if known.report is not None and known.report.order != order
+        ]
+        ready = self.ready()
+        ending = [name for name in changed if name not in ready]
+        if ending or (changed and len(ready) == len(self._orders)):
+            self._end((ending or changed)[0])

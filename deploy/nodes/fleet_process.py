@@ -1,0 +1,103 @@
+"""The main of `baton fleet`: joins a Ray cluster, keeps a fleet on its nodes, ends it.
+
+SIGTERM and SIGINT end the fleet: its workers drain. With `leaves` they end this process alone, and
+the next one finds the workers. Runs on a node of the Ray cluster; knows no model and no router.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from baton.deploy.control.orders import Cluster, Target, order_drain
+from baton.deploy.nodes.fleet_driver import TURN_S, FleetDriver
+from baton.deploy.nodes.fleet_plan import FleetOptions
+from baton.deploy.nodes.ray_fleet import RayFleet, namespace_of
+from baton.deploy.serve.ray_driver import connect
+from baton.runtime import logs
+from baton.runtime.errors import BatonError, Unavailable
+
+END_S = 30.0  # beside the grace of the workers
+
+log = logs.get(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetProcess:
+    """One run of `baton fleet`. `address` is Ray's; `leaves`: a signal ends no worker."""
+
+    options: FleetOptions
+    cluster: Cluster
+    address: str
+    pack: bool = False
+    leaves: bool = False
+
+    def run(self) -> None:
+        """Keep the fleet until a signal. Raises ConfigError for options that cannot work, or where
+        Ray cannot be joined."""
+        self.options.check()
+        config = self.options.config
+        logs.setup("fleet", config.telemetry.log_level)
+        ray = connect(None, self.address, namespace_of(config.registry.cluster))
+        try:
+            asyncio.run(self._serve(RayFleet(ray, self.pack)))
+        finally:
+            ray.shutdown()
+
+    async def _serve(self, fleet: RayFleet) -> None:
+        stopped = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        driver = FleetDriver(fleet, self.options.orders(), self._hosts)
+        log.info("fleet started", prefill=self.options.prefill, decode=self.options.decode)
+        await self._turns(driver, stopped)
+        if self.leaves:
+            log.info("fleet left", workers=driver.ready())
+            return
+        deadline_s = time.monotonic() + self.options.grace_s + END_S
+        left = await asyncio.to_thread(driver.end, deadline_s)
+        await self._drain_rest()
+        log.info("fleet ended", not_ended=left)
+
+    async def _turns(self, driver: FleetDriver, stopped: asyncio.Event) -> None:
+        failed = ""
+        ready: list[str] = []
+        while not stopped.is_set():
+            try:
+                await asyncio.to_thread(driver.turn)
+                failed = ""
+            except Unavailable as error:  # workers serve without Ray; it is asked again
+                if str(error) != failed:
+                    log.warning("ray unavailable", reason=str(error))
+                failed = str(error)
+            if driver.ready() != ready:
+                ready = driver.ready()
+                log.info("fleet changed", ready=ready, waiting=driver.waiting())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TURN_S):
+                    await stopped.wait()
+
+    def _hosts(self) -> Mapping[str, str]:
+        """Return where workers are registered, by worker id; nothing while the registry cannot be
+        read: an actor is then made anywhere, and replaces the worker that runs."""
+        try:
+            records = self.cluster.workers()
+        except Unavailable as error:
+            log.warning("registry unavailable", reason=str(error))
+            return {}
+        return {each.worker_id: each.address.rpartition(":")[0].strip("[]") for each in records}
+
+    async def _drain_rest(self) -> None:
+        """Drain what is registered still: workers on nodes that Ray has lost."""
+        wanted = {order.worker_id for order in self.options.orders()}
+        try:
+            records = await self.cluster.read_workers()
+            for record in records:
+                if record.worker_id in wanted:
+                    await order_drain(Target(self.cluster, record))
+        except BatonError as error:
+            log.warning("worker not drained", reason=str(error))

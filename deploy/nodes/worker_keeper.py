@@ -1,0 +1,189 @@
+"""Keeps one worker on this node: starts its keeper, adopts one that runs, ends boots elsewhere.
+
+    actor of Ray ─▶ WorkerKeeper ─▶ keeper (supervisor.py) ─▶ baton worker ─▶ registry (Redis)
+                        └──────────────── reads the worker's boots ◀──────────────┘
+
+The keeper is no child of the actor's process and outlives it, a raylet and Ray's head. An actor
+that is made again on this node finds the keeper at its lock and adopts it. One that is made on
+another node starts the worker there, and drains the earlier boot once its own is registered. Knows
+nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from baton.deploy.control.orders import Cluster, Target, order_drain, read_records
+from baton.deploy.host.advertised_host import advertised_host
+from baton.deploy.host.cluster_secrets import read_secrets
+from baton.deploy.host.instance import (
+    Job,
+    JobState,
+    JobStatus,
+    is_locked,
+    read_job,
+    read_status,
+    signal_keeper,
+    write_job,
+)
+from baton.deploy.nodes.node_folder import Tending, node_folder
+from baton.deploy.nodes.worker_order import (
+    EMBEDDED,
+    WorkerOrder,
+    node_settings,
+    worker_command,
+)
+from baton.deploy.serve.process_launcher import ProcessLauncher
+from baton.models.embedded import embedded_model
+from baton.runtime import logs
+from baton.runtime.errors import BatonError
+from baton.runtime.registry import WorkerRecord
+from baton.runtime.registry_client import RegistryClient
+from baton.runtime.settings.loading import load
+from baton.runtime.shared_registry.registry_location import open_registry
+
+TURN_S = 0.5
+RETRY_S = 60.0  # until a worker that was given up is tried again: its node may be repaired
+State = Literal["starting", "elsewhere", "ended"] | JobState
+
+log = logs.get(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """The state of one worker, for the driver. `state` is its job's, or `starting` before that,
+    `elsewhere` while another actor has it on this node, `ended` after `end`. `boot_id` and
+    `address` are empty while it is not registered. `message` says what keeps it from its work."""
+
+    order: WorkerOrder
+    node: str
+    state: State = "starting"
+    starts: int = 0
+    boot_id: str = ""
+    address: str = ""
+    message: str = ""
+
+
+class WorkerKeeper:
+    """Keeps the worker of `order` on the node with the address `node`, in the thread that calls
+    `run`. The constructor raises ConfigError for an environment that lacks what a worker needs."""
+
+    def __init__(self, order: WorkerOrder, node: str, environ: Mapping[str, str]) -> None:
+        settings = node_settings(order, node, environ)
+        config = load(None, environ, settings)
+        secrets = read_secrets(environ)
+        self._name = order.worker_id
+        self._host = advertised_host(config.worker, many_hosts=True)
+        self._cluster = Cluster(order.cluster, config.registry, secrets, config.security)
+        self._folder = node_folder(order.cluster, environ)
+        model = embedded_model() if order.model == EMBEDDED else Path(order.model)
+        command = worker_command(order, model, settings)
+        self._job = Job(self._name, command, order.grace_s, tended=True)
+        self._launcher = ProcessLauncher(self._folder, [self._name])
+        self._report = WorkerReport(order, node)
+        self._ending = threading.Event()
+        self._drained: set[str] = set()  # boot ids that have accepted the order
+        self._given_up_s: float | None = None  # since when, on the monotonic clock
+
+    def report(self) -> WorkerReport:
+        """Return the state of the last turn. For any thread, as is `end`."""
+        return self._report
+
+    def end(self) -> None:
+        """Drain the worker and end it, on this node and where an earlier boot runs."""
+        self._ending.set()
+
+    def run(self) -> None:
+        """Keep the worker, and return once it has ended after `end`."""
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        security, tokens = self._cluster.security, self._cluster.secrets.accepted
+        registry = open_registry(self._cluster.registry, security, tokens)
+        tending = Tending(self._folder, self._name)
+        try:
+            while self._report.state != "ended":
+                await self.turn(registry, tending)
+                await asyncio.sleep(TURN_S)
+        finally:
+            tending.close()
+            await registry.close()
+
+    async def turn(self, registry: RegistryClient, tending: Tending) -> None:
+        """Do once what keeping takes. No error ends it, because nothing else keeps the worker: an
+        error is reported until a turn succeeds."""
+        try:
+            if not tending.claim():
+                self._note(state="elsewhere", message="an earlier actor on this node has it still")
+                return
+            await asyncio.to_thread(self._keep)
+            records = [e for e in await read_records(registry) if e.worker_id == self._name]
+            here = [each for each in records if self._runs_here(each)]
+            self._note(
+                boot_id=here[-1].boot_id if here else "", address=here[-1].address if here else ""
+            )
+            if here or self._ending.is_set():
+                await self._drain([each for each in records if not self._is_of_this_node(each)])
+            if self._ending.is_set() and not is_locked(self._folder / f"{self._name}.lock"):
+                self._note(state="ended", message="")
+        except Exception as error:  # the thread's last stop
+            self._note(message=f"{type(error).__name__}: {error}")
+
+    def _keep(self) -> None:
+        """See to it that the job has a keeper, or that it ends. Raises BatonError or OSError."""
+        if is_locked(self._folder / f"{self._name}.lock"):
+            if self._ending.is_set() or read_job(self._folder, self._name) != self._job:
+                signal_keeper(self._folder, self._name, signal.SIGTERM)  # repeating does no harm
+        elif not self._ending.is_set():
+            self._try_again()
+            write_job(self._folder, self._job)
+            self._launcher.tend()
+        status = read_status(self._folder, self._name)
+        if status is not None:
+            self._note(state=status.state, starts=status.starts, message=status.message)
+
+    def _try_again(self) -> None:
+        """Forget that the worker was given up: RETRY_S after it was, and for another command."""
+        status = read_status(self._folder, self._name)
+        if status is None or status.state != "failed":
+            self._given_up_s = None
+            return
+        if self._given_up_s is None:
+            self._given_up_s = time.monotonic()
+        another = read_job(self._folder, self._name) != self._job
+        if another or time.monotonic() - self._given_up_s >= RETRY_S:
+            (self._folder / f"{self._name}.status").unlink(missing_ok=True)
+            self._given_up_s = None
+
+    def _runs_here(self, record: WorkerRecord) -> bool:
+        """Whether the record is of the process that this node's keeper runs now."""
+        status: JobStatus | None = read_status(self._folder, self._name)
+        running = status is not None and status.state == "running" and status.pid == record.pid
+        return running and self._is_of_this_node(record)
+
+    def _is_of_this_node(self, record: WorkerRecord) -> bool:
+        return record.address.rpartition(":")[0].strip("[]") == self._host.strip("[]")
+
+    async def _drain(self, records: Sequence[WorkerRecord]) -> None:
+        """Drain boots on other nodes, which no actor tends any more, so that they are not started
+        again."""
+        for record in records:
+            if record.boot_id in self._drained:
+                continue
+            try:
+                await order_drain(Target(self._cluster, record))
+            except BatonError as error:  # a dead one is forgotten within its lifetime
+                log.info("earlier boot unreachable", boot=record.boot_id, reason=str(error))
+            else:
+                self._drained.add(record.boot_id)
+                log.info("earlier boot drained", boot=record.boot_id, address=record.address)
+
+    def _note(self, **changes: Any) -> None:
+        self._report = replace(self._report, **changes)

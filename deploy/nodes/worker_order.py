@@ -1,0 +1,60 @@
+"""An order of `baton fleet` to a node of a Ray cluster: one worker, and the resources it needs.
+
+An order travels through Ray, which stores it, so it holds no secret: token, password and keys come
+from the environment and the mounted files of the node. Pure.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.runtime.registry import Role
+
+ROLE_RESOURCE = "baton-"  # with the role behind it: a custom resource of Ray
+EMBEDDED = ""  # the model that is part of the installation
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOrder:
+    """One worker. `model` is a folder of each node. `settings` are pairs of `section.key` and
+    text. `grace_s` is from its SIGTERM to its SIGKILL. Ray reserves `cpus` and `gpus` for it."""
+
+    worker_id: str
+    role: Role
+    cluster: str
+    model: str
+    settings: tuple[tuple[str, str], ...]
+    grace_s: float
+    cpus: float = 1.0
+    gpus: float = 0.0
+    by_role: bool = False
+
+    def resources(self) -> dict[str, float]:
+        """Return the custom resources that its node must have."""
+        return {f"{ROLE_RESOURCE}{self.role}": 1.0} if self.by_role else {}
+
+    def needs(self) -> str:
+        """Return what a node must have free, for a message."""
+        every = {"CPU": self.cpus, "GPU": self.gpus} | self.resources()
+        return ", ".join(f"{name} {amount:g}" for name, amount in every.items() if amount)
+
+
+def node_settings(order: WorkerOrder, node: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of the worker on a node: those of the order, and the node's address in
+    Ray unless the node's environment sets one."""
+    settings = dict(order.settings)
+    if "BATON_WORKER__HOST" not in environ:
+        settings["worker.host"] = node
+    elif "BATON_WORKER__ADVERTISE" not in environ:
+        settings["worker.advertise"] = node
+    return settings
+
+
+def worker_command(order: WorkerOrder, model: Path, settings: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the command that runs the worker."""
+    identity = ("--role", order.role, "--worker-id", order.worker_id, "--model", str(model))
+    flags = (f"--set={name}={value}" for name, value in sorted(settings.items()))
+    return (sys.executable, "-P", "-m", "baton.deploy.cli.main", "worker", *identity, *flags)

@@ -1,0 +1,187 @@
+"""The driver of a fleet against actors that are scripted: what it makes, replaces and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from structlog.testing import capture_logs
+
+from baton.deploy.nodes.fleet_driver import LOST_S, FleetDriver
+from baton.deploy.nodes.worker_keeper import WorkerReport
+from baton.deploy.nodes.worker_order import WorkerOrder
+
+
+def order(name: str, blocks: str = "9") -> WorkerOrder:
+    role = "prefill" if name.startswith("prefill") else "decode"
+    return WorkerOrder(name, role, "baton", "", (("pool.blocks", blocks),), 60.0)
+
+
+class ScriptedFleet:
+    """Actors that become ready at once, unless they are `silent` or have a `state`."""
+
+    def __init__(self) -> None:
+        self.reports: dict[str, WorkerReport] = {}
+        self.made: list[tuple[str, str]] = []
+        self.ended: list[str] = []
+        self.removed: list[str] = []
+        self.silent: set[str] = set()
+        self.ends = True  # a worker ends when it is asked to
+
+    def names(self) -> set[str]:
+        return set(self.reports)
+
+    def make(self, order: WorkerOrder, host: str) -> None:
+        self.made.append((order.worker_id, host))
+        boot_id = f"boot-{len(self.made)}"
+        self.reports[order.worker_id] = WorkerReport(order, "10.0.0.1", "running", 1, boot_id)
+
+    def ask(self) -> dict[str, WorkerReport]:
+        return {name: e for name, e in self.reports.items() if name not in self.silent}
+
+    def end(self, name: str) -> None:
+        self.ended.append(name)
+        if self.ends:
+            self.reports[name] = replace(self.reports[name], state="ended", boot_id="")
+
+    def remove(self, name: str) -> None:
+        self.removed.append(name)
+        del self.reports[name]
+
+
+class Scene:
+    def __init__(self, *orders: WorkerOrder, hosts: Mapping[str, str] | None = None) -> None:
+        self.now = 0.0
+        self.fleet = ScriptedFleet()
+        self.hosts = hosts or {}
+        self.driver = self.new_driver(*orders)
+
+    def new_driver(self, *orders: WorkerOrder) -> FleetDriver:
+        return FleetDriver(self.fleet, orders, lambda: self.hosts, lambda: self.now)
+
+    def turns(self, driver: FleetDriver, count: int = 1) -> None:
+        for _ in range(count):
+            driver.turn()
+            self.now += 1.0
+
+
+def test_missing_workers_are_made_where_they_run_already() -> None:
+    scene = Scene(order("prefill-0"), order("decode-0"), hosts={"decode-0": "10.0.0.2"})
+    scene.turns(scene.driver, 3)
+    assert scene.fleet.made == [("prefill-0", ""), ("decode-0", "10.0.0.2")]
+    assert scene.driver.ready() == ["decode-0", "prefill-0"]
+    assert scene.driver.waiting() == {}
+
+
+def test_another_driver_finds_the_actors_and_makes_none() -> None:
+    scene = Scene(order("decode-0"))
+    scene.turns(scene.driver)
+    again = scene.new_driver(order("decode-0"))
+    scene.turns(again)
+    assert len(scene.fleet.made) == 1 and again.ready() == ["decode-0"]
+
+
+def test_an_actor_that_is_gone_is_made_again() -> None:
+    scene = Scene(order("decode-0"))
+    scene.turns(scene.driver)
+    del scene.fleet.reports["decode-0"]
+    scene.turns(scene.driver)
+    assert len(scene.fleet.made) == 2 and scene.driver.ready() == ["decode-0"]
+
+
+def test_a_silent_actor_is_lost_and_found_with_one_log_each() -> None:
+    scene = Scene(order("decode-0"))
+    scene.turns(scene.driver)
+    with capture_logs() as logs:
+        scene.fleet.silent = {"decode-0"}
+        scene.turns(scene.driver, int(LOST_S) + 5)
+        assert scene.driver.ready() == []
+        assert scene.driver.waiting() == {"decode-0": "its node 10.0.0.1 does not answer"}
+        scene.fleet.silent = set()
+        scene.turns(scene.driver, 2)
+    assert [e["event"] for e in logs] == ["worker actor lost", "worker actor found"]
+    assert scene.driver.ready() == ["decode-0"] and len(scene.fleet.made) == 1
+
+
+def test_a_worker_without_a_node_is_named_with_what_it_needs() -> None:
+    scene = Scene(replace(order("decode-0"), gpus=2.0, by_role=True))
+    scene.fleet.silent = {"decode-0"}
+    scene.turns(scene.driver)
+    assert scene.driver.waiting() == {
+        "decode-0": "no node has room for it (CPU 1, GPU 2, baton-decode 1)"
+    }
+
+
+def test_workers_with_other_settings_are_replaced_one_by_one() -> None:
+    before = [order(name) for name in ("prefill-0", "decode-0", "decode-1")]
+    scene = Scene(*before)
+    scene.turns(scene.driver)
+    after = [order(each.worker_id, blocks="10") for each in before]
+    driver = scene.new_driver(*after)
+    fewest = 3
+    for _ in range(20):
+        scene.turns(driver)
+        fewest = min(fewest, len(driver.ready()))
+    assert fewest == 2
+    assert {name: e.order for name, e in scene.fleet.reports.items()} == {
+        each.worker_id: each for each in after
+    }
+    assert sorted(scene.fleet.removed) == ["decode-0", "decode-1", "prefill-0"]
+
+
+def test_a_worker_that_is_not_ready_is_replaced_first() -> None:
+    scene = Scene(order("decode-0"), order("decode-1"))
+    scene.turns(scene.driver)
+    broken = scene.fleet.reports["decode-1"]
+    scene.fleet.reports["decode-1"] = replace(broken, state="waiting", boot_id="")
+    driver = scene.new_driver(order("decode-0", blocks="10"), order("decode-1", blocks="10"))
+    scene.turns(driver)
+    assert scene.fleet.ended == ["decode-1"]
+
+
+def test_a_smaller_fleet_ends_the_rest() -> None:
+    scene = Scene(order("decode-0"), order("decode-1"))
+    scene.turns(scene.driver)
+    driver = scene.new_driver(order("decode-0"))
+    scene.turns(driver, 3)
+    assert scene.fleet.removed == ["decode-1"] and driver.ready() == ["decode-0"]
+
+
+def test_the_end_waits_for_workers_and_then_removes_their_actors() -> None:
+    scene = Scene(order("decode-0"), order("prefill-0"))
+    scene.turns(scene.driver)
+    assert scene.driver.end(deadline_s=60.0) == []
+    assert sorted(scene.fleet.removed) == ["decode-0", "prefill-0"]
+
+
+def test_the_end_names_the_workers_that_did_not_end() -> None:
+    scene = Scene(order("decode-0"))
+    scene.turns(scene.driver)
+    scene.fleet.ends = False
+    assert scene.driver.end(deadline_s=-1.0) == ["decode-0"]
+    assert scene.fleet.reports == {}
+
+
+def test_a_worker_that_its_node_gave_up_is_reported_once() -> None:
+    scene = Scene(order("decode-0"))
+    scene.turns(scene.driver)
+    failed = replace(
+        scene.fleet.reports["decode-0"],
+        state="failed",
+        boot_id="",
+        message="BATON_TOKEN is not set",
+    )
+    scene.fleet.reports["decode-0"] = failed
+    with capture_logs() as logs:
+        scene.turns(scene.driver, 3)
+    hindered = [e for e in logs if e["event"] == "worker hindered"]
+    assert [e["reason"] for e in hindered] == ["BATON_TOKEN is not set"]
+    assert scene.driver.waiting() == {"decode-0": "BATON_TOKEN is not set"}
+    assert scene.driver.end(deadline_s=60.0) == [] and scene.fleet.ended == []
+
+
+def test_an_order_that_is_the_same_replaces_nothing() -> None:
+    scene = Scene(order("decode-0"))
+    scene.turns(scene.driver)
+    scene.turns(scene.new_driver(order("decode-0")), 3)
+    assert scene.fleet.ended == []

@@ -1,0 +1,92 @@
+"""What `baton fleet` asks of the nodes, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.deploy.cli.main import parser
+from baton.deploy.nodes.fleet_plan import FleetOptions
+from baton.deploy.nodes.worker_order import WorkerOrder, node_settings, worker_command
+from baton.runtime.errors import ConfigError
+from baton.runtime.settings.loading import load
+
+REDIS = {"registry.location": "redis://db:6379/0"}
+
+
+def options(settings: Mapping[str, str] = REDIS, **given: Any) -> FleetOptions:
+    return FleetOptions(config=load(None, {}, settings), settings=settings, **given)
+
+
+def test_each_worker_has_an_order_with_the_settings() -> None:
+    fleet = options(REDIS | {"pool.blocks": "9"}, prefill=1, decode=2, gpus=1, by_role=True)
+    fleet.check()
+    orders = fleet.orders()
+    assert [order.worker_id for order in orders] == ["prefill-0", "decode-0", "decode-1"]
+    assert [order.resources() for order in orders] == [
+        {"baton-prefill": 1.0},
+        {"baton-decode": 1.0},
+        {"baton-decode": 1.0},
+    ]
+    assert dict(orders[1].settings) == REDIS | {
+        "pool.blocks": "9",
+        "registry.cluster": "baton",
+        "worker.device": "cuda",
+    }
+    assert orders[0].needs() == "CPU 1, GPU 1, baton-prefill 1"
+    assert replace(fleet, by_role=False).orders()[0].resources() == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "message"),
+    [
+        ({"registry.location": "/run/registry"}, {}, "registry.location is the folder .*redis://"),
+        ({"registry.location": "redis://:secret@db"}, {}, "BATON_REGISTRY__PASSWORD"),
+        (REDIS | {"registry.password": "secret"}, {}, "registry.password is a secret"),
+        (REDIS | {"router.api_keys": "secret-secret"}, {}, "router.api_keys is a secret"),
+        (REDIS | {"worker.port": "9000"}, {}, "set BATON_WORKER__PORT in the environment"),
+        (REDIS | {"worker.device": "cuda"}, {}, "worker.device is cuda, and --gpus 0"),
+        (REDIS | {"worker.device": "cuda:1"}, {"gpus": 1}, "Ray chooses the GPUs"),
+        (REDIS | {"worker.device": "cpu"}, {"gpus": 1}, "--gpus is 1, and worker.device is cpu"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(
+    settings: dict[str, str], given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        options(settings, **given).check()
+    assert "secret-secret" not in str(caught.value) and ":secret" not in str(caught.value)
+
+
+def test_a_worker_takes_its_address_from_its_node() -> None:
+    (order,) = options(prefill=0).orders()
+    assert node_settings(order, "10.0.0.7", {})["worker.host"] == "10.0.0.7"
+    bound = {"BATON_WORKER__HOST": "0.0.0.0"}
+    assert node_settings(order, "10.0.0.7", bound)["worker.advertise"] == "10.0.0.7"
+    named = bound | {"BATON_WORKER__ADVERTISE": "eth1"}
+    assert not {"worker.host", "worker.advertise"} & set(node_settings(order, "10.0.0.7", named))
+
+
+def test_the_command_line_accepts_the_command_of_a_worker() -> None:
+    (order,) = options(prefill=0).orders()
+    command = worker_command(order, Path("/models/m"), node_settings(order, "10.0.0.7", {}))
+    parsed = parser().parse_args(list(command[command.index("worker") :]))
+    assert (parsed.role, parsed.worker_id, parsed.model) == (
+        "decode",
+        "decode-0",
+        Path("/models/m"),
+    )
+    assert "worker.host=10.0.0.7" in parsed.set and "registry.cluster=baton" in parsed.set
+
+
+def test_an_order_carries_no_secret_of_the_drivers_environment() -> None:
+    """Only what stands on the command line is sent to the nodes."""
+    environ = {"BATON_TOKEN": "a-token", "BATON_REGISTRY__PASSWORD": "a-password"}
+    fleet = FleetOptions(config=load(None, environ, REDIS), settings=REDIS)
+    fleet.check()
+    assert all("a-token" not in str(e) and "a-password" not in str(e) for e in fleet.orders())
+    assert all(isinstance(order, WorkerOrder) for order in fleet.orders())

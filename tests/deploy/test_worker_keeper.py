@@ -1,0 +1,243 @@
+"""What an actor does on its node, with real keepers and children; the registry is in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.deploy.control.orders import Target
+from baton.deploy.host.instance import is_locked, read_status, signal_keeper
+from baton.deploy.nodes import worker_keeper
+from baton.deploy.nodes.node_folder import Tending, node_folder
+from baton.deploy.nodes.worker_keeper import WorkerKeeper, WorkerReport
+from baton.deploy.nodes.worker_order import WorkerOrder
+from baton.runtime.errors import ConfigError, Unavailable
+from baton.runtime.registry import MemoryRegistry, WorkerRecord
+from baton.runtime.registry_client import InlineRegistry
+
+NODE = "10.0.0.1"
+NAME = "decode-0"
+ENVIRON = {"BATON_TOKEN": "secret"}
+ORDER = WorkerOrder(
+    NAME, "decode", "baton", "/models/m", (("registry.location", "redis://db"),), 10.0
+)
+SLEEP = "import time; time.sleep(600)"
+WAIT_S = 60.0
+
+
+class Node:
+    """One node, its actor and the cluster's registry. The worker is a child that sleeps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.code = SLEEP
+        self.registry = MemoryRegistry()
+        self.drained: list[str] = []
+        self.drain_failure: Exception | None = None
+        self.folder = node_folder("baton", ENVIRON)
+        monkeypatch.setattr(worker_keeper, "worker_command", self._command)
+        monkeypatch.setattr(worker_keeper, "order_drain", self._drain)
+        self.tending = Tending(self.folder, NAME)
+        self.keeper = WorkerKeeper(ORDER, NODE, ENVIRON)
+
+    def _command(self, order: WorkerOrder, *_: Any) -> tuple[str, ...]:
+        return (
+            sys.executable,
+            "-S",
+            "-c",
+            self.code,
+            *(text for pair in order.settings for text in pair),
+        )
+
+    async def _drain(self, target: Target) -> None:
+        if self.drain_failure is not None:
+            raise self.drain_failure
+        self.drained.append(target.record.boot_id)
+
+    def turn(self) -> WorkerReport:
+        asyncio.run(self.keeper.turn(InlineRegistry(self.registry), self.tending))
+        return self.keeper.report()
+
+    def until(self, happened: Callable[[WorkerReport], bool]) -> WorkerReport:
+        deadline_s = time.monotonic() + WAIT_S
+        while not happened(report := self.turn()):
+            assert time.monotonic() < deadline_s, report
+            time.sleep(0.02)
+        return report
+
+    def running(self) -> int:
+        """Wait until the worker runs; its pid."""
+        self.until(lambda report: report.state == "running")
+        status = read_status(self.folder, NAME)
+        assert status is not None
+        return status.pid
+
+    def announce(self, pid: int, boot: str = "a", host: str = NODE) -> str:
+        boot_id = boot * 32
+        address = f"{host}:9000"
+        self.registry.announce(WorkerRecord(NAME, boot_id, "decode", address, address, "m", pid))
+        return boot_id
+
+    def lose_actor(self) -> None:
+        """The actor's process dies; another one is made on this node."""
+        self.tending.close()
+        self.tending = Tending(self.folder, NAME)
+        self.keeper = WorkerKeeper(ORDER, NODE, ENVIRON)
+
+    def kept(self) -> bool:
+        return is_locked(self.folder / f"{NAME}.lock")
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    made = Node(monkeypatch)
+    yield made
+    made.tending.close()
+    deadline_s = time.monotonic() + WAIT_S
+    while made.kept():
+        signal_keeper(made.folder, NAME, signal.SIGTERM)
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_a_worker_is_started_and_reported_once_registered(node: Node) -> None:
+    pid = node.running()
+    assert node.turn().boot_id == ""
+    boot_id = node.announce(pid)
+    report = node.turn()
+    assert (report.boot_id, report.address, report.starts) == (boot_id, f"{NODE}:9000", 1)
+    assert (report.node, report.message) == (NODE, "")
+
+
+def test_an_actor_that_is_made_again_adopts_the_running_boot(node: Node) -> None:
+    pid = node.running()
+    boot_id = node.announce(pid)
+    node.lose_actor()
+    report = node.turn()
+    assert (report.state, report.boot_id, report.starts) == ("running", boot_id, 1)
+    assert node.running() == pid
+
+
+def test_a_killed_worker_is_started_again_while_it_is_tended(node: Node) -> None:
+    pid = node.running()
+    node.turn()
+    os.kill(pid, signal.SIGKILL)
+    assert node.until(lambda e: e.starts == 2 and e.state == "running")
+    assert node.running() != pid
+
+
+def test_a_killed_worker_stays_down_while_no_actor_tends_it(node: Node) -> None:
+    pid = node.running()
+    node.tending.close()
+    os.kill(pid, signal.SIGKILL)
+    deadline_s = time.monotonic() + WAIT_S
+    while node.kept():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    status = read_status(node.folder, NAME)
+    assert status is not None and (status.state, status.starts) == ("stopped", 1)
+    node.tending = Tending(node.folder, NAME)
+    assert node.running() != pid
+
+
+def test_two_actors_of_one_worker_do_not_tend_it_together(node: Node) -> None:
+    node.running()
+    second = WorkerKeeper(ORDER, NODE, ENVIRON)
+    theirs = Tending(node.folder, NAME)
+    asyncio.run(second.turn(InlineRegistry(node.registry), theirs))
+    assert second.report().state == "elsewhere"
+    node.tending.close()
+    asyncio.run(second.turn(InlineRegistry(node.registry), theirs))
+    assert second.report().state == "running"
+    theirs.close()
+    node.tending = Tending(node.folder, NAME)
+
+
+def test_a_boot_elsewhere_is_drained_once_this_one_is_registered(node: Node) -> None:
+    records = node.registry.workers
+    pid = node.running()
+    elsewhere = WorkerRecord(NAME, "b" * 32, "decode", "10.0.0.2:1", "10.0.0.2:2", "m", pid)
+    node.registry.workers = lambda: [elsewhere, *records()]  # type: ignore[method-assign]
+    node.turn()
+    assert node.drained == []
+    node.announce(pid)
+    node.drain_failure = Unavailable("it does not answer")
+    assert node.turn().message == ""
+    node.drain_failure = None
+    node.turn()
+    node.turn()
+    assert node.drained == ["b" * 32]
+
+
+def test_the_end_drains_the_worker_here_and_elsewhere(node: Node) -> None:
+    node.running()
+    node.announce(1, boot="b", host="10.0.0.2")
+    node.keeper.end()
+    node.until(lambda report: report.state == "ended")
+    assert not node.kept() and node.drained == ["b" * 32]
+
+
+def test_a_kept_worker_with_another_command_is_replaced(node: Node) -> None:
+    pid = node.running()
+    node.code = SLEEP + "  # with other settings"
+    node.lose_actor()
+    node.until(lambda report: report.state == "running" and node.running() != pid)
+
+
+def fail_once(node: Node) -> None:
+    """Let the worker be given up, unless the file beside its lock is there."""
+    cured = node.folder / "cured"
+    node.code = (
+        "import os, sys, time\n"
+        f"if os.path.exists({str(cured)!r}): time.sleep(600)\n"
+        "open(os.environ['BATON_ERROR_FILE'], 'w').write('no model'); sys.exit(78)"
+    )
+    node.keeper = WorkerKeeper(ORDER, NODE, ENVIRON)
+    assert node.until(lambda report: report.state == "failed").message == "no model"
+    assert node.turn().state == "failed"
+    cured.touch()
+
+
+def test_a_worker_that_was_given_up_is_tried_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_once(node)
+    node.turn()
+    assert node.turn().state == "failed"
+    monkeypatch.setattr(worker_keeper, "RETRY_S", 0.0)
+    assert node.running()
+
+
+def test_another_command_is_tried_at_once(node: Node) -> None:
+    fail_once(node)
+    node.code = SLEEP
+    node.keeper = WorkerKeeper(ORDER, NODE, ENVIRON)
+    assert node.running()
+
+
+def test_a_registry_that_fails_stops_no_worker(node: Node) -> None:
+    def fail() -> list[WorkerRecord]:
+        raise OSError("no route")
+
+    node.registry.workers = fail  # type: ignore[method-assign]
+    node.turn()
+    report = node.until(lambda report: report.state == "running")
+    assert "no route" in report.message and node.kept()
+
+
+def test_a_node_without_the_token_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="BATON_TOKEN is not set"):
+        WorkerKeeper(ORDER, NODE, {})
+
+
+def test_the_folder_of_a_node_holds_no_secret(node: Node) -> None:
+    node.running()
+    files = [path for path in Path(node.folder).iterdir() if path.is_file()]
+    assert files and not [path for path in files if b"secret" in path.read_bytes()]

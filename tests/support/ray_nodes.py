@@ -1,0 +1,183 @@
+"""A real Ray cluster of several nodes, each in a network namespace with an address of its own.
+
+    head ── gcs, driver     n1, n2, ... ── raylet, actors, keepers, workers
+
+Each node has its own environment, runtime folder and Ray folder, as a machine has. `kill` is the
+loss of a node: all of its processes at once. `kill_raylet` takes Ray from it and leaves the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from chaos.network import Network
+from chaos.starter import start
+
+HEAD = "head"
+GCS_PORT = 6379
+START_S = 90.0
+OBJECT_STORE = 80 << 20  # bytes; Ray's least is 75 MiB
+RAY = (sys.executable, "-P", "-m", "ray.scripts.scripts")
+MARKER = "BATON_TEST_NODE"
+
+
+class RayNodes:
+    """Nodes of one cluster. `folder` holds logs; sockets are in a folder with a short name."""
+
+    def __init__(self, network: Network, folder: Path) -> None:
+        self._network = network
+        self._logs = folder
+        self._short = Path(tempfile.mkdtemp(prefix="rn"))
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._token = self._short / "token"
+        self._token.write_text("a token of 32 characters for Ray")
+
+    @property
+    def address(self) -> str:
+        return f"{self._network.address(HEAD)}:{GCS_PORT}"
+
+    def start_head(self) -> None:
+        """Start a head without cores for actors, and wait until it listens."""
+        self._network.add(HEAD)
+        options = ("--head", "--port", str(GCS_PORT), "--num-cpus", "0")
+        self._start(HEAD, {}, *options, "--include-dashboard", "false")
+        deadline_s = time.monotonic() + START_S
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection((self._network.address(HEAD), GCS_PORT), 1).close()
+                return
+            assert time.monotonic() < deadline_s, self.log(HEAD)
+            time.sleep(0.1)
+
+    def start_node(
+        self, name: str, environment: Mapping[str, str], resources: Mapping[str, float], cpus: int
+    ) -> None:
+        """Start a node that joins the head. `environment` is what its machine has."""
+        given = ("--resources", json.dumps(dict(resources)), "--num-cpus", str(cpus))
+        self._start(name, environment, "--address", self.address, *given)
+
+    def in_node(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a command on a node, and return its process."""
+        place = self._network.add(name)
+        everything = self._environment(name) | dict(environment)
+        with open(self._logs / f"{log}.log", "ab") as file:
+            process = start([*place.prefix, *command], everything, file)
+        self._processes[log] = process
+        return process
+
+    @property
+    def machine(self) -> str:
+        return self._network.machine
+
+    def reserve(self, name: str) -> str:
+        """Make the namespace of a node that is to be started, and return its address."""
+        self._network.add(name)
+        return self._network.address(name)
+
+    def address_of(self, name: str) -> str:
+        return self._network.address(name)
+
+    def kill(self, name: str) -> None:
+        """Kill every process of a node at once."""
+        while found := self.processes(name):
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+        self._processes.pop(name).wait()
+
+    def kill_programs(self, name: str, pattern: str) -> int:
+        """Kill those processes of a node whose command line matches; how many there were."""
+        found = [pid for pid, line in self.processes(name).items() if re.search(pattern, line)]
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+        return len(found)
+
+    def processes(self, name: str) -> dict[int, str]:
+        """Return the command lines of a node's live processes."""
+        marker = f"{MARKER}={self._short.name}-{name}".encode()
+        found = {}
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and marker in (entry / "environ").read_bytes().split(b"\0"):
+                    line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found[int(entry.name)] = line
+        return found
+
+    def log(self, name: str) -> str:
+        path = self._logs / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+    def worker_log(self, node: str, worker: str) -> str:
+        files = self._runtime(node).glob(f"baton/ray-*/{worker}.log")
+        return "\n".join(path.read_text() for path in files)
+
+    def files_with(self, text: str) -> list[str]:
+        """Return the files of Ray and of the keepers that hold a text."""
+        return [
+            str(path)
+            for path in self._short.rglob("*")
+            if path.is_file() and path != self._token and text.encode() in path.read_bytes()
+        ]
+
+    def close(self) -> None:
+        for name in [*self._processes]:
+            node = name if self.processes(name) else None
+            self._processes[name].kill()
+            if node:
+                self.kill(node)
+        shutil.rmtree(self._short, ignore_errors=True)
+
+    def _start(self, name: str, environment: Mapping[str, str], *options: str) -> None:
+        command = [*RAY, "start", *options, "--node-ip-address", self._network.address(name)]
+        command += ["--object-store-memory", str(OBJECT_STORE), "--disable-usage-stats", "--block"]
+        command += ["--temp-dir", str(self._short / name), "--include-log-monitor", "false"]
+        self._runtime(name).mkdir(mode=0o700, exist_ok=True)
+        self.in_node(name, tuple(command), environment, name)
+
+    def _runtime(self, name: str) -> Path:
+        return self._short / f"run-{name}"
+
+    def _environment(self, name: str) -> dict[str, str]:
+        return os.environ | {
+            MARKER: f"{self._short.name}-{name}",
+            "XDG_RUNTIME_DIR": str(self._runtime(name)),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self._token),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "UCX_TLS": "tcp",
+            "UCX_NET_DEVICES": "eth0",
+        }
+
+
+@contextlib.contextmanager
+def ray_nodes(folder: Path) -> Iterator[RayNodes]:
+    """A cluster with a head and no other node; everything is gone at the end."""
+    with Network() as network:
+        nodes = RayNodes(network, folder)
+        try:
+            nodes.start_head()
+            yield nodes
+        finally:
+            nodes.close()
+
+
+def until(happened: Callable[[], bool], what: Callable[[], str], limit_s: float = 120.0) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not happened():
+        assert time.monotonic() < deadline_s, what()
+        time.sleep(0.2)
