@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -42,7 +41,8 @@ from baton.runtime import logs
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.oracle_proposer import OracleProposer
 from benchmarks.figures.report import Figure, at_least, parser, report
-from benchmarks.fleets.fixed_speculators import FixedDraft, FixedSpeculator
+from benchmarks.fleets.fixed_speculators import FixedDraft
+from benchmarks.fleets.oracle_speedup import WITHIN_S, OraclePair, until
 from benchmarks.fleets.speculating_cluster import SpeculatingCluster
 from benchmarks.inputs.cached_model import VOCABULARY, cached_model
 from benchmarks.inputs.speculation_workloads import ChatPrompt, chats, edits
@@ -52,8 +52,6 @@ ANSWER_TOKENS = 40
 FORMULA_TOKENS = 160
 BATCH = 64
 SHARES = (0.5, 0.7, 0.9)
-WITHIN_S = 600.0
-POLL_S = 0.0005
 RULES: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 1.0, "seed": 3},
@@ -172,7 +170,7 @@ async def after_a_kill(cluster: SpeculatingCluster, asks: Sequence[dict[str, Any
     single = [ask for ask in asks if ask.get("n", 1) == 1]
     first = Client(cluster, "decode-0")
     begun = [first.submit(**ask) for ask in single]
-    await _until(lambda: all(len(each.outputs) > 3 or each.ended.is_set() for each in begun))
+    await until(lambda: all(len(each.outputs) > 3 or each.ended.is_set() for each in begun))
     cluster.decode["decode-0"].task.cancel()
     await asyncio.wait([cluster.decode["decode-0"].task])
     second = Client(cluster, "decode-1")
@@ -221,52 +219,16 @@ async def acceptance_ratio(texts: TinyTexts, count: int) -> Figure:
 
 async def formula(rounds: int, tokens: int) -> list[Figure]:
     """The measured speed-up of an oracle over what its acceptance and the steps' costs allow."""
-    dice = random.Random(0)
-    prompt = [dice.randrange(VOCABULARY) for _ in range(64)]
-    ask = {"prompt": prompt, "max_tokens": tokens, "local": True}
-    oracle = OracleProposer(1.0)
-    made: list[FixedSpeculator] = []
-    ratios: dict[float, list[float]] = {share: [] for share in SHARES}
-
-    def speculator() -> Speculator:
-        made.append(FixedSpeculator(oracle, 0 if len(made) == 0 else DRAFT_TOKENS))
-        return made[-1]
-
-    async with cluster_of(cached_model(), speculator, prefill=False, dtype="bfloat16") as cluster:
+    pair = OraclePair(DRAFT_TOKENS)
+    async with cluster_of(
+        cached_model(), pair.speculator, prefill=False, dtype="bfloat16"
+    ) as cluster:
         cluster.add_decode("decode-1", cluster.blocks)
-        off, on = (Client(cluster, name) for name in ("decode-0", "decode-1"))
-        oracle.texts = [[*prompt, *(await _timed(off, ask))[0]]]
-        for number in range(-1, rounds):
-            for share in SHARES:
-                oracle.share = share
-                _, off_s = await _timed(off, ask)
-                _, on_s = await _timed(on, ask)
-                costs = made[0].policy.step_costs, made[1].policy.step_costs
-                cost = float(costs[1].seconds(DRAFT_TOKENS + 1)) / float(costs[0].seconds(1))
-                gain = sum(share**place for place in range(DRAFT_TOKENS + 1)) / cost
-                if number >= 0:
-                    ratios[share].append(off_s / on_s / gain)
+        ratios = await pair.ratios(cluster, VOCABULARY, SHARES, rounds=rounds, tokens=tokens)
     return [
         at_least(f"speedup_over_formula_a{round(10 * share)}", statistics.median(found), 0.9)
         for share, found in ratios.items()
     ]
-
-
-async def _timed(client: Client, ask: dict[str, Any]) -> tuple[list[int], float]:
-    """An answer, and the seconds from its first token to its last."""
-    request = client.submit(**ask)
-    await _until(lambda: bool(request.outputs))
-    started_s = time.perf_counter()
-    await request.finished(WITHIN_S)
-    return request.tokens(), time.perf_counter() - started_s
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        for _ in range(int(WITHIN_S / POLL_S)):
-            if condition():
-                return
-            await asyncio.sleep(POLL_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.device_runner import device_runner
 from baton.engine.execution.graph_device import CudaDevice
 from baton.engine.memory.kv_pool import KvPool
+from baton.engine.memory.kv_quant import KvQuant
 from baton.engine.model.linear import PlainMatrix
 from baton.engine.model.weights import LayerWeights, MlpWeights, Weights
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
@@ -124,6 +125,23 @@ def random_weights(shape: ModelShape, device: torch.device, dtype: torch.dtype) 
     return Weights(embedding, layers, norm(shape.hidden), PlainMatrix(head))
 
 
+def step_dtype(device: torch.device) -> torch.dtype:
+    """The interpreter cannot multiply bfloat16; there the same code runs in float32."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def fill_pool(pool: KvPool) -> None:
+    """Write random numbers of a deviation of 0.5, or random codes of smaller ones, all finite."""
+    if pool.quant is None or pool.scales is None:
+        for block in torch.split(pool.tensor, 1024):
+            block.normal_(0.0, 0.5)
+        return
+    for block in torch.split(pool.tensor.view(torch.uint8), 1024):
+        block.random_(0, 256)
+        block.bitwise_and_(0xF7)  # not E4M3's NaN
+    pool.scales.fill_(0.5 / pool.quant.largest)
+
+
 def sized_runner(
     shape: ModelShape,
     device: torch.device,
@@ -132,15 +150,16 @@ def sized_runner(
     context: int,
     buckets: tuple[int, ...],
     deterministic: bool = False,
+    weights: Weights | None = None,
+    quant: KvQuant | None = None,
 ) -> CudaRunner:
-    """A runner whose pool, full of random numbers, holds `rows` sequences of `context`."""
-    # The interpreter cannot multiply bfloat16; there the same code runs in float32.
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    """A runner whose pool, full of random numbers or codes, holds `rows` sequences of `context`.
+    `weights` None: random ones."""
+    dtype = step_dtype(device)
     spec = spec_of(shape, context)
-    weights = random_weights(shape, device, dtype)
-    pool = KvPool(spec, rows * -(-context // BLOCK_SIZE), BLOCK_SIZE, dtype, device)
-    for block in torch.split(pool.tensor, 1024):
-        block.normal_(0.0, 0.5)
+    weights = weights or random_weights(shape, device, dtype)
+    pool = KvPool(spec, rows * -(-context // BLOCK_SIZE), BLOCK_SIZE, dtype, device, quant)
+    fill_pool(pool)
     return device_runner(
         spec,
         weights,
@@ -190,6 +209,17 @@ def decode_seconds(runner: CudaRunner, rows: int, start: int, context: int, step
         before = after
     before.result()
     return (time.perf_counter() - begun) / steps
+
+
+def graph_seconds(runner: CudaRunner, bucket: int, count: int, device: torch.device) -> float:
+    """The time of one replay among `count` in a row on the inputs of the last step, so that the
+    device never waits for a launch."""
+
+    def replay() -> None:
+        for _ in range(count):
+            runner.graphs.replay(bucket)
+
+    return seconds_of(replay, device, 5) / count
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, repeat: int = 20) -> float:

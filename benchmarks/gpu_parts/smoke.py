@@ -14,7 +14,6 @@ from baton.engine.execution.graph_device import CudaDevice, HostDevice
 from baton.engine.triton.checksum import block_checksums
 from baton.kv_transfer.checksum import reference
 from benchmarks.figures.report import Figure
-from benchmarks.gpu_parts.handoff import nixl_installed, read_all
 from benchmarks.gpu_parts.speed import Given
 
 BLOCKS, BLOCK_BYTES, SLABS = 4, 1 << 14, 2
@@ -37,6 +36,11 @@ def smoke(given: Given) -> Iterator[Figure]:
     begun = time.perf_counter()
     _capture(given.device)
     yield Figure("smoke_capture_s", time.perf_counter() - begun, "s")
+    try:
+        from benchmarks.gpu_parts.handoff import nixl_installed, read_all
+    except ModuleNotFoundError as error:
+        print(f"no READ: {error.name} is not installed")
+        return
     if not nixl_installed():
         print("no READ: nixl is not installed")
         return

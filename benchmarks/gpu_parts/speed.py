@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.memory.kv_pool import KvPool
+from baton.engine.memory.kv_quant import KvQuant
 from baton.engine.model.step_layout import Bounds, StepLayout, lay_out
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.engine.triton.attention_backend import TritonAttention
@@ -34,11 +35,14 @@ from benchmarks.gpu_parts.models import (
     ModelShape,
     decode_seconds,
     decode_step,
+    fill_pool,
+    graph_seconds,
     prompt_step,
     replay_seconds,
     seconds_of,
     sized_runner,
     spec_of,
+    step_dtype,
     table,
 )
 
@@ -128,7 +132,7 @@ def qwen_decode(given: Given) -> Iterator[Figure]:
             stepped.append(decode_seconds(runner, batch, context, wide, steps))
             # The graph reads its last inputs: a step of the mean length, not of the last.
             runner.run(decode_step(batch, context + steps // 2, wide, fed=False))
-            replayed.append(_bare_seconds(runner, size, 1 if given.dry else 20, given.device))
+            replayed.append(graph_seconds(runner, size, 1 if given.dry else 20, given.device))
         seconds, bare = median(stepped), median(replayed)
         yield Figure(f"qwen06b_decode_ms_bs{batch}", seconds * 1e3, "ms")
         yield Figure(f"qwen06b_graph_ms_bs{batch}", bare * 1e3, "ms")
@@ -157,17 +161,6 @@ def _with_logprobs_seconds(
     return median(times[1:])
 
 
-def _bare_seconds(runner: CudaRunner, bucket: int, count: int, device: torch.device) -> float:
-    """The time of one replay among `count` in a row, so that the device never waits for a
-    launch."""
-
-    def replay() -> None:
-        for _ in range(count):
-            runner.graphs.replay(bucket)
-
-    return seconds_of(replay, device, 5) / count
-
-
 def attention(given: Given) -> Iterator[Figure]:
     """Kernels on the paged pool against torch's best on contiguous tensors, both as graphs that are
     replayed, and others' figures on the same chip."""
@@ -175,7 +168,7 @@ def attention(given: Given) -> Iterator[Figure]:
     shape = given.shape("llama-8b")
     for rows, tokens, past in cases:
         name = f"attention_us_{rows}x{tokens}_past{past}"
-        ours = _paged_seconds(given, shape, rows, tokens, past)
+        ours = paged_seconds(given, shape, rows, tokens, past)
         yield Figure(name, ours * 1e6, "us")
         best = _sdpa_seconds(given, shape, rows, tokens, past)
         yield Figure(f"{name}_over_sdpa", ours / best, "", "torch's best SDPA is 1")
@@ -192,13 +185,21 @@ _SDPA_REASONS = (
 _ATTENTION_CASES = ((1, 1, 4095), (64, 1, 4095), (1, 2048, 0), (1, 8192, 0))  # rows, tokens, past
 
 
-def _paged_seconds(given: Given, shape: ModelShape, rows: int, tokens: int, past: int) -> float:
+def paged_seconds(
+    given: Given,
+    shape: ModelShape,
+    rows: int,
+    tokens: int,
+    past: int,
+    quant: KvQuant | None = None,
+) -> float:
+    """Device time of one layer's attention over the paged pool."""
     context = past + tokens
     spec = spec_of(shape, context)
-    dtype = torch.float32 if given.dry else torch.bfloat16
+    dtype = step_dtype(given.device)
     blocks = rows * -(-context // BLOCK_SIZE)
-    pool = KvPool(spec, blocks, BLOCK_SIZE, dtype, given.device)
-    pool.tensor.normal_()
+    pool = KvPool(spec, blocks, BLOCK_SIZE, dtype, given.device, quant)
+    fill_pool(pool)
     backend = TritonAttention(pool, spec.attention, shape.heads, DecodeLimits(rows, context))
     slices = tuple(Slice([1] * tokens, past, table(row, context)) for row in range(rows))
     bounds = Bounds(blocks, BLOCK_SIZE, shape.vocab, context)

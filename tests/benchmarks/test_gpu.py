@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import importlib
 import itertools
 import json
 import math
@@ -257,6 +258,8 @@ def test_figures_of_a_part_that_is_killed_are_kept(monkeypatch, tmp_path):
     ("value", "code", "skipped", "count"),
     [
         (lambda given: 1 / 0, 1, None, 1),
+        (lambda given: importlib.import_module("no_such.part"), 0, "no_such is not installed", 1),
+        (lambda given: importlib.import_module("benchmarks.no_such_part"), 1, None, 1),
         (
             lambda given: given.ceiling("copy_gb_per_s"),
             0,
