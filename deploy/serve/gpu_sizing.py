@@ -256,7 +256,7 @@ def _notes(request: SizingRequest, spec: ModelSpec, tp: int, prefill: PrefillSiz
         )
     if request.timing is None:
         notes.append(
-            "times are estimates: no step of Baton has been measured on a GPU. Give --timing FILE "
+            "times are estimates: they are fitted to no step of Baton. Give --timing FILE "
             "(baton calibrate) where there are measurements"
         )
         if spec.experts is not None:
