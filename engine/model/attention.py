@@ -7,6 +7,7 @@ axes can change. It knows no weights and has only a reference to the pool.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -46,6 +47,32 @@ class RotatingAttention(Protocol):
         layout: StepLayout,
     ) -> Tensor:
         """Rotate by `angles` (`Rotary.angles`), `write` the keys, and return rotated queries."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """The weights of a layer's norms of queries and keys, [head_dim] each, and their epsilon."""
+
+    queries: Tensor
+    keys: Tensor
+    eps: float
+
+
+@runtime_checkable
+class NormalisingAttention(Protocol):
+    """A backend that normalises queries and keys while it rotates and writes."""
+
+    def normalise_rotate_and_write(
+        self,
+        layer: int,
+        heads: tuple[Tensor, Tensor, Tensor],
+        norms: HeadNorms,
+        angles: tuple[Tensor, Tensor],
+        layout: StepLayout,
+    ) -> Tensor:
+        """Normalise queries and keys, round them, then do the same as
+        `RotatingAttention.rotate_and_write`. `heads`: queries, keys and values."""
         ...
 
 

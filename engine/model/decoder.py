@@ -19,7 +19,12 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from baton.engine.model.attention import Attention, RotatingAttention
+from baton.engine.model.attention import (
+    Attention,
+    HeadNorms,
+    NormalisingAttention,
+    RotatingAttention,
+)
 from baton.engine.model.experts import ExpertWeights, mix
 from baton.engine.model.mla import LatentAttention, LatentWeights
 from baton.engine.model.rope import Rotary, rotate
@@ -61,6 +66,8 @@ class Decoder:
         self._latent = attention if isinstance(attention, LatentAttention) else None
         self._attention = None if isinstance(attention, LatentAttention) else attention
         self._rotating = attention if isinstance(attention, RotatingAttention) else None
+        self._normalising = attention if isinstance(attention, NormalisingAttention) else None
+        self._head_norms = [_head_norms(layer, spec.norm_eps) for layer in weights.layers]
         self._gating = gating or partial(torch_gating, activation=spec.activation)
         self._norms = norms or TorchNorms()
         self._fused_pass = fused_pass
@@ -151,17 +158,28 @@ class Decoder:
         qkv = layer.qkv(x)
         qkv = qkv.view(-1, spec.heads + 2 * spec.kv_heads, spec.head_dim)
         sizes = [spec.heads, spec.kv_heads, spec.kv_heads]
-        queries, keys, values = torch.split(qkv, sizes, dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
-        if self._rotating is not None:
-            given = (queries, keys, values, angles, layout)
-            queries = self._rotating.rotate_and_write(index, *given)
-        else:
-            queries, keys = rotate(queries, *angles), rotate(keys, *angles)
-            self._attention.write(index, keys, values, layout)
+        queries = self._rotate_and_write(index, torch.split(qkv, sizes, dim=1), angles, layout)
         attended = self._attention.attend(index, queries, layout)
         return layer.output(attended.flatten(1))
+
+    def _rotate_and_write(
+        self, index: int, heads: tuple[Tensor, ...], angles: Angles, layout: StepLayout
+    ) -> Tensor:
+        """Write the KV of `heads`: queries, keys and values. Returns rotated queries."""
+        queries, keys, values = heads
+        norms = self._head_norms[index]
+        if norms is not None:
+            if self._normalising is not None:
+                given = (queries, keys, values)
+                return self._normalising.normalise_rotate_and_write(
+                    index, given, norms, angles, layout
+                )
+            queries, keys = self._norm(queries, norms.queries), self._norm(keys, norms.keys)
+        if self._rotating is not None:
+            return self._rotating.rotate_and_write(index, queries, keys, values, angles, layout)
+        assert self._attention is not None
+        self._attention.write(index, rotate(keys, *angles), values, layout)
+        return rotate(queries, *angles)
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
         if isinstance(layer.mlp, ExpertWeights):
@@ -174,3 +192,9 @@ class Decoder:
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._norms.norm(x, weight, self._spec.norm_eps)
+
+
+def _head_norms(layer: LayerWeights, eps: float) -> HeadNorms | None:
+    if layer.q_norm is None or layer.k_norm is None:
+        return None
+    return HeadNorms(layer.q_norm, layer.k_norm, eps)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.memory.kv_pool import KvPool
+from baton.engine.model.attention import HeadNorms
 from baton.engine.model.step_layout import StepLayout
 from baton.engine.spec.model_spec import AttentionSpec
 from baton.engine.triton import kv_write as triton_kv_write
@@ -74,10 +75,13 @@ class TritonAttention:
         self._spec = spec
         self._group = heads // kv_heads
         self._tiles = device_tiles(self._group, dim, pool.dtype)
-        self._decode_tiles = decode_tiles(self._group, dim, pool.dtype)
+        self._decode_tiles = {
+            filled: decode_tiles(self._group, dim, pool.dtype, filled=filled)
+            for filled in (False, True)
+        }
         self._buffers: DecodeBuffers | None = None
         if not deterministic:
-            shape = DecodeShape(kv_heads, heads, dim, self._decode_tiles.tokens)
+            shape = DecodeShape(kv_heads, heads, dim, self._decode_tiles[True].tokens)
             self._buffers = DecodeBuffers(limits, shape, pool.tensor.device)
         self._step: _AttentionStep | None = None
 
@@ -96,10 +100,18 @@ class TritonAttention:
         layout: StepLayout,
     ) -> Tensor:
         """Same as `RotatingAttention.rotate_and_write`, in one pass."""
-        step, (kv, scales) = self._prepared(layout).arrays, self._layer(layer)
-        return triton_kv_write.rotate_and_write(
-            queries, keys, values, angles, kv, step.blocks, step.slots, scales
-        )
+        return self._rotate_and_write(layer, (queries, keys, values), None, angles, layout)
+
+    def normalise_rotate_and_write(
+        self,
+        layer: int,
+        heads: tuple[Tensor, Tensor, Tensor],
+        norms: HeadNorms,
+        angles: tuple[Tensor, Tensor],
+        layout: StepLayout,
+    ) -> Tensor:
+        """Same as `NormalisingAttention.normalise_rotate_and_write`, in one pass."""
+        return self._rotate_and_write(layer, heads, norms, angles, layout)
 
     def attend(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
         """Same as `Attention.attend`; a row of length 0 is padding, and its result is 0."""
@@ -116,11 +128,25 @@ class TritonAttention:
             if self._buffers is None:
                 single_attention(*given, spec.scale, tiles=self._tiles, fused=False, **features)
             else:
-                buffers, tiles = self._buffers.of(len(lengths)), self._decode_tiles
+                buffers = self._buffers.of(len(lengths))
+                tiles = self._decode_tiles[self._buffers.fill(len(lengths))]
                 decode_attention(*given, *buffers, spec.scale, tiles=tiles, **features)
         features |= {"tiles": self._tiles, "fused": self._buffers is not None}
         prefill_attention(out, queries, kv, step.plan, spec.scale, **features)
         return out
+
+    def _rotate_and_write(
+        self,
+        layer: int,
+        heads: tuple[Tensor, Tensor, Tensor],
+        norms: HeadNorms | None,
+        angles: tuple[Tensor, Tensor],
+        layout: StepLayout,
+    ) -> Tensor:
+        step, (kv, scales) = self._prepared(layout).arrays, self._layer(layer)
+        return triton_kv_write.rotate_and_write(
+            *heads, angles, kv, step.blocks, step.slots, scales, norms
+        )
 
     def _layer(self, layer: int) -> tuple[Tensor, Tensor | None]:
         """Return a layer of the pool [block, kv_head, k|v, token, dim] and, if it is quantised,

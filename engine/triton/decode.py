@@ -3,14 +3,16 @@
 A program computes one row, one KV head with all query heads of its group (the rows of one matrix
 product), and one split of the tokens; a second kernel merges the splits by their log-sum-exp
 (Flash-Decoding, Dao et al. 2023). Shapes and launches depend on no length, so both kernels can be
-captured in a CUDA graph. Expected limit: memory bandwidth, each key and value is read once.
-Not yet run on a GPU. The caller owns the buffers of the partial results.
+captured in a CUDA graph. The limit is memory bandwidth: each key and value is read once. Tiles and
+splits were measured on an H200 (docs/decisions/0118). The caller owns the buffers of the partial
+results.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 from typing import Any
 
 import torch
@@ -31,17 +33,21 @@ from baton.engine.triton.tile import (
 
 MIN_SPLIT_TOKENS = 128  # a shorter split costs more in the merge than it saves
 MAX_SPLITS = 64
-_RESIDENT_PROGRAMS = 3  # per multiprocessor
 _TYPICAL_TOKENS = 4096  # of a sequence of unknown length
-_LAUNCH_TOKENS = 128  # a program's start and end cost as much as reading so many tokens
+_RESIDENT_PROGRAMS = 4  # of a multiprocessor
+# How much longer a multiprocessor reads if it has only so many programs: measured.
+_FEW_PROGRAMS = {1: 1.56, 2: 1.055}
+_START_TOKENS = 50  # a program's start and end cost as much as reading so many tokens
 _MERGED_AT_ONCE = 16  # splits
+_MERGE_TOKENS = 64  # to merge so many costs a row as much as reading so many tokens
+_SLACK = 1.02  # of the least cost, for fewer splits
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
     """The division of rows into splits. `programs` share the splits of a row. `tokens` 0: one
-    split per program, of a length that follows from the row's; else each split has `tokens`, and a
-    row's result does not depend on its batch."""
+    split per program, whose numbers of tiles differ by at most one; else each split has `tokens`,
+    and a row's result does not depend on its batch."""
 
     programs: int
     tokens: int = 0
@@ -66,17 +72,25 @@ class Partials:
 
 @lru_cache(maxsize=4096)
 def choose_splits(rows: int, kv_heads: int, longest: int, processors: int) -> Splits:
-    """Choose the number of splits. All programs take about the same time, in waves of as many as
-    the device holds; the cost is the number of waves times the length of a split. The result has
-    the fewest splits whose cost is within a tenth of the best."""
-    counts = range(1, max(min(longest // MIN_SPLIT_TOKENS, MAX_SPLITS), 1) + 1)
+    """Choose the number of splits: the fewest whose cost is close to the least one.
+
+    The cost is in tokens: those that the multiprocessor with the most programs reads, and the
+    merge. One or two programs do not keep enough reads in flight and count as more tokens; more
+    programs than it holds at once are dealt out as others end."""
     tokens = min(longest, _TYPICAL_TOKENS)
-    costs = [
-        -(-rows * kv_heads * count // (processors * _RESIDENT_PROGRAMS))
-        * (tokens / count + _LAUNCH_TOKENS)
-        for count in counts
-    ]
-    good = 1.1 * min(costs)
+
+    def cost(count: int) -> float:
+        programs = rows * kv_heads * count / processors  # of a multiprocessor
+        most = ceil(programs)
+        read = (most if most <= _RESIDENT_PROGRAMS else programs + 0.5) * (
+            tokens / count + _START_TOKENS
+        )
+        merge = -(-count // _MERGED_AT_ONCE) * _MERGE_TOKENS if count > 1 else 0
+        return read * _FEW_PROGRAMS.get(most, 1.0) + merge
+
+    counts = range(1, max(min(longest // MIN_SPLIT_TOKENS, MAX_SPLITS), 1) + 1)
+    costs = [cost(count) for count in counts]
+    good = _SLACK * min(costs)
     return Splits(next(n for n, cost in zip(counts, costs, strict=True) if cost <= good))
 
 
@@ -86,13 +100,15 @@ def fixed_splits(rows: int, kv_heads: int, longest: int, processors: int, tokens
     return Splits(min(programs, -(-longest // tokens)), tokens)
 
 
-def decode_tiles(group: int, dim: int, dtype: torch.dtype) -> Tiles:
-    """Return the tiles: the group's heads, padded to the 16 rows that a matrix product needs."""
+def decode_tiles(group: int, dim: int, dtype: torch.dtype, *, filled: bool = True) -> Tiles:
+    """Return the tiles: the group's heads, padded to the 16 rows that a matrix product needs.
+    `filled`: whether programs for one split of each row fill the device."""
     rows = max(power_of_two(group), 16)
     if dtype == torch.float32:
         return Tiles(rows, 32, 4, 1)
-    # Five stages: the table is read two tiles ahead, keys and values one tile ahead.
-    return Tiles(rows, 64, 4, 5) if dim <= 128 else Tiles(rows, 32, 4, 5)
+    # With five stages the table is read two tiles ahead, keys and values one tile ahead. With
+    # three, more programs fit on a multiprocessor, which helps as soon as there are enough.
+    return Tiles(rows, 64, 4, 3) if filled and dim <= 128 else Tiles(rows, 32, 4, 5)
 
 
 def new_partials(rows: int, heads: int, capacity: int, dim: int, device: torch.device) -> Partials:
@@ -108,16 +124,30 @@ def split_of(  # type: ignore[no-untyped-def] # Triton infers types
     TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Return the oldest token in the window, the start of the first split, the length of a split
-    (both multiples of TOKENS), and the number of splits, at least one, which may be empty."""
+    """Return the oldest token in the window, the start of the first split (a multiple of TOKENS),
+    the number of tiles, and the number of splits, at least one, which may be empty."""
     oldest = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else length * 0
     first = oldest // TOKENS * TOKENS
+    tiles = tl.cdiv(length - first, TOKENS)
     if SPLIT_TOKENS > 0:
-        each = tl.cdiv(SPLIT_TOKENS, TOKENS) * TOKENS
+        count = tl.cdiv(tiles, tl.cdiv(SPLIT_TOKENS, TOKENS))
     else:
-        each = tl.cdiv(tl.cdiv(length - first, programs), TOKENS) * TOKENS
-    each = tl.maximum(each, TOKENS)
-    return oldest, first, each, tl.maximum(tl.cdiv(length - first, each), 1)
+        count = tl.minimum(tiles, programs)
+    return oldest, first, tiles, tl.maximum(count, 1)
+
+
+@triton.jit
+def stretch_of(  # type: ignore[no-untyped-def] # Triton infers types
+    split, first, tiles, count, SPLIT_TOKENS: tl.constexpr, TOKENS: tl.constexpr
+):
+    """Return the range of tokens [low, high) of a split; `first`, `tiles` and `count` are those of
+    `split_of`. The last range may exceed the row."""
+    if SPLIT_TOKENS > 0:
+        each = tl.cdiv(SPLIT_TOKENS, TOKENS)
+        return first + split * each * TOKENS, first + (split + 1) * each * TOKENS
+    else:
+        low, high = split * tiles // count, (split + 1) * tiles // count
+        return first + low * TOKENS, first + high * TOKENS
 
 
 # fmt: off
@@ -142,7 +172,7 @@ def decode_kernel(  # type: ignore[no-untyped-def] # Triton infers types
 ):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     length = tl.load(lengths + row)
-    oldest, first, each, count = split_of(length, tl.num_programs(2), SPLIT_TOKENS, TOKENS, WINDOW)
+    oldest, first, tiles, count = split_of(length, tl.num_programs(2), SPLIT_TOKENS, TOKENS, WINDOW)
     table = tables + row * stride_table
     keys = kv + head.to(tl.int64) * stride_head
     if CODES != "":
@@ -157,11 +187,11 @@ def decode_kernel(  # type: ignore[no-untyped-def] # Triton infers types
     positions = tl.full([ROWS], 0, tl.int32) + length - 1
     slot = (row * tl.num_programs(1) * GROUP + query_head) * capacity
     for split in range(tl.program_id(2), count, tl.num_programs(2)):
-        low = first + split * each
+        low, high = stretch_of(split, first, tiles, count, SPLIT_TOKENS, TOKENS)
         mixed, best, total = attend_stretch(
             tl.zeros([ROWS, DIM_PAD], tl.float32),
             tl.full([ROWS], NO_SCORE, tl.float32), tl.zeros([ROWS], tl.float32),
-            query, positions, low, tl.minimum(low + each, length), oldest,
+            query, positions, low, tl.minimum(high, length), oldest,
             keys, keys + stride_kv, scales, table,
             stride_block, stride_token, stride_scale_block, stride_scale_kv, scale,
             DIM, DIM_PAD, TOKENS, BLOCK_SIZE, WINDOW, SOFT_CAP, True, PRECISION, INTERPRETED, CODES)

@@ -64,6 +64,12 @@ class DecodeBuffers:
         mixed = self._mixed[: cells * self._shape.dim].view(*shape, self._shape.dim)
         return self._splits(rows), Partials(mixed, self._weights[:cells].view(shape))
 
+    def fill(self, rows: int) -> bool:
+        """Return whether programs for one split of each row fill the device. With splits of a
+        fixed length it is always True, because tiles that follow from it change a row's bits."""
+        programs = rows * self._shape.programs
+        return bool(self.limits.split_tokens) or programs >= self._processors
+
     def _splits(self, rows: int) -> Splits:
         limits = self.limits
         given = (rows, self._shape.programs, limits.longest, self._processors)

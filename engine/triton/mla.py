@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.engine.triton.decode import Partials, Splits, merge_splits, split_of
+from baton.engine.triton.decode import Partials, Splits, merge_splits, split_of, stretch_of
 from baton.engine.triton.kv_quant import UNFUSED, codes_name, plain, store_row, stored_bytes
 from baton.engine.triton.tile import (
     INTERPRETED,
@@ -94,7 +94,7 @@ def latent_kernel(  # type: ignore[no-untyped-def] # Triton infers types
 ):
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row)
-    _, _, each, count = split_of(length, tl.num_programs(2), SPLIT_TOKENS, TOKENS, 0)
+    _, first, tiles, count = split_of(length, tl.num_programs(2), SPLIT_TOKENS, TOKENS, 0)
     table = tables + tl.load(sequences + row).to(tl.int64) * stride_table
     heads = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     dims, rest = tl.arange(0, RANK_PAD), tl.arange(0, REST_PAD)
@@ -108,7 +108,8 @@ def latent_kernel(  # type: ignore[no-untyped-def] # Triton infers types
         best = tl.full([ROWS], NO_SCORE, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         mixed = tl.zeros([ROWS, RANK_PAD], tl.float32)
-        for begin in range(split * each, tl.minimum(split * each + each, length), TOKENS):
+        low, high = stretch_of(split, first, tiles, count, SPLIT_TOKENS, TOKENS)
+        for begin in range(low, tl.minimum(high, length), TOKENS):
             tokens = begin + tl.arange(0, TOKENS)
             held = tokens < length
             blocks = tl.load(table + tokens // BLOCK_SIZE, mask=held, other=0)

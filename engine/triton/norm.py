@@ -1,7 +1,8 @@
 """Root-mean-square norm on a GPU, with the preceding addition in the same pass.
 
-One program normalises some rows in registers, so that each value is read once and written once.
-The torch reference is `rms_norm` of the sum. The module knows no layers and keeps no state.
+One program normalises one row, or some short ones, in registers, so that each value is read once
+and written once. Programs depend on the size alone, so a row has the same bits in every batch. The
+torch reference is `rms_norm` of the sum. The module knows no layers and keeps no state.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_TILE = 4096  # values per program; longer rows get more warps
+_TILE = 1024  # values per program, unless a row is longer
+_THREAD_VALUES = 16  # fewer: many rows take longer; more: one row does
+_MAX_WARPS = 16
 
 
 class TritonNorms:
@@ -81,7 +84,7 @@ def _launch(
         BLOCK=block,
         ROWS=tile_rows,
         ADD=residual is not None,
-        num_warps=4 if block <= _TILE else 8 if block <= 2 * _TILE else 16,
+        num_warps=max(1, min(tile_rows * block // (32 * _THREAD_VALUES), _MAX_WARPS)),
     )
 
 
@@ -109,12 +112,13 @@ def _norm(  # type: ignore[no-untyped-def] # Triton infers types
     source = (row // HEADS) * row_stride + (row % HEADS) * head_stride + column
     place = row * SIZE + column
     wide = tl.load(x_ptr + source, mask=inside, other=0.0).to(tl.float32)
+    # Before the sum, which every later load would wait for.
+    weight = tl.load(weight_ptr + column, mask=column < SIZE, other=0.0).to(tl.float32)
     if ADD:
         wide += tl.load(residual_ptr + place, mask=inside, other=0.0).to(tl.float32)
         total = wide.to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + place, total, mask=inside)
         wide = total.to(tl.float32)
     mean = tl.sum(wide * wide, axis=1)[:, None] / SIZE
-    weight = tl.load(weight_ptr + column, mask=column < SIZE, other=0.0).to(tl.float32)
     normed = wide * tl.rsqrt(mean + eps) * (weight + offset)
     tl.store(out_ptr + place, normed.to(out_ptr.dtype.element_ty), mask=inside)

@@ -10,20 +10,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from parity import Check, error, noticed
 from torch import Tensor
 
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.model.attention import TorchAttention
+from baton.engine.memory.kv_quant import KV_QUANTS
+from baton.engine.model.attention import HeadNorms, TorchAttention
 from baton.engine.model.rope import Rotary, rotate
 from baton.engine.model.step_layout import Bounds, lay_out
 from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.engine.spec.model_spec import AttentionSpec
 from baton.engine.spec.rope_spec import RopeSpec
 from baton.engine.triton.attention_backend import TritonAttention
-from baton.engine.triton.decode import Splits, decode_attention, decode_tiles, new_partials
+from baton.engine.triton.decode import (
+    Splits,
+    decode_attention,
+    decode_tiles,
+    new_partials,
+    split_of,
+    stretch_of,
+)
 from baton.engine.triton.decode_buffers import DecodeLimits
 from baton.engine.triton.kv_write import rotate_and_write, write
 from baton.engine.triton.prefill import PrefillChunk, plan_prefill, prefill_attention, prefill_tiles
@@ -272,6 +284,83 @@ def write_check(turning: int, dtype: torch.dtype) -> Check:
     return run
 
 
+@triton.jit
+def record_splits(
+    found, length, programs, SPLIT_TOKENS: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr
+):
+    _, first, tiles, count = split_of(length, programs, SPLIT_TOKENS, TOKENS, WINDOW)
+    for split in range(count):
+        low, high = stretch_of(split, first, tiles, count, SPLIT_TOKENS, TOKENS)
+        tl.store(found + 2 * split, low)
+        tl.store(found + 2 * split + 1, high)
+
+
+def cover_check(split_tokens: int, window: int) -> Check:
+    """Splits cover a row without a gap, and begin at tiles; by count, they differ by at most one
+    tile. Counts the rows whose splits do not."""
+
+    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
+        wrong, tile = 0, 32
+        for length in (0, 1, 32, 33, 1000, 4120):
+            for programs in (1, 3, 31, 64):
+                found = torch.full((200, 2), -1, dtype=torch.int64, device=device)
+                record_splits[(1,)](found, length, programs, split_tokens, tile, window)
+                parts = [(low, high) for low, high in found.tolist() if low >= 0]
+                starts, ends = [low for low, _ in parts], [high for _, high in parts]
+                first = max(length - window, 0) // tile * tile if window else 0
+                tiles = -(-(length - first) // tile)
+                good = starts == [first, *ends[:-1]] and ends[-1] >= length
+                good &= all(low % tile == 0 for low in starts)
+                sizes = {high - low for low, high in parts}
+                if split_tokens:
+                    good &= sizes == {split_tokens}
+                else:
+                    good &= len(parts) == max(min(programs, tiles), 1)
+                    good &= max(sizes) - min(sizes) <= tile
+                wrong += not good
+        return float(wrong), 0.0
+
+    return run
+
+
+def normalised_write_check(turning: int, dtype: torch.dtype, codes: str = "") -> Check:
+    """Norms of heads, then rotation and write, against both written out, rounded in between."""
+
+    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
+        shape = Shape(2, 3, 24, 8) if tiny else Shape(8, 4, 128, 16)
+        part = turning if tiny else shape.dim * turning // 24
+        rows, heads = (5 if tiny else 300), shape.kv_heads
+        sizes = [heads * shape.group, heads, heads]
+        fused = torch.randn(rows, sum(sizes), shape.dim).to(device, dtype)
+        queries, keys, values = fused.split(sizes, dim=1)
+        weights = [torch.rand(shape.dim, device=device) + 0.5 for _ in range(2)]
+        norms = HeadNorms(weights[0].to(dtype), weights[1], 1e-6)  # some are kept in float32
+        angles = Rotary(RopeSpec("default", 1e4), part, device).angles(
+            torch.randint(0, 500, (rows,), device=device), dtype
+        )
+        spec: Any = SimpleNamespace(
+            kv_heads=heads, layers=1, head_dim=shape.dim, latent=None, features=0
+        )
+        pool = KvPool(spec, rows, shape.block_size, dtype, device, KV_QUANTS.get(codes))
+        order, slots = torch.randperm(rows, device=device), torch.zeros(rows, device=device).long()
+        scales = None if pool.scales is None else pool.scales.select(2, 0)
+        kv = pool.tensor.select(2, 0)
+        given = (queries, keys, values, angles, kv, order, slots, scales, norms)
+        out = rotate_and_write(*given)
+        wanted = []
+        for x, weight in ((queries, norms.queries), (keys, norms.keys)):
+            wide = x.double()
+            scale = (wide.square().mean(-1, keepdim=True) + norms.eps).rsqrt()
+            normed = (wide * scale * weight.double()).to(dtype)
+            wanted.append(rotate(normed.double(), *(each.double() for each in angles)))
+        written = pool.take(0, order)[:, :, :, 0]  # [rows, kv_head, k|v, dim]
+        worst = max(error(out, wanted[0]), error(written[:, :, 1], values.double()))
+        allowed = 5e-2 if codes else {torch.float32: 1e-6, torch.bfloat16: 1.5e-2}[dtype]
+        return max(worst, error(written[:, :, 0], wanted[1])), allowed
+
+    return run
+
+
 def step_check(limits: DecodeLimits, deterministic: bool) -> Check:
     """A whole step by `TritonAttention`, of rows that decode and chunks, layer by layer, against
     `TorchAttention`; then a second step, of decode rows alone."""
@@ -348,9 +437,18 @@ CHECKS["decode attention, a window one too long is noticed"] = noticed(
 )
 CHECKS["prefill attention, bits do not depend on the cut"] = cut_check
 CHECKS["decode attention, bits do not depend on the batch"] = batch_check
+CHECKS["decode attention, splits by count cover a row"] = cover_check(0, 0)
+CHECKS["decode attention, splits by count cover a window"] = cover_check(0, 700)
+CHECKS["decode attention, fixed splits cover a row"] = cover_check(128, 0)
 CHECKS["write, whole heads turn, float32"] = write_check(24, torch.float32)
 CHECKS["write, a part of a head turns, float32"] = write_check(10, torch.float32)
 CHECKS["write, whole heads turn, bfloat16"] = write_check(24, torch.bfloat16)
+CHECKS["write, norms, whole heads turn, float32"] = normalised_write_check(24, torch.float32)
+CHECKS["write, norms, a part of a head turns, float32"] = normalised_write_check(10, torch.float32)
+CHECKS["write, norms, whole heads turn, bfloat16"] = normalised_write_check(24, torch.bfloat16)
+CHECKS["write, norms, int8, a part of a head turns, bfloat16"] = normalised_write_check(
+    10, torch.bfloat16, "int8"
+)
 CHECKS["step, splits by count"] = step_check(DecodeLimits(4, 500), False)
 CHECKS["step, fixed splits"] = step_check(DecodeLimits(4, 500, split_tokens=64), False)
 CHECKS["step, buffers for fewer rows"] = step_check(DecodeLimits(1, 500), False)

@@ -5,6 +5,9 @@ import pytest
 KINDS = ["add_rms_norm fp32", "add_rms_norm bf16", "add_rms_norm one plus weight"]
 
 
-@pytest.mark.parametrize("name", [*KINDS, "rms_norm of heads inside a wider row"])
+OTHERS = ["rms_norm of heads inside a wider row", "rms_norm bits do not depend on the rows"]
+
+
+@pytest.mark.parametrize("name", [*KINDS, *OTHERS])
 def test_parity(triton_checks, name):
     assert triton_checks[name]["good"], triton_checks[name]["said"]

@@ -30,13 +30,14 @@ from triton.runtime.jit import JITFunction
 
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.kv_quant import KV_QUANTS
+from baton.engine.model.attention import HeadNorms
 from baton.engine.sampling.draw_adjustments import Adjustments
 from baton.engine.sampling.draw_logprobs import LogprobBuffers
 from baton.engine.sampling.draw_rules import DrawRules
 from baton.engine.sampling.mask_words import MaskWords
 from baton.engine.triton.adjust import adjust_logits, find_logprobs
 from baton.engine.triton.checksum import block_checksums
-from baton.engine.triton.decode import Splits, decode_attention, new_partials
+from baton.engine.triton.decode import Splits, decode_attention, decode_tiles, new_partials
 from baton.engine.triton.experts import expert_matmul
 from baton.engine.triton.gate import gated
 from baton.engine.triton.kv_write import rotate_and_write, write
@@ -197,25 +198,35 @@ def _decode(
     dtype: torch.dtype,
     splits: Splits,
     codes: str = "",
+    *,
+    filled: bool = True,
     **features: Any,
 ) -> None:
     kv, scales = _stored(kv_heads, dim, dtype, codes)
     queries = torch.empty(3, kv_heads * group, dim, dtype=dtype)
     tables, lengths = torch.zeros(3, 1, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
     partials = new_partials(3, kv_heads * group, splits.capacity(100, 64), dim, _CPU)
-    features["scales"] = scales
+    features |= {"scales": scales, "tiles": decode_tiles(group, dim, dtype, filled=filled)}
     decode_attention(queries, queries, kv, tables, lengths, splits, partials, 0.1, **features)
 
 
 def _write(
-    kv_heads: int, group: int, dim: int, turning: int, dtype: torch.dtype, codes: str = ""
+    kv_heads: int,
+    group: int,
+    dim: int,
+    turning: int,
+    dtype: torch.dtype,
+    codes: str = "",
+    *,
+    norms: bool = False,
 ) -> None:
     kv, scales = _stored(kv_heads, dim, dtype, codes)
     queries = torch.empty(3, kv_heads * group, dim, dtype=dtype)
     angles = torch.empty(3, 1, turning, dtype=dtype)
     places = torch.zeros(3, dtype=torch.int64)
     keys = queries[:, :kv_heads]
-    rotate_and_write(queries, keys, keys, (angles, angles), kv, places, places, scales)
+    weights = HeadNorms(torch.empty(dim, dtype=dtype), torch.empty(dim), 1e-6) if norms else None
+    rotate_and_write(queries, keys, keys, (angles, angles), kv, places, places, scales, weights)
     write(keys, keys, kv, places, places, scales)
 
 
@@ -256,6 +267,7 @@ CASES: dict[str, Callable[[], None]] = {
     "prefill, gemma2 9b": partial(_prefill, 8, 2, 256, _BF16, **_CAPPED),
     "prefill, float32": partial(_prefill, 2, 7, 64, torch.float32),
     "decode, llama3 8b": partial(_decode, 8, 4, 128, _BF16, Splits(4)),
+    "decode, llama3 8b, few rows": partial(_decode, 8, 4, 128, _BF16, Splits(4), filled=False),
     "decode, qwen2 0.5b": partial(_decode, 2, 7, 64, torch.float16, Splits(4, 512)),
     "decode, float32": partial(_decode, 2, 7, 64, torch.float32, Splits(4)),
     "decode, gemma2 9b": partial(_decode, 8, 2, 256, _BF16, Splits(1), **_CAPPED),
@@ -263,10 +275,15 @@ CASES: dict[str, Callable[[], None]] = {
     "int8 kv, latent": partial(_latent, 128, Splits(4), "int8"),
     "fp8 kv, latent, few heads": partial(_latent, 16, Splits(1), "fp8_e4m3"),
     "write, llama3 8b": partial(_write, 8, 4, 128, 128, _BF16),
+    "write, qwen3 0.6b": partial(_write, 8, 2, 128, 128, _BF16, norms=True),
     "write, a part turns": partial(_write, 4, 7, 96, 24, torch.float32),
     "int8 kv, prefill": partial(_prefill, 8, 4, 128, _BF16, "int8"),
     "int8 kv, decode": partial(_decode, 8, 4, 128, _BF16, Splits(4), "int8"),
+    "int8 kv, decode, few rows": partial(
+        _decode, 8, 4, 128, _BF16, Splits(4), "int8", filled=False
+    ),
     "int8 kv, write": partial(_write, 8, 4, 128, 128, _BF16, "int8"),
+    "int8 kv, write, norms": partial(_write, 8, 2, 128, 64, _BF16, "int8", norms=True),
     "fp8 kv, prefill": partial(_prefill, 8, 2, 256, _BF16, "fp8_e4m3", **_CAPPED),
     "fp8 kv, decode": partial(_decode, 2, 7, 64, torch.float16, Splits(4, 512), "fp8_e4m3"),
     "fp8 kv, write": partial(_write, 4, 7, 96, 24, torch.float32, "fp8_e4m3"),

@@ -97,6 +97,20 @@ def _norm_heads(device: torch.device, tiny: bool) -> tuple[float, float]:
     return error(out, wanted), 2e-5
 
 
+@check("rms_norm bits do not depend on the rows")
+def _norm_bits(device: torch.device, tiny: bool) -> tuple[float, float]:
+    wrong = 0
+    for size in (24, 72) if tiny else (128, 1024, 4096, 5120):
+        x = torch.randn(7 if tiny else 70, size, device=device).to(torch.bfloat16)
+        weight = torch.randn(size, device=device)
+        whole = rms_norm(x, weight, 1e-5)
+        wrong += sum(
+            int((rms_norm(x[first:end], weight, 1e-5) != whole[first:end]).sum())
+            for first, end in ((0, 1), (2, 5), (6, 7))
+        )
+    return float(wrong), 0.0
+
+
 def _gate(kind: str, activation: str) -> Check:
     def run(device: torch.device, tiny: bool) -> tuple[float, float]:
         dtype, allowed = _KINDS[kind]
