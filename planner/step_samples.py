@@ -7,7 +7,8 @@ with both, the larger one: the better of two fits.
 
 Times of a running fleet have a long tail, and queues depend on their mean. So squares of errors are
 divided by those of the fitted times, not of the measured ones as in timing_fit.py, which would fit
-the quick steps (iteratively reweighted least squares). Pure: numpy alone.
+the quick steps (iteratively reweighted least squares). A stall, such as a first step that compiles
+a kernel, is left out: it takes STALL times what a fit of the quick steps says. Pure: numpy alone.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from baton.runtime.errors import ConfigError
 
 MIN_STEPS = 8  # of each kind that is needed
 FIT_ROUNDS = 4
+STALL = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,9 @@ def _fitted(
 ) -> TimingModel:
     rows = np.array([_row(each.work, mixed_as_chunk=mixed_as_chunk) for each in steps])
     seconds = np.array([each.seconds for each in steps])
+    quick = rows @ non_negative_least_squares(rows / seconds[:, None], np.ones(len(steps)))
+    kept = seconds <= STALL * np.maximum(quick, seconds.min())
+    rows, seconds = rows[kept], seconds[kept]
     weights = seconds
     for _ in range(FIT_ROUNDS):
         solved = non_negative_least_squares(rows / weights[:, None], seconds / weights)

@@ -75,6 +75,20 @@ def in_order(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
     return [replace(each, arrived_s=each.arrived_s - start_s) for each in ordered]
 
 
+def write_traffic(requests: Iterable[TraceRequest], path: Path) -> None:
+    """Write requests as recorded JSON lines. Raises OSError."""
+    with path.open("w", encoding="utf-8") as file:
+        for each in requests:
+            fields: dict[str, Any] = {
+                "arrived_s": round(each.arrived_s, 6),
+                "prompt_tokens": each.prompt_tokens,
+                "output_tokens": each.output_tokens,
+            }
+            if each.blocks:
+                fields["blocks"] = each.blocks
+            file.write(json.dumps(fields) + "\n")
+
+
 def at_rate(requests: list[TraceRequest], factor: float) -> list[TraceRequest]:
     """Return the trace played `factor` times as fast."""
     return [replace(each, arrived_s=each.arrived_s / factor) for each in requests]

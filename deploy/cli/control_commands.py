@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baton.deploy.cli.arguments import (
@@ -77,6 +78,10 @@ def _add_advise(command: argparse.ArgumentParser) -> None:
         "--watch", action="store_true", help="advise every minute, in the routers' consoles"
     )
     command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument(
+        "--save", type=Path, metavar="FOLDER",
+        help="write timing.json and traffic.jsonl for `baton simulate` and `baton tune`",
+    )  # fmt: skip
     where = command.add_mutually_exclusive_group()
     where.add_argument("--instance", metavar="NAME", help="the instance, as `baton ps` shows it")
     add_registry(where, "the registry of a cluster; needs BATON_TOKEN and [security]")
@@ -103,7 +108,7 @@ def _advise(options: argparse.Namespace) -> None:
     if options.watch:
         run_watch(config, cluster, routers)
     else:
-        run_once(config, cluster, routers, as_json=options.json)
+        run_once(config, cluster, routers, as_json=options.json, save=options.save)
 
 
 def _routers(urls: list[str], instance: str) -> list[RouterAdmin]:

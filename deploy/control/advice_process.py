@@ -15,16 +15,20 @@ import json
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from baton.deploy.control.fleet_measurement import measured_fleet
 from baton.deploy.control.fleet_reports import FleetReports
 from baton.deploy.control.orders import Cluster
 from baton.deploy.control.router_admin import RouterAdmin
+from baton.planner.timing_file import write_fit
+from baton.planner.traced_requests import traffic_of
+from baton.planner.traces import write_traffic
 from baton.runtime import logs
 from baton.runtime.cluster_config import SloConfig
 from baton.runtime.config import Config
-from baton.runtime.errors import BatonError
+from baton.runtime.errors import BatonError, ConfigError
 from baton.simulation.capacity.advice_text import advice_json, advice_table
 from baton.simulation.capacity.live_advice import FleetAdvice, MeasuredFleet, advise
 
@@ -62,14 +66,33 @@ class Adviser:
 
 
 def run_once(
-    config: Config, cluster: Cluster, routers: Sequence[RouterAdmin], *, as_json: bool
+    config: Config,
+    cluster: Cluster,
+    routers: Sequence[RouterAdmin],
+    *,
+    as_json: bool,
+    save: Path | None = None,
 ) -> None:
-    """Print the advice. Raises BatonError."""
+    """Print the advice; write what it was computed from into the folder `save`. Raises
+    BatonError."""
     fleet, advice = asyncio.run(_once(Adviser(cluster, routers, config.slo)))
+    if save is not None:
+        save_fleet(fleet, save)
     if as_json:
         print(json.dumps(advice_json(fleet, advice, time.time()), indent=2))
     else:
         print(advice_table(fleet, advice))
+
+
+def save_fleet(fleet: MeasuredFleet, folder: Path) -> None:
+    """Write timing.json and traffic.jsonl, as `baton simulate` and `baton tune` take them. Raises
+    ConfigError if they cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_fit(fleet.fit, folder / "timing.json")
+        write_traffic(traffic_of(fleet.requests), folder / "traffic.jsonl")
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
 
 
 def run_watch(config: Config, cluster: Cluster, routers: Sequence[RouterAdmin]) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -29,11 +30,12 @@ RECORDS = [record(5.0 + 0.2 * n, path=[["chunk", 90_000, 64, "d0"]]) for n in ra
 
 
 def rows() -> list[list[float]]:
-    """Steps of a colocated worker: 80 ms with a prompt, 10 ms without."""
+    """Steps of a colocated worker: 90 ms with a prompt of 64 tokens, 10 ms without."""
     draws, found = random.Random(2), list[list[float]]()
     for _ in range(20):
         rows, context = draws.randint(1, 9), draws.randint(100, 900)
-        found.append([draws.randint(50, 70), 2000, rows, context, 0.09])
+        tokens = draws.randint(20, 120)
+        found.append([tokens, 0, rows, context, 0.026 + 0.001 * tokens])
         found.append([0, 0, rows, context, 0.01])
     return found
 
@@ -173,6 +175,7 @@ def test_a_router_needs_its_key(
 def test_the_command_prints_causes_and_changes(
     cluster: Cluster,
     admin: AdminStub,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -186,5 +189,9 @@ def test_the_command_prints_causes_and_changes(
     printed = capsys.readouterr().out
     assert "TTFT is 100.0 ms" in printed and "the computation of the prompt" in printed
     assert "2 colocated" in printed
-    assert main(["advise", *where, "--json"]) == 0
+    saved = tmp_path / "new" / "saved"
+    assert main(["advise", *where, "--json", "--save", str(saved)]) == 0
     assert json.loads(capsys.readouterr().out)["requests"] == 40
+    again = ["--trace", str(saved / "traffic.jsonl"), "--timing", str(saved / "timing.json")]
+    assert main(["simulate", *again, "--colocated", "1"]) == 0
+    assert "40 of 40 finished" in capsys.readouterr().out

@@ -65,6 +65,16 @@ def test_the_fit_is_of_the_mean_where_times_have_a_long_tail() -> None:
     assert fit.model.step_s(work) == pytest.approx(2 * TRUE.step_s(work), rel=0.15)
 
 
+def test_a_stall_is_left_out() -> None:
+    """The first step of a worker compiles, or waits for its memory."""
+    chunks = steps(40, prompts=True, decodes=False)
+    stalled = StepSample(chunks[0].work, chunks[0].seconds + 3.0)
+    made = [stalled, *chunks[1:], *steps(40, prompts=False, decodes=True)]
+    model = fit_steps_together("f", 1.0, made).model
+    work = StepWork(100, causal_pairs(0, 100))
+    assert model.step_s(work) == pytest.approx(TRUE.step_s(work), rel=0.02)
+
+
 def test_noise_shows_in_the_error() -> None:
     made = steps(200, prompts=False, decodes=True, noise=0.2)
     fit = fit_steps_together("f", 1.0, made + steps(60, prompts=True, decodes=False))

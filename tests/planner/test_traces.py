@@ -9,7 +9,7 @@ import pytest
 
 from baton.planner import traces
 from baton.planner.trace_distributions import draw_trace
-from baton.planner.traces import TraceRequest, at_rate, read_trace
+from baton.planner.traces import TraceRequest, at_rate, read_trace, write_traffic
 from baton.runtime.errors import ConfigError
 from tests.support.shared_traces import shared_trace
 
@@ -35,6 +35,12 @@ def test_azure_rows_have_times_and_no_blocks(tmp_path: Path) -> None:
     first, second = read_trace(written(tmp_path / "t", rows))
     assert first == TraceRequest(0.0, 4808, 10)
     assert second.arrived_s == pytest.approx(0.5)
+
+
+def test_written_traffic_is_read_as_it_was(tmp_path: Path) -> None:
+    requests = [TraceRequest(0.0, 600, 3, (4, 9)), TraceRequest(0.25, 10, 1)]
+    write_traffic(requests, tmp_path / "t")
+    assert read_trace(tmp_path / "t") == requests
 
 
 def test_recorded_traffic_needs_no_blocks(tmp_path: Path) -> None:
