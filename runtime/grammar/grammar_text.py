@@ -13,11 +13,12 @@ the point at most; and formats have the lengths of their standards. Stateless.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from baton.runtime.errors import InvalidRequest
 
@@ -29,6 +30,7 @@ JSON_OPTIONS: Any = {"whitespace_flexible": False, "lenient": False}
 # Models are trained on calls that templates print with a space after each separator.
 CALL_OPTIONS: Any = JSON_OPTIONS | {"key_separator": ": ", "item_separator": ", "}
 _OPTIONS_KEY = "x-guidance"
+_MISSING_RULE = re.compile(r"Rule '(.+)' not found")
 _OPEN_KEYS = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 _COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef")
 _MAP_KEYS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -59,11 +61,19 @@ def choice_grammar(choices: list[str]) -> str:
 
 def ebnf_grammar(text: str) -> str:
     """Return the grammar of a Lark text, or of one in EBNF whose rules have `::=`. Raises
-    InvalidRequest for EBNF that cannot be read."""
+    InvalidRequest with the line for EBNF that cannot be read."""
     try:
         return lark_grammar(any_to_lark(text))
-    except (GbnfToLarkError, RecursionError) as error:
-        raise InvalidRequest(f"the EBNF cannot be read: {str(error)[:200]}") from error
+    except Exception as error:  # the library raises Exception itself for a missing rule
+        reason = f"{str(error)[:200]}{_line_of_rule(text, str(error))}"
+        raise InvalidRequest(f"the EBNF cannot be read: {reason}") from error
+
+
+def _line_of_rule(text: str, reason: str) -> str:
+    """Return " at line N" for a rule that is used there first, and missing."""
+    found = _MISSING_RULE.match(reason)
+    used = found and re.search(rf"(?<![\w-]){re.escape(found[1])}(?![\w-])", text)
+    return f" at line {text.count(chr(10), 0, used.start()) + 1}" if used else ""
 
 
 def lark_grammar(text: str) -> str:

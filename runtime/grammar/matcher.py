@@ -31,6 +31,10 @@ LIMITS = LLParserLimits(
 MAX_GRAMMAR_BYTES = 256 << 10  # of one request's grammar, as it travels
 MAX_REASON_CHARS = 300
 _ECHO = re.compile(r"\^|\d+ \|")  # the line of a grammar, and a mark beneath it
+# Either with or without the place of the pattern in a grammar, which a client may not have written.
+_PATTERN_ERROR = re.compile(
+    r'(?:invalid regex ".*" \(in regex\): )?regex parse error:\n {4}(.*)\n {4}( *)\^+\nerror: (.*)'
+)
 _UNHELPFUL = re.compile(r"\s*<non-verbose/>\s*")
 
 
@@ -110,10 +114,17 @@ def compile_grammar(text: str, vocabulary: Vocabulary) -> CompiledGrammar:
 
 
 def shortened(reason: str) -> str:
-    """Return an error of llguidance on one line, of bounded length."""
+    """Return an error of llguidance on one line, of bounded length. One of a pattern of one line
+    names the character."""
+    reason = _PATTERN_ERROR.sub(_pattern_error, reason)
     lines = (line.strip() for line in _UNHELPFUL.sub(" ", reason).split("\n"))
     kept = [line for line in lines if line and not _ECHO.match(line)]
     return " ".join(kept)[:MAX_REASON_CHARS]
+
+
+def _pattern_error(found: re.Match[str]) -> str:
+    pattern, before, reason = found.groups()
+    return f"invalid regex {pattern[:100]!r} at character {len(before) + 1}: {reason}"
 
 
 def over_limits(reason: str) -> str:

@@ -6,7 +6,11 @@ ahead waits for the host, and so does one whose plan searched.
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Sequence as Seq
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -58,13 +62,13 @@ class BusyWorker:
     """A scheduler in a loop as that of a worker: each step is planned while one runs, if it can
     be. Each token that a step draws is 1."""
 
-    def __init__(self, proposer: CountedProposer) -> None:
+    def __init__(self, proposer: CountedProposer, *, speculates: bool = True) -> None:
         self.proposer = proposer
         self.scheduler = DecodeScheduler(
             BlockPool(4096, SIZE),
             StepConfig(local_prefill_tokens=256),
             KEY,
-            speculator=Speculator(proposer, 4),
+            speculator=Speculator(proposer, 4) if speculates else None,
         )
         self.ahead = self.waited = self.verified = self.verified_with_chunk = 0
         self._arrived = 0
@@ -164,3 +168,29 @@ def test_new_requests_start_nothing_in_an_idle_proposer() -> None:
     worker.submit(8)
     worker.steps(CLOSED_STEPS)
     assert worker.proposer.started == started
+
+
+def calls_of_features(worker: BusyWorker) -> Counter[str]:
+    """Count the calls, in some steps, of functions that speculation and grammars are made of."""
+    calls: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and ("/speculat" in file or "/runtime/grammar/" in file):
+            calls[file] += 1
+
+    sys.setprofile(count)
+    try:
+        worker.steps(20)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("speculates", [True, False])
+def test_features_that_are_off_run_no_code_in_a_step(speculates: bool) -> None:
+    worker = BusyWorker(CountedProposer(1), speculates=speculates)
+    worker.submit(8)
+    worker.steps(4)
+    assert bool(calls_of_features(worker)) == speculates
+    assert worker.verified == 0 or speculates

@@ -168,7 +168,21 @@ async def test_the_text_format_and_auto_constrain_nothing(
             "structured_outputs.json",
             'keyword "not" (at properties.a.not) is not supported',
         ),
-        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "unclosed group"),
+        (
+            {"structured_outputs": {"regex": "b(a"}},
+            "structured_outputs.regex",
+            "invalid regex 'b(a' at character 2: unclosed group",
+        ),
+        (
+            {"structured_outputs": {"json": {"properties": {"a": {"type": "strin"}}}}},
+            "structured_outputs.json",
+            "Invalid type: strin (at properties.a.type)",
+        ),
+        (
+            {"structured_outputs": {"grammar": "root ::= other\nother ::= missing"}},
+            "structured_outputs.grammar",
+            "Rule 'missing' not found at line 2",
+        ),
         (
             {"structured_outputs": {"grammar": "start: b"}},
             "structured_outputs.grammar",

@@ -137,6 +137,16 @@ def test_a_lark_error_names_its_position() -> None:
         compile_grammar(ebnf_grammar("start: missing"), VOCABULARY)
 
 
+def test_a_pattern_s_error_names_the_character() -> None:
+    with pytest.raises(InvalidRequest, match=r"'ab\(a' at character 3: unclosed group$"):
+        compile_grammar(regex_grammar("ab(a"), VOCABULARY)
+
+
+def test_a_missing_rule_of_ebnf_is_refused_with_its_line() -> None:
+    with pytest.raises(InvalidRequest, match="'missing' not found at line 3"):
+        ebnf_grammar('root ::= "a" b\nb ::=\n  missing')
+
+
 def test_ebnf_with_defining_signs_is_read() -> None:
     compiled = compile_grammar(ebnf_grammar('root ::= "ab" | "yes" root'), VOCABULARY)
     assert compiled.matcher().consume(tokens_of("yesyesab")) == 8
