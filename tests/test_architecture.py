@@ -152,6 +152,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "peers": {"figures"},
         "gpu_parts": {"figures", "fleets"},
         "controller": {"figures"},
+        "advice": {"figures", "fleets"},
+        "simulator": {"figures", "fleets"},
         ".": {"figures", "inputs", "fleets", "peers", "gpu_parts"},
         "console": {"figures", "fleets", "."},
         "unlike": {"figures", "."},

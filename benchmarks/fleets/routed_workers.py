@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class RoutedWorkers:
-    """`workers` are arguments of benchmarks.fleets.hash_workers, `settings` the router's
+    """`workers` are arguments of the workers' `module`, `settings` the router's
     `section.key=value`, `entry` what Python runs in place of `-m`, with the module after it. The
     router is started by `start_router`; with an `admin_key` it has an admin port."""
 
@@ -35,6 +35,7 @@ class RoutedWorkers:
         settings: Sequence[str] = (),
         entry: Sequence[str] = (),
         admin_key: str = "",
+        module: str = "benchmarks.fleets.hash_workers",
     ) -> None:
         self._entry = [*(entry or ["-m"])]
         self._folder = tempfile.TemporaryDirectory(prefix="baton-benchmark-")
@@ -43,11 +44,12 @@ class RoutedWorkers:
         self._settings = ["security.tls=off", "router.port=0", "telemetry.log_level=error"]
         self._settings += settings
         self._admin = ["--admin-port=0"] if admin_key else []
-        secret = {"BATON_TOKEN": secrets.token_hex(16), "BATON_ADMIN_KEY": admin_key}
+        self.token, self.registry = secrets.token_hex(16), self._base / "registry"
+        secret = {"BATON_TOKEN": self.token, "BATON_ADMIN_KEY": admin_key}
         self._environment = os.environ | secret
         self._processes: list[subprocess.Popen[bytes]] = []
         vocabulary = json.loads((self._model / "config.json").read_text())["vocab_size"]
-        command = [*self._entry, "benchmarks.fleets.hash_workers", f"--vocabulary={vocabulary}"]
+        command = [*self._entry, module, f"--vocabulary={vocabulary}"]
         self._start("workers", [*command, f"--registry={self._base / 'registry'}", *workers])
 
     def start_router(self) -> str:

@@ -81,7 +81,7 @@ class CapacityFleet:
         self._timeline = timeline
         self._timing = timing
         self._config = config
-        self._mode = config.placement if layout.prefill else "local"
+        self._mode = scenario.placement if layout.prefill else "local"
         self._growth = layout.steps().expected_growth_tokens
         self._index = RadixIndex()
         self._roster = Roster(config.max_waiting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.planner.traces import BLOCK_TOKENS
-from baton.runtime.config import StepConfig
+from baton.runtime.config import PlacementMode, RouterConfig, StepConfig
 from baton.runtime.errors import ConfigError
 
 MAX_WORKERS = 10_000
@@ -90,3 +90,6 @@ class CapacityScenario:
     objectives: Objectives = field(default_factory=Objectives)
     gpu_hour_price: float = 0.0  # of one GPU, in any currency
     every_token: bool = False
+    placement: PlacementMode = (
+        RouterConfig().placement
+    )  # of prompts, where there are prefill workers

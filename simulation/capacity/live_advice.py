@@ -118,7 +118,7 @@ def advise(
     found = []
     for change in changes(fleet):
         progress(change.name)
-        times = _simulated(fleet, change.layout, change.timing, traffic)
+        times = simulated(fleet, change.layout, change.timing, traffic)
         found.append(Alternative(change, times))
     now = _with_range(fleet, found[0], traffic)
     others = sorted(found[1:], key=lambda each: _rank(each.times))
@@ -251,14 +251,15 @@ def _with_range(
 ) -> Alternative:
     error, change, shares = timing_error(fleet.fit.errors), found.change, [found.times.good_share]
     for factor in (1 + error, 1 / (1 + error)):
-        times = _simulated(fleet, change.layout, change.timing.scaled(factor), traffic)
+        times = simulated(fleet, change.layout, change.timing.scaled(factor), traffic)
         shares.append(times.good_share)
     return replace(found, low=min(shares), high=max(shares))
 
 
-def _simulated(
+def simulated(
     fleet: MeasuredFleet, layout: Layout, timing: TimingModel, traffic: list[TraceRequest]
 ) -> Times:
+    """Return the times of a layout with this traffic, without the first WARM_SHARE of it."""
     scenario = CapacityScenario(layout, fleet.objectives)
     records = run_fleet(scenario, timing, traffic).records[_warm(len(traffic)) :]
     return simulated_times(records, fleet.objectives)

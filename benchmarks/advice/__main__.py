@@ -1,0 +1,172 @@
+"""Does advice come true? Four layouts of four workers are measured, and predicted from one of them.
+
+    python -m benchmarks.advice [--quick] [--rounds N] [--json FILE]
+
+    prediction_error_worst  difference between the predicted and the measured share of requests that
+                            meet the objectives, over all layouts and mixes (medians of the rounds)
+    advice_regret           of the layout with the best prediction: the best measured share over its
+                            own, minus 1; the worst mix
+    MIX_LAYOUT              that share as measured, beside its prediction
+
+For each of three mixes, a fleet of two prefill and two decode workers serves the traffic; from its
+traces and its workers' reports alone, as `baton advise` reads them, all layouts are predicted. Then
+each layout serves the same requests at the same times. Routers, schedulers, handoffs and clients
+are real; the steps of workers sleep for modelled times (benchmarks/fleets/sleeping_workers.py), so
+that four workers fit on two cores. The predictions know nothing of that model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from baton.planner.timing_model import ChunkTiming, StepTiming, TimingModel
+from baton.planner.trace_distributions import draw_trace
+from baton.planner.traced_requests import traffic_of
+from baton.planner.traces import TraceRequest
+from baton.simulation.capacity.layout import Layout, Objectives
+from baton.simulation.capacity.live_advice import WARM_SHARE, MeasuredFleet, Times, simulated
+from benchmarks.figures.report import Figure, at_most, parser, report
+from benchmarks.fleets.sleeping_fleet import LayoutRun, measure
+
+ERROR_LIMIT, REGRET_LIMIT = 0.08, 0.03
+TIMING = TimingModel("sleeping", 256.0, ChunkTiming(0.04, 5e-4), StepTiming(0.05, 2e-3))
+SIZE = Layout(
+    colocated=1, pool_tokens=65_536, chunk_tokens=512, local_chunk_tokens=256, max_sequences=64
+)
+LAYOUTS = (
+    *(replace(SIZE, prefill=each, decode=4 - each, colocated=0) for each in (1, 2, 3)),
+    replace(SIZE, colocated=4),
+)
+MEASURED = LAYOUTS[1]
+QUICK_REQUESTS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    name: str
+    traffic: str
+    objectives: Objectives
+
+
+MIXES = (
+    Mix(
+        "prompts",
+        "requests=160,rate=4,prompt=lognormal:450:0.5,output=constant:12",
+        Objectives(1.2, 0.08),
+    ),
+    Mix(
+        "outputs",
+        "requests=160,rate=4,prompt=lognormal:110:0.3,output=constant:80",
+        Objectives(1.0, 0.075),
+    ),
+    Mix(
+        "mixed",
+        "requests=200,rate=5,prompt=lognormal:250:0.6,output=exponential:40",
+        Objectives(1.0, 0.08),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MixOutcome:
+    """One mix: by layout, the predicted times and the measured share of good requests."""
+
+    mix: Mix
+    predicted: dict[Layout, Times]
+    measured: dict[Layout, float]
+
+    @property
+    def error(self) -> float:
+        """Return the largest difference of two shares."""
+        return max(
+            abs(times.good_share - self.measured[layout])
+            for layout, times in self.predicted.items()
+        )
+
+    @property
+    def advised(self) -> Layout:
+        """Return the layout with the best prediction; of equal ones the one that ends sooner."""
+
+        def rank(layout: Layout) -> tuple[float, float]:
+            times = self.predicted[layout]
+            return -times.good_share, times.end_s
+
+        return min(self.predicted, key=rank)
+
+    @property
+    def regret(self) -> float:
+        """Return what the best layout has more than the advised one, relative."""
+        own = self.measured[self.advised]
+        return max(self.measured.values()) / own - 1 if own else float("inf")
+
+
+def predictions(fleet: MeasuredFleet) -> dict[Layout, Times]:
+    """Return the times of each layout by what is known of a fleet that runs."""
+    traffic = traffic_of(fleet.requests)
+    known = fleet.layout
+    return {
+        layout: simulated(
+            fleet,
+            replace(layout, block_tokens=known.block_tokens, pool_tokens=known.pool_tokens),
+            fleet.fit.model,
+            traffic,
+        )
+        for layout in LAYOUTS
+    }
+
+
+def good_share(run: LayoutRun, objectives: Objectives) -> float:
+    """Return the share of good requests without those of the beginning, as predictions have it."""
+    warm = int(WARM_SHARE * len(run.measurements))
+    return replace(run, measurements=run.measurements[warm:]).good_share(objectives)
+
+
+def outcome(mix: Mix, traffic: Sequence[TraceRequest], rounds: int) -> MixOutcome:
+    """Measure all layouts in interleaved rounds; the first round of MEASURED predicts."""
+    shares: dict[Layout, list[float]] = {layout: [] for layout in LAYOUTS}
+    first = measure(MEASURED, TIMING, traffic, mix.objectives)
+    shares[MEASURED].append(good_share(first, mix.objectives))
+    for number in range(rounds):
+        for layout in LAYOUTS:
+            if number or layout is not MEASURED:
+                run = measure(layout, TIMING, traffic, mix.objectives)
+                shares[layout].append(good_share(run, mix.objectives))
+    measured = {layout: median(found) for layout, found in shares.items()}
+    return MixOutcome(mix, predictions(first.fleet), measured)
+
+
+def figures_of(outcomes: Sequence[MixOutcome]) -> list[Figure]:
+    """Return the figures: one for each mix and layout, and the two that are judged."""
+    figures = []
+    for each in outcomes:
+        for layout, times in each.predicted.items():
+            name = f"{each.mix.name}_{layout.name.replace(', ', '_').replace(' ', '_')}"
+            advised = ", advised" if layout is each.advised else ""
+            beside = f"predicted {times.good_share:.3f}{advised}"
+            figures.append(Figure(name, each.measured[layout], "", beside))
+    worst = max(each.regret for each in outcomes)
+    return [
+        *figures,
+        at_most("prediction_error_worst", max(each.error for each in outcomes), ERROR_LIMIT),
+        at_most("advice_regret", worst, REGRET_LIMIT),
+    ]
+
+
+def main() -> None:
+    made = parser(__doc__ or "")
+    made.add_argument("--quick", action="store_true", help=f"{QUICK_REQUESTS} requests of each mix")
+    made.add_argument("--rounds", type=int, default=1, help="of each layout (default: 1)")
+    options = made.parse_args()
+    outcomes = []
+    for mix in MIXES:
+        traffic = draw_trace(mix.traffic)
+        if options.quick:
+            traffic = traffic[:QUICK_REQUESTS]
+        outcomes.append(outcome(mix, traffic, options.rounds))
+    report(figures_of(outcomes), options.json)
+
+
+if __name__ == "__main__":
+    main()
