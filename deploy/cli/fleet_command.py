@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from baton.deploy.cli.arguments import (
+    ROLES,
     add_command,
     add_registry,
     add_settings,
@@ -40,6 +41,11 @@ def add_fleet(commands: Any) -> None:
             f"--{name}", type=whole(0, MAX_PER_WORKER), default=default, metavar="N",
             help=f"{what} that Ray reserves for each worker (default: %(default)s)",
         )  # fmt: skip
+    for role in ROLES:
+        command.add_argument(
+            f"--{role}-gpus", type=whole(0, MAX_PER_WORKER), metavar="N",
+            help=f"GPUs of each {role} worker, where they differ from --gpus",
+        )  # fmt: skip
     command.add_argument(
         "--by-role", action="store_true",
         help="place a worker only where Ray has the resource baton-prefill or baton-decode, one "
@@ -72,6 +78,8 @@ def _fleet(options: argparse.Namespace) -> None:
         model=options.model,
         cpus=options.cpus,
         gpus=options.gpus,
+        prefill_gpus=options.prefill_gpus,
+        decode_gpus=options.decode_gpus,
         by_role=options.by_role,
         grace_s=grace_s(config),
     )

@@ -6,7 +6,9 @@ import argparse
 import os
 from typing import Any
 
-from baton.deploy.cli.arguments import add_command
+from baton.deploy.cli.arguments import add_command, add_settings, config_of
+from baton.deploy.serve.flag_values import seconds
+from baton.runtime.errors import Unavailable
 
 
 def add_release(commands: Any) -> None:
@@ -46,6 +48,17 @@ def add_release(commands: Any) -> None:
         metavar="URL",
         help="admin port of the decode workers: each address of its host is one worker",
     )
+    leave = add_command(
+        steps,
+        "leave",
+        "drain the workers that `baton fleet` keeps on this node, before the node ends",
+        _leave,
+    )
+    leave.add_argument(
+        "--within", type=seconds(86_400), required=True, metavar="SECONDS",
+        help="time limit until they have ended",
+    )  # fmt: skip
+    add_settings(leave)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -53,6 +66,16 @@ def _check(options: argparse.Namespace) -> None:
 
     key = os.environ.get("BATON_API_KEY", "").split(",")[0]
     check_release(options.url, options.model, key or None, options.decode)
+
+
+def _leave(options: argparse.Namespace) -> None:
+    import time
+
+    from baton.deploy.nodes.node_folder import leave
+
+    cluster = config_of(options).registry.cluster
+    if not leave(cluster, os.environ, time.monotonic() + options.within):
+        raise Unavailable(f"a worker has not ended within {options.within:g} s: see its log")
 
 
 def _secrets(options: argparse.Namespace) -> None:

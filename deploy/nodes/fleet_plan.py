@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import get_args
 from urllib.parse import urlsplit
 
 from baton.deploy.nodes.worker_order import EMBEDDED, WorkerOrder
@@ -27,6 +28,8 @@ class FleetOptions:
     model: str = EMBEDDED
     cpus: float = 1.0
     gpus: float = 0.0
+    prefill_gpus: float | None = None  # None: `gpus`
+    decode_gpus: float | None = None
     by_role: bool = False
     grace_s: float = 60.0
 
@@ -54,39 +57,52 @@ class FleetOptions:
                     f"{name} differs from node to node: set {_variable(name)} in the environment "
                     "of each node (default: its address in Ray, a free port)"
                 )
+        self._check_device()
+
+    def _check_device(self) -> None:
         device = self.config.worker.device
-        if device.startswith("cuda") and not self.gpus:
-            raise ConfigError(f"worker.device is {device}, and --gpus 0: give --gpus 1 or more")
-        if device == "cpu" and self.gpus:
-            raise ConfigError(f"--gpus is {self.gpus:g}, and worker.device is cpu: give --gpus 0")
         if ":" in device:
             raise ConfigError(
                 f"worker.device is {device}, and Ray chooses the GPUs of its actors: give cuda"
             )
+        for role in get_args(Role):
+            gpus = self._gpus(role)
+            if device == "cuda" and not gpus:
+                raise ConfigError(
+                    f"worker.device is cuda, and {role} workers have --gpus 0: give 1 or more"
+                )
+            if device == "cpu" and gpus:
+                raise ConfigError(
+                    f"worker.device is cpu, and {role} workers have --gpus {gpus:g}: give 0"
+                )
+
+    def _gpus(self, role: Role) -> float:
+        given = self.prefill_gpus if role == "prefill" else self.decode_gpus
+        return self.gpus if given is None else given
 
     def orders(self) -> list[WorkerOrder]:
         """Return one order for each worker."""
+        counts: tuple[tuple[Role, int], ...] = (("prefill", self.prefill), ("decode", self.decode))
+        return [self._order(role, number) for role, count in counts for number in range(count)]
+
+    def _order(self, role: Role, number: int) -> WorkerOrder:
+        registry, gpus = self.config.registry, self._gpus(role)
         settings = dict(self.settings)
-        settings["registry.location"] = self.config.registry.location
-        settings["registry.cluster"] = self.config.registry.cluster
-        if self.gpus:
+        settings["registry.location"] = registry.location
+        settings["registry.cluster"] = registry.cluster
+        if gpus:
             settings["worker.device"] = "cuda"
-        roles: tuple[tuple[Role, int], ...] = (("prefill", self.prefill), ("decode", self.decode))
-        return [
-            WorkerOrder(
-                worker_id=f"{role}-{number}",
-                role=role,
-                cluster=self.config.registry.cluster,
-                model=self.model,
-                settings=tuple(sorted(settings.items())),
-                grace_s=self.grace_s,
-                cpus=self.cpus,
-                gpus=self.gpus,
-                by_role=self.by_role,
-            )
-            for role, count in roles
-            for number in range(count)
-        ]
+        return WorkerOrder(
+            worker_id=f"{role}-{number}",
+            role=role,
+            cluster=registry.cluster,
+            model=self.model,
+            settings=tuple(sorted(settings.items())),
+            grace_s=self.grace_s,
+            cpus=self.cpus,
+            gpus=gpus,
+            by_role=self.by_role,
+        )
 
 
 def _variable(name: str) -> str:

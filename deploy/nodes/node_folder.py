@@ -4,6 +4,7 @@
       environment.json    what every worker adds to the node's environment; no secret
       <worker>.tended     flocked by the actor of Ray that tends the worker
       <worker>.lock       flocked by the keeper (instance.py has the other files)
+      leaving             start of the machine or container that this node leaves with
 
 A keeper outlives its actor. While no process holds the first lock it starts its worker no more, so
 that Ray may have it started elsewhere. All that is needed to find a running worker again is here.
@@ -14,16 +15,20 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
 from baton.deploy.host.instance import (
     make_private_folder,
     runtime_folder,
+    signal_keeper,
     tended_lock,
+    wait_unkept,
     write_private,
 )
 
+LEAVING = "leaving"
 THREADS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}  # as `baton serve` sets them
 
 
@@ -34,6 +39,29 @@ def node_folder(cluster: str, environ: Mapping[str, str]) -> Path:
     added = {name: value for name, value in THREADS.items() if name not in environ}
     write_private(folder / "environment.json", json.dumps(added))
     return folder
+
+
+def leave(cluster: str, environ: Mapping[str, str], deadline_s: float) -> bool:
+    """Drain the workers of this node, which starts none before its machine or container starts
+    again; whether they had ended at `deadline_s` of the monotonic clock. Raises ConfigError."""
+    folder = node_folder(cluster, environ)
+    write_private(folder / LEAVING, _machine_start())
+    for lock in folder.glob("*.lock"):
+        signal_keeper(folder, lock.stem, signal.SIGTERM)
+    return wait_unkept(folder, deadline_s)
+
+
+def is_leaving(folder: Path) -> bool:
+    """Whether `leave` was called since the machine or container started."""
+    try:
+        return (folder / LEAVING).read_text() == _machine_start()
+    except FileNotFoundError:
+        return False
+
+
+def _machine_start() -> str:
+    """Return when the first process of this machine or container began, in ticks (proc(5))."""
+    return Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19]
 
 
 class Tending:

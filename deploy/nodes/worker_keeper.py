@@ -33,7 +33,7 @@ from baton.deploy.host.instance import (
     signal_keeper,
     write_job,
 )
-from baton.deploy.nodes.node_folder import Tending, node_folder
+from baton.deploy.nodes.node_folder import Tending, is_leaving, node_folder
 from baton.deploy.nodes.worker_order import (
     EMBEDDED,
     WorkerOrder,
@@ -51,7 +51,7 @@ from baton.runtime.shared_registry.registry_location import open_registry
 
 TURN_S = 0.5
 RETRY_S = 60.0  # until a worker that was given up is tried again: its node may be repaired
-State = Literal["starting", "elsewhere", "ended"] | JobState
+State = Literal["starting", "elsewhere", "leaving", "ended"] | JobState
 
 log = logs.get(__name__)
 
@@ -59,7 +59,8 @@ log = logs.get(__name__)
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
     """The state of one worker, for the driver. `state` is its job's, or `starting` before that,
-    `elsewhere` while another actor has it on this node, `ended` after `end`. `boot_id` and
+    `elsewhere` while another actor has it on this node, `leaving` once the node is to end, `ended`
+    after `end`. `boot_id` and
     `address` are empty while it is not registered. `message` says what keeps it from its work."""
 
     order: WorkerOrder
@@ -138,16 +139,19 @@ class WorkerKeeper:
 
     def _keep(self) -> None:
         """See to it that the job has a keeper, or that it ends. Raises BatonError or OSError."""
+        leaving = is_leaving(self._folder)
         if is_locked(self._folder / f"{self._name}.lock"):
-            if self._ending.is_set() or read_job(self._folder, self._name) != self._job:
+            if self._ending.is_set() or leaving or read_job(self._folder, self._name) != self._job:
                 signal_keeper(self._folder, self._name, signal.SIGTERM)  # repeating does no harm
-        elif not self._ending.is_set():
+        elif not self._ending.is_set() and not leaving:
             self._try_again()
             write_job(self._folder, self._job)
             self._launcher.tend()
         status = read_status(self._folder, self._name)
         if status is not None:
             self._note(state=status.state, starts=status.starts, message=status.message)
+        if leaving:
+            self._note(state="leaving")
 
     def _try_again(self) -> None:
         """Forget that the worker was given up: RETRY_S after it was, and for another command."""

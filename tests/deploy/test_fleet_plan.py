@@ -41,6 +41,13 @@ def test_each_worker_has_an_order_with_the_settings() -> None:
     assert replace(fleet, by_role=False).orders()[0].resources() == {}
 
 
+def test_roles_may_have_unlike_gpus() -> None:
+    prefill, decode = options(gpus=2, prefill_gpus=0).orders()
+    assert (prefill.gpus, decode.gpus) == (0, 2)
+    assert "worker.device" not in dict(prefill.settings)
+    assert dict(decode.settings)["worker.device"] == "cuda"
+
+
 @pytest.mark.parametrize(
     ("settings", "given", "message"),
     [
@@ -49,9 +56,17 @@ def test_each_worker_has_an_order_with_the_settings() -> None:
         (REDIS | {"registry.password": "secret"}, {}, "registry.password is a secret"),
         (REDIS | {"router.api_keys": "secret-secret"}, {}, "router.api_keys is a secret"),
         (REDIS | {"worker.port": "9000"}, {}, "set BATON_WORKER__PORT in the environment"),
-        (REDIS | {"worker.device": "cuda"}, {}, "worker.device is cuda, and --gpus 0"),
+        (
+            REDIS | {"worker.device": "cuda"},
+            {},
+            "worker.device is cuda, and prefill workers have --gpus 0",
+        ),
         (REDIS | {"worker.device": "cuda:1"}, {"gpus": 1}, "Ray chooses the GPUs"),
-        (REDIS | {"worker.device": "cpu"}, {"gpus": 1}, "--gpus is 1, and worker.device is cpu"),
+        (
+            REDIS | {"worker.device": "cpu"},
+            {"gpus": 1},
+            "worker.device is cpu, and prefill workers have --gpus 1",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from baton.deploy.cli import main
 from baton.deploy.control.orders import Target
 from baton.deploy.host.instance import is_locked, read_status, signal_keeper
 from baton.deploy.nodes import worker_keeper
-from baton.deploy.nodes.node_folder import Tending, node_folder
+from baton.deploy.nodes.node_folder import Tending, leave, node_folder
 from baton.deploy.nodes.worker_keeper import WorkerKeeper, WorkerReport
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime.errors import ConfigError, Unavailable
@@ -220,6 +221,20 @@ def test_another_command_is_tried_at_once(node: Node) -> None:
     node.code = SLEEP
     node.keeper = WorkerKeeper(ORDER, NODE, ENVIRON)
     assert node.running()
+
+
+def test_a_node_that_leaves_drains_its_worker_and_starts_none(node: Node) -> None:
+    node.running()
+    assert leave("baton", ENVIRON, time.monotonic() + WAIT_S)
+    for _ in range(3):
+        assert node.turn().state == "leaving"
+    assert not node.kept()
+    (node.folder / "leaving").write_text("another start of the machine")
+    assert node.running()
+
+
+def test_a_node_without_workers_leaves_at_once() -> None:
+    assert main.main(["release", "leave", "--within", "5"]) == 0
 
 
 def test_a_registry_that_fails_stops_no_worker(node: Node) -> None:

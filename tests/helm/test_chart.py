@@ -33,7 +33,7 @@ from tests.support.chart import (
 EXAMPLES = ("cpu-demo", "single-node-8gpu", "production")
 VERSIONS = ("1.35", "1.36", "1.37")
 CRDS = Path(os.environ.get("BATON_CRDS", ROOT.parent / "shared" / "crds"))
-CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject"}
+CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject", "RayCluster"}
 FOREIGN = {"Issuer", "Certificate", "HTTPRoute", *CUSTOM}
 COMBINATIONS = 240
 SECURED = {
@@ -93,6 +93,7 @@ CHOICES: dict[str, list[Any]] = {
         {"mode": "keda", "keda": {"prometheus": "http://prometheus:9090"}},
         {"mode": "keda", "keda": {**SECURED, "pollingSeconds": 30}},
     ],
+    "orchestrator": ["plain", "kuberay"],
     "topologySpread": [True, False],
     "tests": [{}, {"enabled": False}],
 }
@@ -116,7 +117,7 @@ def fitting(values: Values) -> Values:
     """Return the values with the metrics that an autoscaler reads."""
     if values.get("autoscaling", {}).get("mode", "none") == "none":
         return values
-    return merged(values, {"monitoring": {"enabled": True}})
+    return merged(values, {"monitoring": {"enabled": True}, "orchestrator": "plain"})
 
 
 @pytest.fixture(
@@ -152,7 +153,9 @@ def test_every_object_is_valid_in_three_versions_of_kubernetes(unlike: list[Docu
 @pytest.mark.skipif(not CRDS.is_dir(), reason=f"no custom resource definitions at {CRDS}")
 def test_custom_resources_have_no_unknown_field(unlike: list[Document]) -> None:
     schemas = {}
-    for path in (*CRDS.glob("monitoring.coreos.com_*.yaml"), *CRDS.glob("keda.sh_*.yaml")):
+    for path in itertools.chain.from_iterable(
+        CRDS.glob(f"{group}_*.yaml") for group in ("monitoring.coreos.com", "keda.sh", "ray.io")
+    ):
         definition = yaml.load(path.read_text(), yaml.CSafeLoader)
         served = [each for each in definition["spec"]["versions"] if each["served"]]
         closed = _closed(served[0]["schema"]["openAPIV3Schema"])
@@ -249,7 +252,7 @@ def test_no_secret_is_an_argument(releases: list[Release]) -> None:
             for variable in container.get("env", []):
                 if variable["name"] == "BATON_SECURITY__KEY":
                     assert variable["value"] == "/etc/baton/tls/tls.key"
-                elif re.search("TOKEN|KEY|PASSWORD", variable["name"]):
+                elif re.search("TOKEN(?!S)|KEY|PASSWORD", variable["name"]):
                     assert "secretKeyRef" in variable["valueFrom"]
 
 
@@ -259,7 +262,12 @@ def test_a_command_in_a_workers_pod_has_its_clusters_settings(
     """`kubectl exec POD -- baton drain WORKER` gets no arguments of the pod's."""
     for release in releases:
         for role in ("prefill", "decode"):
-            (worker,) = release.named("StatefulSet", role)["spec"]["template"]["spec"]["containers"]
+            (pod,) = [
+                spec
+                for labels, spec in release.pods()
+                if labels.get("app.kubernetes.io/component") == role
+            ]
+            (worker,) = pod["containers"]
             given = {each["name"]: each.get("value", "a-key") for each in worker["env"]}
             with monkeypatch.context() as patch:
                 for name, value in given.items():
@@ -283,11 +291,12 @@ def test_each_open_port_has_a_network_policy(releases: list[Release]) -> None:
         assert [set(each["spec"]["policyTypes"]) for each in everything] == [{"Ingress", "Egress"}]
         for labels, pod in release.pods():
             admitted = {
-                port["port"]
+                number
                 for policy in policies
                 if _selects(policy["spec"]["podSelector"], labels)
                 for rule in policy["spec"].get("ingress", [])
                 for port in rule["ports"]
+                for number in range(port["port"], port.get("endPort", port["port"]) + 1)
             }
             opened = {
                 port["containerPort"]
@@ -317,6 +326,7 @@ def test_the_command_line_accepts_the_containers_arguments(
     releases: list[Release], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flags, settings and environment variables exist, and their values are within bounds."""
+    command_line = parser()  # building it takes longer than parsing
     for release in releases:
         for labels, container in containers(release):
             if container.get("command", [""])[0] != "baton":
@@ -329,7 +339,7 @@ def test_the_command_line_accepts_the_containers_arguments(
                     text.replace("$(POD_NAME)", "chat-prefill-0").replace("$(POD_IP)", "10.1.2.3")
                     for text in (*container["command"][1:], *container["args"])
                 ]
-                options = parser().parse_args(arguments)
+                options = command_line.parse_args(arguments)
                 if labels.get("app.kubernetes.io/component") in ("router", "prefill", "decode"):
                     config_of(options)
 

@@ -36,6 +36,7 @@ BAD = {
     "workers.kvPorts": ("9500-9400", "FIRST below LAST"),
     "workers.settings": ({"worker.port": 1}, "which the chart sets itself"),
     "orchestrator": ("ray", "orchestrator"),
+    "kuberay.rayVersion": ("new", "rayVersion|pattern"),
     "autoscaling.mode": ("baton", "runs no role controller; set autoscaling.mode to hpa"),
     "autoscaling": ({"mode": "hpa"}, "monitoring.enabled is false; set monitoring.enabled=true"),
     "autoscaling.keda": ({"prometheus": "http://p"}, "autoscaling.mode is none; set"),
@@ -76,6 +77,22 @@ def test_a_bad_autoscaler_is_named(change: Values, words: str) -> None:
     values = merged(DEMO, SCALED, {"decode": {"replicas": 3}}, {"autoscaling": change})
     with pytest.raises(helm_python.HelmError, match=words):
         render(values)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"workers": {"port": 6380}}, "6380 is a port of Ray; choose other workers.port"),
+        ({"workers": {"kvPorts": "10000-10100"}}, "10002 is a port of Ray"),
+        (
+            merged(SCALED, {"autoscaling": {"mode": "hpa"}}),
+            "autoscaling.mode is hpa, but orchestrator is kuberay.*set autoscaling.mode=none",
+        ),
+    ],
+)
+def test_a_bad_value_beside_kuberay_is_named(change: Values, words: str) -> None:
+    with pytest.raises(helm_python.HelmError, match=words):
+        render(merged(DEMO, {"orchestrator": "kuberay"}, change))
 
 
 def test_ranks_on_gpus_are_refused_by_name() -> None:

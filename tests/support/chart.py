@@ -80,6 +80,11 @@ class Release:
         for document in self.documents:
             if document["kind"] == "Pod":
                 found.append((document["metadata"]["labels"], document["spec"]))
+            elif document["kind"] == "RayCluster":
+                spec = document["spec"]
+                for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+                    template = group["template"]
+                    found.append((template["metadata"]["labels"], template["spec"]))
             elif "template" in document.get("spec", {}):
                 template = document["spec"]["template"]
                 found.append((template["metadata"]["labels"], template["spec"]))

@@ -73,6 +73,9 @@ value and the remedy. */}}
 {{- if eq $scaling.mode "baton" -}}
 {{- fail "autoscaling.mode is baton, but this chart runs no role controller; set autoscaling.mode to hpa, keda or none" -}}
 {{- end -}}
+{{- if and (eq .Values.orchestrator "kuberay") (ne $scaling.mode "none") -}}
+{{- fail (printf "autoscaling.mode is %s, but orchestrator is kuberay, whose groups no autoscaler of this chart changes; set autoscaling.mode=none, or orchestrator=plain" $scaling.mode) -}}
+{{- end -}}
 {{- if ne $scaling.mode "none" -}}
 {{- if not .Values.monitoring.enabled -}}
 {{- fail (printf "autoscaling.mode is %s, which reads metrics from Prometheus, but monitoring.enabled is false; set monitoring.enabled=true" $scaling.mode) -}}
@@ -113,6 +116,13 @@ value and the remedy. */}}
 {{- $last := int (index $range 1) -}}
 {{- if or (ge $first $last) (gt $last 65535) -}}
 {{- fail (printf "workers.kvPorts is %s; give it as FIRST-LAST with FIRST below LAST and LAST at most 65535" .Values.workers.kvPorts) -}}
+{{- end -}}
+{{- if eq .Values.orchestrator "kuberay" -}}
+{{- range $port := list 6379 6380 6381 6382 6383 6384 6385 10002 10999 -}}
+{{- if or (has $port (list (int $.Values.workers.port) (int $.Values.workers.adminPort))) (and (ge $port $first) (le $port $last)) -}}
+{{- fail (printf "orchestrator is kuberay, and %d is a port of Ray; choose other workers.port, workers.adminPort or workers.kvPorts" $port) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- range $port := $ports -}}
 {{- if and (ge (int $port) $first) (le (int $port) $last) -}}

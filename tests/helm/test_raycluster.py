@@ -1,0 +1,132 @@
+"""The chart with orchestrator kuberay: what a RayCluster asks of KubeRay and `baton fleet`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+
+from baton.deploy.cli.main import parser
+from baton.deploy.nodes.fleet_plan import FleetOptions
+from baton.runtime.settings.loading import load
+from tests.support.chart import Document, Release, Values, example, merged, render
+
+KUBERAY = {"orchestrator": "kuberay"}
+
+
+@pytest.fixture(scope="module")
+def release() -> Release:
+    return render(merged(example("single-node-8gpu"), KUBERAY))
+
+
+def cluster_of(release: Release) -> Any:
+    (cluster,) = release.of_kind("RayCluster")
+    return cluster["spec"]
+
+
+def group(release: Release, role: str) -> Document:
+    (found,) = [e for e in cluster_of(release)["workerGroupSpecs"] if e["groupName"] == role]
+    return found
+
+
+def fleet_container(release: Release) -> Document:
+    containers = cluster_of(release)["headGroupSpec"]["template"]["spec"]["containers"]
+    (found,) = [each for each in containers if each["name"] == "fleet"]
+    return found
+
+
+def test_workers_are_groups_of_a_raycluster_and_routers_are_not(release: Release) -> None:
+    values = example("single-node-8gpu")
+    for role in ("prefill", "decode"):
+        made = group(release, role)
+        count = values[role]["replicas"]
+        assert made["replicas"] == made["minReplicas"] == made["maxReplicas"] == count
+    names = [each["metadata"]["name"] for each in release.of_kind("StatefulSet")]
+    assert [name.partition("-baton-")[2] for name in names] == ["redis", "ray-redis"]
+    assert release.named("Deployment", "router")
+    assert cluster_of(release)["upgradeStrategy"] == {"type": "None"}
+    assert cluster_of(release)["authOptions"] == {"mode": "token"}
+
+
+def test_each_pod_offers_one_worker_of_its_role(release: Release) -> None:
+    """KubeRay writes the parameters into a shell's command as they are."""
+    for role in ("prefill", "decode"):
+        parameters = group(release, role)["rayStartParams"]
+        assert all(isinstance(value, str) for value in parameters.values())
+        (text,) = shlex.split(parameters["resources"])
+        assert json.loads(text) == {f"baton-{role}": 1}
+    head = cluster_of(release)["headGroupSpec"]["rayStartParams"]
+    assert (head["num-cpus"], head["num-gpus"], head["include-dashboard"]) == ("0", "0", "false")
+
+
+@pytest.mark.parametrize("values", [{}, {"prefill": {"gpu": {"count": 0}}}])
+def test_the_fleet_s_command_asks_for_what_the_groups_offer(
+    values: Values, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = render(merged(example("single-node-8gpu"), KUBERAY, values))
+    container = fleet_container(release)
+    environ = {each["name"]: each.get("value", "a-secret") for each in container["env"]}
+    given = parser().parse_args([*container["command"][1:], *container["args"]])
+    assert given.by_role and given.leave_workers and given.cpus == 0
+    fleet = FleetOptions(
+        config=load(None, environ, {}),
+        settings={},
+        prefill=given.prefill,
+        decode=given.decode,
+        model=given.model,
+        cpus=given.cpus,
+        prefill_gpus=given.prefill_gpus,
+        decode_gpus=given.decode_gpus,
+        by_role=given.by_role,
+    )
+    fleet.check()
+    for order in fleet.orders():
+        made = group(release, order.role)
+        limits = made["template"]["spec"]["containers"][0]["resources"]["limits"]
+        assert order.gpus == limits.get("nvidia.com/gpu", 0)
+        assert float(made["rayStartParams"]["num-gpus"]) == order.gpus
+        assert order.resources() == {f"baton-{order.role}": 1.0}
+    assert sum(order.role == "prefill" for order in fleet.orders()) == given.prefill
+
+
+def test_secrets_come_from_the_pods_alone(release: Release) -> None:
+    worker = group(release, "decode")["template"]["spec"]["containers"][0]
+    references = {
+        each["name"]: each["valueFrom"]["secretKeyRef"]["key"]
+        for each in worker["env"]
+        if "secretKeyRef" in each.get("valueFrom", {})
+    }
+    assert references == {"BATON_TOKEN": "token", "BATON_REGISTRY__PASSWORD": "redis-password"}
+    assert {"name": "tls", "mountPath": "/etc/baton/tls", "readOnly": True} in worker[
+        "volumeMounts"
+    ]
+    password = cluster_of(release)["gcsFaultToleranceOptions"]["redisPassword"]
+    assert password["valueFrom"]["secretKeyRef"]["key"] == "redis-password"
+    arguments = json.dumps([fleet_container(release)["args"], worker.get("args")])
+    assert "TOKEN" not in arguments and "password" not in arguments
+
+
+def test_a_pod_drains_before_ray_ends_in_it(release: Release) -> None:
+    pod = group(release, "prefill")["template"]["spec"]
+    command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    given = parser().parse_args(command[1:])
+    assert pod["terminationGracePeriodSeconds"] > given.within > 120
+
+
+def test_settings_of_a_pool_are_in_its_pods_environment() -> None:
+    values = {
+        "decode": {"settings": {"step.max_sequences": 128}},
+        "workers": {"settings": {"pool.blocks": 9}},
+    }
+    release = render(merged(example("cpu-demo"), KUBERAY, values))
+    worker = group(release, "decode")["template"]["spec"]["containers"][0]
+    environ = {
+        e["name"]: e["value"].replace("$(POD_IP)", "10.1.2.3")
+        for e in worker["env"]
+        if "value" in e
+    }
+    config = load(None, environ, {})
+    assert (config.step.max_sequences, config.pool.blocks) == (128, 9)
+    assert (config.worker.host, config.worker.advertise) == ("0.0.0.0", "10.1.2.3")
