@@ -81,6 +81,10 @@ class Network:
         )
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._names)
+
+    @property
     def machine(self) -> str:
         """Return the address of this machine in the network."""
         return f"{self._subnet}.0.1"

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ BATON = (sys.executable, "-P", "-m", "baton.deploy.cli.main")
 TOKEN = "the token that only nodes know"
 PASSWORD = "the-password-of-redis"
 QUESTION = "Name three rivers, please, and say where each begins."
+TOKENS = 300
+JOINED = "Ray runtime started"  # in the log of a node
 SIZES = {
     "pool.blocks": "256",
     "worker.dtype": "float32",
@@ -54,7 +57,9 @@ class Fleet:
 
     def add_node(self, name: str, resources: dict[str, float], cpus: int = 2) -> None:
         host = self.nodes.reserve(name)
+        before = self.nodes.log(name).count(JOINED)
         self.nodes.start_node(name, self._secrets(name, "worker", host), resources, cpus)
+        until(lambda: self.nodes.log(name).count(JOINED) > before, self.logs)
 
     def start_driver(self, *options: str) -> subprocess.Popen[bytes]:
         command = [*BATON, "fleet", "--ray-address", self.nodes.address, *options]
@@ -91,11 +96,23 @@ class Fleet:
         content: str = answer.json()["choices"][0]["message"]["content"]
         return content
 
+    def asking(self) -> Asking:
+        """Ask again and again until the context ends; every answer must be this one."""
+        return Asking(self, self.ask())
+
+    def streams(self, count: int, tokens: int) -> Streams:
+        return Streams(self.url, count, tokens)
+
     def status(self) -> dict[str, dict[str, Any]]:
         """Return the rows of `baton cluster status`, by worker id."""
         environment = self._secrets("operator", "client", None)
-        text = self._run("cluster", "status", "--json", "--registry", self.registry, **environment)
-        return {row["worker_id"]: row for row in json.loads(text)["workers"]}
+        command = [*BATON, "cluster", "status", "--json", "--registry", self.registry]
+        done = subprocess.run(
+            command, env=os.environ | environment, capture_output=True, text=True, timeout=120
+        )
+        found = json.loads(done.stdout)
+        assert found["registry_state"] == "readable", done.stderr
+        return {row["worker_id"]: row for row in found["workers"]}
 
     def host_of(self, worker: str) -> str:
         address: str = self.status()[worker]["address"]
@@ -137,6 +154,74 @@ class Fleet:
     @staticmethod
     def _flags(settings: dict[str, str]) -> list[str]:
         return [f"--set={name}={value}" for name, value in settings.items()]
+
+
+class Asking:
+    """Asks in a thread while the context lasts. `answers` are other than `expected` or errors."""
+
+    def __init__(self, fleet: Fleet, expected: str) -> None:
+        self.expected = expected
+        self.asked = 0
+        self.wrong: list[str] = []
+        self._fleet = fleet
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self) -> Asking:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(120)
+        assert not self._thread.is_alive()
+
+    def _ask(self) -> None:
+        while not self._over.is_set():
+            try:
+                answer = self._fleet.ask()
+            except (AssertionError, httpx.HTTPError) as error:
+                answer = repr(error)
+            self.asked += 1
+            if answer != self.expected:
+                self.wrong.append(answer)
+
+
+class Streams:
+    """Long greedy streams, side by side. `texts` has each one's answer once it has ended well."""
+
+    def __init__(self, url: str, count: int, tokens: int) -> None:
+        self.begun = threading.Semaphore(0)
+        self.texts: list[str] = []
+        self._threads = [
+            threading.Thread(target=self._read, args=(url, tokens)) for _ in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+        for _ in self._threads:
+            assert self.begun.acquire(timeout=60)
+
+    def end(self) -> list[str]:
+        for thread in self._threads:
+            thread.join(120)
+        return self.texts
+
+    def _read(self, url: str, tokens: int) -> None:
+        request = body(tokens) | {"stream": True, "ignore_eos": True}
+        text, ended, begun = "", False, False
+        with httpx.stream(
+            "POST", f"{url}/v1/chat/completions", json=request, timeout=120
+        ) as answer:
+            for line in answer.iter_lines():
+                ended = ended or line == "data: [DONE]"
+                if line.startswith("data: {"):
+                    choices = json.loads(line.removeprefix("data: ")).get("choices", [])
+                    text += "".join(each["delta"].get("content") or "" for each in choices)
+                if text and not begun:
+                    begun = True
+                    self.begun.release()
+        if ended:
+            self.texts.append(text)
 
 
 def body(tokens: int) -> dict[str, Any]:
@@ -190,3 +275,68 @@ def test_workers_are_placed_by_role_and_found_again(fleet: Fleet) -> None:
     assert driver.wait(90) == 0, fleet.logs()
     assert fleet.workers_on("n1") == fleet.workers_on("n2") == []
     assert fleet.nodes.files_with(TOKEN) == fleet.nodes.files_with(PASSWORD) == []
+
+
+def test_a_lost_node_moves_its_workers_and_fails_no_request(fleet: Fleet) -> None:
+    """A node is killed with its decode worker under load; then a raylet is, whose node lives."""
+    fleet.add_node("n1", {"baton-prefill": 1})
+    fleet.add_node("n2", {"baton-decode": 2})
+    fleet.add_node("n3", {"baton-decode": 2})
+    driver = fleet.start_driver("--by-role", "--decode", "2", "--cpus", "0")
+    fleet.start_router()
+    fleet.until_linked(prefill=1, decode=2)
+    nodes = {fleet.nodes.address_of(name): name for name in ("n2", "n3")}
+    lost = nodes[fleet.host_of("decode-0")]
+    kept = nodes[fleet.host_of("decode-1")]
+    assert lost != kept, "two workers of a role are spread over two nodes"
+    (expected,) = fleet.streams(1, TOKENS).end()
+
+    streams = fleet.streams(4, TOKENS)
+    fleet.nodes.kill(lost)
+    assert streams.end() == [expected] * 4, fleet.logs()
+    fleet.until_linked(prefill=1, decode=2)
+    until(lambda: fleet.host_of("decode-0") == fleet.nodes.address_of(kept), fleet.logs)
+    assert len(fleet.workers_on(kept)) == 2
+
+    fleet.add_node("n4", {"baton-prefill": 1})
+    before = fleet.status()["prefill-0"]
+    with fleet.asking() as asking:
+        assert fleet.nodes.kill_programs("n1", "raylet/raylet ") == 1
+        until(lambda: fleet.workers_on("n4") != [], fleet.logs)
+        until(lambda: fleet.workers_on("n1") == [], fleet.logs)
+        until(lambda: fleet.host_of("prefill-0") == fleet.nodes.address_of("n4"), fleet.logs)
+    assert asking.asked > 0 and asking.wrong == [], fleet.logs()
+    assert fleet.status()["prefill-0"]["boot_id"] != before["boot_id"]
+    fleet.until_linked(prefill=1, decode=2)
+    assert fleet.ask() == asking.expected
+    rows = fleet.status().values()
+    assert [row["busy_blocks"] for row in rows] == [row["running"] for row in rows] == [0, 0, 0]
+
+    driver.send_signal(signal.SIGTERM)
+    assert driver.wait(90) == 0, fleet.logs()
+    for name in ("n1", kept, "n4"):
+        assert fleet.workers_on(name) == [], name
+    assert fleet.status() == {}
+
+
+def test_workers_serve_without_ray_and_are_adopted_later(fleet: Fleet) -> None:
+    fleet.add_node("n1", {"baton-prefill": 1, "baton-decode": 1})
+    fleet.add_node("n2", {"baton-prefill": 1, "baton-decode": 1})
+    fleet.start_driver("--by-role", "--leave-workers", "--cpus", "0")
+    fleet.start_router()
+    fleet.until_linked(prefill=1, decode=1)
+    before = fleet.status()
+    with fleet.asking() as asking:
+        fleet.nodes.kill_ray()
+        fleet.nodes.start_head()
+        for name in ("n1", "n2"):
+            fleet.add_node(name, {"baton-prefill": 1, "baton-decode": 1})
+        driver = fleet.start_driver("--by-role", "--leave-workers", "--cpus", "0")
+        until(lambda: fleet.nodes.log("driver").count("worker registered") == 4, fleet.logs)
+    assert asking.asked > 0 and asking.wrong == [], fleet.logs()
+    assert {n: row["boot_id"] for n, row in fleet.status().items()} == {
+        n: row["boot_id"] for n, row in before.items()
+    }
+    driver.send_signal(signal.SIGTERM)
+    assert driver.wait(30) == 0, fleet.logs()
+    assert fleet.ask() == asking.expected

@@ -31,6 +31,7 @@ START_S = 90.0
 OBJECT_STORE = 80 << 20  # bytes; Ray's least is 75 MiB
 RAY = (sys.executable, "-P", "-m", "ray.scripts.scripts")
 MARKER = "BATON_TEST_NODE"
+OF_RAY = r"ray::|/ray/|ray\.scripts|ray\.util|baton\.deploy\.cli\.main fleet"
 
 
 class RayNodes:
@@ -76,6 +77,8 @@ class RayNodes:
         everything = self._environment(name) | dict(environment)
         with open(self._logs / f"{log}.log", "ab") as file:
             process = start([*place.prefix, *command], everything, file)
+        if (before := self._processes.get(log)) is not None:
+            before.wait(10)  # it was killed
         self._processes[log] = process
         return process
 
@@ -106,6 +109,12 @@ class RayNodes:
         for pid in found:
             os.kill(pid, signal.SIGKILL)
         return len(found)
+
+    def kill_ray(self) -> None:
+        """Kill everything of Ray on all nodes, drivers included; keepers and workers live."""
+        names = [name for name in self._network.names if self.processes(name)]
+        while any([self.kill_programs(name, OF_RAY) for name in names]):
+            time.sleep(0.05)
 
     def processes(self, name: str) -> dict[int, str]:
         """Return the command lines of a node's live processes."""
@@ -140,6 +149,8 @@ class RayNodes:
             self._processes[name].kill()
             if node:
                 self.kill(node)
+            else:
+                self._processes[name].wait(10)
         shutil.rmtree(self._short, ignore_errors=True)
 
     def _start(self, name: str, environment: Mapping[str, str], *options: str) -> None:
