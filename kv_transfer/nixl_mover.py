@@ -272,7 +272,7 @@ def check_blocks(
     if rest or len(remote) != units * parts[0]:
         raise ReadFailed(f"{len(remote)} blocks do not fit into {len(local)}")
     for blocks, size in ((remote, remote_blocks), (local, local_blocks)):
-        if any(not 0 <= block < size for block in blocks):
+        if blocks and not 0 <= min(blocks) <= max(blocks) < size:
             raise ReadFailed(f"{list(blocks)}: one is not in a pool of {size} blocks")
 
 

@@ -20,7 +20,7 @@ from baton.kv_transfer.local_pool import DRAM, LocalPool
 from baton.runtime.errors import ReadFailed
 
 SEGMENT_BYTES = 4 << 20  # fits into a core's caches
-DEVICE_BYTES = 64 << 20  # a READ of the default size
+DEVICE_BYTES = 96 << 20  # a READ of a GPU worker's default size
 
 # Both are called in the thread that polled the end of a segment.
 Landed = Callable[[int, int], None]  # first and end of a range of a READ's units

@@ -18,6 +18,9 @@ from baton.runtime.settings.loading import given_names
 GPU_MEMORY_FRACTION = 0.9
 GPU_STEP_TOKENS = 8192
 GPU_SEQUENCES = 256  # the largest graph's
+# A device moves the default READ in a third of what posting it and hearing of its end take. Two in
+# flight still land within a READ's timeout from the slowest peer that is not degraded.
+GPU_READ_BYTES = 96 << 20
 
 
 def worker_config(config: Config, file: Path | None, flags: Mapping[str, str]) -> Config:
@@ -38,6 +41,8 @@ def on_gpu(config: Config, given: Collection[str]) -> Config:
         "step.prefill_tokens": GPU_STEP_TOKENS,
         "step.chunk_tokens": GPU_STEP_TOKENS - GPU_STEP_TOKENS % size,
         "step.max_sequences": GPU_SEQUENCES,
+        "handoff.read_bytes": GPU_READ_BYTES,
+        "handoff.window_bytes": 2 * GPU_READ_BYTES,
     }
     for name, value in defaults.items():
         section, key = name.split(".")

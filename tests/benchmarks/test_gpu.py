@@ -9,7 +9,6 @@ import itertools
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from benchmarks.gpu_parts import handoff as gpu_handoff
 from benchmarks.gpu_parts import models as gpu_models
 from benchmarks.gpu_parts import small_model as gpu_small_model
 from benchmarks.gpu_parts import speed as gpu_speed
+from benchmarks.gpu_parts.block_churn import BlockChurn, descriptors
 
 FOLDER = Path(__file__).resolve().parents[2]
 GIVEN = argparse.Namespace(dry_run=True, reference=None)
@@ -148,25 +148,61 @@ def test_sums_are_judged_by_the_link_that_is_present(monkeypatch, link_gb_per_s,
 
 
 @pytest.mark.parametrize(
-    ("link_gb_per_s", "rates", "holds"),
-    [(50.0, [1.0, 40.0, 41.0], True), (50.0, [49.0, 39.0, 38.0], False), (2.0, [9.0, 1.7], True)],
+    ("link_gb_per_s", "rate", "holds"), [(50.0, 40.5, True), (50.0, 38.5, False), (2.0, 1.7, True)]
 )
-def test_reads_are_judged_by_the_link_that_is_present(monkeypatch, link_gb_per_s, rates, holds):
-    """By the median of all but the first, which sets the connection up."""
+def test_reads_are_judged_by_the_link_that_is_present(monkeypatch, link_gb_per_s, rate, holds):
+    """Those of pools after long use; the other orders of blocks stand beside them."""
     handoff = gpu_handoff
     link = handoff.Link("a copy", link_gb_per_s)
+    kinds = ("consecutive", "scattered", "used", "verified", "unlike")
+    found = {name: handoff.Reading(rate if name == "used" else 1.0, 8.5) for name in kinds}
     monkeypatch.setattr(handoff, "nixl_installed", lambda: True)
-    monkeypatch.setattr(handoff, "read_all", lambda *_: (link, rates))
+    monkeypatch.setattr(handoff, "read_layouts", lambda *_: (link, found))
     given = gpu_speed.Given(torch.device("cpu"), True)
-    present, read, ratio = handoff.handoff(given)
+    present, *beside, runs, read, ratio = handoff.handoff(given)
     assert (present.name, present.value, present.beside) == (
         "link_gb_per_s",
         link_gb_per_s,
         "a copy",
     )
-    assert (read.name, read.value) == ("handoff_read_gb_per_s", statistics.median(rates[1:]))
+    assert [each.value for each in beside] == [1.0] * 4
+    assert (runs.name, runs.value) == ("handoff_blocks_per_descriptor", 8.5)
+    assert (read.name, read.value) == ("handoff_read_gb_per_s", rate)
     assert (ratio.name, ratio.holds) == ("handoff_read_over_link", holds)
     assert ratio.value == pytest.approx(read.value / link_gb_per_s)
+
+
+def test_the_read_that_sets_a_connection_up_does_not_count():
+    assert gpu_handoff.settled([1.0, 40.0, 41.0, 45.0]) == 41.0
+
+
+def test_reads_of_all_layouts_bring_the_granters_bytes():
+    """Two processes, in host memory: each layout is checked byte by byte when it has landed."""
+    pytest.importorskip("nixl")
+    link, found = gpu_handoff.read_layouts(torch.device("cpu"), 64, 4096, 2)
+    assert link.gb_per_s > 0 and all(each.gb_per_s > 0 for each in found.values())
+    assert [found[name].blocks_per_descriptor for name in ("consecutive", "unlike")] == [64, 0.5]
+    assert 1 <= found["scattered"].blocks_per_descriptor < 2
+
+
+def test_wrong_bytes_of_a_read_are_found():
+    landed = torch.ones((3, 8), dtype=torch.uint8)
+    gpu_handoff._check(landed, torch.ones(3, dtype=torch.uint8))
+    landed[1, 7] = 2
+    with pytest.raises(RuntimeError, match="its bytes are not those"):
+        gpu_handoff._check(landed, torch.ones(3, dtype=torch.uint8))
+
+
+def test_pools_in_use_hand_over_every_block_once():
+    churn = BlockChurn(256)
+    for _ in range(60):
+        theirs, ours = churn.hand_over()
+        assert len(theirs) == len(ours) == len(set(theirs)) == len(set(ours)) > 0
+        churn.granter.check()
+        churn.reader.check()
+    assert churn.reader.available <= 0.4 * 256
+    assert descriptors([1, 2, 3, 7], [4, 5, 9, 10]) == 3
+    assert descriptors([1, 2, 3], [4, 5, 6]) == 1
 
 
 def test_the_link_without_shared_memory_is_two_copies(monkeypatch):

@@ -19,6 +19,8 @@ NAMES = {
     "step.prefill_tokens",
     "step.chunk_tokens",
     "step.max_sequences",
+    "handoff.read_bytes",
+    "handoff.window_bytes",
 }
 
 
@@ -35,6 +37,15 @@ def values(config: Config) -> tuple[float, int, int, int]:
 def test_a_gpu_has_larger_steps_and_its_memory() -> None:
     assert values(on_gpu(Config(), set())) == (0.9, 8192, 8192, 256)
     assert on_gpu(Config(), NAMES) == Config()
+
+
+def test_the_window_of_a_gpu_lands_in_time_from_a_slow_peer() -> None:
+    on_host, on_device = Config().handoff, on_gpu(Config(), set()).handoff
+    assert on_device.read_bytes > on_host.read_bytes
+    assert on_device.window_bytes >= 2 * on_device.read_bytes
+    for handoff in (on_host, on_device):
+        slowest_gb_per_s = handoff.window_bytes / handoff.read_timeout_s / 1e9
+        assert slowest_gb_per_s < handoff.preflight_floor_gb_per_s
 
 
 @pytest.mark.parametrize("place", ["file", "environment", "flag"])

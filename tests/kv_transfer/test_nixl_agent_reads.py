@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from baton.kv_transfer import nixl_agent
+from baton.kv_transfer.local_pool import DevicePool
 from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.read_segments import Landed
+from baton.kv_transfer.segment_queue import SegmentQueue
 from baton.runtime.errors import ReadFailed
 from tests.support import nixl_agents
 from tests.support.scripted_nixl import Ended, ScriptedAgent
@@ -35,6 +38,25 @@ def test_a_read_is_polled_until_it_is_done(made: Made) -> None:
     assert ended.wait() is None
     fake.wait_polls(2)
     assert agent.unsettled == 0 and fake.log.count("release read 0") == 1
+
+
+def test_reads_into_a_device_have_their_own_polling(
+    scripted: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing: Any = None
+    device = DevicePool(
+        1 << 40, 8, nixl_agents.nixl_pool().block_bytes, 1, 0, nothing, lambda: None
+    )
+    monkeypatch.setattr(nixl_agent, "SPIN_S", 600.0)  # a host's
+    agent = NixlAgent(device, "name", SegmentQueue())
+    try:
+        nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
+        ended = nixl_agents.start_read(agent)
+        scripted.wait_polls(3)
+        scripted.posted[0].state = "DONE"
+        assert ended.wait() is None
+    finally:
+        agent.stop()
 
 
 @pytest.mark.parametrize(("state", "says"), [("ERR", "ERR"), ("raise", "remote disconnected")])

@@ -10,8 +10,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from baton.deploy.serve.device_defaults import on_gpu
 from baton.kv_transfer.local_pool import DevicePool, HostPool
-from baton.kv_transfer.read_segments import SEGMENT_BYTES, SegmentedRead, blocks_each, cut
+from baton.kv_transfer.read_segments import (
+    DEVICE_BYTES,
+    SEGMENT_BYTES,
+    SegmentedRead,
+    blocks_each,
+    blocks_enough,
+    cut,
+)
+from baton.runtime.config import Config
 from baton.runtime.errors import ReadFailed
 
 PEER = b"P" * 16
@@ -45,6 +54,9 @@ def test_a_piece_holds_a_block_and_a_device_takes_a_whole_read() -> None:
     assert blocks_each(wide) == 1
     device = DevicePool(1 << 40, 9, 64, 1, 0, _no_sums, lambda: None)
     assert blocks_each(device) == 9
+    assert (
+        blocks_enough(device) == DEVICE_BYTES // 64 >= on_gpu(Config(), ()).handoff.read_bytes // 64
+    )
 
 
 def test_a_read_ends_with_its_last_piece() -> None:
