@@ -74,7 +74,7 @@ class TritonAttention:
         self._pool = pool
         self._spec = spec
         self._group = heads // kv_heads
-        self._tiles = device_tiles(self._group, dim, pool.dtype)
+        self._tiles = device_tiles(self._group, dim, pool.dtype, pool.scales is not None)
         self._decode_tiles = {
             filled: decode_tiles(self._group, dim, pool.dtype, filled=filled)
             for filled in (False, True)

@@ -3,7 +3,7 @@
 Codes and scales equal those of `KvQuant`, bit for bit, if the launch fuses no product with a sum
 (`UNFUSED`). FP8 is handled by its bits, because sm_80 has no such dtype. The kernels' parameter
 CODES is the name of a `KvQuant`; it is "" for an unquantised pool, whose kernels contain none of
-this code. Not yet run on a GPU. The module owns nothing.
+this code. The module owns nothing.
 """
 
 from __future__ import annotations

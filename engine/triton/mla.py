@@ -5,7 +5,7 @@ key and, except its end, value of all heads, so a program reads it once for a ti
 eight bits, latent and key each have a scale, which multiplies their products and the weights.
 `sequences` names the block table of each row, so rows of short chunks can be included. Splits are
 merged as in `decode`. Expected limit: memory bandwidth with 16 heads; with 128, the bandwidth of
-the L2 cache to four tiles of 32. Not yet run on a GPU. The module owns nothing.
+the L2 cache to four tiles of 32. The module owns nothing.
 """
 
 from __future__ import annotations

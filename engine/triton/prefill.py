@@ -4,7 +4,7 @@ A program computes a tile: some tokens of one chunk, for all query heads that sh
 that the group shares a tile of keys. A row's result depends only on its sequence, not on the batch
 or the division into chunks (see `tile`); unless `fused`, bit for bit. Expected limit: the tensor
 cores' rate (4 x heads x head_dim operations for each query and key) from a few hundred tokens on.
-Not yet run on a GPU. The module owns nothing.
+If `fused`, `hopper_prefill` computes the chunks that it supports. The module owns nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
+from baton.engine.triton.hopper_prefill import hopper_prefill_attention, is_supported
 from baton.engine.triton.kv_quant import UNFUSED, codes_name, scale_strides, stored_bytes
 from baton.engine.triton.tile import (
     INTERPRETED,
@@ -52,14 +53,21 @@ class PrefillPlan:
     tables: Tensor  # int32 [chunks, longest table]
 
 
-def prefill_tiles(group: int, dim: int, dtype: torch.dtype, capability: int = 90) -> Tiles:
+def prefill_tiles(
+    group: int, dim: int, dtype: torch.dtype, capability: int = 90, quantised: bool = False
+) -> Tiles:
     """Return the tiles for heads of `dim`, `group` of them per KV head: on Hopper two warpgroups
     of 64 rows, which read from shared memory; elsewhere tiles that spill no registers."""
     if dtype == torch.float32:
         return Tiles(max(16, power_of_two(group)), 32, 4, 1)
     if dim > 128:
         return Tiles(128 if capability >= 90 else max(64, power_of_two(group)), 32, 8, 3)
-    return Tiles(max(128, power_of_two(group)), 64, 8, 4)
+    rows = max(128, power_of_two(group))
+    if capability != 90 or rows > 128:
+        return Tiles(rows, 64, 8, 4)
+    # Two programs of 128 registers share a multiprocessor: the products of one overlap the
+    # softmax of the other, which is worth some 80 bytes of spilled registers.
+    return Tiles(rows, 32, 8, 4, 128) if quantised else Tiles(rows, 64, 8, 3, 128)
 
 
 def plan_prefill(
@@ -178,7 +186,12 @@ def prefill_attention(
     `prefill_tiles`). `window` in tokens, the own one included; 0: none. `fused`: the compiler may
     round a product and a sum once, so that masked and unmasked tiles can differ.
     """
-    if plan.tiles.shape[0]:
+    tiles = tiles or _default_tiles(queries, kv)
+    if not plan.tiles.shape[0]:
+        return
+    if fused and is_supported(queries, kv, window, soft_cap, tiles.rows):
+        hopper_prefill_attention(out, queries, kv, plan.tables, plan.tiles, scale)
+    else:
         given = (out, queries, kv, scales, plan.tables, plan.tiles)
         _launch(*given, scale, window, soft_cap, tiles, fused)
 
@@ -221,7 +234,7 @@ def _launch(
     _, heads, dim = queries.shape
     kv_heads, size = kv.shape[1], kv.shape[3]
     group = heads // kv_heads
-    tiles = tiles or device_tiles(group, dim, queries.dtype)
+    tiles = tiles or _default_tiles(queries, kv)
     prefill_kernel[(found.shape[0] * kv_heads,)](
         out,
         queries,
@@ -246,10 +259,15 @@ def _launch(
     )
 
 
-def device_tiles(group: int, dim: int, dtype: torch.dtype) -> Tiles:
+def device_tiles(group: int, dim: int, dtype: torch.dtype, quantised: bool = False) -> Tiles:
     """Return `prefill_tiles` for the current device."""
     capability = 90 if INTERPRETED else driver.active.get_current_target().arch
-    return prefill_tiles(group, dim, dtype, capability)
+    return prefill_tiles(group, dim, dtype, capability, quantised)
+
+
+def _default_tiles(queries: Tensor, kv: Tensor) -> Tiles:
+    _, heads, dim = queries.shape
+    return device_tiles(heads // kv.shape[1], dim, queries.dtype, bool(codes_name(kv)))
 
 
 def prefill_constants(

@@ -1,7 +1,7 @@
 """Grouped product with quantised experts on a GPU: rows sorted by expert, all in one launch.
 
 Same as `experts`, for matrices that are read as codes and decoded in registers with the arithmetic
-of `quantized`. Values are immutable. Not yet run on a GPU.
+of `quantized`. Values are immutable.
 """
 
 from __future__ import annotations

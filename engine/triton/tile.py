@@ -29,12 +29,13 @@ NO_SCORE = tl.constexpr(-1e30)
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The tile of a kernel, `rows` of queries by `tokens` of KV, and two settings of Triton."""
+    """The tile of a kernel, `rows` of queries by `tokens` of KV, and settings of Triton."""
 
     rows: int
     tokens: int
     warps: int
     stages: int
+    registers: int = 0  # of a thread, at most; 0: the compiler's choice
 
 
 def power_of_two(count: int) -> int:
@@ -49,7 +50,8 @@ def precision(dtype: torch.dtype) -> str:
 
 def options(tiles: Tiles) -> dict[str, Any]:
     """Return the keyword arguments of a launch."""
-    return {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    limit = {"maxnreg": tiles.registers} if tiles.registers else {}
+    return {"num_warps": tiles.warps, "num_stages": tiles.stages, **limit}
 
 
 @triton.jit

@@ -73,6 +73,11 @@ SHAPES = {
     ),
 }
 FULL_SHAPE = SHAPES["window"][1]
+# Neither window nor soft cap, blocks of whole boxes of 16 tokens: on Hopper, its own kernel.
+PLAIN = {
+    "plain, group of seven": (Shape(1, 7, 16, 16), Shape(2, 7, 64, 32)),
+    "plain, one head": (Shape(2, 1, 32, 16), Shape(32, 1, 128, 64)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,6 +433,13 @@ for _name, _shapes in SHAPES.items():
         CHECKS[f"prefill attention, {_kind}"] = prefill_check(_shapes, _dtype)
         for _cut, *_splits in (_WHOLE, _FIXED) if _shapes[0].window else (_COUNTED,):
             CHECKS[f"decode attention, {_kind}, {_cut}"] = decode_check(_shapes, _dtype, *_splits)
+for _name, _shapes in PLAIN.items():
+    for _dtype in (torch.float16, torch.bfloat16):
+        _kind = f"{_name}, {str(_dtype).removeprefix('torch.')}"
+        CHECKS[f"prefill attention, {_kind}"] = prefill_check(_shapes, _dtype)
+CHECKS["prefill attention, plain, a window in the truth is noticed"] = noticed(
+    prefill_check(PLAIN["plain, one head"], torch.bfloat16, mistake=40)
+)
 _windowed = (SHAPES["window"], torch.float32)
 CHECKS["prefill attention, a window one too long is noticed"] = noticed(
     prefill_check(*_windowed, mistake=-1)

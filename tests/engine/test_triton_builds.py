@@ -12,6 +12,7 @@ KERNELS = {"_norm", "_gate", "_grouped", "_product", "_unpack", "_draw", "_sum_p
 ATTENTION = {"prefill_kernel", "decode_kernel", "latent_kernel"}
 KERNELS |= {"_adjust", "_logprobs", "fixed_kernel", "grouped_quantized"}
 KERNELS |= ATTENTION | {"merge_kernel", "rotate_write_kernel", "write_latents_kernel"}
+ON_HOPPER = {80: set(), 90: {"hopper_prefill_kernel"}}
 BUILDS = Path(__file__).with_name("triton_builds.py")
 
 
@@ -30,11 +31,17 @@ def test_all_kernels_compile_and_fit(tmp_path, capability):
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(file.read_text())
     assert {row["capability"] for row in rows} == {capability}
-    assert {row["kernel"] for row in rows} == KERNELS
+    assert {row["kernel"] for row in rows} == KERNELS | ON_HOPPER[capability]
     assert all(row["fits"] and row["registers"] > 0 for row in rows)
-    # Spilled registers would cost a memory-bound kernel what it is for.
-    assert [row for row in rows if row["spilled_bytes"] > 64] == []
+    # Spilled registers would cost a memory-bound kernel what it is for. Two programs of the
+    # prefill kernel share a multiprocessor of Hopper, which is worth a few.
+    shared = [row for row in rows if row["kernel"] == "prefill_kernel" and row["registers"] == 128]
+    assert len(shared) == (5 if capability == 90 else 0)
+    assert [row for row in shared if row["spilled_bytes"] > 96] == []
+    assert [row for row in rows if row not in shared and row["spilled_bytes"] > 64] == []
     for row in rows:
+        if row["kernel"] == "hopper_prefill_kernel":
+            assert row["group_products"] >= 48 and row["engine_copies"] >= 16
         if row["kernel"] not in ATTENTION or "float32" in row["case"]:
             continue
         if " kv, latent" in row["case"]:  # these codes go through registers

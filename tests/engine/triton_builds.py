@@ -176,7 +176,7 @@ def _prefill(
     kv, scales = _stored(kv_heads, dim, dtype, codes)
     queries = torch.empty(3, kv_heads * group, dim, dtype=dtype)
     tables = torch.zeros(1, 1, dtype=torch.int32)
-    tiles = device_tiles(group, dim, dtype)
+    tiles = device_tiles(group, dim, dtype, bool(codes))
     plan = plan_prefill([PrefillChunk(0, 3, 0, 0)], tables, group, tiles)
     features |= {"scales": scales, "tiles": tiles}
     prefill_attention(queries, queries, kv, plan, 0.1, **features)
@@ -263,6 +263,8 @@ CASES: dict[str, Callable[[], None]] = {
     "prefill, llama3 8b": partial(_prefill, 8, 4, 128, _BF16),
     "prefill, llama3 8b, unfused": partial(_prefill, 8, 4, 128, _BF16, fused=False),
     "prefill, llama3 8b, single rows": partial(_single, 8, 4, 128, _BF16),
+    "prefill, qwen2 0.5b": partial(_prefill, 2, 7, 64, torch.float16),
+    "prefill, window and cap": partial(_prefill, 8, 4, 128, _BF16, **_CAPPED),
     "prefill, phi3 mini": partial(_prefill, 32, 1, 96, torch.float16),
     "prefill, gemma2 9b": partial(_prefill, 8, 2, 256, _BF16, **_CAPPED),
     "prefill, float32": partial(_prefill, 2, 7, 64, torch.float32),
@@ -307,6 +309,7 @@ def compile_case(name: str, capability: int) -> list[dict[str, object]]:
                 "products": kernel.asm["ptx"].count("mma.sync"),
                 "group_products": kernel.asm["ptx"].count("wgmma.mma_async"),
                 "wide_copies": kernel.asm["ptx"].count("cp.async.cg.shared.global"),
+                "engine_copies": kernel.asm["ptx"].count("cp.async.bulk.tensor"),
                 "shared_bytes": kernel.metadata.shared,
                 "fits": kernel.metadata.shared <= SHARED_LIMIT[capability],
             }
