@@ -20,52 +20,81 @@ from baton.engine.scheduling.token_history import history_of
 from baton.engine.triton.adjust import adjust_logits, find_logprobs
 from baton.engine.triton.sampling import draw_tokens
 from benchmarks.figures.report import Figure
-from benchmarks.gpu_parts.models import GREEDY, seconds_of
+from benchmarks.gpu_parts.models import GREEDY, replay_seconds, seconds_of
 from benchmarks.gpu_parts.speed import Given
 
 USUAL = SamplingParams(temperature=0.8, top_k=20, top_p=0.95)
 _TEXT, _BIASES, _LOGPROBS = 4096, 1024, 20
-RULES = {"": USUAL, "_plain": SamplingParams(temperature=0.8), "_greedy": GREEDY}
+SPREAD, SPREAD_FLAT = 3.0, 1.0  # standard deviation of logits
+RULES = (  # name, rules, spread
+    ("", USUAL, SPREAD),
+    ("_plain", replace(USUAL, top_k=0, top_p=1.0), SPREAD),
+    ("_greedy", GREEDY, SPREAD),
+    ("_top_p", replace(USUAL, top_k=0), 2 * SPREAD),
+    ("_top_p_flat", replace(USUAL, top_k=0), SPREAD_FLAT),
+)
 
 
 def draws(given: Given) -> Iterator[Figure]:
     """`draw_us_ROWSxVOCABULARY`: top-k 20 and top-p 0.95, as many models ask for; `_plain`: with a
-    temperature alone; `_masked`: a greedy draw by a grammar; `_penalties` and `_logprobs`: what a
-    greedy draw pays for those besides."""
-    rows, vocab = (3, 199) if given.dry else (64, 151_936)
-    logits = torch.randn(rows, vocab, device=given.device) * 3
+    temperature alone; `_top_p`: with top-p alone, as peaked as a model's logits; `_top_p_flat`:
+    over logits so flat that it keeps much of the vocabulary, the worst case; `_masked`: a greedy
+    draw by a grammar; `_penalties` and `_logprobs`: what a greedy draw pays for those besides.
+    Draws are replayed as graphs, as in a step."""
+    vocab = 199 if given.dry else 151_936
+    rows = 3 if given.dry else 64
+    seconds: dict[str, float] = {}
+    for count in (rows, 1):
+        for name, params, spread in RULES:
+            seconds[f"{count}{name}"] = found = _seconds(given, count, vocab, params, spread)
+            yield Figure(f"draw_us_{count}x{vocab}{name}", found * 1e6, "us")
+    yield from _with_extras(given, rows, vocab)
+    logits = torch.randn(rows, vocab, device=given.device) * SPREAD
+    by_sort = seconds_of(lambda: sorted_draw(logits, USUAL), given.device)
+    note = "torch's sort, softmax and cumulative sum are 1"
+    yield Figure(f"draw_us_{rows}x{vocab}_over_sort", seconds[f"{rows}"] / by_sort, "", note)
+
+
+def _seconds(given: Given, rows: int, vocab: int, params: SamplingParams, spread: float) -> float:
+    """Return the time of the draws of `rows` rows, all by `params`, from normal logits."""
+    logits = torch.randn(rows, vocab, device=given.device) * spread
+    each = [Draw(0, 1000 + row, replace(params, seed=row)) for row in range(rows)]
+    rules = DrawRules.of(each).to(given.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=given.device)
     finite = torch.empty(rows, dtype=torch.int8, device=given.device)
-    times = {}
-    for name, params in RULES.items():
-        each = [Draw(0, 1000 + row, replace(params, seed=row)) for row in range(rows)]
-        rules = DrawRules.of(each).to(given.device)
+    return replay_seconds(lambda: draw_tokens(logits, rules, tokens, finite), given.device)
 
-        def draw(rules: DrawRules = rules) -> None:
-            draw_tokens(logits, rules, tokens, finite)
 
-        times[name] = seconds_of(draw, given.device)
-        yield Figure(f"draw_us_{rows}x{vocab}{name}", times[name] * 1e6, "us")
-    copied = seconds_of(lambda: logits.clone(), given.device)
+def _with_extras(given: Given, rows: int, vocab: int) -> Iterator[Figure]:
+    before = torch.randn(rows, vocab, device=given.device) * SPREAD
+    logits = before.clone()
+    tokens = torch.empty(rows, dtype=torch.int64, device=given.device)
+    finite = torch.empty(rows, dtype=torch.int8, device=given.device)
     words = torch.randint(-(2**31), 2**31, (rows, words_of(vocab)), dtype=torch.int32)
     masks = MaskWords(torch.arange(rows, dtype=torch.int32), words).to(given.device)
     greedy = DrawRules.of([Draw(0, 1000 + row, GREEDY) for row in range(rows)]).to(given.device)
-
-    def draw_masked() -> None:
-        draw_tokens(logits.clone(), greedy, tokens, finite, masks)
-
-    seconds = seconds_of(draw_masked, given.device)
-    yield Figure(f"draw_us_{rows}x{vocab}_masked", (seconds - copied) * 1e6, "us")
     penalized = Adjustments.of([_penalized(row, vocab) for row in range(rows)]).to(given.device)
-    seconds = seconds_of(lambda: adjust_logits(logits.clone(), penalized), given.device)
-    yield Figure(f"draw_us_{rows}x{vocab}_penalties", (seconds - copied) * 1e6, "us")
     counts = torch.full((rows,), _LOGPROBS, device=given.device)
     room = LogprobBuffers.on(given.device, rows)
-    seconds = seconds_of(lambda: find_logprobs(logits, tokens, counts, room), given.device)
+
+    def copy() -> None:
+        logits.copy_(before)
+
+    def draw_masked() -> None:
+        copy()
+        draw_tokens(logits, greedy, tokens, finite, masks)
+
+    def penalize() -> None:
+        copy()
+        adjust_logits(logits, penalized)
+
+    copied = replay_seconds(copy, given.device)
+    seconds = replay_seconds(draw_masked, given.device)
+    yield Figure(f"draw_us_{rows}x{vocab}_masked", (seconds - copied) * 1e6, "us")
+    seconds = replay_seconds(penalize, given.device)
+    yield Figure(f"draw_us_{rows}x{vocab}_penalties", (seconds - copied) * 1e6, "us")
+    seconds = replay_seconds(lambda: find_logprobs(before, tokens, counts, room), given.device)
     yield Figure(f"draw_us_{rows}x{vocab}_logprobs", seconds * 1e6, "us")
-    by_sort = seconds_of(lambda: sorted_draw(logits, USUAL), given.device)
-    name = f"draw_us_{rows}x{vocab}_over_sort"
-    yield Figure(name, times[""] / by_sort, "", "torch's sort, softmax and cumulative sum are 1")
 
 
 def _penalized(row: int, vocab: int) -> Draw:

@@ -5,12 +5,16 @@ As in `attention_parity.py`, a check returns its error and the largest that is a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import torch
+import triton.language as tl
 from parity import Check
+from torch import Tensor
 
 from baton.engine.sampling.draw_adjustments import Adjustments
 from baton.engine.sampling.draw_logprobs import LogprobBuffers
@@ -19,6 +23,7 @@ from baton.engine.sampling.mask_words import MASKED_LOGIT, MaskWords
 from baton.engine.sampling.sampling import adjust, sample
 from baton.engine.scheduling.batch import Draw, SamplingParams
 from baton.engine.scheduling.token_history import PromptTokens, Text
+from baton.engine.triton import sampling
 from baton.engine.triton.adjust import adjust_logits, find_logprobs
 from baton.engine.triton.sampling import draw_tokens
 
@@ -33,6 +38,127 @@ _RULES = {
     "nearly all": SamplingParams(temperature=2.0, top_p=0.9999),
     "all but one": SamplingParams(temperature=1.0, top_k=198),
 }
+
+
+# Rules at the limits of what the kernels list of a row. At a high temperature each kept token is
+# about as likely as any other, so that a wrong cutoff is seen.
+_EDGE_RULES = {
+    "usual": SamplingParams(temperature=0.8, top_k=20, top_p=0.95),
+    "top-k 1": SamplingParams(temperature=0.9, top_k=1),
+    "top-k 2, hot": SamplingParams(temperature=200.0, top_k=2),
+    "few best, hot": SamplingParams(temperature=200.0, top_k=9, top_p=0.5),
+    "many best": SamplingParams(temperature=1.5, top_k=1000, top_p=0.99),
+    "too many best": SamplingParams(temperature=1.5, top_k=2500, top_p=0.99),
+    "too many best, hot": SamplingParams(temperature=200.0, top_k=2500, top_p=0.3),
+    "more than there are": SamplingParams(temperature=0.9, top_k=1 << 30, top_p=0.95),
+    "all but one and nearly all": SamplingParams(temperature=1.4, top_k=-1, top_p=1 - 1e-7),
+    "top-p tiny": SamplingParams(temperature=0.8, top_p=1e-12),
+    "top-p": SamplingParams(temperature=1.6, top_p=0.95),
+    "top-p, hot": SamplingParams(temperature=200.0, top_p=0.6),
+    "min-p": SamplingParams(temperature=1.6, min_p=0.01),
+    "plain": SamplingParams(temperature=1.6),
+    "plain, hot": SamplingParams(temperature=200.0),
+}
+_SMALL = {  # limits in the interpreter, so that few tokens reach them
+    "_GROUPS": 256,
+    "_SHORTEST_SLICE": 512,
+    "_RESOLVED": 1024,
+    "_LONGEST_LIST": 400,
+    "_MOST_BEST": 100,
+    "_NUCLEUS": 128,
+    "_WIDE_NUCLEUS": 190,
+}
+
+
+@contextmanager
+def _limits(tiny: bool, **others: int) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name, value in ((_SMALL if tiny else {}) | others).items():
+            was = getattr(sampling, name)
+            new = tl.constexpr(value) if isinstance(was, tl.constexpr) else value
+            stack.enter_context(patch.object(sampling, name, new))
+        yield
+
+
+def _edge_params(name: str, vocab: int, tiny: bool) -> SamplingParams:
+    params = _EDGE_RULES[name]
+    if params.top_k < 0:
+        return replace(params, top_k=vocab - 1)
+    return replace(params, top_k=params.top_k // 10) if tiny and params.top_k > 20 else params
+
+
+def _edge_logits(vocab: int, generator: torch.Generator) -> Tensor:
+    """Rows that differ in how many tokens are close to the best: [12, vocab]."""
+    normal = torch.randn(12, vocab, generator=generator)
+    exponents = torch.randint(-149, 1, (vocab,), generator=generator).double()
+    rows = [
+        normal[0] * 3,
+        normal[1].mul(4).round() * 0.75,  # ties, also with the k-th
+        (normal[2] * 2).bfloat16().float(),
+        normal[3] * 0.3,  # flat
+        torch.full((vocab,), -3.5),
+        torch.where(torch.arange(vocab) % 7 == 3, 1.0, 0.25),
+        normal[6].sort().values * 3,  # the best are the last
+        torch.where(torch.arange(vocab) % (vocab // 5) == 0, normal[7], MASKED_LOGIT),
+        torch.exp2(exponents).float() * normal[8].sign(),  # in each binade, to the last bit
+        normal[9].sign() * 3e38,
+        normal[10].clamp(max=0.0).abs() * -20,  # half of them are the best: minus zero
+        normal[11] * 1e-3 + torch.where(torch.arange(vocab) == vocab - 1, 30.0, 0.0),
+    ]
+    return torch.stack(rows)
+
+
+def _edges(name: str) -> Check:
+    def run(device: torch.device, tiny: bool) -> tuple[float, float]:
+        vocab = 2_003 if tiny else 151_937
+        logits = _edge_logits(vocab, torch.Generator().manual_seed(5))
+        params = _edge_params(name, vocab, tiny)
+        draws = [Draw(0, row, replace(params, seed=row)) for row in range(len(logits))]
+        wanted = [drawn.token for drawn in sample(logits.clone(), draws)]
+        with _limits(tiny):
+            found, finite = _drawn(logits.to(device), draws)
+        wrong = sum(a != b for a, b in zip(found, wanted, strict=True))
+        wrong += 9 * (finite != [1] * len(draws))
+        return float(wrong), 0.0 if tiny else 1.0
+
+    return run
+
+
+def _drawn(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[int]]:
+    """Tokens, and whether their rows are finite."""
+    tokens = torch.full((len(draws),), -1, dtype=torch.int64, device=logits.device)
+    finite = torch.full((len(draws),), -1, dtype=torch.int8, device=logits.device)
+    draw_tokens(logits, DrawRules.of(draws).to(logits.device), tokens, finite)
+    return tokens.tolist(), finite.tolist()
+
+
+def _divided(device: torch.device, tiny: bool) -> tuple[float, float]:
+    """A row draws the same alone, where 32 programs share it, and in a batch, where one has it."""
+    vocab = 2_003 if tiny else 151_936
+    params = [_edge_params(name, vocab, tiny) for name in _EDGE_RULES]
+    logits = torch.randn(len(params), vocab, device=device)
+    draws = [Draw(0, row, replace(each, seed=row)) for row, each in enumerate(params)]
+    with _limits(tiny):
+        alone = [
+            _drawn(logits[row : row + 1], draws[row : row + 1])[0][0] for row in range(len(draws))
+        ]
+    wrong = 0
+    for programs in (1,) if tiny else (1, 60):
+        with _limits(tiny, _PROGRAMS=programs):
+            wrong += sum(a != b for a, b in zip(_drawn(logits, draws)[0], alone, strict=True))
+    return float(wrong), 0.0
+
+
+def _overflowing(device: torch.device, tiny: bool) -> tuple[float, float]:
+    """Logits that leave float32 once divided by the temperature end in a token all the same."""
+    vocab = 5_003 if tiny else 151_936
+    logits = torch.randn(8, vocab, device=device) * 5e37
+    rules = SamplingParams(temperature=1e-3)
+    each = (rules, replace(rules, top_k=20, top_p=0.95), replace(rules, top_k=2500, top_p=0.5))
+    draws = [Draw(0, row, replace(each[row % 3], seed=row)) for row in range(8)]
+    found, finite = _drawn(logits, draws)
+    good = all(0 <= token < vocab for token in found) and finite == [1] * 8
+    return 0.0 if good else 1.0, 0.0
 
 
 def _draws(name: str) -> Check:
@@ -219,6 +345,9 @@ def _logprobs(device: torch.device, tiny: bool) -> tuple[float, float]:
 
 
 CHECKS: dict[str, Check] = {f"draws: {name}": _draws(name) for name in _RULES}
+CHECKS |= {f"draws, edges: {name}": _edges(name) for name in _EDGE_RULES}
+CHECKS["draws: divided among any number of programs"] = _divided
+CHECKS["draws: too large for float32 over the temperature"] = _overflowing
 CHECKS["draws: alone as in any slot of a batch"] = _slots
 CHECKS["draws: rows that are not finite are reported, the others unharmed"] = _broken
 CHECKS["draws: penalties and biases"] = _penalties

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-KERNELS = {"_norm", "_gate", "_grouped", "_product", "_unpack", "_draw", "_sum_parts", "_finish"}
+KERNELS = {"_norm", "_gate", "_grouped", "_product", "_unpack", "_sum_parts", "_finish"}
 ATTENTION = {"prefill_kernel", "decode_kernel", "latent_kernel"}
+KERNELS |= {"scan_kernel", "collect_kernel", "resolve_kernel"}
 KERNELS |= {"_adjust", "_logprobs", "fixed_kernel", "grouped_quantized"}
 KERNELS |= ATTENTION | {"merge_kernel", "rotate_write_kernel", "write_latents_kernel"}
 ON_HOPPER = {80: set(), 90: {"hopper_prefill_kernel"}}

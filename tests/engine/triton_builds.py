@@ -151,6 +151,7 @@ def _sampling() -> None:
     draws, logits = [None] * 4, torch.empty(4, 151_936)
     adjust_logits(logits, Adjustments.of(draws))
     draw_tokens(logits, DrawRules.of(draws), tokens, finite)
+    draw_tokens(logits[:1], DrawRules.of(draws[:1]), tokens, finite)
     masks = MaskWords(torch.empty(4, dtype=torch.int32), torch.empty(2, 4_748, dtype=torch.int32))
     draw_tokens(logits, DrawRules.of(draws), tokens, finite, masks)
     find_logprobs(logits, tokens, tokens, LogprobBuffers.on(logits.device, 4))
