@@ -3,8 +3,8 @@
     rank dies, or stands still for long ─ ENDS_S ─▶ the worker's loop has ended ─ LEAVES_S ─▶ its
                                                                     process is replaced by another
 
-An idle worker notices by its next probe. Looked at on the world's clock; changes nothing of what
-happens.
+An idle worker notices by its next probe, a paused one after its pause. Looked at on the world's
+clock; changes nothing of what happens.
 """
 
 from __future__ import annotations
@@ -26,9 +26,14 @@ class RankEnds:
     def __init__(self, world: World, breaches: list[str]) -> None:
         self._world = world
         self._breaches = breaches
+        self._paused_until_s: dict[str, float] = {}
 
     def struck(self, fault: Fault) -> None:
         """Record a fault before it strikes."""
+        if fault.kind == "pause":
+            for name in fault.targets:
+                self._paused_until_s[name] = self._world.loop.world_s + fault.for_s
+            return
         process = self._world.workers.get(fault.targets[0])
         if fault.kind != "rank" or process is None or not process.machine.alive:
             return
@@ -48,7 +53,17 @@ class RankEnds:
         if process.task.done() and process.machine.alive and not process.worker.draining.is_set():
             self._breaches.append(f"{process.machine.name} ended, and all of its ranks live")
 
+    def _looks_later(self, look: object, process: WorkerProcess, within_s: float) -> bool:
+        """Whether a pause has taken of the time, which then counts from its end."""
+        over_s = self._paused_until_s.get(process.machine.name)
+        left_s = -1.0 if over_s is None else over_s + within_s - self._world.loop.world_s
+        if left_s > 0:
+            self._look_in(left_s, look, process, within_s)
+        return left_s > 0
+
     def _ended(self, process: WorkerProcess, within_s: float) -> None:
+        if self._looks_later(self._ended, process, within_s):
+            return
         healed = not process.engine.stands  # before its time, as the load was over
         if process.machine.alive and not process.task.done() and not healed:
             self._breaches.append(
@@ -56,6 +71,8 @@ class RankEnds:
             )
 
     def _left(self, process: WorkerProcess, within_s: float) -> None:
+        if self._looks_later(self._left, process, within_s):
+            return
         still_there = self._world.workers[process.machine.name] is process
         if still_there and process.task.done():
             self._breaches.append(

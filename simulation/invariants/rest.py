@@ -12,7 +12,7 @@ from baton.simulation.invariants.index_check import unlike_pools
 
 
 def restless(world: World) -> list[str]:
-    """Return the processes that still hold something: a lease, a pin, a quarantined or used block,
+    """Return the processes that lack a device or still hold something: a lease, a pin, a quarantined or used block,
     a request; and routers that are not linked to every worker, or believe that a request waits
     there, or know another cache than a worker has."""
     found = []
@@ -31,6 +31,9 @@ def restless(world: World) -> list[str]:
 
 
 def _held(process: WorkerProcess, routers: int) -> Iterable[str]:
+    if process.machine.alive and process.engine.stands:
+        yield "its device is lost, and no other process has taken its place"
+        return
     if process.worker.draining.is_set():
         yield "it drains"
         return
