@@ -12,9 +12,9 @@ from baton.simulation.invariants.index_check import unlike_pools
 
 
 def restless(world: World) -> list[str]:
-    """Return the processes that lack a device or still hold something: a lease, a pin, a quarantined or used block,
-    a request; and routers that are not linked to every worker, or believe that a request waits
-    there, or know another cache than a worker has."""
+    """Return the processes that lack a device or still hold something: a lease, a pin, a
+    quarantined or used block, a request; and routers that are not linked to every worker, or
+    believe that a request waits there, or know another cache than a worker has."""
     found = []
     for process in world.workers.values():
         found += [f"{process.machine.name}: {what}" for what in _held(process, len(world.routers))]
