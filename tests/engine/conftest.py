@@ -36,6 +36,16 @@ _CONFIG = {
 }
 
 
+# Checks under the interpreter that take 15 to 30 s; those of the other kernels run in `make test`.
+SLOW_CHECKS = {"draw_checks", "codes_checks", "latent_checks"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if SLOW_CHECKS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.nightly)
+
+
 def neighbour(name: str) -> ModuleType:
     """The module in the file of that name beside this one; tests import no other by its name."""
     spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")

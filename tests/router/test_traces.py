@@ -80,7 +80,10 @@ async def test_each_prompt_of_a_request_has_its_own_trace(router: StartRouter) -
         assert found["id"] in (f"{name}-0", f"{name}-1")
 
 
-async def test_a_refused_request_pushes_out_no_trace(router: StartRouter) -> None:
+async def test_a_refused_request_pushes_out_no_trace(
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.router.dispatch.dispatcher.Dispatcher.place_wait_s", 0.2)
     async with router() as running:
         served = await running.complete(max_tokens=2)
         await trace_of(running, served)
