@@ -8,8 +8,8 @@ without speculation alternate; a speed is the median over rounds of a round's ra
 
 tokens_equal                         share of answers that equal plain decoding: float32 and, with
                                      `worker.deterministic`, bfloat16; greedy, seeded, n = 3,
-                                     penalties, stop tokens; local, by handoff, and continued on
-                                     another worker after the first was killed
+                                     penalties, biases, stop tokens; local, by handoff, and
+                                     continued on another worker after the first was killed
 acceptance_disaggregated_over_local  accepted share of the draft's proposals, by handoff over local
 speedup_over_formula_aN              an oracle that is right with probability 0.N, batch 1: measured
                                      speed-up over (1 + a + .. + a^k) / (step of k + 1 rows over one
@@ -57,6 +57,7 @@ RULES: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "seed": 3},
     {"temperature": 0.8, "n": 3},
     {"temperature": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
+    {"logit_bias": {5: 3.0, 40: 2.0, 300: -4.0}},
 )
 
 Answers = list[list[int]]

@@ -122,6 +122,7 @@ class Speculator:
         self._policy.record(own.draft, item.proposed, _accepted(proposals, drawn))
         self._proposed.inc(item.proposed)
         self._accepted.inc(accepted)
+        metrics.PROPOSED_DRAFT_TOKENS.observe(item.proposed)
         metrics.ACCEPTED_DRAFT_TOKENS.observe(accepted)
         share = self._watch.add(proposed=item.proposed, accepted=accepted)
         if share is not None:

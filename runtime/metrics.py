@@ -246,6 +246,11 @@ ACCEPTED_TOKENS = counter(
     "Proposed tokens that equalled the model's own draws, by proposer.",
     "proposer", PROPOSERS,
 )  # fmt: skip
+PROPOSED_DRAFT_TOKENS = histogram(
+    "baton_proposed_draft_tokens",
+    "Proposed tokens of one draft: those above n proposed position n + 1.",
+    buckets=range(MAX_DRAFT_TOKENS),
+)
 ACCEPTED_DRAFT_TOKENS = histogram(
     "baton_accepted_draft_tokens",
     "Accepted tokens of one draft: those above n accepted position n + 1.",

@@ -116,6 +116,21 @@ def test_verdicts_are_counted_by_proposer() -> None:
     assert (sequence.proposals.proposed, sequence.proposals.accepted) == (4, 2)
 
 
+def test_verdicts_are_counted_by_position() -> None:
+    """A draft adds one to each bucket from its length on; those above n reached position n + 1."""
+    speculator, _ = made()
+    found = metrics.PROPOSED_DRAFT_TOKENS, metrics.ACCEPTED_DRAFT_TOKENS
+    before = [[bucket.get() for bucket in each._buckets] for each in found]
+    sequence = a_sequence()
+    (item,) = speculator.slices([sequence], everything)
+    speculator.judge(sequence, item, drawn(11, 12, 99))
+    places = [
+        [bucket.get() - old for bucket, old in zip(each._buckets, olds, strict=True)].index(1)
+        for each, olds in zip(found, before, strict=True)
+    ]
+    assert [found[0]._upper_bounds[place] for place in places] == [4, 2]
+
+
 def test_a_proposer_that_is_always_wrong_is_asked_less_and_less() -> None:
     speculator, _ = made(share=0.0)
     speculator.observe_step(5, 0.02)
