@@ -47,9 +47,11 @@ def constrained(number: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def load(make_streams: Callable[..., Any]) -> Any:
-    """Plain streams, then those with a grammar."""
+    """Plain streams, some of which a stop string may end, then those with a grammar."""
     made = make_streams(16, seed=23)
     for number, body in enumerate(made.bodies):
+        if number % 4 == 3:
+            body["stop"] = ["the", "in"]
         if "prompt" in body and number % 2:
             body["prompt"] = f"{number} {REPEATED * 12}"
     made.bodies += [constrained(number) for number in range(CONSTRAINED)]
