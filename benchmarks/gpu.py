@@ -37,6 +37,7 @@ SCRIPTS = {  # file and arguments
     "kernel_parity": ["parity.py", "triton"],
     "draw_parity": ["parity.py", "draw"],
     "attention_parity": ["parity.py", "attention"],
+    "step_parity": ["parity.py", "step"],
     "codes_parity": ["parity.py", "codes"],
     "latent_parity": ["parity.py", "latent"],
     "fixed_parity": ["parity.py", "fixed"],
@@ -262,7 +263,7 @@ def _child(given: argparse.Namespace) -> int:
             _keep(given.out, found)
     except Skipped as skipped:
         _keep(given.out, found | {"skipped": str(skipped)})
-    except Exception as error:  # told here, and by the exit code
+    except Exception as error:  # any error of a part: the log has it, and the exit code is 1
         traceback.print_exc()
         if missing := _missing_package(error):
             _keep(given.out, found | {"skipped": f"{missing} is not installed"})

@@ -56,8 +56,8 @@ from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.kv_transfer import handshake
 from baton.models.embedded import embedded_model
 from baton.proto import handoff_pb2, worker_pb2
-from baton.runtime import tracing
 from baton.runtime.config import HandoffConfig
+from baton.runtime.telemetry import tracing
 from benchmarks.figures.idle_fetch import IdleFetch
 from benchmarks.figures.raw_read import REPEATS, RawReader
 from benchmarks.figures.report import Figure, at_least, at_most, parser, report

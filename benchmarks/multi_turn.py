@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.models.embedded import embedded_model
-from baton.runtime import tracing
+from baton.runtime.telemetry import tracing
 from benchmarks.figures.report import Figure, at_most, parser, report
 from benchmarks.fleets.chat_replay import ChatReplay
 from benchmarks.fleets.span_collector import SpanCollector

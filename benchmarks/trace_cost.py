@@ -47,7 +47,7 @@ class LoadedFleet:
         while httpx.get(f"{self.url}/readyz").status_code != 200:
             if time.monotonic() > until:
                 raise RuntimeError(f"the router has no workers:\n{self._fleet.log('router')}")
-            time.sleep(0.05)  # a starting process can only be asked again
+            time.sleep(0.05)  # the router cannot call back: it is asked again
 
     async def run(self, seconds: float) -> Round:
         """Serve a closed loop for so long. Raises httpx.HTTPStatusError for a refused request."""

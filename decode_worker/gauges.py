@@ -7,7 +7,7 @@ from baton.decode_worker.scheduler import DecodeScheduler
 from baton.engine.scheduling.blocks import BlockPool
 from baton.kv_transfer.mover import Mover
 from baton.kv_transfer.peers.grants import Grants
-from baton.runtime import metrics
+from baton.runtime import handoff_metrics, metrics
 from baton.runtime.exposition import process_gauges
 
 
@@ -16,7 +16,7 @@ def publish(
 ) -> None:
     process_gauges.set_pool_gauges(pool.counts().by_state(), scheduler.promised_blocks)
     oldest_s = max(mover.oldest_checksum_s(), handoffs.oldest_unverified_s())
-    metrics.OLDEST_CHECKSUM_SECONDS.set(oldest_s)
+    handoff_metrics.OLDEST_CHECKSUM_SECONDS.set(oldest_s)
     process_gauges.set_handoff_gauges([*handoffs.ages(), *grants.ages()])
     metrics.RUNNING_REQUESTS.set(scheduler.active_requests)
     metrics.WAITING_REQUESTS.set(scheduler.waiting)

@@ -23,7 +23,7 @@ from baton.kv_transfer.mover import Mover
 from baton.kv_transfer.peers.handoff_reads import HandoffReads, SharedConnectionLost
 from baton.kv_transfer.peers.registered_peers import Peers
 from baton.proto import handoff_pb2, worker_pb2
-from baton.runtime import logs, metrics, tracing
+from baton.runtime import handoff_metrics, logs
 from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import (
     AnswerOverdue,
@@ -38,6 +38,7 @@ from baton.runtime.errors import (
     Unavailable,
     WorkerLost,
 )
+from baton.runtime.telemetry import tracing
 from baton.runtime.wire import ModelLimits
 from baton.runtime.worker.kv_bridge import loses
 
@@ -158,7 +159,7 @@ class Handoffs:
             raise
         finally:
             self.open -= 1
-            metrics.HANDOFFS.labels(outcome).inc()
+            handoff_metrics.HANDOFFS.labels(outcome).inc()
 
     async def _read(
         self,
@@ -225,12 +226,12 @@ class Handoffs:
 
     def _quarantine(self, group: Group, blocks: list[int], settled: asyncio.Future[None]) -> None:
         self._scheduler.reservations.quarantine(group, blocks)
-        metrics.QUARANTINED_BLOCKS.inc(len(blocks))
+        handoff_metrics.QUARANTINED_BLOCKS.inc(len(blocks))
         log.warning("blocks quarantined", blocks=len(blocks))
 
         def lift(_: asyncio.Future[None]) -> None:
             self._pool.release(blocks, Hold.QUARANTINED)
-            metrics.QUARANTINED_BLOCKS.dec(len(blocks))
+            handoff_metrics.QUARANTINED_BLOCKS.dec(len(blocks))
             self._on_room()
 
         settled.add_done_callback(lift)
@@ -239,7 +240,7 @@ class Handoffs:
         log_at = log.info if isinstance(error, Draining) else log.warning
         log_at("handoff failed", worker=candidate.worker_id, code=error.code, detail=str(error))
         if isinstance(error, LeaseLost):  # each handoff has a lease of its own
-            metrics.LEASES_EXPIRED.inc()
+            handoff_metrics.LEASES_EXPIRED.inc()
         if isinstance(error, AnswerOverdue):
             self._withheld[candidate.boot_id] = (
                 asyncio.get_running_loop().time() + WITHHELD_PENALTY_S
@@ -267,10 +268,10 @@ class Handoffs:
         )
 
     def _record_fetch(self, report: FetchReport, parent: Context) -> None:
-        metrics.HANDOFF_BYTES.inc(report.bytes)
-        metrics.READ_SECONDS.inc(report.read_s)
-        metrics.HANDOFF_SECONDS.observe(report.seconds)
-        metrics.HANDOFF_TAIL_SECONDS.observe(report.verified - report.last_offer)
+        handoff_metrics.HANDOFF_BYTES.inc(report.bytes)
+        handoff_metrics.READ_SECONDS.inc(report.read_s)
+        handoff_metrics.HANDOFF_SECONDS.observe(report.seconds)
+        handoff_metrics.HANDOFF_TAIL_SECONDS.observe(report.verified - report.last_offer)
         for offer in report.offers:
             tracing.record(
                 tracing.FETCH,

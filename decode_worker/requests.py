@@ -18,7 +18,7 @@ from baton.decode_worker.step_plan import StepPlan, VerifiedRun
 from baton.engine.scheduling.batch import Drawn
 from baton.engine.scheduling.chunks import Chunk
 from baton.proto import handoff_pb2, worker_pb2
-from baton.runtime import logs, metrics, tracing
+from baton.runtime import handoff_metrics, logs, metrics
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import (
     BatonError,
@@ -29,6 +29,7 @@ from baton.runtime.errors import (
     InvalidRequest,
 )
 from baton.runtime.grammar.matcher import over_limits
+from baton.runtime.telemetry import tracing
 from baton.runtime.wire import ModelLimits, check_scores
 from baton.runtime.worker.step_log import StepLog
 from baton.runtime.worker.work_counts import WorkCounts
@@ -269,7 +270,7 @@ class Requests:
 def record_local_start(group: Group, wall_s: float) -> None:
     """Record that the group's prompt has its blocks and will be computed on this worker."""
     group.prefill_wall_s = wall_s
-    metrics.LOCAL_PREFILLS.labels(group.local).inc()
+    handoff_metrics.LOCAL_PREFILLS.labels(group.local).inc()
 
 
 def record_local_chunks(

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from baton.decode_worker.sequences import Request, RequestUpdate, Sequence
 from baton.proto import worker_pb2
-from baton.runtime import tracing
 from baton.runtime.errors import InvalidRequest
+from baton.runtime.telemetry import tracing
 from baton.runtime.wire import MAX_CHOICES, ModelLimits, check_tokens, sampling_params
 
 MAX_CANDIDATES = 64

@@ -21,7 +21,7 @@ from baton.kv_transfer.peers.registered_peers import Peers
 from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import PrefillScheduler
 from baton.proto import handoff_pb2, worker_pb2
-from baton.runtime import logs, metrics, tracing
+from baton.runtime import handoff_metrics, logs
 from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import (
     BatonError,
@@ -31,6 +31,7 @@ from baton.runtime.errors import (
     Unavailable,
     WorkerLost,
 )
+from baton.runtime.telemetry import tracing
 from baton.runtime.wire import ModelLimits
 from baton.runtime.worker.kv_bridge import loses
 
@@ -130,8 +131,8 @@ class CachedReads:
             self._note_failure(source.worker_id, source.boot_id, HandoffError(repr(error)))
             outcome = "failed"
         finally:
-            metrics.CACHED_READS.labels(outcome).inc()
-            metrics.CACHED_READ_BLOCKS.inc(self._verified[prompt])
+            handoff_metrics.CACHED_READS.labels(outcome).inc()
+            handoff_metrics.CACHED_READ_BLOCKS.inc(self._verified[prompt])
             tracing.record(
                 tracing.HANDOFF,
                 started_s,
@@ -164,7 +165,7 @@ class CachedReads:
                 )
             finally:
                 self._verified[prompt] = reader.leading
-                metrics.CACHED_READ_BYTES.inc(reader.report.bytes)
+                handoff_metrics.CACHED_READ_BYTES.inc(reader.report.bytes)
 
     def _opening(self, prompt: Prompt, granter: bytes) -> handoff_pb2.OpenHandoff:
         return handoff_pb2.OpenHandoff(
@@ -184,12 +185,12 @@ class CachedReads:
 
     def _quarantine(self, prompt: Prompt, blocks: list[int], settled: asyncio.Future[None]) -> None:
         self._scheduler.quarantine(prompt, blocks)
-        metrics.QUARANTINED_BLOCKS.inc(len(blocks))
+        handoff_metrics.QUARANTINED_BLOCKS.inc(len(blocks))
         log.warning("blocks quarantined", blocks=len(blocks))
 
         def lift(_: asyncio.Future[None]) -> None:
             self._scheduler.end_quarantine(blocks)
-            metrics.QUARANTINED_BLOCKS.dec(len(blocks))
+            handoff_metrics.QUARANTINED_BLOCKS.dec(len(blocks))
             self._on_end()
 
         settled.add_done_callback(lift)
@@ -200,7 +201,7 @@ class CachedReads:
         pause_s = UNREACHED_SOURCE_S if type(error) is Unavailable else FAILED_SOURCE_S
         self._failed[boot_id] = asyncio.get_running_loop().time() + pause_s
         if isinstance(error, LeaseLost):
-            metrics.LEASES_EXPIRED.inc()
+            handoff_metrics.LEASES_EXPIRED.inc()
         if isinstance(error, WorkerLost) and not isinstance(error, SharedConnectionLost):
             self._peers.forget(boot_id)
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from baton.prefill_worker.prompts import Prompt
 from baton.proto import handoff_pb2
-from baton.runtime import identity, tracing
+from baton.runtime import identity
 from baton.runtime.errors import InvalidRequest
+from baton.runtime.telemetry import tracing
 from baton.runtime.wire import MAX_CHOICES, ModelLimits, check_tokens, sampling_params
 
 

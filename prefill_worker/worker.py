@@ -36,12 +36,13 @@ from baton.prefill_worker.opening_parser import parse_opening
 from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import PrefillScheduler, StepPlan
 from baton.proto import handoff_pb2, worker_pb2
-from baton.runtime import logs, metrics, tracing
+from baton.runtime import handoff_metrics, logs, metrics
 from baton.runtime.config import Config
 from baton.runtime.errors import BatonError, Draining, EngineError, WorkerLost
 from baton.runtime.exposition import process_gauges
 from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.links import LinkClosed
+from baton.runtime.telemetry import tracing
 from baton.runtime.wire import ModelLimits
 from baton.runtime.worker.block_feed import BlockFeed
 from baton.runtime.worker.step_log import StepLog
@@ -199,7 +200,7 @@ class PrefillWorker:
         """Set the gauges of this worker, when its metrics are scraped."""
         process_gauges.set_pool_gauges(self._pool.counts().by_state())
         oldest_s = max(self._mover.oldest_checksum_s(), self._reads.oldest_unverified_s())
-        metrics.OLDEST_CHECKSUM_SECONDS.set(oldest_s)
+        handoff_metrics.OLDEST_CHECKSUM_SECONDS.set(oldest_s)
         process_gauges.set_handoff_gauges([*self.grants.ages(), *self._reads.ages()])
         metrics.RUNNING_REQUESTS.set(self._scheduler.computing)
         metrics.WAITING_REQUESTS.set(self._scheduler.waiting)

@@ -132,9 +132,9 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         ".": set(),
         "settings": {"."},
         "exposition": {"."},
-        "grammar": {"."},
-        "shared_registry": {"."},
         "telemetry": {"."},
+        "grammar": {".", "telemetry"},
+        "shared_registry": {"."},
         "worker": {"."},
     },
     "simulation": {

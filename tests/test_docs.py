@@ -16,7 +16,7 @@ from baton.deploy.cli import main
 from baton.deploy.control import control_metrics
 from baton.engine.spec.families import FAMILIES
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
-from baton.runtime import metrics
+from baton.runtime import handoff_metrics, metrics
 from baton.runtime.config import section_names
 from baton.runtime.settings import loading as settings
 
@@ -31,7 +31,7 @@ RECORDS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]+)(?:#[^)]*)?\)")
 METRICS = [
     value
-    for module in (metrics, control_metrics)
+    for module in (metrics, handoff_metrics, control_metrics)
     for value in vars(module).values()
     if isinstance(value, Counter | Gauge | Histogram)
 ]

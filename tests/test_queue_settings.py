@@ -14,10 +14,11 @@ from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.radix_index import CAPACITY_BLOCKS
 from baton.router.requests.prompt_limits import ContextLimits
 from baton.router.server import bind
-from baton.runtime import grpc_links, tracing
+from baton.runtime import grpc_links
 from baton.runtime.config import Config, HandoffConfig, RouterConfig
 from baton.runtime.registry import MemoryRegistry
 from baton.runtime.registry_client import InlineRegistry
+from baton.runtime.telemetry import tracing
 from baton.runtime.worker.block_feed import EVENT_QUEUE
 from baton.simulation.fleet.cluster import Cluster
 

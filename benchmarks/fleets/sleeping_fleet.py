@@ -73,7 +73,7 @@ def measure(
         try:
             workers.wait_workers(layout.workers)
             address = workers.start_router()
-            time.sleep(SETTLE_S)
+            time.sleep(SETTLE_S)  # the router links its workers; it reports no end of that
             plan = BenchPlan(
                 ServerAddress.parse(f"http://{address}", None),
                 RequestForm(MODEL, chat=False),

@@ -147,6 +147,7 @@ def _serve(
 ) -> grpc.aio.Server:
     server = open_server(shared.token)
     service = WorkerService(worker, worker.feed, shared.config.router)
+    # generated code has no types
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)  # type: ignore[no-untyped-call]
     control = WorkerControl(

@@ -63,7 +63,8 @@ IMPORTS = (
     "baton.kv_transfer.handshake baton.kv_transfer.nixl_mover baton.kv_transfer.reader "
     "baton.proto.handoff_pb2_grpc baton.proto.worker_pb2_grpc baton.runtime.grpc_links "
     "baton.runtime.grammar.grammar_compiler baton.runtime.grammar.grammar_text "
-    "baton.runtime.metrics baton.runtime.registry_client baton.runtime.tls baton.runtime.tracing "
+    "baton.runtime.metrics baton.runtime.registry_client baton.runtime.telemetry.tracing "
+    "baton.runtime.tls "
     "baton.runtime.worker.service"
 )
 

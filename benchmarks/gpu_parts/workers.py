@@ -212,7 +212,7 @@ def _audited(pairs: Sequence[WorkerPair]) -> Figure:
     while left := {record.worker_id: held for record in records if (held := _held(record))}:
         if time.monotonic() > deadline:
             raise RuntimeError(f"after their last answers workers still hold: {left}")
-        time.sleep(0.2)
+        time.sleep(0.2)  # a worker's audit can only be asked for again
     return Figure("workers_without_leaks", float(len(records)), "", f"of {len(records)}", True)
 
 

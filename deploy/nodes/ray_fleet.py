@@ -28,6 +28,7 @@ class NodeActor:
     def __init__(self, order: WorkerOrder) -> None:
         import ray
 
+        # Ray declares no types for it
         node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         logs.setup(f"{order.worker_id}-actor")
         self._keeper: WorkerKeeper | None = None

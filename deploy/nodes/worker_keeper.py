@@ -134,7 +134,7 @@ class WorkerKeeper:
                 await self._drain([each for each in records if not self._is_of_this_node(each)])
             if self._ending.is_set() and not is_locked(self._folder / f"{self._name}.lock"):
                 self._note(state="ended", message="")
-        except Exception as error:  # the thread's last stop
+        except Exception as error:  # else the thread ends, and nothing keeps the worker
             self._note(message=f"{type(error).__name__}: {error}")
 
     def _keep(self) -> None:

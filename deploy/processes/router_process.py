@@ -15,9 +15,10 @@ from baton.deploy.host.process_lifecycle import raise_open_file_limit
 from baton.router.console.admin_port import AdminAccess
 from baton.router.fleet.dialer import GrpcDialer
 from baton.router.server import serve_router
-from baton.runtime import logs, process_memory, tracing
+from baton.runtime import logs, process_memory
 from baton.runtime.config import Config
 from baton.runtime.shared_registry.registry_location import open_registry, open_reports
+from baton.runtime.telemetry import tracing
 from baton.runtime.tls import tls_of
 
 

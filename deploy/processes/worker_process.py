@@ -56,7 +56,7 @@ from baton.kv_transfer import handshake
 from baton.kv_transfer.nixl_mover import READ_THREADS, NixlMover
 from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import control_pb2_grpc
-from baton.runtime import logs, metrics, process_memory, tracing, worker_lock
+from baton.runtime import logs, metrics, process_memory, worker_lock
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError, EngineError
 from baton.runtime.exposition import process_gauges, standard_names
@@ -65,6 +65,7 @@ from baton.runtime.grammar.vocabulary import TOKENIZER_FILE, read_vocabulary
 from baton.runtime.grpc_links import open_port
 from baton.runtime.registry import Role, WorkerRecord
 from baton.runtime.shared_registry.registry_location import folder_of, open_registry
+from baton.runtime.telemetry import tracing
 from baton.runtime.tls import tls_of
 from baton.runtime.worker.announcer import announce, withdraw
 from baton.runtime.worker.drain import SERVER_GRACE_S, RoleControl, ShutdownSteps, serve_until

@@ -14,7 +14,7 @@ from baton.kv_transfer.mover import Mover, PeerPool
 from baton.kv_transfer.peers.block_store import BlockStore
 from baton.kv_transfer.preflight import ROUNDS, PreflightFailed, PreflightReport, measure
 from baton.proto import worker_pb2
-from baton.runtime import logs, metrics
+from baton.runtime import handoff_metrics, logs
 from baton.runtime.errors import OutOfBlocks
 from baton.runtime.wire import MAX_DEGRADED_PEERS
 
@@ -95,7 +95,7 @@ class BandwidthProbe:
             gb_per_s=round(report.gb_per_s, 2),
             degraded=report.degraded,
         )
-        metrics.PEERS.labels("degraded" if report.degraded else "good").inc()
+        handoff_metrics.PEERS.labels("degraded" if report.degraded else "good").inc()
         return report
 
     def mark(self, worker_id: str, boot_id: bytes, gb_per_s: float) -> None:

@@ -25,7 +25,7 @@ from baton.kv_transfer.conversion import Conversion, Conversions
 from baton.kv_transfer.granter import Computed, Granted, GrantedPrompt
 from baton.kv_transfer.mover import Mover
 from baton.proto import handoff_pb2
-from baton.runtime import metrics
+from baton.runtime import handoff_metrics
 from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import Incompatible
 from baton.runtime.wire import ModelLimits
@@ -160,5 +160,5 @@ class ConvertedPrompt:
         self._call = asyncio.create_task(converter.mover.compute(convert))
         self._call.add_done_callback(lambda over: over.cancelled() or over.exception())
         checksums = await asyncio.shield(self._call)  # the thread does not stop
-        metrics.CONVERTED_BLOCKS.inc(len(part.blocks))
+        handoff_metrics.CONVERTED_BLOCKS.inc(len(part.blocks))
         return replace(part, blocks=part.targets, targets=(), each=each, checksums=checksums)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from baton.kv_transfer.checksum_cache import ChecksumCache
 from baton.kv_transfer.granter import Admit, GranterLink, GrantReport, grant
 from baton.kv_transfer.mover import Mover
-from baton.runtime import logs, metrics
+from baton.runtime import handoff_metrics, logs
 from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import BatonError, Draining, Overloaded
 from baton.runtime.links import LinkClosed
@@ -102,9 +102,9 @@ class Grants:
                 self._checksum_cache,
                 offered,
             )
-            metrics.HANDOFFS.labels(report.end).inc()
+            handoff_metrics.HANDOFFS.labels(report.end).inc()
             if report.end == "expired":
-                metrics.LEASES_EXPIRED.inc()
+                handoff_metrics.LEASES_EXPIRED.inc()
             _log_handoff(report)
         finally:
             del self._open[link]

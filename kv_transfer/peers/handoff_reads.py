@@ -21,7 +21,7 @@ from baton.kv_transfer.peers.peer_client import HandoffLink
 from baton.kv_transfer.peers.registered_peers import Peers
 from baton.kv_transfer.reader import HandoffReader, Quarantine
 from baton.proto import handoff_pb2, worker_pb2
-from baton.runtime import identity, logs, metrics
+from baton.runtime import handoff_metrics, identity, logs
 from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import WorkerLost
 from baton.runtime.wire import ModelLimits
@@ -134,7 +134,7 @@ class HandoffReads:
 
 def _count_checksum_failures(report: FetchReport) -> None:
     """Count the report's wrong blocks, also those of a fetch that failed because of them."""
-    metrics.CHECKSUM_FAILURES.inc(report.wrong_blocks)
-    metrics.REREAD_BLOCKS.inc(report.reread_blocks)
+    handoff_metrics.CHECKSUM_FAILURES.inc(report.wrong_blocks)
+    handoff_metrics.REREAD_BLOCKS.inc(report.reread_blocks)
     if report.reread_blocks:
         log.error("blocks reread", blocks=report.reread_blocks, reason="wrong checksums")

@@ -24,7 +24,7 @@ from baton.kv_transfer.peers.bandwidth_probe import BandwidthProbe
 from baton.kv_transfer.peers.probe_pace import HostBandwidths, host_key
 from baton.kv_transfer.preflight import ROUNDS, PreflightReport
 from baton.proto import handoff_pb2, worker_pb2
-from baton.runtime import logs, metrics
+from baton.runtime import handoff_metrics, logs
 from baton.runtime.errors import BatonError
 
 log = logs.get(__name__)
@@ -81,10 +81,10 @@ class PeerMeasurements:
         is_new = boot_id not in self._dropped
         shared, after_s = self._shared(message), message.probe_after_ms / 1000
         if is_new and shared and shared >= self._probe.floor_gb_per_s:
-            metrics.PEERS.labels("shared").inc()
+            handoff_metrics.PEERS.labels("shared").inc()
             self._measure_later(peer, self._dice.uniform(*CONFIRM_S))
         elif after_s:
-            metrics.PEERS.labels("postponed").inc()
+            handoff_metrics.PEERS.labels("postponed").inc()
             if shared:
                 self._probe.mark(message.worker_id, boot_id, shared)
             self._measure_later(peer, after_s, has_time=True)

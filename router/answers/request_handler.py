@@ -33,9 +33,10 @@ from baton.router.requests.refusals import count_refusal
 from baton.router.requests.request_trace import RequestTrace
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.text.tokenizer import Tokenizer
-from baton.runtime import logs, metrics, tracing
+from baton.runtime import logs, metrics
 from baton.runtime.errors import BatonError, Cancelled, InvalidRequest, Overloaded, Unavailable
 from baton.runtime.exposition.genai import RequestTimes
+from baton.runtime.telemetry import tracing
 
 SEND_S = 60.0  # then a client that reads nothing is disconnected
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from opentelemetry.context import Context
 
 from baton.router.requests.request_trace import RequestTrace
-from baton.runtime import tracing
+from baton.runtime.telemetry import tracing
 from baton.runtime.telemetry.timeline import Timeline
 
 

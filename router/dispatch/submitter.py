@@ -20,10 +20,11 @@ from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.roster import WorkerGroup
 from baton.router.fleet.worker_link import WorkerLink
 from baton.router.fleet.worker_view import KvFormat, WorkerView
-from baton.runtime import metrics, tracing
+from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import BatonError, Overloaded, Unavailable, WorkerLost
 from baton.runtime.links import LinkClosed
+from baton.runtime.telemetry import tracing
 
 DEADLINE_SHARE = 0.8  # of the time to its deadline, which a request may be expected to take
 

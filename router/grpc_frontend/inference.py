@@ -25,8 +25,9 @@ from baton.router.grpc_frontend.request import (
 from baton.router.requests.body_budget import HeldBody
 from baton.router.requests.refusals import count_refusal
 from baton.router.requests.request_trace import RequestTrace
-from baton.runtime import metrics, tracing
+from baton.runtime import metrics
 from baton.runtime.errors import BatonError
+from baton.runtime.telemetry import tracing
 
 _Message = TypeVar("_Message", bound=Message)
 SERVICE = client_pb2.DESCRIPTOR.services_by_name["Inference"].full_name

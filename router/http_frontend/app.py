@@ -51,8 +51,9 @@ from baton.router.requests.refusals import count_refusal
 from baton.router.requests.request_trace import Mark, RequestTrace, unmarked
 from baton.router.requests.schema_body import Body
 from baton.router.requests.validated_request import ValidatedRequest
-from baton.runtime import logs, metrics, tracing
+from baton.runtime import logs, metrics
 from baton.runtime.errors import BatonError, InvalidRequest
+from baton.runtime.telemetry import tracing
 
 BodyT = TypeVar("BodyT", bound=Body)
 _Route = TypeVar("_Route", bound=Callable[..., Any])

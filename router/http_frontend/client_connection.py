@@ -8,7 +8,7 @@ from typing import Any
 from starlette.types import Message, Receive, Send
 
 from baton.router.answers.request_handler import SEND_S, ClientGone
-from baton.runtime import tracing
+from baton.runtime.telemetry import tracing
 
 
 class ClientConnection:

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Iterable, Mapping
 
-from baton.runtime import metric_factory, metrics, process_memory
+from baton.runtime import handoff_metrics, metric_factory, metrics, process_memory
 
 
 def set_pool_gauges(counts: Mapping[str, int], promised: int = 0) -> None:
@@ -33,8 +33,8 @@ def set_handoff_gauges(ages: Iterable[tuple[str, float]]) -> None:
         counts[state] += 1
         oldest[state] = max(oldest[state], age_s)
     for state in metric_factory.HANDOFF_STATES:
-        metrics.OPEN_HANDOFFS.labels(state).set(counts[state])
-        metrics.OLDEST_HANDOFF_SECONDS.labels(state).set(oldest[state])
+        handoff_metrics.OPEN_HANDOFFS.labels(state).set(counts[state])
+        handoff_metrics.OLDEST_HANDOFF_SECONDS.labels(state).set(oldest[state])
 
 
 def show_step(role: str, device_s: float, slices: int, shortages: int) -> None:

@@ -15,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
-from baton.runtime import metrics, tracing
+from baton.runtime import metrics
 from baton.runtime.errors import InvalidRequest, Unavailable
 from baton.runtime.grammar.choice_masks import ChoiceMasks, InlineMasks, MaskThreads, Reasoning
 from baton.runtime.grammar.matcher import MAX_GRAMMAR_BYTES, CompiledGrammar, compile_grammar
 from baton.runtime.grammar.vocabulary import Vocabulary
+from baton.runtime.telemetry import tracing
 
 KEPT_GRAMMARS = 64
 MASK_THREADS = 2

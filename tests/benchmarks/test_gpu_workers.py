@@ -14,7 +14,7 @@ from baton.deploy.host import packages
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.runtime import metrics
+from baton.runtime import handoff_metrics, metrics
 from benchmarks.gpu_parts import one_process, workers
 from benchmarks.gpu_parts import small_model as gpu_small_model
 
@@ -122,8 +122,8 @@ def test_workers_without_nixl_are_skipped(monkeypatch):
 
 def test_handoffs_are_counted_from_the_workers_own_metrics():
     """The text is what `runtime.metrics` writes."""
-    before = metrics.HANDOFFS.labels("completed")._value.get()
-    metrics.HANDOFFS.labels("completed").inc(3)
+    before = handoff_metrics.HANDOFFS.labels("completed")._value.get()
+    handoff_metrics.HANDOFFS.labels("completed").inc(3)
 
     class Admin(BaseHTTPRequestHandler):
         def do_GET(self):

@@ -10,7 +10,7 @@ import pytest
 
 from baton.decode_worker import handoffs
 from baton.proto import handoff_pb2, worker_pb2
-from baton.runtime import metrics
+from baton.runtime import handoff_metrics
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.runtime.errors import (
     BatonError,
@@ -197,7 +197,7 @@ async def test_a_lost_connection_is_reported_and_forgotten_once() -> None:
 async def test_a_lease_that_has_run_out_is_counted(
     bench: Bench, error: BatonError, counted: int
 ) -> None:
-    expired: Any = metrics.LEASES_EXPIRED
+    expired: Any = handoff_metrics.LEASES_EXPIRED
     before = expired._value.get()
     bench.refusals["prefill-0"] = [error]
     await bench.run()

@@ -10,8 +10,9 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from baton.proto import worker_pb2
-from baton.runtime import metrics, tracing
+from baton.runtime import handoff_metrics, metrics
 from baton.runtime.config import Config, PoolConfig, StepConfig
+from baton.runtime.telemetry import tracing
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
 
@@ -37,7 +38,7 @@ def counted() -> dict[str, float]:
     found = {"preemptions": metrics.PREEMPTIONS.labels("running")._value.get()}
     found |= {kind: metrics.TOKENS.labels(kind)._value.get() for kind in ("prompt", "recomputed")}
     for reason in REASONS:
-        found[reason] = metrics.LOCAL_PREFILLS.labels(reason)._value.get()
+        found[reason] = handoff_metrics.LOCAL_PREFILLS.labels(reason)._value.get()
     return found
 
 

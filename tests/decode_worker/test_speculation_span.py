@@ -8,8 +8,8 @@ import pytest
 
 from baton.decode_worker.speculator import Speculator
 from baton.engine.speculation.draft_length import DraftLengthPolicy
-from baton.runtime import tracing
 from baton.runtime.config import Config, PoolConfig
+from baton.runtime.telemetry import tracing
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.fleet.oracle_proposer import OracleProposer

@@ -109,7 +109,7 @@ def until(happened: Callable[[], bool], *processes: subprocess.Popen[str]) -> No
     while not happened():
         assert time.monotonic() < deadline_s, "it never happened"
         assert all(each.poll() is None for each in processes), "a process has ended"
-        time.sleep(0.2)
+        time.sleep(0.2)  # a process tells its state to none but who asks
 
 
 def end(processes: list[subprocess.Popen[str]]) -> None:

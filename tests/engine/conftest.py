@@ -159,6 +159,7 @@ def checks_of(name: str) -> Any:
 triton_checks = checks_of("triton")
 draw_checks = checks_of("draw")
 attention_checks = checks_of("attention")
+step_checks = checks_of("step")
 codes_checks = checks_of("codes")
 latent_checks = checks_of("latent")
 fixed_checks = checks_of("fixed")

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-NAMES = ("triton", "draw", "attention", "codes", "latent", "fixed")
+NAMES = ("triton", "draw", "attention", "step", "codes", "latent", "fixed")
 Check = Callable[[torch.device, bool], tuple[float, float]]  # (device, tiny): error, allowed
 
 

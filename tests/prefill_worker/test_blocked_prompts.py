@@ -1,4 +1,5 @@
-"""A prompt that waits for blocks: what it matches meanwhile, frees at its end, and reads."""
+"""A prompt waits for blocks: it matches cached blocks meanwhile, reads others, and frees all at its
+end."""
 
 from __future__ import annotations
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from baton.proto import handoff_pb2, worker_pb2
-from baton.runtime import metrics, tracing
+from baton.runtime import handoff_metrics, metrics
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
+from baton.runtime.telemetry import tracing
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.virtual.virtual_time import at_the_end, on_virtual_time
@@ -90,7 +91,7 @@ async def test_a_lease_left_unclosed_is_counted_when_it_ends(
 ) -> None:
     cluster = make_cluster()
     boot_id = cluster.prefill["prefill-0"].worker.boot_id
-    ended: Any = [metrics.LEASES_EXPIRED, metrics.HANDOFFS.labels("expired")]
+    ended: Any = [handoff_metrics.LEASES_EXPIRED, handoff_metrics.HANDOFFS.labels("expired")]
     before = [counter._value.get() for counter in ended]
     link = cluster.handoff_stream(boot_id)
     opening = handoff_pb2.OpenHandoff(

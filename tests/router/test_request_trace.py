@@ -13,7 +13,7 @@ from baton.router.answers import trace_spans
 from baton.router.answers.trace_record import RequestEnd, trace_record
 from baton.router.answers.trace_spans import export_trace
 from baton.router.requests.request_trace import RequestTrace
-from baton.runtime import tracing
+from baton.runtime.telemetry import tracing
 
 MOST = (1 << 32) - 1
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baton.runtime import tracing
+from baton.runtime.telemetry import tracing
 from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter, eventually
 
 pytestmark = pytest.mark.timed

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton.runtime import tracing
+from baton.runtime.telemetry import tracing
 
 pytestmark = pytest.mark.timed
 

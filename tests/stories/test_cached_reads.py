@@ -15,7 +15,7 @@ from baton.kv_transfer.peers.peer_client import HandoffLink
 from baton.prefill_worker.cached_reads import CONTACT_S
 from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import worker_pb2
-from baton.runtime import metrics
+from baton.runtime import handoff_metrics, metrics
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.runtime.errors import Unavailable
 from baton.simulation.fleet.client import Client, Request
@@ -90,7 +90,7 @@ def counted(metric: Any) -> float:
 
 def attempts() -> float:
     """How many prompts have read, whatever came of it."""
-    (family,) = metrics.CACHED_READS.collect()
+    (family,) = handoff_metrics.CACHED_READS.collect()
     return sum(sample.value for sample in family.samples if sample.name.endswith("_total"))
 
 
@@ -102,11 +102,11 @@ def computed_tokens() -> float:
 async def test_second_turn_computes_only_what_no_worker_holds() -> None:
     talk = Talk()
     prompt = await talk.first_turn()
-    before, read = computed_tokens(), counted(metrics.CACHED_READ_BLOCKS)
+    before, read = computed_tokens(), counted(handoff_metrics.CACHED_READ_BLOCKS)
     second = talk.second_turn(prompt)
     await talk.answered(second)
     assert computed_tokens() - before == len(prompt) - HELD * BLOCK
-    assert counted(metrics.CACHED_READ_BLOCKS) - read == HELD - len(HISTORY) // BLOCK
+    assert counted(handoff_metrics.CACHED_READ_BLOCKS) - read == HELD - len(HISTORY) // BLOCK
     assert second.outputs[0].cached_tokens == HELD * BLOCK
     pool = talk.cluster.prefill["prefill-0"].pool
     assert pool.counts().cached == len(prompt) // BLOCK  # what was READ serves the next turn
@@ -138,11 +138,11 @@ async def test_a_wrong_block_is_read_again_and_then_computed() -> None:
         return Fate(corrupt=0, bit=9) if attempt.checksummed and reads <= wrong else None
 
     talk.faults(flips)
-    before, blocks = computed_tokens(), counted(metrics.CACHED_READ_BLOCKS)
-    failures = counted(metrics.CHECKSUM_FAILURES)
+    before, blocks = computed_tokens(), counted(handoff_metrics.CACHED_READ_BLOCKS)
+    failures = counted(handoff_metrics.CHECKSUM_FAILURES)
     await talk.answered(talk.second_turn(prompt))
-    assert counted(metrics.CHECKSUM_FAILURES) - failures == wrong
-    read = counted(metrics.CACHED_READ_BLOCKS) - blocks
+    assert counted(handoff_metrics.CHECKSUM_FAILURES) - failures == wrong
+    read = counted(handoff_metrics.CACHED_READ_BLOCKS) - blocks
     held = len(HISTORY) // BLOCK + read
     assert read == HELD - len(HISTORY) // BLOCK  # two blocks, each read again once
     assert computed_tokens() - before == len(prompt) - held * BLOCK
@@ -171,11 +171,11 @@ async def test_blocks_after_a_failed_read_are_computed(fate: str, good: int) -> 
         return FATES[fate] if reads > good else None
 
     talk.faults(fails)
-    blocks, before = counted(metrics.CACHED_READ_BLOCKS), computed_tokens()
+    blocks, before = counted(handoff_metrics.CACHED_READ_BLOCKS), computed_tokens()
     request = talk.second_turn(prompt)
     await request.finished()
     assert request.tokens() == request.expected()
-    read = int(counted(metrics.CACHED_READ_BLOCKS) - blocks)
+    read = int(counted(handoff_metrics.CACHED_READ_BLOCKS) - blocks)
     wanted = HELD - len(HISTORY) // BLOCK
     assert read == min(good, wanted)
     assert computed_tokens() - before == len(prompt) - (len(HISTORY) // BLOCK + read) * BLOCK
@@ -191,10 +191,10 @@ async def test_no_prompt_waits_for_a_source_that_has_just_failed() -> None:
     prompt = await talk.first_turn()
     talk.faults(lambda attempt: Fate(failed=True))
     await talk.answered(talk.second_turn(prompt))
-    failed = counted(metrics.CACHED_READS.labels("failed"))
+    failed = counted(handoff_metrics.CACHED_READS.labels("failed"))
     others = [*prompt[:-1], 99, *range(40)]
     await talk.answered(talk.second_turn(others, talk.cluster.source("decode-0", 50)))
-    assert counted(metrics.CACHED_READS.labels("failed")) == failed
+    assert counted(handoff_metrics.CACHED_READS.labels("failed")) == failed
 
 
 @on_virtual_time
@@ -215,12 +215,12 @@ async def test_a_queued_prompt_does_not_ask_a_source_that_failed_since() -> None
 async def test_only_what_the_source_still_holds_is_read() -> None:
     talk = Talk()
     prompt = await talk.first_turn()
-    partial = counted(metrics.CACHED_READS.labels("partial"))
+    partial = counted(handoff_metrics.CACHED_READS.labels("partial"))
     before = computed_tokens()
     await talk.answered(
         talk.second_turn([*prompt, *range(30)], talk.cluster.source("decode-0", 24))
     )
-    assert counted(metrics.CACHED_READS.labels("partial")) - partial == 1
+    assert counted(handoff_metrics.CACHED_READS.labels("partial")) - partial == 1
     assert computed_tokens() - before == len(prompt) + 30 - HELD * BLOCK
 
 
@@ -289,17 +289,17 @@ async def test_no_prompt_waits_long_for_a_first_contact(
     monkeypatch.setattr(MemoryPeers, "open", open_late)
     talk = Talk()
     prompt = await talk.first_turn()
-    loop, before = asyncio.get_running_loop(), counted(metrics.CACHED_READ_BLOCKS)
+    loop, before = asyncio.get_running_loop(), counted(handoff_metrics.CACHED_READ_BLOCKS)
     begun_s = loop.time()
     second = talk.second_turn(prompt)
     await talk.answered(second)
     assert loop.time() - begun_s < 0.7
-    assert (counted(metrics.CACHED_READ_BLOCKS) > before) == (wait_s < CONTACT_S)
-    wait_s, before = 0.0, counted(metrics.CACHED_READ_BLOCKS)
+    assert (counted(handoff_metrics.CACHED_READ_BLOCKS) > before) == (wait_s < CONTACT_S)
+    wait_s, before = 0.0, counted(handoff_metrics.CACHED_READ_BLOCKS)
     await asyncio.sleep(2.0)
     longer = [*prompt, *second.tokens(), *NEW]
     await talk.answered(talk.second_turn(longer, talk.cluster.source("decode-0", len(longer) // 4)))
-    assert counted(metrics.CACHED_READ_BLOCKS) > before
+    assert counted(handoff_metrics.CACHED_READ_BLOCKS) > before
 
 
 @on_virtual_time
@@ -324,10 +324,10 @@ async def test_a_decode_worker_pins_nothing_that_it_has_promised() -> None:
     spare = node.pool.available - node.worker.load().promised_blocks
     assert 0 <= spare < HELD - len(HISTORY) // BLOCK
     other = Client(talk.cluster, "decode-1")
-    before = counted(metrics.CACHED_READ_BLOCKS)
+    before = counted(handoff_metrics.CACHED_READ_BLOCKS)
     request = other.submit(prompt, max_tokens=5, source=source)
     await request.finished()
     assert request.tokens() == request.expected()
-    assert counted(metrics.CACHED_READ_BLOCKS) - before <= spare
+    assert counted(handoff_metrics.CACHED_READ_BLOCKS) - before <= spare
     talk.client.cancel(busy)
     await talk.cluster.quiet()

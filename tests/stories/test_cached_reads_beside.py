@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.proto import worker_pb2
-from baton.runtime import metrics
+from baton.runtime import handoff_metrics, metrics
 from baton.runtime.grammar.grammar_text import regex_grammar
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
@@ -32,7 +32,7 @@ def computed_tokens() -> float:
 
 
 def read_blocks() -> float:
-    return float(metrics.CACHED_READ_BLOCKS._value.get())
+    return float(handoff_metrics.CACHED_READ_BLOCKS._value.get())
 
 
 def held_blocks(prompt: list[int]) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from baton.runtime import metrics
+from baton.runtime import handoff_metrics
 from baton.runtime.config import Config, PoolConfig, RouterConfig, StepConfig, WorkerConfig
 from baton.simulation.fleet.history import FINISHED, Ask, History, serve
 from baton.simulation.fleet.rolling_restart import roll
@@ -73,7 +73,7 @@ class Fleet:
         return {name: count - self._counted[name] for name, count in self._local().items()}
 
     def _local(self) -> dict[str, float]:
-        return {name: metrics.LOCAL_PREFILLS.labels(name)._value.get() for name in REASONS}
+        return {name: handoff_metrics.LOCAL_PREFILLS.labels(name)._value.get() for name in REASONS}
 
 
 def on_fleet(test: Callable[[Fleet], Awaitable[None]]) -> None:

@@ -17,7 +17,7 @@ from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.kv_transfer.peers.converted_prompt import ConvertedPrompt
 from baton.models.embedded import embedded_model
 from baton.proto import handoff_pb2, worker_pb2
-from baton.runtime import metrics
+from baton.runtime import handoff_metrics, metrics
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.model_cluster import ModelCluster
@@ -119,11 +119,11 @@ async def test_tokens_are_those_of_the_same_kv_stored_here(
     made: list[Pair], prefill: str, decode: str
 ) -> None:
     pair = start(made, prefill, decode)
-    before = counted(metrics.CONVERTED_BLOCKS)
+    before = counted(handoff_metrics.CONVERTED_BLOCKS)
     request = pair.ask()
     answer = await tokens(request)
     assert answer == pair.continued(answer[0])
-    assert counted(metrics.CONVERTED_BLOCKS) - before == BLOCKS
+    assert counted(handoff_metrics.CONVERTED_BLOCKS) - before == BLOCKS
     each = 1 if prefill == "auto" else 2
     assert [len(a.remote) for a in pair.attempts] == [each * len(a.local) for a in pair.attempts]
     assert sum(len(attempt.local) for attempt in pair.attempts) == BLOCKS
@@ -140,9 +140,9 @@ async def test_a_corrupt_block_is_read_again(made: list[Pair], prefill: str) -> 
     expected = await tokens(start(made, prefill, decode).ask())
     pair = start(made, prefill, decode)
     pair.fate = Fate(corrupt=0, bit=12345)
-    wrong = counted(metrics.CHECKSUM_FAILURES)
+    wrong = counted(handoff_metrics.CHECKSUM_FAILURES)
     assert await tokens(pair.ask()) == expected
-    assert counted(metrics.CHECKSUM_FAILURES) - wrong == 1
+    assert counted(handoff_metrics.CHECKSUM_FAILURES) - wrong == 1
     await pair.cluster.quiet()
 
 
@@ -150,9 +150,9 @@ async def test_a_corrupt_block_is_read_again(made: list[Pair], prefill: str) -> 
 async def test_without_room_to_convert_the_prompt_is_local(made: list[Pair], prefill: str) -> None:
     decode = "int8" if prefill == "auto" else "auto"
     pair = start(made, prefill, decode, blocks=2 * BLOCKS - 1)
-    before = counted(metrics.CONVERTED_BLOCKS)
+    before = counted(handoff_metrics.CONVERTED_BLOCKS)
     assert len(await tokens(pair.ask())) == OUTPUT
-    assert counted(metrics.CONVERTED_BLOCKS) == before and not pair.attempts
+    assert counted(handoff_metrics.CONVERTED_BLOCKS) == before and not pair.attempts
     await pair.cluster.quiet()
 
 
@@ -183,10 +183,13 @@ async def test_a_later_turn_reads_the_answer_converted(made: list[Pair], prefill
         held = len(PROMPT) // BLOCK
     else:
         assert cached_there == held
-    read, computed = counted(metrics.CACHED_READ_BLOCKS), counted(metrics.TOKENS.labels("prompt"))
+    read, computed = (
+        counted(handoff_metrics.CACHED_READ_BLOCKS),
+        counted(metrics.TOKENS.labels("prompt")),
+    )
     cached = pair.cluster.prefill["prefill-0"].pool.counts().cached
     assert len(await tokens(pair.ask(prompt, source=source))) == OUTPUT
-    assert counted(metrics.CACHED_READ_BLOCKS) - read == held - len(PROMPT) // BLOCK
+    assert counted(handoff_metrics.CACHED_READ_BLOCKS) - read == held - len(PROMPT) // BLOCK
     assert counted(metrics.TOKENS.labels("prompt")) - computed == len(prompt) - held * BLOCK
     await pair.cluster.quiet()
     kept = pair.cluster.prefill["prefill-0"].pool.counts().cached - cached
@@ -235,8 +238,8 @@ async def test_a_plain_reader_gets_no_kv_of_eight_bits(made: list[Pair], said: s
     held = (len(PROMPT) + OUTPUT - 1) // BLOCK
     source = pair.cluster.source("decode-0", held)
     source.kv_dtype = said
-    read = counted(metrics.CACHED_READ_BLOCKS)
+    read = counted(handoff_metrics.CACHED_READ_BLOCKS)
     request = plain.submit([*PROMPT, *first, 7, 8, 9], max_tokens=OUTPUT, source=source)
     assert len(await tokens(request)) == OUTPUT
-    assert counted(metrics.CACHED_READ_BLOCKS) == read
+    assert counted(handoff_metrics.CACHED_READ_BLOCKS) == read
     await pair.cluster.quiet()

@@ -191,4 +191,4 @@ def until(happened: Callable[[], bool], what: Callable[[], str], limit_s: float 
     deadline_s = time.monotonic() + limit_s
     while not happened():
         assert time.monotonic() < deadline_s, what()
-        time.sleep(0.2)
+        time.sleep(0.2)  # other processes change it: nothing here can be awaited

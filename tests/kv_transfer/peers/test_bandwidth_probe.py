@@ -14,7 +14,7 @@ from baton.kv_transfer.memory_mover import Fate, MemoryExchange, MemoryMover
 from baton.kv_transfer.peers import bandwidth_probe
 from baton.kv_transfer.peers.bandwidth_probe import BandwidthProbe
 from baton.kv_transfer.preflight import PreflightFailed
-from baton.runtime import metrics
+from baton.runtime import handoff_metrics
 
 pytestmark = pytest.mark.timed
 
@@ -36,7 +36,7 @@ class Bench:
 
 
 def met(state: str) -> float:
-    return metrics.PEERS.labels(state)._value.get()  # type: ignore[no-any-return]
+    return handoff_metrics.PEERS.labels(state)._value.get()  # type: ignore[no-any-return]
 
 
 async def test_a_good_peer_is_measured_and_every_block_released() -> None:

@@ -11,7 +11,7 @@ from baton.kv_transfer.memory_mover import Fate
 from baton.kv_transfer.peers.grants import EXPECTED_READS_S
 from baton.kv_transfer.peers.peer_measurements import AGAIN_S, CONFIRM_S, LATER_ROUNDS
 from baton.kv_transfer.peers.probe_pace import AT_ONCE, PROBE_EVERY_S
-from baton.runtime import metrics
+from baton.runtime import handoff_metrics
 from baton.runtime.errors import ReadFailed
 from baton.simulation.virtual.virtual_time import at_the_end, on_virtual_time
 from tests.support.reader_mesh import FLOOR_GB_PER_S, READS, Mesh, Reader
@@ -21,7 +21,7 @@ PER_HOST = 8
 
 
 def met(state: str) -> float:
-    return metrics.PEERS.labels(state)._value.get()  # type: ignore[no-any-return]
+    return handoff_metrics.PEERS.labels(state)._value.get()  # type: ignore[no-any-return]
 
 
 def now_s() -> float:

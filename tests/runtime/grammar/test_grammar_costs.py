@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from baton.proto import worker_pb2
-from baton.runtime import metrics, tracing
+from baton.runtime import metrics
 from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.grammar.grammar_text import choice_grammar
+from baton.runtime.telemetry import tracing
 from tests.support.grammar_scene import small_vocabulary
 
 
