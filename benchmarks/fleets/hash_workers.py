@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import os
 import random
-import signal
 import time
 from dataclasses import replace
 from functools import partial
@@ -36,11 +35,11 @@ from baton.runtime.wire import ModelLimits
 from baton.runtime.worker.block_feed import BlockFeed
 from baton.runtime.worker.service import WorkerService
 from baton.simulation.fleet.hash_engine import HashEngine, block_bytes
+from benchmarks.fleets.announced_workers import announce_until_ended
 from benchmarks.fleets.no_peers import NoPeers
 
 SLABS = 2
 POOL_BLOCKS = 8192
-RENEW_S = 5.0  # the registry forgets who is silent for 15
 
 
 def build(name: str, options: argparse.Namespace, config: Config) -> DecodeWorker:
@@ -83,9 +82,6 @@ async def serve(options: argparse.Namespace) -> None:
     config = replace(Config(), step=replace(Config().step, max_sequences=options.sequences))
     token = os.environ["BATON_TOKEN"]
     registry = DirectoryRegistry(options.registry, tokens=(token,))
-    stop = asyncio.Event()
-    for end in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(end, stop.set)
     running, servers, records = [], [], []
     for number in range(options.workers):
         name = f"decode-{number}"
@@ -102,14 +98,7 @@ async def serve(options: argparse.Namespace) -> None:
                 name, worker.boot_id.hex(), "decode", f"127.0.0.1:{port}", "", "hash", os.getpid()
             )
         )
-    while not stop.is_set():
-        for record in records:
-            registry.announce(record)
-        try:
-            async with asyncio.timeout(RENEW_S):
-                await stop.wait()
-        except TimeoutError:
-            continue
+    await announce_until_ended(registry, records)
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,10 +51,10 @@ from baton.runtime.registry_client import InlineRegistry
 from baton.runtime.wire import ModelLimits
 from baton.runtime.worker.service import WorkerService
 from baton.simulation.fleet.hash_engine import HashEngine, block_bytes
+from benchmarks.fleets.announced_workers import announce_until_ended
 
 SLABS = 2
 CONTEXT = 8192  # tokens
-RENEW_S = 5.0  # the registry forgets a silent worker after 15
 
 
 def step_s(timing: TimingModel, batch: StepBatch) -> float:
@@ -178,20 +177,10 @@ async def serve(options: argparse.Namespace) -> None:
         DirectoryRegistry(options.registry, tokens=(token,)),
         MemoryExchange(),
     )
-    stop = asyncio.Event()
-    for end in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(end, stop.set)
     names: list[tuple[Role, str]] = [("prefill", f"prefill-{n}") for n in range(options.prefill)]
     names += [("decode", f"decode-{n}") for n in range(options.decode)]
     started = [await start(shared, *name) for name in names]
-    while not stop.is_set():
-        for each in started:
-            shared.registry.announce(each.record)
-        try:
-            async with asyncio.timeout(RENEW_S):
-                await stop.wait()
-        except TimeoutError:
-            continue
+    await announce_until_ended(shared.registry, [each.record for each in started])
     for each in started:
         each.running.cancel()
     await asyncio.gather(*(each.running for each in started), return_exceptions=True)
