@@ -1,9 +1,10 @@
 """`baton cluster status`, `baton ps --registry`: the routers and workers of a cluster.
 
     registry ─▶ records ─▶ Status of each worker, over mutual TLS ─▶ rows ─▶ table, or JSON
+    Redis ─▶ reports of routers ─────────────────────────────────────▶┘
 
-Routers register nowhere: a router is listed if a worker that answers is linked to it. Runs on any
-host that has the cluster's settings; changes nothing, and owns nothing.
+A router is listed if a worker that answers is linked to it, and over Redis also by its own reports.
+Runs on any host that has the cluster's settings; changes nothing, and owns nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,12 +22,21 @@ import grpc.aio
 from baton.deploy.cli.wide_table import print_table
 from baton.deploy.control.orders import Cluster, read_records
 from baton.proto import control_pb2, control_pb2_grpc
+from baton.router.fleet.other_routers import OtherRouters
+from baton.runtime import waits
 from baton.runtime.grpc_links import credentials, open_channel, translate
 from baton.runtime.registry import WorkerRecord
-from baton.runtime.shared_registry.registry_location import address_without_secrets, open_registry
+from baton.runtime.shared_registry.registry_location import (
+    address_without_secrets,
+    open_registry,
+    open_reports,
+)
+from baton.runtime.shared_registry.router_report import RouterReport
 from baton.runtime.tls import Tls
 
 STATUS_TIMEOUT_S = 5.0
+CANCEL_AGAIN_S = 0.1  # redis-py may lose a cancellation while it connects
+LISTEN_S = 1.5  # a router repeats its report every second
 BUSY_STATES = ("used", "leased", "pinned", "quarantined")  # of blocks
 
 
@@ -52,7 +63,8 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class RouterRow:
-    """`workers`: how many of those that answer are linked to it."""
+    """`workers`: how many of those that answer are linked to it. `host`: its address as a worker
+    sees it, else its name."""
 
     router_id: str
     host: str
@@ -88,12 +100,32 @@ async def _status_of(cluster: Cluster) -> ClusterStatus:
         await client.close()
     newest = {record.worker_id: record for record in records}  # the newest boot comes last
     tls = Tls(cluster.security) if cluster.security.tls == "on" else None
-    asked = (_ask(record, cluster.secrets.token, tls) for record in newest.values())
-    answers = await asyncio.gather(*asked)
+    asked = asyncio.gather(
+        *(_ask(record, cluster.secrets.token, tls) for record in newest.values())
+    )
+    reported, answers = await asyncio.gather(_reported(cluster), asked)
     workers = [row for row, _ in answers]
-    routers = _routers([answer for _, answer in answers if answer is not None])
+    routers = _routers([answer for _, answer in answers if answer is not None], reported)
     warnings = [*_warnings(workers, routers), *rejected]
     return ClusterStatus(cluster.name, where, "readable", workers, routers, warnings)
+
+
+async def _reported(cluster: Cluster) -> Mapping[str, str]:
+    """Return the hosts of the routers that report over the registry's server, by router id. None
+    report over a folder."""
+    reports = open_reports(cluster.registry, cluster.security, cluster.secrets.accepted)
+    if reports is None:
+        return {}
+    routers = OtherRouters(own="")
+
+    def learn(report: RouterReport) -> None:
+        routers.learn(report, time.monotonic(), reports.wall_ns())
+
+    following = asyncio.create_task(reports.follow(learn))
+    await asyncio.sleep(LISTEN_S)
+    await waits.cancel_all([following], CANCEL_AGAIN_S)
+    await reports.close()
+    return routers.hosts()
 
 
 async def _ask(
@@ -142,9 +174,12 @@ def _answered(record: WorkerRecord, answer: control_pb2.StatusReply) -> WorkerRo
     )
 
 
-def _routers(answers: Sequence[control_pb2.StatusReply]) -> list[RouterRow]:
-    hosts: dict[str, str] = {}
-    linked: dict[str, int] = {}
+def _routers(
+    answers: Sequence[control_pb2.StatusReply], reported: Mapping[str, str]
+) -> list[RouterRow]:
+    """Return a row for each router that workers or its own reports name."""
+    hosts = dict(reported)
+    linked = dict.fromkeys(reported, 0)
     for answer in answers:
         for router in answer.routers:
             hosts[router.router_id] = router.host

@@ -22,11 +22,12 @@ MAX_HINTED_REQUESTS, MAX_HINTED_TOKENS = 64, 1 << 16  # of one worker, by all ro
 class _Heard:
     """The last report of a router, with boot ids as bytes. `at_s` is on the own clock."""
 
-    __slots__ = ("at_s", "counter", "open", "placed")
+    __slots__ = ("at_s", "counter", "host", "open", "placed")
 
     def __init__(self, report: RouterReport, at_s: float) -> None:
         self.at_s = at_s
         self.counter = report.counter
+        self.host = report.host
         self.open = [bytes.fromhex(boot) for boot in report.open]
         self.placed = [
             (bytes.fromhex(boot), requests, tokens) for boot, requests, tokens in report.placed
@@ -70,6 +71,10 @@ class OtherRouters:
                 self._counters[router] = heard.counter
         while len(self._counters) > MAX_FORGOTTEN:
             del self._counters[next(iter(self._counters))]
+
+    def hosts(self) -> dict[str, str]:
+        """Return the name of each router's host, by the router's boot id in hex."""
+        return {router: heard.host for router, heard in self._heard.items()}
 
     def __len__(self) -> int:
         return len(self._heard)

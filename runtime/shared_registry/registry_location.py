@@ -7,6 +7,7 @@ no state.
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -101,7 +102,8 @@ def open_reports(
     except ModuleNotFoundError as error:
         raise _not_installed() from error
     client, server = open_server(registry, security)
-    return RedisReports(client, server, key_prefix(registry), ReportSigner(tokens))
+    signer, host = ReportSigner(tokens), socket.gethostname()
+    return RedisReports(client, server, key_prefix(registry), signer, host=host)
 
 
 def _not_installed() -> ConfigError:

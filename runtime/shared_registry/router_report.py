@@ -14,21 +14,24 @@ from baton.runtime.shared_registry.signed_json import SignedJson
 MAX_REPORT_BYTES = 32768
 MAX_BOOTS = 256  # workers of each list
 MAX_COUNT = 1 << 31
+MAX_HOST = 253  # characters of a host's name
 _COUNTER_LIMIT = 1 << 63
 _HEX_DIGITS = 32  # of a boot id
-_FIELDS = frozenset(("router", "counter", "open", "placed"))
+_FIELDS = frozenset(("router", "counter", "open", "placed", "host"))
 
 
 @dataclass(frozen=True, slots=True)
 class RouterReport:
     """`router` and workers are boot ids in hex. `open`: workers whose circuit this router holds
     open since they failed its requests. `placed`: workers, with the requests and tokens that it
-    sent there since the worker's last load report."""
+    sent there since the worker's last load report. `host`: the name of the router's host, for
+    `baton cluster status`."""
 
     router: str
     counter: int
     open: tuple[str, ...] = ()
     placed: tuple[tuple[str, int, int], ...] = ()
+    host: str = ""
 
 
 class ReportSigner:
@@ -53,12 +56,14 @@ class ReportSigner:
 
 
 def _checked(found: dict[str, object]) -> RouterReport | None:
-    router, counter, opened, placed = (
-        found[name] for name in ("router", "counter", "open", "placed")
+    router, counter, opened, placed, host = (
+        found[name] for name in ("router", "counter", "open", "placed", "host")
     )
     if not (_is_boot(router) and isinstance(opened, list) and isinstance(placed, list)):
         return None
     if not _is_count(counter, _COUNTER_LIMIT) or max(len(opened), len(placed)) > MAX_BOOTS:
+        return None
+    if not (isinstance(host, str) and len(host) <= MAX_HOST):
         return None
     if not all(_is_boot(each) for each in opened):
         return None
@@ -72,6 +77,7 @@ def _checked(found: dict[str, object]) -> RouterReport | None:
         int(str(counter)),
         tuple(map(str, opened)),
         tuple((str(boot), int(requests), int(tokens)) for boot, requests, tokens in placed),
+        host,
     )
 
 

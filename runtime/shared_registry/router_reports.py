@@ -13,13 +13,14 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from baton.runtime import metrics
 from baton.runtime.registry_client import RegistryUnavailable
-from baton.runtime.shared_registry.router_report import ReportSigner, RouterReport
+from baton.runtime.shared_registry.router_report import MAX_HOST, ReportSigner, RouterReport
 
 RECONNECT_S = (0.1, 1.0)  # first and longest wait
 POLL_S = 1.0
@@ -27,7 +28,8 @@ BURST = 100  # notifications between two turns of the loop
 
 
 class RedisReports:
-    """Implements `ReportExchange`. `prefix` begins the channel's name."""
+    """Implements `ReportExchange`. `prefix` begins the channel's name; `host` is the name of this
+    router's host, which goes out with its reports."""
 
     def __init__(
         self,
@@ -36,11 +38,13 @@ class RedisReports:
         prefix: str,
         signer: ReportSigner,
         wall_ns: Callable[[], int] = time.time_ns,
+        host: str = "",
     ) -> None:
         self._client = client
         self._server = server
         self._channel = f"{prefix}:routers"
         self._signer = signer
+        self._host = host[:MAX_HOST]
         self._wall_ns = wall_ns
 
     def wall_ns(self) -> int:
@@ -48,7 +52,7 @@ class RedisReports:
 
     async def publish(self, report: RouterReport) -> None:
         pipeline = self._client.pipeline(transaction=False)
-        pipeline.publish(self._channel, self._signer.write(report))
+        pipeline.publish(self._channel, self._signer.write(replace(report, host=self._host)))
         try:
             (result,) = await pipeline.execute(raise_on_error=False)
             if isinstance(result, Exception):

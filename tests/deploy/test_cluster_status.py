@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,8 @@ from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.config import Config
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
-from baton.runtime.shared_registry.registry_location import open_registry
+from baton.runtime.shared_registry.registry_location import open_registry, open_reports
+from baton.runtime.shared_registry.router_report import RouterReport
 from tests.support.redis_server import RedisServer, required_binary, running_server
 
 TOKEN = "the instance's secret"  # as the control port has it
@@ -66,6 +71,30 @@ def announce_at(server: RedisServer, *records: WorkerRecord) -> None:
     asyncio.run(announce())
 
 
+@contextlib.contextmanager
+def reporting_router(server: RedisServer, router_id: str, age_s: float = 0.0) -> Iterator[None]:
+    """Report as a router does, again and again, from reports that were made `age_s` ago."""
+    over = threading.Event()
+
+    async def report() -> None:
+        config = RegistryConfig(location=server.url)
+        exchange = open_reports(config, SecurityConfig(tls="off"), (TOKEN,))
+        assert exchange is not None
+        while not over.is_set():
+            counter = exchange.wall_ns() - round(age_s * 1e9)
+            await exchange.publish(RouterReport(router_id, counter))
+            await asyncio.sleep(0.1)
+        await exchange.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(asyncio.run, report())
+        try:
+            yield
+        finally:
+            over.set()
+        running.result(10)
+
+
 def test_a_worker_that_answers_is_listed_with_its_router(worker: Any, tmp_path: Path) -> None:
     status = status_of(cluster_of(worker, in_folder(tmp_path, record_of(worker))))
     (row,) = status.workers
@@ -99,6 +128,27 @@ def test_the_newest_boot_of_a_worker_is_asked_over_redis(worker: Any, redis: Red
     cluster = cluster_of(worker, redis.url)
     assert [row.state for row in status_of(cluster).workers] == ["ready"]
     assert find("decode-0", [cluster]).record == record_of(worker)
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_router_without_a_link_is_listed_over_redis(
+    worker: Any, redis: RedisServer, reachable: bool
+) -> None:
+    """It reports itself, also while no worker answers or none is registered."""
+    if reachable:
+        announce_at(redis, record_of(worker))
+    with reporting_router(redis, "d" * 32):
+        status = status_of(cluster_of(worker, redis.url))
+    rows = {row.router_id: (row.host, row.workers) for row in status.routers}
+    linked = {"c" * 32: ("10.0.0.9", 1)} if reachable else {}
+    assert rows == linked | {"d" * 32: (socket.gethostname(), 0)}
+    missing = f"router dddddddd at {socket.gethostname()} has no link to decode-0"
+    assert (missing in status.warnings) == reachable
+
+
+def test_a_copied_report_lists_no_router(worker: Any, redis: RedisServer) -> None:
+    with reporting_router(redis, "d" * 32, age_s=60.0):
+        assert status_of(cluster_of(worker, redis.url)).routers == []
 
 
 def test_a_registry_that_is_gone_is_reported(worker: Any, redis: RedisServer) -> None:

@@ -9,13 +9,14 @@ import pytest
 
 from baton.runtime.shared_registry.router_report import (
     MAX_BOOTS,
+    MAX_HOST,
     MAX_REPORT_BYTES,
     ReportSigner,
     RouterReport,
 )
 from baton.runtime.shared_registry.signed_entry import EntrySigner
 
-REPORT = RouterReport("a" * 32, 7, ("b" * 32,), (("c" * 32, 2, 300),))
+REPORT = RouterReport("a" * 32, 7, ("b" * 32,), (("c" * 32, 2, 300),), "node-1")
 SIGNER = ReportSigner(("token",))
 
 
@@ -37,7 +38,7 @@ def test_key_is_not_that_of_registry_entries() -> None:
 def test_longest_report_is_read() -> None:
     boots = tuple(f"{number:032x}" for number in range(2 * MAX_BOOTS))
     placed = tuple((boot, 1 << 30, 1 << 30) for boot in boots)
-    content = SIGNER.write(RouterReport("a" * 32, (1 << 63) - 1, boots, placed))
+    content = SIGNER.write(RouterReport("a" * 32, (1 << 63) - 1, boots, placed, "é" * MAX_HOST))
     report = SIGNER.read(content)
     assert isinstance(report, RouterReport) and len(content) < MAX_REPORT_BYTES
     assert report.open == boots[:MAX_BOOTS] and report.placed == placed[:MAX_BOOTS]
@@ -77,6 +78,8 @@ def test_nesting_too_deep_to_be_written_again_is_refused() -> None:
         {"placed": [["c" * 32, 1, 1.5]]},
         {"placed": [["c" * 32, 1 << 31, 1]]},
         {"placed": [7]},
+        {"host": None},
+        {"host": "h" * (MAX_HOST + 1)},
         {"more": 1},
     ],
 )
