@@ -163,7 +163,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "processes": {"host"},
         "control": {"host", "processes"},
         "serve": {"host"},
-        "nodes": {"host", "control", "serve"},
+        "nodes": {"host", "processes", "control", "serve"},
         "monitoring": set(),
         "bench": {"serve"},
         "plots": {"host", "bench"},

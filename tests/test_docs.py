@@ -14,6 +14,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from baton.deploy.cli import main
 from baton.deploy.control import control_metrics
+from baton.deploy.nodes import fleet_metrics
 from baton.engine.spec.families import FAMILIES
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
 from baton.runtime import handoff_metrics, metrics
@@ -31,7 +32,7 @@ RECORDS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]+)(?:#[^)]*)?\)")
 METRICS = [
     value
-    for module in (metrics, handoff_metrics, control_metrics)
+    for module in (metrics, handoff_metrics, control_metrics, fleet_metrics)
     for value in vars(module).values()
     if isinstance(value, Counter | Gauge | Histogram)
 ]

@@ -14,7 +14,7 @@ from baton.deploy.cli.arguments import (
     config_of,
     flags_of,
 )
-from baton.deploy.serve.flag_values import whole
+from baton.deploy.serve.flag_values import MAX_PORT, whole
 
 MAX_FLEET = 1024  # workers of one role
 MAX_PER_WORKER = 64  # GPUs or cores
@@ -58,6 +58,11 @@ def add_fleet(commands: Any) -> None:
         "--leave-workers", action="store_true",
         help="SIGTERM ends this process alone, and the next one finds the workers",
     )  # fmt: skip
+    command.add_argument(
+        "--admin-port", type=whole(0, MAX_PORT), default=0, metavar="PORT",
+        help="port of metrics and health at worker.host; 0: the system chooses one "
+        "(default: %(default)s)",
+    )  # fmt: skip
     add_registry(command, "redis://HOST:PORT, where workers register (registry.location)")
     add_settings(command, file=False)  # the nodes do not have this host's files
 
@@ -85,4 +90,11 @@ def _fleet(options: argparse.Namespace) -> None:
     )
     fleet.check()
     cluster = cluster_at(config.registry, read_secrets(os.environ), config.security)
-    FleetProcess(fleet, cluster, options.ray_address, options.pack, options.leave_workers).run()
+    FleetProcess(
+        fleet,
+        cluster,
+        options.ray_address,
+        options.pack,
+        options.leave_workers,
+        options.admin_port,
+    ).run()

@@ -60,7 +60,9 @@ async def _serve(
     def audit(check: bool) -> dict[str, Any]:
         return {"acts": acts, "term": leadership.term, "decision": loop.report()}
 
-    admin = AdminServer(config.worker.host, port, audit, not_ready=lambda: None)
+    admin = AdminServer(
+        config.worker.host, port, audit, not_ready=lambda: None, port_option="--port"
+    )
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -192,6 +192,12 @@ RELIABILITY = Dashboard(
         _counted("Deadlines passed", "By phase.", "baton_deadlines_passed_total", "phase"),
         Panel("Registry", "1: usable.", (Query(
             f"min by (instance) ({series('baton_registry_up')})", "{{instance}}"),)),
+        Panel("Missing workers", "Kept by baton fleet and not registered, by role.", (Query(
+            f"sum by (role) ({series('baton_wanted_workers')})"
+            f" - sum by (role) ({series('baton_registered_workers')})", "{{role}}"),)),
+        _counted("Worker restarts", "On Ray's nodes, by why.",
+                 "baton_worker_restarts_total", "reason"),
+        _shown("Ray nodes", "Living ones, the head included.", "baton_ray_nodes"),
         _counted("Requests quarantined", "Workers hung on them.",
                  "baton_requests_quarantined_total"),
         _counted("Stale outputs", "Dropped: of older attempts.", "baton_stale_outputs_total"),

@@ -163,6 +163,23 @@ ALERTS = (
         runbook='docs/operations.md, "Workers on several hosts"',
     ),
     Alert(
+        name="BatonWorkersMissing",
+        expr=f"sum by (role) ({series('baton_wanted_workers')})"
+        f" > sum by (role) ({series('baton_registered_workers')})",
+        lasts="10m",
+        severity="warning",
+        summary="Workers of baton fleet run on no node; its log names what they wait for.",
+        runbook='docs/operations.md, "Workers on several hosts"',
+    ),
+    Alert(
+        name="BatonRayDown",
+        expr=f"min({series('baton_ray_up')}) == 0",
+        lasts="5m",
+        severity="warning",
+        summary="Ray does not answer baton fleet: workers serve on, lost ones are not replaced.",
+        runbook='docs/operations.md, "Workers on several hosts"',
+    ),
+    Alert(
         name="BatonNothingDisaggregated",
         expr=f"sum({rate(_DECISIONS, _DISAGGREGATED, '15m')}) == 0"
         f" and sum({rate(_DECISIONS, window='15m')}) > 0"

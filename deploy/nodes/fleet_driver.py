@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from baton.deploy.nodes import fleet_metrics
+from baton.deploy.nodes.fleet_metrics import RestartReason
 from baton.deploy.nodes.worker_keeper import WorkerReport
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime import logs
+from baton.runtime.errors import Unavailable
+from baton.runtime.metric_factory import ROLES
 
 LOST_S = 10.0  # without an answer, until a worker's actor counts as lost
 TURN_S = 1.0
@@ -29,6 +33,8 @@ class Fleet(Protocol):
 
     def names(self) -> set[str]: ...
 
+    def nodes(self) -> int: ...
+
     def make(self, order: WorkerOrder, host: str) -> None: ...
 
     def ask(self) -> dict[str, WorkerReport]: ...
@@ -36,6 +42,17 @@ class Fleet(Protocol):
     def end(self, name: str) -> None: ...
 
     def remove(self, name: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSummary:
+    """The fleet at `at_s` of the driver's clock: Ray's living nodes, the reports of the workers
+    that are registered, and what each other worker waits for."""
+
+    at_s: float
+    nodes: int = 0
+    ready: tuple[WorkerReport, ...] = ()
+    waiting: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -63,6 +80,8 @@ class FleetDriver:
         self._hosts = hosts
         self._now = now
         self._known: dict[str, _Known] = {}
+        self._registered: dict[str, WorkerReport] = {}  # the last one with a boot, by worker id
+        self._summary = FleetSummary(self._now())
 
     def ready(self) -> list[str]:
         """Return the workers that are registered, by the last turn."""
@@ -78,8 +97,22 @@ class FleetDriver:
         ready = self.ready()
         return {name: self._reason(name) for name in self._orders if name not in ready}
 
+    def summary(self) -> FleetSummary:
+        """Return the fleet as the last turn left it. For any thread."""
+        return self._summary
+
     def turn(self) -> None:
         """Compare the fleet with the orders once. Raises Unavailable when Ray does not answer."""
+        try:
+            nodes = self._fleet.nodes()
+            self._turn()
+        except Unavailable:
+            self._summary = replace(self._summary, nodes=0)
+            raise
+        ready = tuple(self._registered[name] for name in self.ready())
+        self._summary = FleetSummary(self._now(), nodes, ready, self.waiting())
+
+    def _turn(self) -> None:
         found = self._fleet.names()
         missing = [order for name, order in self._orders.items() if name not in found]
         hosts = self._hosts() if missing else {}
@@ -107,6 +140,20 @@ class FleetDriver:
                 return sorted(names)
         return []
 
+    def publish_gauges(self) -> None:
+        """Set the gauges by the last turn. For any thread."""
+        found = self._summary
+        nodes = found.nodes if self._now() - found.at_s < LOST_S else 0  # a turn may hang on Ray
+        fleet_metrics.RAY_UP.set(nodes > 0)
+        fleet_metrics.RAY_NODES.set(nodes)
+        for role in ROLES:
+            wanted = sum(order.role == role for order in self._orders.values())
+            registered = [each for each in found.ready if each.order.role == role]
+            adopted = sum(each.adopted for each in registered)
+            fleet_metrics.WANTED_WORKERS.labels(role).set(wanted)
+            fleet_metrics.REGISTERED_WORKERS.labels(role).set(len(registered))
+            fleet_metrics.ADOPTED_WORKERS.labels(role).set(adopted)
+
     def _hear(self, name: str, report: WorkerReport) -> None:
         known = self._known.setdefault(name, _Known(None, self._now()))
         before, known.report = known.report, report
@@ -118,8 +165,24 @@ class FleetDriver:
         if report.boot_id and (before is None or before.boot_id != report.boot_id):
             where = {"address": report.address, "boot": report.boot_id, "starts": report.starts}
             log.info("worker registered", worker=name, node=report.node, **where)
+        if report.boot_id:
+            self._count_restart(self._registered.get(name), report)
+            self._registered[name] = report
         if report.message and (before is None or before.message != report.message):
             log.warning("worker hindered", worker=name, node=report.node, reason=report.message)
+
+    @staticmethod
+    def _count_restart(before: WorkerReport | None, now: WorkerReport) -> None:
+        if before is None or before.boot_id == now.boot_id:
+            return
+        reason: RestartReason = "ended"
+        if before.order != now.order:
+            reason = "replaced"
+        elif before.node != now.node:
+            reason = "moved"
+        elif before.starts == now.starts:  # the same process
+            reason = "role_changed"
+        fleet_metrics.WORKER_RESTARTS.labels(reason).inc()
 
     def _note_lost(self) -> None:
         for name, known in self._known.items():

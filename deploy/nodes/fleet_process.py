@@ -1,7 +1,8 @@
 """The main of `baton fleet`: joins a Ray cluster, keeps a fleet on its nodes, ends it.
 
 SIGTERM and SIGINT end the fleet: its workers drain. With `leaves` they end this process alone, and
-the next one finds the workers. Runs on a node of the Ray cluster; knows no model and no router.
+the next one finds the workers. Its admin port has metrics. Runs on a node of the Ray cluster; knows
+no model and no router.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from baton.deploy.control.orders import Cluster, Target, order_drain
 from baton.deploy.nodes.fleet_driver import TURN_S, FleetDriver
 from baton.deploy.nodes.fleet_plan import FleetOptions
 from baton.deploy.nodes.ray_fleet import RayFleet, namespace_of
+from baton.deploy.processes.admin import AdminServer
 from baton.deploy.serve.ray_driver import connect
 from baton.runtime import logs
 from baton.runtime.errors import BatonError, Unavailable
@@ -28,13 +31,15 @@ log = logs.get(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FleetProcess:
-    """One run of `baton fleet`. `address` is Ray's; `leaves`: a signal ends no worker."""
+    """One run of `baton fleet`. `address` is Ray's; `leaves`: a signal ends no worker;
+    `admin_port` 0: the system chooses one."""
 
     options: FleetOptions
     cluster: Cluster
     address: str
     pack: bool = False
     leaves: bool = False
+    admin_port: int = 0
 
     def run(self) -> None:
         """Keep the fleet until a signal. Raises ConfigError for options that cannot work, or where
@@ -53,7 +58,35 @@ class FleetProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         driver = FleetDriver(fleet, self.options.orders(), self._hosts)
-        log.info("fleet started", prefill=self.options.prefill, decode=self.options.decode)
+        admin = self._admin(driver)
+        address = await admin.start()
+        counts = {"prefill": self.options.prefill, "decode": self.options.decode}
+        log.info("fleet started", admin=address, **counts)
+        try:
+            await self._until_ended(driver, stopped)
+        finally:
+            await admin.stop()
+
+    def _admin(self, driver: FleetDriver) -> AdminServer:
+        def audit(check: bool) -> dict[str, Any]:
+            found = driver.summary()
+            ready = {each.order.worker_id: each.node for each in found.ready}
+            return {"nodes": found.nodes, "ready": ready, "waiting": found.waiting}
+
+        def not_ready() -> str | None:
+            waiting = driver.summary().waiting
+            return "; ".join(f"{name}: {reason}" for name, reason in waiting.items()) or None
+
+        return AdminServer(
+            self.options.config.worker.host,
+            self.admin_port,
+            audit,
+            not_ready=not_ready,
+            publish_gauges=driver.publish_gauges,
+            port_option="--admin-port",
+        )
+
+    async def _until_ended(self, driver: FleetDriver, stopped: asyncio.Event) -> None:
         await self._turns(driver, stopped)
         if self.leaves:
             log.info("fleet left", workers=driver.ready())

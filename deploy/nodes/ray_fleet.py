@@ -68,6 +68,11 @@ class RayFleet:
             self._forget(name)
         return found
 
+    def nodes(self) -> int:
+        """Return how many nodes of the cluster live."""
+        with self._translated():
+            return sum(node["Alive"] for node in self._ray.nodes())
+
     def make(self, order: WorkerOrder, host: str) -> None:
         """Make the worker's actor, on the node at `host` if that has room; anywhere if it is
         empty."""

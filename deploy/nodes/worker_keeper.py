@@ -61,7 +61,8 @@ class WorkerReport:
     """The state of one worker, for the driver. `state` is its job's, or `starting` before that,
     `elsewhere` while another actor has it on this node, `leaving` once the node is to end, `ended`
     after `end`. `boot_id` and
-    `address` are empty while it is not registered. `message` says what keeps it from its work."""
+    `address` are empty while it is not registered. `message` says what keeps it from its work.
+    `adopted`: it ran already when this actor was made."""
 
     order: WorkerOrder
     node: str
@@ -70,6 +71,7 @@ class WorkerReport:
     boot_id: str = ""
     address: str = ""
     message: str = ""
+    adopted: bool = False
 
 
 class WorkerKeeper:
@@ -92,6 +94,7 @@ class WorkerKeeper:
         self._ending = threading.Event()
         self._drained: set[str] = set()  # boot ids that have accepted the order
         self._given_up_s: float | None = None  # since when, on the monotonic clock
+        self._found: int | None = None  # the start that ran at the first turn; 0: none did
 
     def report(self) -> WorkerReport:
         """Return the state of the last turn. For any thread, as is `end`."""
@@ -140,6 +143,8 @@ class WorkerKeeper:
     def _keep(self) -> None:
         """See to it that the job has a keeper, or that it ends. Raises BatonError or OSError."""
         leaving = is_leaving(self._folder)
+        if self._found is None:
+            self._found = self._running_start()
         if is_locked(self._folder / f"{self._name}.lock"):
             if self._ending.is_set() or leaving or read_job(self._folder, self._name) != self._job:
                 signal_keeper(self._folder, self._name, signal.SIGTERM)  # repeating does no harm
@@ -149,9 +154,20 @@ class WorkerKeeper:
             self._launcher.tend()
         status = read_status(self._folder, self._name)
         if status is not None:
-            self._note(state=status.state, starts=status.starts, message=status.message)
+            self._note(
+                state=status.state,
+                starts=status.starts,
+                message=status.message,
+                adopted=status.starts == self._found,
+            )
         if leaving:
             self._note(state="leaving")
+
+    def _running_start(self) -> int:
+        """Return which start of the worker runs on this node, counted from 1; 0 if none does."""
+        status = read_status(self._folder, self._name)
+        kept = is_locked(self._folder / f"{self._name}.lock")
+        return status.starts if kept and status is not None else 0
 
     def _try_again(self) -> None:
         """Forget that the worker was given up: RETRY_S after it was, and for another command."""

@@ -58,6 +58,7 @@ class AdminServer:
     An exception from it is logged and answered 500, and never ends the worker. `not_ready`
     returns why the worker is not ready, or None if it is.
     `publish_gauges` sets the gauges that come from the worker's state, before they are rendered.
+    `port_option` is what sets `port`, for an error.
     """
 
     def __init__(
@@ -68,12 +69,14 @@ class AdminServer:
         *,
         not_ready: Callable[[], str | None],
         publish_gauges: Callable[[], None] = lambda: None,
+        port_option: str = "worker.admin_port",
     ) -> None:
         self._host = host
         self._port = port
         self._audit = AuditLimiter(audit)
         self._not_ready = not_ready
         self._publish_gauges = publish_gauges
+        self._port_option = port_option
         self._thread: threading.Thread | None = None
         self._calls: dict[Callable[[], object], asyncio.Future[object]] = {}
 
@@ -105,7 +108,7 @@ class AdminServer:
         except (OSError, OverflowError, UnicodeError) as error:  # the last: no host name
             raise ConfigError(
                 f"the admin port {self._host}:{self._port} cannot be used ({error}): "
-                "set worker.admin_port to a free one, or to 0, and worker.host to an address of "
+                f"set {self._port_option} to a free one, or to 0, and worker.host to an address of "
                 "this machine"
             ) from error
 

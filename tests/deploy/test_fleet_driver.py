@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, get_args
 
+import pytest
 from structlog.testing import capture_logs
 
 from baton.deploy.nodes.fleet_driver import LOST_S, FleetDriver
+from baton.deploy.nodes.fleet_metrics import RestartReason
 from baton.deploy.nodes.worker_keeper import WorkerReport
 from baton.deploy.nodes.worker_order import WorkerOrder
+from baton.runtime import metrics
+from baton.runtime.errors import Unavailable
+
+REASONS = get_args(RestartReason)
 
 
 def order(name: str, blocks: str = "9") -> WorkerOrder:
@@ -27,9 +34,15 @@ class ScriptedFleet:
         self.removed: list[str] = []
         self.silent: set[str] = set()
         self.ends = True  # a worker ends when it is asked to
+        self.lost = False  # Ray does not answer
 
     def names(self) -> set[str]:
         return set(self.reports)
+
+    def nodes(self) -> int:
+        if self.lost:
+            raise Unavailable("Ray does not answer")
+        return 3
 
     def make(self, order: WorkerOrder, host: str) -> None:
         self.made.append((order.worker_id, host))
@@ -185,3 +198,73 @@ def test_an_order_that_is_the_same_replaces_nothing() -> None:
     scene.turns(scene.driver)
     scene.turns(scene.new_driver(order("decode-0")), 3)
     assert scene.fleet.ended == []
+
+
+def value(name: str, **labels: str) -> float:
+    found = metrics.REGISTRY.get_sample_value(name, labels)
+    assert found is not None, name
+    return found
+
+
+def test_gauges_show_wanted_and_registered_workers() -> None:
+    scene = Scene(order("prefill-0"), order("decode-0"), order("decode-1"))
+    scene.turns(scene.driver)
+    scene.fleet.reports["decode-0"] = replace(scene.fleet.reports["decode-0"], adopted=True)
+    scene.fleet.reports["decode-1"] = replace(scene.fleet.reports["decode-1"], boot_id="")
+    scene.turns(scene.driver)
+    scene.driver.publish_gauges()
+    for name, prefill, decode in (
+        ("baton_wanted_workers", 1, 2),
+        ("baton_registered_workers", 1, 1),
+        ("baton_adopted_workers", 0, 1),
+    ):
+        assert value(name, role="prefill") == prefill, name
+        assert value(name, role="decode") == decode, name
+    assert (value("baton_ray_up"), value("baton_ray_nodes")) == (1, 3)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_gauges_show_a_ray_that_does_not_answer(hangs: bool) -> None:
+    scene = Scene(order("decode-0"))
+    scene.turns(scene.driver)
+    if hangs:  # in a turn that does not end
+        scene.now += LOST_S
+    else:
+        scene.fleet.lost = True
+        with pytest.raises(Unavailable):
+            scene.driver.turn()
+    scene.driver.publish_gauges()
+    assert (value("baton_ray_up"), value("baton_ray_nodes")) == (0, 0)
+    assert value("baton_registered_workers", role="decode") == 1  # it serves on
+    scene.fleet.lost = False
+    scene.turns(scene.driver)
+    scene.driver.publish_gauges()
+    assert value("baton_ray_up") == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "changed"),
+    [
+        ("ended", {"starts": 2}),
+        ("role_changed", {}),
+        ("moved", {"node": "10.0.0.9"}),
+        ("replaced", {"order": order("decode-0", blocks="10")}),
+    ],
+)
+def test_another_boot_of_a_worker_counts_with_its_reason(
+    reason: str, changed: dict[str, Any]
+) -> None:
+    scene = Scene(order("decode-0"))
+    scene.turns(scene.driver, 2)
+    first = scene.fleet.reports["decode-0"]
+    scene.fleet.reports["decode-0"] = replace(first, boot_id="")  # between two boots
+    scene.turns(scene.driver)
+    before = value("baton_worker_restarts_total", reason=reason)
+    total = sum(value("baton_worker_restarts_total", reason=each) for each in REASONS)
+    scene.fleet.reports["decode-0"] = replace(first, boot_id="other", **changed)
+    driver = scene.driver
+    scene.turns(driver)
+    assert value("baton_worker_restarts_total", reason=reason) == before + 1
+    assert sum(value("baton_worker_restarts_total", reason=e) for e in REASONS) == total + 1
+    scene.turns(driver)  # the same boot is counted once
+    assert value("baton_worker_restarts_total", reason=reason) == before + 1

@@ -16,6 +16,7 @@ from baton.deploy.monitoring import generate
 from baton.deploy.monitoring.dashboards import DASHBOARDS
 from baton.deploy.monitoring.panels import CHOSEN
 from baton.deploy.monitoring.rules import ALERTS, RECORDINGS
+from baton.deploy.nodes import fleet_metrics
 from baton.runtime import metrics
 from tests.support.prometheus_server import PROMTOOL
 
@@ -59,6 +60,7 @@ def test_committed_files_are_those_that_are_generated() -> None:
 
 
 def test_each_metric_and_value_that_is_asked_for_exists() -> None:
+    assert fleet_metrics.RAY_UP is not None  # declared: the fleet's driver exports them
     known, records = samples(), {each.record for each in RECORDINGS}
     assert sum(1 for _ in expressions()) > 80
     for expr in expressions():

@@ -114,7 +114,7 @@ def test_a_worker_is_started_and_reported_once_registered(node: Node) -> None:
     boot_id = node.announce(pid)
     report = node.turn()
     assert (report.boot_id, report.address, report.starts) == (boot_id, f"{NODE}:9000", 1)
-    assert (report.node, report.message) == (NODE, "")
+    assert (report.node, report.message, report.adopted) == (NODE, "", False)
 
 
 def test_an_actor_that_is_made_again_adopts_the_running_boot(node: Node) -> None:
@@ -123,7 +123,9 @@ def test_an_actor_that_is_made_again_adopts_the_running_boot(node: Node) -> None
     node.lose_actor()
     report = node.turn()
     assert (report.state, report.boot_id, report.starts) == ("running", boot_id, 1)
-    assert node.running() == pid
+    assert node.running() == pid and node.turn().adopted
+    os.kill(pid, signal.SIGKILL)
+    assert not node.until(lambda e: e.starts == 2 and e.state == "running").adopted
 
 
 def test_a_killed_worker_is_started_again_while_it_is_tended(node: Node) -> None:

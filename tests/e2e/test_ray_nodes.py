@@ -34,6 +34,7 @@ pytestmark = [
 BATON = (sys.executable, "-P", "-m", "baton.deploy.cli.main")
 TOKEN = "the token that only nodes know"
 PASSWORD = "the-password-of-redis"
+ADMIN_PORT = 9400  # of the driver
 QUESTION = "Name three rivers, please, and say where each begins."
 TOKENS = 300
 JOINED = "Ray runtime started"  # in the log of a node
@@ -64,8 +65,17 @@ class Fleet:
     def start_driver(self, *options: str) -> subprocess.Popen[bytes]:
         command = [*BATON, "fleet", "--ray-address", self.nodes.address, *options]
         command += ["--registry", self.registry, *self._flags(SIZES)]
-        secrets = self._secrets("driver", "client", None)
-        return self.nodes.in_node(HEAD, command, secrets, "driver")
+        command += ["--admin-port", str(ADMIN_PORT)]
+        environment = self._secrets("driver", "client", None)
+        environment["BATON_WORKER__HOST"] = self.nodes.address_of(HEAD)
+        return self.nodes.in_node(HEAD, command, environment, "driver")
+
+    def metric(self, name: str) -> float:
+        """Return a value of the driver's metrics."""
+        url = f"http://{self.nodes.address_of(HEAD)}:{ADMIN_PORT}/metrics"
+        lines = httpx.get(url, timeout=10).text.splitlines()
+        (found,) = [line for line in lines if line.startswith(f"{name} ")]
+        return float(found.split()[1])
 
     def start_router(self) -> None:
         address = self.folder / "router.address"
@@ -264,12 +274,18 @@ def test_workers_are_placed_by_role_and_found_again(fleet: Fleet) -> None:
     after = fleet.status()
     assert {n: r["boot_id"] for n, r in after.items()} == {n: r["boot_id"] for n, r in rows.items()}
     assert fleet.ask() == first
+    until(lambda: fleet.metric('baton_adopted_workers{role="decode"}') == 1, fleet.logs)
+    assert fleet.metric("baton_ray_nodes") == 3
 
     (worker,) = fleet.workers_on("n2")
     os.kill(worker, signal.SIGKILL)
     until(lambda: fleet.workers_on("n2") not in ([], [worker]), fleet.logs)
     fleet.until_linked(prefill=1, decode=1)
     assert fleet.ask() == first
+    until(lambda: fleet.metric('baton_worker_restarts_total{reason="ended"}') == 1, fleet.logs)
+    assert fleet.metric('baton_wanted_workers{role="decode"}') == 1
+    assert fleet.metric('baton_registered_workers{role="decode"}') == 1
+    assert fleet.metric('baton_adopted_workers{role="decode"}') == 0
 
     driver.send_signal(signal.SIGTERM)
     assert driver.wait(90) == 0, fleet.logs()

@@ -91,6 +91,27 @@ def test_the_fleet_s_command_asks_for_what_the_groups_offer(
     assert sum(order.role == "prefill" for order in fleet.orders()) == given.prefill
 
 
+def test_the_fleet_s_metrics_are_scraped_at_its_port() -> None:
+    namespace = {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
+    monitored = {
+        "monitoring": {"enabled": True}, "networkPolicy": {"monitoring": [namespace]}
+    }  # fmt: skip
+    release = render(merged(example("single-node-8gpu"), KUBERAY, monitored))
+    container = fleet_container(release)
+    given = parser().parse_args([*container["command"][1:], *container["args"]])
+    environ = {each["name"]: each.get("value", "a-secret") for each in container["env"]}
+    assert load(None, environ, {}).worker.host == "0.0.0.0"
+    assert container["ports"] == [{"name": "admin", "containerPort": given.admin_port}]
+    monitor = release.named("PodMonitor", "ray-head")
+    labels = cluster_of(release)["headGroupSpec"]["template"]["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["path"]) == ("admin", "/metrics")
+    ingress = release.named("NetworkPolicy", "ray-head")["spec"]["ingress"]
+    admin = {"protocol": "TCP", "port": given.admin_port}
+    assert any(namespace in each["from"] and each["ports"] == [admin] for each in ingress)
+
+
 def test_secrets_come_from_the_pods_alone(release: Release) -> None:
     worker = group(release, "decode")["template"]["spec"]["containers"][0]
     references = {

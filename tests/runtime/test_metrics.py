@@ -11,13 +11,14 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.deploy.control import control_metrics
+from baton.deploy.nodes import fleet_metrics
 from baton.runtime import handoff_metrics, metrics
 from baton.runtime.exposition.process_gauges import set_pool_gauges
 from baton.runtime.metric_factory import POOL_STATES
 
 OURS = {
     name: metric
-    for module in (metrics, handoff_metrics, control_metrics)
+    for module in (metrics, handoff_metrics, control_metrics, fleet_metrics)
     for name, metric in vars(module).items()
     if isinstance(metric, (Counter, Gauge, Histogram))
 }
@@ -37,7 +38,7 @@ PRODUCT = (
 OWN = [ROOT / "runtime" / name for name in ("metrics.py", "handoff_metrics.py")]
 
 
-DECLARING = ("metrics", "handoff_metrics", "control_metrics")
+DECLARING = ("metrics", "handoff_metrics", "control_metrics", "fleet_metrics")
 
 
 def value(name: str, **labels: str) -> float | None:
