@@ -201,9 +201,9 @@ async def model_figures(
 
 async def measured(folder: Path, random_folder: Path) -> tuple[list[Figure], list[str]]:
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    generation = json.loads((folder / "generation_config.json").read_text())
+    generation_config = json.loads((folder / "generation_config.json").read_text())
     path = folder / "tokenizer.json"
-    vocabulary = read_vocabulary(path, config["vocab_size"], [generation["eos_token_id"]])
+    vocabulary = read_vocabulary(path, config["vocab_size"], [generation_config["eos_token_id"]])
     cases, refused = accepted_cases(vocabulary)
     total = len(cases) + len(refused)
     figures = [

@@ -147,23 +147,23 @@ async def measure(workers: int, streams: int) -> dict[str, float]:
     _, dispatcher, following = await start_fleet(workers)
     draws, loop = random.Random(1), asyncio.get_running_loop()
     process_memory.freeze_startup_objects()  # as a router does before it serves
-    generations: list[ActiveRequest] = []
+    active_requests: list[ActiveRequest] = []
     starts_s: list[float] = []
     for number in range(streams):
         asked = replace(request(draws), cache_salt=b"")
         began_s = time.thread_time()
-        generations.append(
+        active_requests.append(
             await dispatcher.start(asked, f"req-{number}", Context(), loop.time() + 3600)
         )
         starts_s.append(time.thread_time() - began_s)
         if not number % 64:
             await asyncio.sleep(0)
     pause_s = await longest_pause_s(2.0)
-    draws.shuffle(generations)
+    draws.shuffle(active_requests)
     gc.collect()
     began_s = time.perf_counter()
-    for generation in generations:
-        dispatcher.cancel(generation)
+    for active_request in active_requests:
+        dispatcher.cancel(active_request)
     cancel_s = time.perf_counter() - began_s
     assert not len(dispatcher)
     following.cancel()

@@ -48,7 +48,7 @@ class Stage:
         await asyncio.gather(*(self.do(self.cluster.kill, name) for name in names))
 
     async def back(self) -> None:
-        """Start again whatever has ended, as its keeper would, and wait until it serves."""
+        """Start again whatever has ended, as its supervisor would, and wait until it serves."""
         dead = [name for name in self.cluster.names() if not self.cluster.alive(name)]
         for name in sorted(dead, reverse=True):  # routers listen before they have workers
             if name.startswith("router"):

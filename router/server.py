@@ -133,7 +133,7 @@ def _validator(
         card.end_tokens,
         MAX_CHOICES,
         config.tool_calls,
-        sampling_defaults(card.generation if config.model_sampling else {}),
+        sampling_defaults(card.generation_config if config.model_sampling else {}),
         config.control_tokens,
         grammars,
     )

@@ -14,12 +14,12 @@ _FIELD = "eos_token_id"
 
 
 def end_tokens(
-    folder: Path, config: Mapping[str, object], generation: Mapping[str, object]
+    folder: Path, config: Mapping[str, object], generation_config: Mapping[str, object]
 ) -> tuple[int, ...]:
     """Return the ids at `eos_token_id` of generation_config.json, which wins, or of config.json
     where the former has none; empty where neither has. Raises ModelError naming file and field
     for what is no token id."""
-    name, values = "generation_config.json", generation
+    name, values = "generation_config.json", generation_config
     if values.get(_FIELD) is None:
         name, values = "config.json", config
     found = values.get(_FIELD)

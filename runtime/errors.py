@@ -191,7 +191,7 @@ class OutOfMemory(EngineError):
 
 class DeviceLost(BatonError):
     """A step is not done in time and may write into its blocks at any later time: no block of
-    this pool can be trusted again. No caller handles it: the worker ends, and its keeper
+    this pool can be trusted again. No caller handles it: the worker ends, and its supervisor
     restarts it."""
 
     retryable = True

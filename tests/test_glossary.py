@@ -21,15 +21,15 @@ WORDS = (
     "who", "whoever", "whom", "nobody", "somebody", "everybody", "anybody",
     "told", "anew", "likewise", "meanwhile", "stumbles?", "stumbled", "of no use", "sounds?",
     "in its turn", "hopes?", "hoped", "(?:get|gets|got|getting) on",
-    "(?:give|gives|gave|given|giving) back",
+    "(?:give|gives|gave|given|giving) back", "keepers?",
 )  # fmt: skip
 BANNED_WORD = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
 FRAGMENT = re.compile(r"(?:Of|As|What|Who|So)\b")
 BANNED_NAMES = {
     "Answering", "Bearer", "GenerationRequest", "HOPE", "Holdings", "LOOK_S", "MOST", "Moves",
     "Numbers", "PATIENCE_S", "Places", "Shape", "Size", "Submission", "absent", "announced",
-    "breaks", "first_contact", "fixed_weights", "greeting", "intake", "misfits", "move_budget",
-    "move_turns", "peer_calls", "rolls", "sum_cache", "welcome", "whole_vectors",
+    "breaks", "first_contact", "fixed_weights", "generation", "greeting", "intake", "misfits",
+    "move_budget", "move_turns", "peer_calls", "rolls", "sum_cache", "welcome", "whole_vectors",
 }  # fmt: skip
 LOGS = {"debug", "info", "warning", "error", "exception", "critical"}
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -151,6 +151,8 @@ def test_class_names_are_unique_within_a_package(package: str) -> None:
         "NOBODY_S = 3",
         "def f(who): ...",
         "self.told_at = 1",
+        "self._generation = 1",
+        "def spawn_keepers(): ...",
         "class WhoAsks: ...",
         "class Moves: ...",
         "log.warning('the announcement is of no use', worker=3)",

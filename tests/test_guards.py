@@ -44,7 +44,10 @@ NARROWING = {
         "kv_transfer/nixl_mover.py",
         "checksums is not None and seeds is not None",
     ): "the callback is given to no READ without seeds",
-    ("router/answers/request_handler.py", "self._generation is not None"): "set by `start`, before",
+    (
+        "router/answers/request_handler.py",
+        "self._active_request is not None",
+    ): "set by `start`, before",
     (
         "router/http_frontend/app.py",
         "isinstance(error, BatonError)",

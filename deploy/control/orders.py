@@ -3,7 +3,7 @@
 The worker is found in a registry: that of a live instance of this host, whose private files hold
 the cluster's token and a certificate for this command, or one that the user names, with token and
 certificate from the settings. An order names the boot that it is for. Owns nothing. Once a drained
-worker has ended, its keeper starts it again in the role of its first start.
+worker has ended, its supervisor starts it again in the role of its first start.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@
       registry/          the workers' announcements
       <job>.json         what to run          <job>.status   its state
       <job>.progress     what it does before it is ready
-      <job>.lock         flocked by its keeper, whose pid it holds
+      <job>.lock         flocked by its supervisor, whose pid it holds
       <job>.log          what it wrote (job_log.py)
 
-The kernel drops a flock when its holder dies, however it dies: so a keeper that waits for the
+The kernel drops a flock when its holder dies, however it dies: so a supervisor that waits for the
 lifeline learns of the end of `baton serve` without pids, parents or heartbeats. All on one
 host. Knows nothing of what the jobs are.
 """
@@ -44,15 +44,15 @@ PROGRESS_KEY = "BATON_PROGRESS_FILE"  # for a child's progress before readiness
 CLIENT_SETTINGS = "client.json"
 STOP_DEADLINE_S = 30.0
 LOG_BYTES = 64 << 20  # a longer log becomes its .1
-PID_TIMEOUT_S = 1.0  # for a keeper to write its pid
-KILL_S = 5.0  # for a keeper to kill a child after its grace, and to end
+PID_TIMEOUT_S = 1.0  # for a supervisor to write its pid
+KILL_S = 5.0  # for a supervisor to kill a child after its grace, and to end
 
 JobState = Literal["running", "waiting", "failed", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A command that a keeper keeps running."""
+    """A command that a supervisor keeps running."""
 
     name: str
     argv: tuple[str, ...]
@@ -63,7 +63,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """The state of a job; only its keeper writes it."""
+    """The state of a job; only its supervisor writes it."""
 
     name: str
     state: JobState
@@ -159,23 +159,23 @@ class Instance:
         self._stop_s = max(self._stop_s, job.grace_s + KILL_S)
 
     def release(self) -> None:
-        """Release the lifeline: every keeper then ends its child and itself."""
+        """Release the lifeline: every supervisor then ends its child and itself."""
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
 
     def end_job(self, name: str, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End one job while the others go on, and wait until its keeper has ended. Once
-        `hurried` returns true, its open requests are cut off. A keeper that no signal reaches ends
-        with the others."""
-        if signal_keeper(self.folder, name, signal.SIGTERM):
+        """End one job while the others go on, and wait until its supervisor has ended. Once
+        `hurried` returns true, its open requests are cut off. A supervisor that no signal reaches
+        ends with the others."""
+        if signal_supervisor(self.folder, name, signal.SIGTERM):
             self._wait_ended(f"{name}.lock", hurried)
 
     def end(
         self, hurried: Callable[[], bool] = lambda: False, sweep: Callable[[], None] = lambda: None
     ) -> bool:
-        """`release`, wait for the keepers, `sweep` away what they have left, remove the folder.
-        False if some keeper stayed. `hurried` as in `end_job`."""
+        """`release`, wait for the supervisors, `sweep` away what they have left, remove the folder.
+        False if some supervisor stayed. `hurried` as in `end_job`."""
         self.release()
         ended = self._wait_ended("*.lock", hurried)
         sweep()
@@ -193,7 +193,7 @@ class Instance:
             return True
         if hurried():
             for path in self.folder.glob(locks):
-                signal_keeper(self.folder, path.stem, signal.SIGINT)
+                signal_supervisor(self.folder, path.stem, signal.SIGINT)
         return wait_unkept(self.folder, deadline, locks=locks)
 
 
@@ -202,16 +202,16 @@ def tended_lock(folder: Path, name: str) -> Path:
     return folder / f"{name}.tended"
 
 
-def signal_keeper(folder: Path, name: str, number: signal.Signals) -> bool:
-    """Send a signal to the keeper of a job: SIGTERM to end, SIGINT to make haste with it. False
-    if it has none, or one whose pid had no room on the disk. A keeper's lock names it, and its pid
-    is its own while it holds that."""
+def signal_supervisor(folder: Path, name: str, number: signal.Signals) -> bool:
+    """Send a signal to the supervisor of a job: SIGTERM to end, SIGINT to make haste with it. False
+    if it has none, or one whose pid had no room on the disk. A supervisor's lock names it, and its
+    pid is its own while it holds that."""
     path = folder / f"{name}.lock"
     deadline = time.monotonic() + PID_TIMEOUT_S
     while is_locked(path):
-        if keeper := path.read_text():
+        if supervisor := path.read_text():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(keeper), number)
+                os.kill(int(supervisor), number)
             return True
         if time.monotonic() > deadline:
             break
@@ -241,7 +241,7 @@ def wait_unkept(
     stopped: Callable[[], bool] = lambda: False,
     locks: str = "*.lock",
 ) -> bool:
-    """Whether no keeper holds a job of `folder`, or those whose `locks` match, waiting until
+    """Whether no supervisor holds a job of `folder`, or those whose `locks` match, waiting until
     `deadline` (time.monotonic), or until `stopped` returns true."""
     while any(is_locked(path) for path in folder.glob(locks)):
         if time.monotonic() > deadline or stopped():

@@ -1,4 +1,4 @@
-"""A job's log: a file that its processes append to, and that its keeper cuts when it has grown.
+"""A job's log: a file that its processes append to, and that its supervisor cuts when it has grown.
 
     <job>.log     what is being written        <job>.log.1     what was written before
 

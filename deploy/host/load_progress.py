@@ -1,7 +1,7 @@
 """Reports how much of its weights a worker has loaded, to its log and to `baton serve`.
 
-A keeper names a file to its child, and the child writes one line to it. Without a keeper there
-is only the log.
+A supervisor names a file to its child, and the child writes one line to it. Without a supervisor
+there is only the log.
 """
 
 from __future__ import annotations

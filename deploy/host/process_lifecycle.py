@@ -1,8 +1,8 @@
 """The start and the end of our processes: their limit on open files, and how they report an error.
 
 A process that ends on an error prints one clear message and has an exit code, without a
-traceback. A child of `baton serve` also writes the message to the file that its keeper named, so
-that `baton serve` can print it. Errors that are not ours keep their traceback: they are bugs.
+traceback. A child of `baton serve` also writes the message to the file that its supervisor named,
+so that `baton serve` can print it. Errors that are not ours keep their traceback: they are bugs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run_to_exit_code(action: Callable[[], int | None]) -> int:
         return action() or 0
     except BatonError as error:
         print(f"baton: error: {error}", file=sys.stderr)
-        _report_to_keeper(str(error))
+        _report_to_supervisor(str(error))
         if isinstance(error, ConfigError):
             return CONFIG_EXIT
         return UNHEALTHY_EXIT if isinstance(error, EngineError | DeviceLost) else 1
@@ -49,11 +49,11 @@ def run_to_exit_code(action: Callable[[], int | None]) -> int:
         return INTERRUPTED_EXIT
 
 
-def _report_to_keeper(message: str) -> None:
+def _report_to_supervisor(message: str) -> None:
     """Write the error file, if the folder still exists and the disk has room. Otherwise the exit
     code alone must be enough."""
     if ERROR_KEY in os.environ:
         try:
             write_private(Path(os.environ[ERROR_KEY]), message)
         except OSError as error:
-            print(f"baton: error file not written for the keeper: {error}", file=sys.stderr)
+            print(f"baton: error file not written for the supervisor: {error}", file=sys.stderr)

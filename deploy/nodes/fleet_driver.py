@@ -16,7 +16,7 @@ from typing import Protocol
 
 from baton.deploy.nodes import fleet_metrics
 from baton.deploy.nodes.fleet_metrics import RestartReason
-from baton.deploy.nodes.worker_keeper import WorkerReport
+from baton.deploy.nodes.node_worker import WorkerReport
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime import logs
 from baton.runtime.errors import Unavailable

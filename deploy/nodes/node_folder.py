@@ -1,13 +1,13 @@
-"""The folder on a node in which the keepers of a cluster's workers have their jobs, locks and logs.
+"""The folder on a node with the jobs, locks and logs of the supervisors of a cluster's workers.
 
     <runtime folder>/ray-<cluster>/    mode 0700; one for each node
       environment.json    what every worker adds to the node's environment; no secret
       <worker>.tended     flocked by the actor of Ray that tends the worker
-      <worker>.lock       flocked by the keeper (instance.py has the other files)
+      <worker>.lock       flocked by the supervisor (instance.py has the other files)
       leaving             start of the machine or container that this node leaves with
 
-A keeper outlives its actor. While no process holds the first lock it starts its worker no more, so
-that Ray may have it started elsewhere. All that is needed to find a running worker again is here.
+A supervisor outlives its actor. While no process holds the first lock it starts no worker,
+so that Ray may have it started elsewhere. All that finds a running worker again is here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from baton.deploy.host.instance import (
     make_private_folder,
     runtime_folder,
-    signal_keeper,
+    signal_supervisor,
     tended_lock,
     wait_unkept,
     write_private,
@@ -47,7 +47,7 @@ def leave(cluster: str, environ: Mapping[str, str], deadline_s: float) -> bool:
     folder = node_folder(cluster, environ)
     write_private(folder / LEAVING, _machine_start())
     for lock in folder.glob("*.lock"):
-        signal_keeper(folder, lock.stem, signal.SIGTERM)
+        signal_supervisor(folder, lock.stem, signal.SIGTERM)
     return wait_unkept(folder, deadline_s)
 
 

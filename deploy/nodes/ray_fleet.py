@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from baton.deploy.nodes.worker_keeper import WorkerKeeper, WorkerReport
+from baton.deploy.nodes.node_worker import NodeWorker, WorkerReport
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime import logs
 from baton.runtime.errors import BatonError, Unavailable
@@ -31,20 +31,20 @@ class NodeActor:
         # Ray declares no types for it
         node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         logs.setup(f"{order.worker_id}-actor")
-        self._keeper: WorkerKeeper | None = None
+        self._worker: NodeWorker | None = None
         try:
-            self._keeper = WorkerKeeper(order, node, os.environ)
+            self._worker = NodeWorker(order, node, os.environ)
         except BatonError as error:  # the node lacks a secret or the model: the driver reports it
             self._failed = WorkerReport(order, node, "failed", message=str(error))
             return
-        threading.Thread(target=self._keeper.run, daemon=True).start()
+        threading.Thread(target=self._worker.run, daemon=True).start()
 
     def report(self) -> WorkerReport:
-        return self._failed if self._keeper is None else self._keeper.report()
+        return self._failed if self._worker is None else self._worker.report()
 
     def end(self) -> None:
-        if self._keeper is not None:
-            self._keeper.end()
+        if self._worker is not None:
+            self._worker.end()
 
 
 class RayFleet:

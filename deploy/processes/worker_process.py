@@ -366,8 +366,8 @@ async def _listen(
 
 
 async def _watch_steps(health: StepHealth, within_s: float, hurry: Callable[[], None]) -> None:
-    """End the process, so that its keeper restarts it, when all steps and probes have failed for
-    `within_s`. It can finish no request, so it hands all of them back at once."""
+    """End the process, so that its supervisor restarts it, when all steps and probes have failed
+    for `within_s`. It can finish no request, so it hands all of them back at once."""
     clock = asyncio.get_running_loop().time
     well_s, failure = clock(), None
     while clock() - well_s <= within_s:
@@ -381,7 +381,7 @@ async def _watch_steps(health: StepHealth, within_s: float, hurry: Callable[[], 
 
 
 async def _watch_quarantine(pool: BlockPool, limit: float) -> None:
-    """End the process, so that its keeper restarts it, when too much of the pool is in
+    """End the process, so that its supervisor restarts it, when too much of the pool is in
     quarantine."""
     quarantined = 0
     while quarantined <= limit * pool.total:

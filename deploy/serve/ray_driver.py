@@ -1,6 +1,6 @@
 """The process that talks to Ray: makes the placement group and the actors, then waits.
 
-It may die, and Ray with it, without any worker noticing; its keeper starts it again, and the
+It may die, and Ray with it, without any worker noticing; its supervisor starts it again, and the
 new actors adopt the workers that run. Ray's exceptions are translated here, and only here.
 """
 
@@ -34,7 +34,7 @@ SOCKET_BYTES = len("/session_2026-01-31_12-30-59_123456_1234567/sockets/plasma_s
 
 
 class WorkerActor:
-    """Keeps the keeper of one job alive; runs in an actor process of Ray."""
+    """Keeps the supervisor of one job alive; runs in an actor process of Ray."""
 
     def __init__(self, folder: str, name: str) -> None:
         self._folder = Path(folder)
@@ -57,7 +57,7 @@ class WorkerActor:
 
     def _turn(self, launcher: Launcher) -> bool:
         """Whether the instance lives. No error ends the thread, because no other thread
-        starts keepers. `check` raises it until a turn succeeds."""
+        starts supervisors. `check` raises it until a turn succeeds."""
         try:
             if not is_locked(self._folder / "lifeline"):
                 return False

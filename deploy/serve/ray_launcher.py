@@ -1,14 +1,14 @@
-"""Starts keepers through Ray: actors in a placement group, one per worker.
+"""Starts supervisors through Ray: actors in a placement group, one per worker.
 
 `baton serve` itself never imports Ray, because a Ray driver dies with Ray's head. It keeps one
 more job instead, the Ray driver (`python -m baton.deploy.serve.ray_driver`), which starts or joins
 a cluster and makes the actors:
 
-    baton serve ─▶ keeper of ray ─▶ driver ─▶ Ray ─▶ actor ─▶ keeper of decode-0 ─▶ decode-0
-         └─▶ keeper of router ─▶ router
+    baton serve ─▶ supervisor of ray ─▶ driver ─▶ Ray ─▶ actor ─▶ supervisor of decode-0 ─▶ decode-0
+         └─▶ supervisor of router ─▶ router
 
-Actors supervise, nothing else: no prompt and no token passes through Ray. A keeper is no child
-of its actor, so losing actor, raylet or head stops no worker; a re-made actor finds the keeper
+Actors supervise, nothing else: no prompt and no token passes through Ray. A supervisor is no child
+of its actor, so losing actor, raylet or head stops no worker; a re-made actor finds the supervisor
 at its lock and adopts it. Workers end with the instance's lifeline. Because registry and
 lifeline are files, all workers run on this host; the placement group asks for it by name.
 """

@@ -1,7 +1,7 @@
 """`baton serve`: starts an instance, reports its progress, watches it, and ends every process.
 
 One thread, one loop, no wait longer than a tick: Ctrl-C works at any moment, also while it
-starts. It holds the instance's lifeline; everything else is done by keepers (supervisor.py).
+starts. It holds the instance's lifeline; everything else is done by supervisors (supervisor.py).
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class Serving:
         try:
             launcher.tend()
         except BatonError as error:
-            self._report("keepers", f"{error}; the next attempt follows")
+            self._report("supervisors", f"{error}; the next attempt follows")
 
     def _renew_certificates(self) -> None:
         try:
@@ -266,7 +266,7 @@ class Serving:
                 how = "ended" if status.ended == "exit code 0" else "died"  # it was drained
                 self._progress(f"{name} {how} ({status.ended}); restarted")
                 self._starts[name] = status.starts
-                for subject in (name, "keepers"):  # a new failure is reported again
+                for subject in (name, "supervisors"):  # a new failure is reported again
                     self._reported.pop(subject, None)
 
     def _crash(self, instance: Instance, name: str, ended: str) -> str:
@@ -332,7 +332,7 @@ class Serving:
         return hurried
 
     def _sweep(self, instance_id: str) -> None:
-        """Kill what has outlived its keeper (a Ray daemon, say) by SWEEP_S, and the keeper."""
+        """Kill what has outlived its supervisor (a Ray daemon, say) by SWEEP_S, and supervisors."""
         began_s = time.monotonic()
         while (left := processes_of(instance_id)) and time.monotonic() < began_s + SWEEP_S:
             time.sleep(TICK_S)

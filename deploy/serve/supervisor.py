@@ -1,16 +1,16 @@
-"""The keeper of one job: a small process that starts it, watches it and starts it again.
+"""The supervisor of one job: a small process that starts it, watches it and starts it again.
 
-    baton serve ──(process or Ray actor)──▶ keeper ──▶ child in its own session
+    baton serve ──(process or Ray actor)──▶ supervisor ──▶ child in its own session
          │                                    │
          └── holds the lifeline's flock ◀─────┘ waits for it
 
-A keeper is no child of the process that started it (it forks twice), so it outlives a Ray actor, a
-raylet and Ray's head; it ends with the lifeline alone, or by SIGTERM; SIGINT then signals its child
-a second time, and the child ends at once. Its child dies with it by PR_SET_PDEATHSIG, so nothing
-survives kill -9 of any of them. A second keeper of a job finds the lock held and ends at once: that
-is how a re-made Ray actor adopts what still runs. On a node of a Ray cluster (deploy/nodes) there
-is no lifeline: there a keeper starts its child again only while an actor tends the job. Standard
-library alone, Linux alone (pidfd, prctl)."""
+A supervisor is no child of the process that started it (it forks twice), so it outlives a Ray
+actor, a raylet and Ray's head; it ends with the lifeline alone, or by SIGTERM; SIGINT then signals
+its child a second time, and the child ends at once. Its child dies with it by PR_SET_PDEATHSIG, so
+nothing survives kill -9 of any of them. A second supervisor of a job finds the lock held and ends
+at once: that is how a re-made Ray actor adopts what still runs. On a node of a Ray cluster
+(deploy/nodes) there is no lifeline: there a supervisor starts its child again only while an actor
+tends the job. Standard library alone, Linux alone (pidfd, prctl)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from baton.deploy.host.instance import (
 from baton.deploy.host.job_log import open_log, rotate
 from baton.deploy.host.restarts import CONFIG_EXIT, OTHER_EXIT, RestartRule
 
-ALREADY_KEPT = 3  # exit code: another keeper has the job
+ALREADY_KEPT = 3  # exit code: another supervisor has the job
 NO_LIFELINE = 4  # exit code: the instance has ended
 WAKE_S = 60.0  # no wait is endless; waking up early does no harm
 POLL_S = 10.0
@@ -67,9 +67,9 @@ class Supervisor:
         self._progress_file = folder / f"{job.name}.progress"
         named = {ERROR_KEY: self._error_file, PROGRESS_KEY: self._progress_file}
         self._environment = environment | {key: str(file) for key, file in named.items()}
-        before = self._written = read_status(folder, job.name)  # of a keeper that has ended
+        before = self._written = read_status(folder, job.name)  # of a supervisor that has ended
         first = JobStatus(job.name, "waiting", 0, 0)
-        self._status = replace(before, ended="with its keeper", message="") if before else first
+        self._status = replace(before, ended="with its supervisor", message="") if before else first
         self._rule = RestartRule(proven=self._status.proven)
         self._stop_read, self._stop_write = os.pipe()
         self._hurry_read, self._hurry_write = os.pipe()
@@ -106,7 +106,7 @@ class Supervisor:
             pause = self._rule.record_end(time.monotonic() - began, code)
             self._set_state("failed" if pause is None else "waiting", **outcome)
         while self._status != self._written and not self._stopped_within(POLL_S):
-            self._write()  # else another keeper would start what was given up
+            self._write()  # else another supervisor would start what was given up
 
     def _tended(self) -> bool:
         """Whether the child may be started: of an untended job another node may have one."""
@@ -131,11 +131,11 @@ class Supervisor:
         self._status = replace(self._status, starts=self._status.starts + 1)
         self._error_file.unlink(missing_ok=True)
         self._progress_file.unlink(missing_ok=True)
-        keeper = os.getpid()
+        supervisor = os.getpid()
 
-        def die_with_keeper() -> None:
+        def die_with_supervisor() -> None:
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != keeper:  # it died before the line above
+            if os.getppid() != supervisor:  # it died before the line above
                 os._exit(1)
 
         with open_log(self._folder, self._job.name) as log:
@@ -146,7 +146,7 @@ class Supervisor:
                 stderr=log,
                 env=self._environment,
                 start_new_session=True,
-                preexec_fn=die_with_keeper,
+                preexec_fn=die_with_supervisor,
             )
         try:
             return child, os.pidfd_open(child.pid)
@@ -248,8 +248,8 @@ def _open_lifeline(folder: Path) -> int | None:
 
 
 def keep(folder: Path, name: str) -> int:
-    """Become the keeper of a job: returns to the caller's process once the lock is held (0) or
-    refused; the keeper itself goes on in a process of its own and never returns."""
+    """Become the supervisor of a job: returns to the caller's process once the lock is held (0) or
+    refused; the supervisor itself goes on in a process of its own and never returns."""
     job = read_job(folder, name)
     lifeline = None if job.tended else _open_lifeline(folder)
     if lifeline is None and not job.tended:
@@ -259,7 +259,7 @@ def keep(folder: Path, name: str) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return ALREADY_KEPT
-    os.ftruncate(lock, 0)  # it named the keeper before
+    os.ftruncate(lock, 0)  # it named the supervisor before
     if os.fork():
         return 0
     os.setsid()
@@ -267,7 +267,7 @@ def keep(folder: Path, name: str) -> int:
     signal.signal(signal.SIGTERM, lambda *_: supervisor.stop())
     signal.signal(signal.SIGINT, lambda *_: supervisor.hurry())
     with contextlib.suppress(OSError):  # a full disk: then it ends with the lifeline alone
-        os.pwrite(lock, str(os.getpid()).encode(), 0)  # for `signal_keeper`
+        os.pwrite(lock, str(os.getpid()).encode(), 0)  # for `signal_supervisor`
     if lifeline is not None:
         threading.Thread(target=_follow_lifeline, args=(lifeline, supervisor), daemon=True).start()
     supervisor.run()

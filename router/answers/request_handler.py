@@ -106,7 +106,7 @@ class RequestHandler:
             )
             for choice in range(request.choices)
         ]
-        self._generation: ActiveRequest | None = None
+        self._active_request: ActiveRequest | None = None
         self._first_s: dict[int, float] = {}  # when each choice's first output came
         self._last_s: dict[int, float] = {}  # when each choice's last output came
 
@@ -147,22 +147,22 @@ class RequestHandler:
         """Place the request. Raises the same errors as `Dispatcher.start`."""
         if (validated := self._request.grammar_wall_s) is not None:
             tracing.record(tracing.VALIDATE, *validated, self._context)
-        self._generation = await self._serving.dispatcher.start(
+        self._active_request = await self._serving.dispatcher.start(
             self._request, self._request_id, self._context, self._deadline_s, self._trace
         )
 
     async def next(self) -> list[ChoiceDelta] | None:
         """Wait for outputs and return them as one delta a choice, which may be empty; None once the
         request is finished. Raises the error that the request ended with."""
-        assert self._generation is not None
-        outputs = await self._generation.next()
+        assert self._active_request is not None
+        outputs = await self._active_request.next()
         if not outputs:
             return None
         first = not self._last_s
         if self._trace.answered or not (first or self._request.stream):
-            return self._pieces(self._generation, outputs)
+            return self._pieces(self._active_request, outputs)
         self._trace.mark("deliver" if first else "decode")
-        pieces = self._pieces(self._generation, outputs)
+        pieces = self._pieces(self._active_request, outputs)
         self._trace.mark("detokenize")
         return pieces
 
@@ -181,14 +181,14 @@ class RequestHandler:
 
     def leave(self) -> None:
         """End the request if it is not over; cancels to its workers leave in the same tick."""
-        if self._generation is not None and not self._generation.over:
-            self._serving.dispatcher.cancel(self._generation)
+        if self._active_request is not None and not self._active_request.over:
+            self._serving.dispatcher.cancel(self._active_request)
 
     def usage(self) -> Usage:
         return Usage(
             prompt=len(self._request.prompt),
             completion=sum(text.tokens for text in self._texts),
-            cached=self._generation.cached_tokens if self._generation is not None else 0,
+            cached=self._active_request.cached_tokens if self._active_request is not None else 0,
             accepted=sum(text.accepted_proposals for text in self._texts),
             rejected=sum(text.rejected_proposals for text in self._texts),
         )
@@ -201,7 +201,7 @@ class RequestHandler:
         """Return `piece`, the first of its choice or the whole choice, with the parts of the prompt
         that the request asked for before it. Scores exist once the request is finished."""
         request = self._request
-        scores = self._generation.scores if self._generation is not None else None
+        scores = self._active_request.scores if self._active_request is not None else None
         if request.echo is not None:
             shift = len(request.echo)
             own = [replace(entry, offset=entry.offset + shift) for entry in piece.logprobs]
@@ -217,7 +217,7 @@ class RequestHandler:
     def prompt_entries(self) -> list[TokenLogprob]:
         """Return the prompt's tokens with the alternatives that the request asked for; the first
         token has no log-probability."""
-        scores = self._generation.scores if self._generation is not None else None
+        scores = self._active_request.scores if self._active_request is not None else None
         top = self._request.prompt_top
         return [] if scores is None or top is None else self._prompt_entries(scores, top)
 
@@ -240,7 +240,7 @@ class RequestHandler:
         return [choice for choice, text in enumerate(self._texts) if not text.finished]
 
     def _pieces(
-        self, generation: ActiveRequest, outputs: Sequence[OutputToken]
+        self, active_request: ActiveRequest, outputs: Sequence[OutputToken]
     ) -> list[ChoiceDelta]:
         by_choice: dict[int, list[OutputToken]] = {}
         for output in outputs:
@@ -255,8 +255,8 @@ class RequestHandler:
             pieces.append(piece)
             if piece.finish is not None:
                 metrics.FINISHED_CHOICES.labels(piece.finish).inc()
-            if text.finished and not generation.choices[choice].ended:
-                self._serving.dispatcher.finish_choice(generation, choice)
+            if text.finished and not active_request.choices[choice].ended:
+                self._serving.dispatcher.finish_choice(active_request, choice)
         return pieces
 
     def _note_outputs(self, by_choice: dict[int, list[OutputToken]]) -> None:
@@ -323,7 +323,7 @@ class RequestHandler:
         trace = self._trace
         trace.mark("end")  # of one that was not answered
         seconds = asyncio.get_running_loop().time() - trace.begun_s
-        generation = self._generation
+        active_request = self._active_request
         end = RequestEnd(
             self._request_id,
             outcome,
@@ -331,7 +331,7 @@ class RequestHandler:
             usage.prompt,
             usage.completion,
             usage.cached,
-            generation.migrations if generation is not None else 0,
+            active_request.migrations if active_request is not None else 0,
             tracing.trace_id(self._context),
         )
         slow = trace.answered and self._serving.traces.is_slow(trace.path.seconds)

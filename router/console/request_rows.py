@@ -42,13 +42,13 @@ def phase_of(attempt: Attempt) -> str:
 
 
 def _row(attempt: Attempt, phase: str, names: dict[bytes, str], now_s: float) -> dict[str, Any]:
-    generation = attempt.generation
+    active_request = attempt.active_request
     return {
-        "id": generation.request_id,
+        "id": active_request.request_id,
         "phase": phase,
-        "age_s": round(now_s - generation.trace.begun_s, 1),
-        "prompt": len(generation.request.prompt),
-        "output": sum(len(choice.accepted) for choice in generation.choices),
+        "age_s": round(now_s - active_request.trace.begun_s, 1),
+        "prompt": len(active_request.request.prompt),
+        "output": sum(len(choice.accepted) for choice in active_request.choices),
         "decode": attempt.link.worker_id if attempt.link is not None else "",
         "prefill": names.get(attempt.prefill, ""),
         "attempt": attempt.attempt,

@@ -46,7 +46,7 @@ class Attempt:
       ends it."""
 
     wire_id: str
-    generation: ActiveRequest
+    active_request: ActiveRequest
     choices: set[int]
     context: Context
     attempt: int = 1
@@ -73,7 +73,7 @@ class Attempt:
         """Return the message that asks for the rest: the open choices, each from its next index."""
         resume = worker_pb2.Resume(request_id=self.wire_id, attempt=self.attempt)
         for choice in sorted(self.choices):
-            accepted = len(self.generation.choices[choice].accepted)
+            accepted = len(self.active_request.choices[choice].accepted)
             resume.next.add(choice=choice, index=accepted)
         return resume
 
@@ -95,7 +95,7 @@ class Attempt:
         try:
             link.send(worker_pb2.RouterMessage(cancel=cancel))
         except (LinkClosed, Overloaded) as error:  # the link is about to break; see above
-            name = self.generation.request_id
+            name = self.active_request.request_id
             reason = str(error)
             log.info("cancel not sent", request_id=name, worker_id=link.worker_id, reason=reason)
         if not (choices and self.choices):
@@ -104,7 +104,7 @@ class Attempt:
     @property
     def scored(self) -> bool:
         """Whether its worker scores the prompt: then cached blocks do not help."""
-        return self.generation.unscored and 0 in self.choices
+        return self.active_request.unscored and 0 in self.choices
 
     @property
     def length(self) -> int:
@@ -112,15 +112,15 @@ class Attempt:
         accepted = 0
         if len(self.choices) == 1:
             (choice,) = self.choices
-            accepted = len(self.generation.choices[choice].accepted)
-        return len(self.generation.request.prompt) + accepted
+            accepted = len(self.active_request.choices[choice].accepted)
+        return len(self.active_request.request.prompt) + accepted
 
     def tokens(self) -> tuple[int, ...]:
         """Return prompt and accepted tokens; several choices continue from the prompt alone."""
         if len(self.choices) > 1:
-            return self.generation.request.prompt
+            return self.active_request.request.prompt
         (choice,) = self.choices
-        return (*self.generation.request.prompt, *self.generation.choices[choice].accepted)
+        return (*self.active_request.request.prompt, *self.active_request.choices[choice].accepted)
 
     @property
     def failures(self) -> int:
@@ -130,7 +130,7 @@ class Attempt:
     def continued(self, failed_boot_id: bytes, drained: bool = False) -> list[Attempt]:
         """Return the next attempt; one for each choice if several continue from accepted tokens."""
         avoid, drains = self.avoid | {failed_boot_id}, self.drains + drained
-        choices = self.generation.choices
+        choices = self.active_request.choices
         if len(self.choices) == 1 or not any(choices[choice].accepted for choice in self.choices):
             parts = [(self.wire_id, self.choices)]
         else:
@@ -138,7 +138,7 @@ class Attempt:
         return [
             Attempt(
                 wire_id,
-                self.generation,
+                self.active_request,
                 part,
                 self.context,
                 self.attempt + 1,
@@ -157,7 +157,7 @@ def quarantine_error(attempt: Attempt, worker_id: str) -> EngineError:
     """Count and log a request that hung a worker alone, and return the error that ends it."""
     log.error(
         "request quarantined",
-        request_id=attempt.generation.request_id,
+        request_id=attempt.active_request.request_id,
         worker_id=worker_id,
         hangs=attempt.hangs,
     )
@@ -168,13 +168,13 @@ def quarantine_error(attempt: Attempt, worker_id: str) -> EngineError:
     )
 
 
-def ended_before_loss(generation: ActiveRequest, choice: int) -> Finish | None:
+def ended_before_loss(active_request: ActiveRequest, choice: int) -> Finish | None:
     """Return the finish reason of a choice whose last token was accepted while the message of its
     end was lost; None if it has not ended."""
-    accepted = generation.choices[choice].accepted
-    if accepted and accepted[-1] in generation.request.stop_token_ids:
+    accepted = active_request.choices[choice].accepted
+    if accepted and accepted[-1] in active_request.request.stop_token_ids:
         return "stop"
-    if len(accepted) >= generation.request.max_tokens:
+    if len(accepted) >= active_request.request.max_tokens:
         return "length"
     return None
 
@@ -194,8 +194,8 @@ def output_token(output: worker_pb2.Output) -> OutputToken:
 
 def build_submit(attempt: Attempt, placement: Placement, remaining_s: float) -> worker_pb2.Submit:
     """Return the message, without trace context. `remaining_s` is the time to the deadline."""
-    generation = attempt.generation
-    request = generation.request
+    active_request = attempt.active_request
+    request = active_request.request
     sampling = request.sampling
     if request.scored and not attempt.scored:
         sampling = worker_pb2.Sampling()
@@ -206,7 +206,7 @@ def build_submit(attempt: Attempt, placement: Placement, remaining_s: float) -> 
         attempt=attempt.attempt,
         prompt=request.prompt,
         choices=[
-            worker_pb2.Choice(choice=choice, accepted=generation.choices[choice].accepted)
+            worker_pb2.Choice(choice=choice, accepted=active_request.choices[choice].accepted)
             for choice in sorted(attempt.choices)
         ],
         sampling=sampling,
@@ -256,7 +256,7 @@ def check_output(
 ) -> CheckedOutput | None:
     """Return the next output of its choice, or None where it was accepted before. Raises
     WorkerLost if it cannot follow what was accepted: the worker is not believed."""
-    request = attempt.generation
+    request = attempt.active_request
     accepted = len(request.choices[output.choice].accepted)
     if output.end == worker_pb2.CANCELLED:
         raise WorkerLost("the worker cancelled the request")

@@ -25,7 +25,7 @@ class Attempts:
 
     def __init__(self) -> None:
         self._by_id: dict[str, Attempt] = {}
-        self._by_generation: dict[ActiveRequest, dict[Attempt, int]] = {}
+        self._by_active_request: dict[ActiveRequest, dict[Attempt, int]] = {}
         self._by_link: dict[WorkerLink, dict[Attempt, int]] = {}
         self._numbers = itertools.count()
 
@@ -44,14 +44,14 @@ class Attempts:
     def add(self, attempt: Attempt) -> None:
         """Add an attempt that is on no link; its id is free."""
         self._by_id[attempt.wire_id] = attempt
-        siblings = self._by_generation.setdefault(attempt.generation, {})
+        siblings = self._by_active_request.setdefault(attempt.active_request, {})
         siblings[attempt] = next(self._numbers)
 
     def remove(self, wire_id: str) -> None:
         """Remove the attempt that has this id, if there is one."""
         attempt = self._by_id.pop(wire_id, None)
         if attempt is not None:
-            _drop(self._by_generation, attempt.generation, attempt)
+            _drop(self._by_active_request, attempt.active_request, attempt)
             if attempt.link is not None:
                 _drop(self._by_link, attempt.link, attempt)
 
@@ -60,12 +60,12 @@ class Attempts:
         if attempt.link is not None:
             _drop(self._by_link, attempt.link, attempt)
         attempt.link = link
-        number = self._by_generation.get(attempt.generation, {}).get(attempt)
+        number = self._by_active_request.get(attempt.active_request, {}).get(attempt)
         if link is not None and number is not None:  # else it has been removed
             self._by_link.setdefault(link, {})[attempt] = number
 
-    def of(self, generation: ActiveRequest) -> list[Attempt]:
-        return [*self._by_generation.get(generation, ())]
+    def of(self, active_request: ActiveRequest) -> list[Attempt]:
+        return [*self._by_active_request.get(active_request, ())]
 
     def on(self, link: WorkerLink) -> list[Attempt]:
         found = self._by_link.get(link, {})

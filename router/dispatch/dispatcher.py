@@ -99,10 +99,10 @@ class Dispatcher:
         InvalidRequest or DeadlineExceeded if no worker can take it (in time); then no worker
         has heard of it. If cancelled, the request ends."""
         self.check_deadline(deadline_s)
-        generation = ActiveRequest(
+        active_request = ActiveRequest(
             request_id, request, self._config.stream_buffer_messages, deadline_s, trace
         )
-        attempt = Attempt(request_id, generation, set(range(request.choices)), context)
+        attempt = Attempt(request_id, active_request, set(range(request.choices)), context)
         self.attempts.add(attempt)
         self._retries.recheck()
         try:
@@ -111,10 +111,10 @@ class Dispatcher:
             self.attempts.remove(request_id)
             raise
         self.attempts.assign(attempt, link)
-        generation.timer = asyncio.get_running_loop().call_at(
-            deadline_s, self._deadline_passed, generation
+        active_request.timer = asyncio.get_running_loop().call_at(
+            deadline_s, self._deadline_passed, active_request
         )
-        return generation
+        return active_request
 
     def check_deadline(self, deadline_s: float) -> None:
         """Raise Unavailable or Overloaded if a new request would be served too late."""
@@ -124,25 +124,25 @@ class Dispatcher:
 
     def explain(self, request: ValidatedRequest) -> Explanation:
         """Same as `Submitter.explain`, for a new request."""
-        generation = ActiveRequest("", request, 1, _now())
+        active_request = ActiveRequest("", request, 1, _now())
         return self._submitter.explain(
-            Attempt("", generation, set(range(request.choices)), Context())
+            Attempt("", active_request, set(range(request.choices)), Context())
         )
 
-    def cancel(self, generation: ActiveRequest, error: BatonError | None = None) -> None:
+    def cancel(self, active_request: ActiveRequest, error: BatonError | None = None) -> None:
         """End a request now; the cancels to its workers are sent in the same tick."""
-        for attempt in self.attempts.of(generation):
+        for attempt in self.attempts.of(active_request):
             self._drop(attempt)
             attempt.send_cancel()
-        generation.end(error or Cancelled("the client left"))
+        active_request.end(error or Cancelled("the client left"))
 
-    def _deadline_passed(self, generation: ActiveRequest) -> None:
-        self.cancel(generation, passed("answering"))
+    def _deadline_passed(self, active_request: ActiveRequest) -> None:
+        self.cancel(active_request, passed("answering"))
 
-    def finish_choice(self, generation: ActiveRequest, choice: int) -> None:
+    def finish_choice(self, active_request: ActiveRequest, choice: int) -> None:
         """End a choice at a stop string: what the worker still sends of it is dropped."""
-        generation.choices[choice].ended = True
-        for attempt in self.attempts.of(generation):
+        active_request.choices[choice].ended = True
+        for attempt in self.attempts.of(active_request):
             if choice not in attempt.choices:
                 continue
             self._record_success(attempt)
@@ -150,13 +150,13 @@ class Dispatcher:
             if not attempt.choices:
                 self._drop(attempt)
             attempt.send_cancel(choice)
-        self._end_if_done(generation)
+        self._end_if_done(active_request)
 
     def end_all(self) -> None:
         """Fail every request, now and from now on: the router stops."""
         self._stopping = True
         for attempt in list(self.attempts.values()):
-            self.cancel(attempt.generation, Unavailable(STOPPING))
+            self.cancel(attempt.active_request, Unavailable(STOPPING))
         self._queue.wake()
 
     async def close(self) -> None:
@@ -177,14 +177,14 @@ class Dispatcher:
         for output in outputs.outputs:
             attempt = self._current(link, output)
             if attempt is not None and output.choice in attempt.choices:
-                generation = attempt.generation
-                if output.HasField("token") and generation not in met:  # an end has room
-                    met.add(generation)
-                    if generation.too_slow():
-                        self.cancel(generation, Cancelled("the client reads too slowly"))
+                active_request = attempt.active_request
+                if output.HasField("token") and active_request not in met:  # an end has room
+                    met.add(active_request)
+                    if active_request.too_slow():
+                        self.cancel(active_request, Cancelled("the client reads too slowly"))
                         continue
                 self._accept(attempt, output)
-                crowded = crowded or generation.full
+                crowded = crowded or active_request.full
                 continue
             metrics.STALE_OUTPUTS.inc()
             if output.end and output.request_id not in self.attempts:
@@ -266,18 +266,18 @@ class Dispatcher:
         if checked is None:
             metrics.STALE_OUTPUTS.inc()
             return
-        trace = attempt.generation.trace
+        trace = attempt.active_request.trace
         if output.HasField("timeline") or trace.wants_output:
             trace.record_output(output.timeline)
-        cached_tokens = min(output.cached_tokens, len(attempt.generation.request.prompt))
+        cached_tokens = min(output.cached_tokens, len(attempt.active_request.request.prompt))
         self._put(attempt, checked, cached_tokens)
 
     def _put(self, attempt: Attempt, checked: CheckedOutput, cached_tokens: int) -> None:
-        generation, token = attempt.generation, checked.token
+        active_request, token = attempt.active_request, checked.token
         if checked.scores is not None:
-            generation.scores = checked.scores
-        generation.cached_tokens = max(generation.cached_tokens, cached_tokens)
-        generation.put(token)
+            active_request.scores = checked.scores
+        active_request.cached_tokens = max(active_request.cached_tokens, cached_tokens)
+        active_request.put(token)
         attempt.answered = True
         self._retries.release(attempt)
         for boot_id in attempt.short:
@@ -322,24 +322,24 @@ class Dispatcher:
         if retryable:
             self._retry(attempt, error, boot_id)
         else:
-            self.cancel(attempt.generation, error)
+            self.cancel(attempt.active_request, error)
 
     def _retry(self, attempt: Attempt, error: BatonError, failed_boot_id: bytes) -> None:
         """Replace an attempt, which is on no worker now, by the next one, from its accepted
         tokens, or end its request if the retry policy refuses."""
-        generation = attempt.generation
-        if generation.over:  # another part of it has just failed for good
+        active_request = attempt.active_request
+        if active_request.over:  # another part of it has just failed for good
             return
         self._end_complete_choices(attempt)
         if not attempt.choices:
             return
-        generation.trace.record_loss()
+        active_request.trace.record_loss()
         verdict = self._retries.decide(attempt, error)
         if isinstance(verdict, BatonError):
-            self.cancel(generation, verdict)
+            self.cancel(active_request, verdict)
             return
         report = log.info if verdict.returned else log.warning
-        report("request retried", request_id=generation.request_id, reason=str(error))
+        report("request retried", request_id=active_request.request_id, reason=str(error))
         self.attempts.remove(attempt.wire_id)
         for part in attempt.continued(failed_boot_id, verdict.returned):
             self.attempts.add(part)
@@ -350,9 +350,9 @@ class Dispatcher:
     def _end_complete_choices(self, attempt: Attempt) -> None:
         """End the choices whose last token arrived while the message of their end was lost."""
         for choice in sorted(attempt.choices):
-            finish = ended_before_loss(attempt.generation, choice)
+            finish = ended_before_loss(attempt.active_request, choice)
             if finish is not None:
-                attempt.generation.put(OutputToken(choice, None, finish=finish))
+                attempt.active_request.put(OutputToken(choice, None, finish=finish))
                 self._end_choice(attempt, choice)
 
     async def _place_retry(self, attempt: Attempt, retry: Retry) -> None:
@@ -361,19 +361,19 @@ class Dispatcher:
         try:
             await self._retries.acquire(attempt, retry)
             metrics.MIGRATIONS.labels(retry.reason).inc()
-            attempt.generation.migrations += 1
+            attempt.active_request.migrations += 1
             wait_s = self._config.returned_wait_s if retry.returned else self.place_wait_s
             link = await self._queue.place(attempt, wait_s, retry.returned)
             self.attempts.assign(attempt, link)
         except BatonError as error:
             self._give_up(attempt, error)
         except Exception as error:  # a defect: report it to the client now, not at its deadline
-            log.exception("retry failed", request_id=attempt.generation.request_id)
+            log.exception("retry failed", request_id=attempt.active_request.request_id)
             self._give_up(attempt, BatonError(f"the retry failed: {type(error).__name__}"))
 
     def _give_up(self, attempt: Attempt, error: BatonError) -> None:
         if self.attempts.get(attempt.wire_id) is attempt:
-            self.cancel(attempt.generation, error)
+            self.cancel(attempt.active_request, error)
 
     def _end_choice(self, attempt: Attempt, choice: int) -> None:
         attempt.choices.discard(choice)
@@ -381,11 +381,11 @@ class Dispatcher:
             self.attempts.remove(attempt.wire_id)
             if attempt.link is not None:
                 attempt.link.settle(attempt.wire_id)
-        self._end_if_done(attempt.generation)
+        self._end_if_done(attempt.active_request)
 
-    def _end_if_done(self, generation: ActiveRequest) -> None:
-        if all(choice.ended for choice in generation.choices):
-            generation.end()
+    def _end_if_done(self, active_request: ActiveRequest) -> None:
+        if all(choice.ended for choice in active_request.choices):
+            active_request.end()
 
     def _drop(self, attempt: Attempt) -> None:
         """Remove an attempt that is no longer wanted, with its task and its permit."""

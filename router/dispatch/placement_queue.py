@@ -41,12 +41,12 @@ class PlacementQueue:
         """Try until a worker takes it, and return that worker's link. A missing worker is waited
         for. A full fleet refuses a new request at once, but not a retry; nor is a retry an invalid
         request where the workers that are left are too small for it."""
-        deadline_s = attempt.generation.deadline_s
+        deadline_s = attempt.active_request.deadline_s
         until_s = _now() + wait_s
         error: BatonError | None = None
         while True:
-            if attempt.generation.over:
-                raise attempt.generation.error or Unavailable(STOPPING)
+            if attempt.active_request.over:
+                raise attempt.active_request.error or Unavailable(STOPPING)
             if _now() >= deadline_s:
                 raise passed("placing", str(error or ""))
             tried = self._submitter.try_place(attempt)

@@ -72,7 +72,7 @@ class RetryPolicy:
         if not returned and attempt.failures >= self._max_attempts:
             metrics.RETRIES_REFUSED.labels("attempts").inc()
             return attempt.busy or error
-        paused = overloaded and attempt.generation.begun
+        paused = overloaded and attempt.active_request.begun
         return Retry(
             pause_s=BUSY_PAUSE_S * attempt.attempt if paused else 0.0,
             returned=returned,

@@ -91,7 +91,7 @@ class Submitter:
         groups = open_groups(need, fleet, self._fleet.disconnected_capacities)
         if isinstance(groups, BatonError):
             return groups
-        salt, known = attempt.generation.request.cache_salt, attempt.identities
+        salt, known = attempt.active_request.request.cache_salt, attempt.identities
         wanted = () if attempt.scored else attempt.tokens()  # what is scored is computed
         held = self._fleet.holders(wanted, salt, known)
         # A step of a prefill worker is shared: what is computed alone stays where it is decoded.
@@ -108,8 +108,8 @@ class Submitter:
         return _Found(need, fleet, groups, held, placement)
 
     def _need(self, attempt: Attempt) -> Need:
-        generation = attempt.generation
-        most_tokens = len(generation.request.prompt) + generation.request.max_tokens
+        active_request = attempt.active_request
+        most_tokens = len(active_request.request.prompt) + active_request.request.max_tokens
         return Need(
             tokens=attempt.length,
             output_tokens=min(most_tokens - attempt.length, self._growth_tokens),
@@ -117,7 +117,7 @@ class Submitter:
             sequences=len(attempt.choices),
             avoid=attempt.avoid,
             left=attempt.left,
-            numerics=generation.numerics if generation.begun else None,
+            numerics=active_request.numerics if active_request.begun else None,
         )
 
     def _submit(
@@ -126,21 +126,21 @@ class Submitter:
         link = self._fleet.link(placement.decode.worker_id)
         if link is None:
             return WorkerLost(f"{placement.decode.worker_id} has just left")
-        remaining_s = attempt.generation.deadline_s - asyncio.get_running_loop().time()
+        remaining_s = attempt.active_request.deadline_s - asyncio.get_running_loop().time()
         message = build_submit(attempt, placement, remaining_s)
         message.trace_context.update(tracing.inject(attempt.context))
         try:
             link.send(worker_pb2.RouterMessage(submit=message))
         except (LinkClosed, Overloaded) as error:
             return error
-        attempt.generation.trace.record_sent(link.worker_id)
+        attempt.active_request.trace.record_sent(link.worker_id)
         self._fleet.recent_prompts.add(attempt.identities.get(placement.decode.kv_format, ()))
         attempt.identities.clear()  # another attempt may have other tokens
         now_s = asyncio.get_running_loop().time()
         self._record_placement(placement.decode, now_s)
         attempt.candidates = frozenset(worker.boot_id for worker in placement.candidates)
         attempt.prefill = placement.candidates[0].boot_id if placement.candidates else b""
-        attempt.generation.numerics = placement.decode.numerics
+        attempt.active_request.numerics = placement.decode.numerics
         _note_placed(link, tokens)
         if placement.candidates:
             self._record_placement(placement.candidates[0], now_s)

@@ -34,11 +34,11 @@ _RANGES = {  # as requests have them
 }
 
 
-def sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
+def sampling_defaults(generation_config: Mapping[str, Any]) -> SamplingDefaults:
     """Read the content of a generation_config.json. Raises ModelError naming the field."""
     found: dict[str, Any] = {}
     for name, (least, most) in _RANGES.items():
-        value = generation.get(name)
+        value = generation_config.get(name)
         if value is None:
             continue
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -49,6 +49,6 @@ def sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
                 "or set router.model_sampling to false"
             )
         found[name] = int(value) if whole else float(value)
-    if generation.get("do_sample") is False:
+    if generation_config.get("do_sample") is False:
         found["temperature"] = 0.0
     return SamplingDefaults(**found)

@@ -33,13 +33,13 @@ class ModelCard:
     tool_template: str | None
     special: dict[str, str]
     tokenizer_file: Path
-    generation: dict[str, Any]  # generation_config.json as it is
+    generation_config: dict[str, Any]  # generation_config.json as it is
 
 
 def read_card(folder: Path, name: str) -> ModelCard:
     """Read the model's files. Raises ModelError, which names the file, the fault and the remedy."""
     config = _json(folder / "config.json", required=True)
-    generation = _json(folder / "generation_config.json")
+    generation_config = _json(folder / "generation_config.json")
     tokenizer = _json(folder / "tokenizer_config.json")
     tokenizer_file = folder / "tokenizer.json"
     if not tokenizer_file.is_file():
@@ -53,12 +53,12 @@ def read_card(folder: Path, name: str) -> ModelCard:
         name=name,
         max_context=_count(sizes, "max_position_embeddings", folder),
         vocab_size=_count(sizes, "vocab_size", folder),
-        end_tokens=frozenset(end_tokens(folder, config, generation)),
+        end_tokens=frozenset(end_tokens(folder, config, generation_config)),
         template=templates.get("default"),
         tool_template=templates.get("tool_use"),
         special=_special(tokenizer),
         tokenizer_file=tokenizer_file,
-        generation=generation,
+        generation_config=generation_config,
     )
 
 

@@ -71,15 +71,15 @@ class ClientView(RequestHandler):
     outputs: Sequence[OutputToken] = ()
 
     def begun(self) -> ActiveRequest:
-        assert self._generation is not None
-        return self._generation
+        assert self._active_request is not None
+        return self._active_request
 
     def take(self, pieces: Sequence[ChoiceDelta], text: list[str]) -> None:
         for piece in pieces:
             text[piece.choice] += piece.text
 
     def _pieces(
-        self, generation: ActiveRequest, outputs: Sequence[OutputToken]
+        self, active_request: ActiveRequest, outputs: Sequence[OutputToken]
     ) -> list[ChoiceDelta]:
         self.outputs = outputs
-        return super()._pieces(generation, outputs)
+        return super()._pieces(active_request, outputs)

@@ -149,22 +149,22 @@ async def _serve(router: RouterProcess, history: History) -> None:
     serving = RequestServices(router.dispatcher, router.admission, TOKENIZER)
     view = ClientView(serving, ask.request(), history.request_id, 0.0, Context(), deadline_s)
     await view.begin()
-    generation = view.begun()
+    active_request = view.begun()
     try:
         while (pieces := await view.next()) is not None:
             view.take(pieces, history.text)
             for output in view.outputs:
-                _take(router, generation, history, output)
+                _take(router, active_request, history, output)
             if ask.reads_s:
                 await asyncio.sleep(ask.reads_s)
         history.usage = view.usage()
     finally:
-        history.migrations = generation.migrations
+        history.migrations = active_request.migrations
         view.leave()
 
 
 def _take(
-    router: RouterProcess, generation: ActiveRequest, history: History, output: OutputToken
+    router: RouterProcess, active_request: ActiveRequest, history: History, output: OutputToken
 ) -> None:
     """Record an output, except after a stop string: the router drops those too."""
     choice, enough = output.choice, history.ask.enough
@@ -178,5 +178,5 @@ def _take(
         history.finishes[choice].append(output.finish)
     elif enough is not None and len(tokens) >= enough:
         history.finishes[choice].append("enough")
-        if not generation.choices[choice].ended:
-            router.dispatcher.finish_choice(generation, choice)
+        if not active_request.choices[choice].ended:
+            router.dispatcher.finish_choice(active_request, choice)

@@ -18,7 +18,7 @@ from baton.runtime.errors import DeviceLost
 from baton.runtime.worker import drain
 from baton.simulation.fleet.world import WorkerProcess, World
 
-KEEPER_S = 0.1  # before a worker that ended by itself is started again
+SUPERVISOR_S = 0.1  # before a worker that ended by itself is started again
 
 
 async def roll(world: World, name: str) -> None:
@@ -39,10 +39,10 @@ async def roll(world: World, name: str) -> None:
 
 async def end_lost(world: World, process: WorkerProcess) -> None:
     """End a worker whose loop has ended because its device is lost, and start another process in
-    its place, as its keeper does."""
+    its place, as its supervisor does."""
     with contextlib.suppress(DeviceLost):  # the process's last words
         await _serve_out(world, process, drain.RoleControl(process.role), lambda: None)
-    world.loop.call_world(world.loop.world_s + KEEPER_S, _replace, world, process)
+    world.loop.call_world(world.loop.world_s + SUPERVISOR_S, _replace, world, process)
 
 
 async def _serve_out(

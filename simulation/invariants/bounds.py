@@ -74,7 +74,7 @@ class Bounds:
             outcome = try_place(attempt)
             moved = attempt.attempt > 1 and not attempt.drains
             if not isinstance(outcome, BatonError) and moved and attempt.permit is None:
-                name = attempt.generation.request_id
+                name = attempt.active_request.request_id
                 self._breaches.append(f"{process.machine.name}: {name} is moved beside the budget")
             return outcome
 

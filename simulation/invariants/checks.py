@@ -127,17 +127,17 @@ class Watch:
             named: dict[str, tuple[ActiveRequest, int]] = {}
             fitting: dict[str, int] = {}
             for output in outputs.outputs:
-                submission = dispatcher.attempts.get(output.request_id)
-                if submission is not None:
-                    generation = submission.generation
-                    named[generation.request_id] = (generation, _accepted(generation))
-                    right = submission.link is link and submission.attempt == output.attempt
+                attempt = dispatcher.attempts.get(output.request_id)
+                if attempt is not None:
+                    active_request = attempt.active_request
+                    named[active_request.request_id] = (active_request, _accepted(active_request))
+                    right = attempt.link is link and attempt.attempt == output.attempt
                     if right and output.HasField("token"):
-                        before = fitting.get(generation.request_id, 0)
-                        fitting[generation.request_id] = before + 1
+                        before = fitting.get(active_request.request_id, 0)
+                        fitting[active_request.request_id] = before + 1
             crowded = take(link, outputs)
-            for name, (generation, before) in named.items():
-                if _accepted(generation) - before > fitting.get(name, 0):
+            for name, (active_request, before) in named.items():
+                if _accepted(active_request) - before > fitting.get(name, 0):
                     self.breaches.append(f"{process.machine.name}: {name} took an old token")
             return crowded
 
@@ -279,8 +279,8 @@ class Watch:
         self._leases.landing(attempt)
 
 
-def _accepted(generation: ActiveRequest) -> int:
-    return sum([len(choice.accepted) for choice in generation.choices])
+def _accepted(active_request: ActiveRequest) -> int:
+    return sum([len(choice.accepted) for choice in active_request.choices])
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,9 +97,9 @@ class Drains:
             link = router.fleet.link(process.machine.name)
             if self._disturbed or link is None or not link.up or link.boot_id != process.boot_id:
                 continue
-            for submission in router.dispatcher.attempts.values():
-                if submission.link is link:
-                    yield f"{router.machine.name} still waits there for {submission.wire_id}"
+            for attempt in router.dispatcher.attempts.values():
+                if attempt.link is link:
+                    yield f"{router.machine.name} still waits there for {attempt.wire_id}"
 
 
 def _left(worker: DecodeWorker) -> Iterable[str]:

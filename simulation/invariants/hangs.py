@@ -63,15 +63,15 @@ class Hangs:
         self._look_later(process, link, boot_id)
         if process.machine.stopped:
             return
-        for submission in process.dispatcher.attempts.values():
-            bearer = submission.link
-            if bearer is None or not bearer.up or submission.answered:
+        for attempt in process.dispatcher.attempts.values():
+            decode_link = attempt.link
+            if decode_link is None or not decode_link.up or attempt.answered:
                 continue
-            key = (bearer.boot_id, submission.wire_id, submission.attempt)
+            key = (decode_link.boot_id, attempt.wire_id, attempt.attempt)
             asked, since_s = self._asked.get(key, (b"", 0.0))
             waits_s = self._world.loop.world_s - since_s
             if asked == boot_id and waits_s >= FOR_S:
                 self._breaches.append(
-                    f"{process.machine.name}: {submission.wire_id} waits for {link.worker_id} for "
+                    f"{process.machine.name}: {attempt.wire_id} waits for {link.worker_id} for "
                     f"{waits_s:.1f} s, which is known to hang"
                 )

@@ -58,7 +58,7 @@ def _held(process: WorkerProcess, routers: int) -> Iterable[str]:
 def _borne(router: RouterProcess) -> Iterable[str]:
     dispatcher = router.dispatcher
     if len(dispatcher) or dispatcher._retrying:
-        yield f"{len(dispatcher)} submissions, {len(dispatcher._retrying)} being placed"
+        yield f"{len(dispatcher)} attempts, {len(dispatcher._retrying)} being placed"
     if router.admission.taken:
         yield f"{router.admission.taken} tickets taken"
 

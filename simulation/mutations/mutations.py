@@ -125,10 +125,10 @@ def _no_partial_block(before: Any) -> Any:
 def _any_attempt(before: Any) -> Any:
     def take(self: Dispatcher, link: Any, outputs: Any) -> None:
         for output in outputs.outputs:
-            submission = self.attempts.get(output.request_id)
-            if submission is not None and output.choice in submission.choices:
-                output.attempt = submission.attempt
-                self.attempts.assign(submission, link)
+            attempt = self.attempts.get(output.request_id)
+            if attempt is not None and output.choice in attempt.choices:
+                output.attempt = attempt.attempt
+                self.attempts.assign(attempt, link)
         before(self, link, outputs)
 
     return take
@@ -147,9 +147,9 @@ def _owed_nothing(_: Any) -> Any:
 
 
 def _another_seed(before: Any) -> Any:
-    def build(submission: Attempt, *more: Any) -> Any:
-        message = before(submission, *more)
-        message.sampling.seed = (message.sampling.seed + submission.attempt - 1) % (1 << 64)
+    def build(attempt: Attempt, *more: Any) -> Any:
+        message = before(attempt, *more)
+        message.sampling.seed = (message.sampling.seed + attempt.attempt - 1) % (1 << 64)
         return message
 
     return build

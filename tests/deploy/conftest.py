@@ -15,7 +15,7 @@ import pytest
 from baton.deploy.host.authority import Authority
 from baton.deploy.host.instance import Instance, Job, JobStatus, processes_of, read_status
 from baton.deploy.processes.worker_control import WorkerControl
-from baton.deploy.serve.process_launcher import spawn_keepers
+from baton.deploy.serve.process_launcher import spawn_supervisors
 from baton.proto import control_pb2, control_pb2_grpc
 from baton.runtime.cluster_config import SecurityConfig
 from baton.runtime.grpc_links import open_port, open_server
@@ -64,11 +64,11 @@ def instance() -> Iterator[Instance]:
 def start(
     instance: Instance, wait_for: Callable[[Callable[[], bool]], bool]
 ) -> Callable[[Job], JobStatus]:
-    """Starts the keeper of a job; answers once the keeper has told of it."""
+    """Starts the supervisor of a job; answers once the supervisor has told of it."""
 
     def start(job: Job) -> JobStatus:
         instance.write_job(job)
-        spawn_keepers(instance.folder, [job.name])
+        spawn_supervisors(instance.folder, [job.name])
         assert wait_for(lambda: read_status(instance.folder, job.name) is not None)
         found = read_status(instance.folder, job.name)
         assert found is not None

@@ -144,7 +144,7 @@ def test_a_mistake_is_one_line_without_a_traceback(arguments: tuple[str, ...], w
     assert done.stdout == ""
 
 
-def test_a_child_leaves_its_message_where_its_keeper_looks(tmp_path: Path) -> None:
+def test_a_child_leaves_its_message_where_its_supervisor_looks(tmp_path: Path) -> None:
     file = tmp_path / "decode-0.error"
     baton("serve", "--config", "/no/such/file", BATON_ERROR_FILE=str(file))
     assert file.read_text().startswith("cannot read /no/such/file")

@@ -1,4 +1,4 @@
-"""How keepers end their children: each in its grace, at once where there is haste, one alone."""
+"""How supervisors end their children: in their grace, at once where there is haste, one alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from baton.deploy.host.instance import Instance, Job, JobStatus, processes_of, read_status
-from baton.deploy.serve import supervisor
+from baton.deploy.serve import supervisor as supervisor_module
 from baton.deploy.serve.supervisor import Supervisor
 
 Wait = Callable[[Callable[[], bool]], bool]
@@ -73,22 +73,22 @@ def test_an_end_in_haste_waits_for_no_child(
 def test_a_child_that_is_deaf_to_haste_too_is_killed(
     instance: Instance, start: Start, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "HURRY_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(supervisor, "SIGNAL_GAP_S", 0.05)
+    monkeypatch.setattr(supervisor_module, "HURRY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(supervisor_module, "SIGNAL_GAP_S", 0.05)
     job = python_job("a", DEAF, grace_s=600.0)
     instance.write_job(job)
-    keeper = Supervisor(instance.folder, job, dict(os.environ))
-    running = threading.Thread(target=keeper.run, daemon=True)
+    supervisor = Supervisor(instance.folder, job, dict(os.environ))
+    running = threading.Thread(target=supervisor.run, daemon=True)
     running.start()
     assert wait_for(lambda: read_status(instance.folder, "a") is not None)
     found = read_status(instance.folder, "a")
     assert found is not None
     pid = found.pid
     assert wait_for(lambda: called(pid, "deaf"))
-    keeper.stop()
+    supervisor.stop()
     running.join(0.3)
     assert running.is_alive() and alive(pid)  # it has its grace
-    keeper.hurry()
+    supervisor.hurry()
     running.join(10)
     assert not running.is_alive() and not alive(pid)
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from baton.deploy.nodes.fleet_driver import LOST_S, FleetDriver
 from baton.deploy.nodes.fleet_metrics import RestartReason
-from baton.deploy.nodes.worker_keeper import WorkerReport
+from baton.deploy.nodes.node_worker import WorkerReport
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime import metrics
 from baton.runtime.errors import Unavailable

@@ -31,7 +31,7 @@ def test_the_folder_is_private_and_gone_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("swept", [True, False])
-def test_a_remaining_keeper_ends_before_the_folder_is_removed(
+def test_a_supervisor_ends_before_the_folder_is_removed(
     monkeypatch: pytest.MonkeyPatch, swept: bool
 ) -> None:
     """Where it stays all the same, the folder stays for it."""
@@ -76,7 +76,7 @@ def test_what_a_killed_instance_left_is_cleared() -> None:
     claimed.end()
 
 
-def test_a_dead_instances_keepers_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_instances_supervisors_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = instances.runtime_folder() / "port-1"
     folder.mkdir()
     (folder / "decode-0.lock").touch()

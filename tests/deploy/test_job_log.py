@@ -14,7 +14,7 @@ import pytest
 
 from baton.deploy.host.instance import Instance, Job
 from baton.deploy.host.job_log import keep_logs, open_log, rotate
-from baton.deploy.serve import supervisor
+from baton.deploy.serve import supervisor as supervisor_module
 from baton.deploy.serve.supervisor import Supervisor
 from baton.runtime.errors import ConfigError
 
@@ -66,17 +66,17 @@ def test_on_a_full_disk_a_log_is_cut_all_the_same_and_says_so(
     assert not (tmp_path / "a.log.1").exists()
 
 
-def test_a_keeper_bounds_what_its_job_writes(
+def test_a_supervisor_bounds_what_its_job_writes(
     instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "POLL_S", 0.02)
+    monkeypatch.setattr(supervisor_module, "POLL_S", 0.02)
     code = (
         "import time\n"
         "for n in range(10**9):\n    print(f'line {n}', 'x' * 200, flush=True); time.sleep(0.001)"
     )
     job = Job("a", (sys.executable, "-S", "-c", code), log_bytes=20_000)
-    keeper = Supervisor(instance.folder, job, dict(os.environ))
-    keeping = threading.Thread(target=keeper.run)
+    supervisor = Supervisor(instance.folder, job, dict(os.environ))
+    keeping = threading.Thread(target=supervisor.run)
     keeping.start()
     before = instance.folder / "a.log.1"
     seen: set[str] = set()
@@ -87,7 +87,7 @@ def test_a_keeper_bounds_what_its_job_writes(
         return len(seen) > 3
 
     assert wait_for(three_turns)
-    keeper.stop()
+    supervisor.stop()
     keeping.join(60)
     assert not keeping.is_alive()
     last = (instance.folder / "a.log").read_text()
@@ -97,8 +97,8 @@ def test_a_keeper_bounds_what_its_job_writes(
 def test_a_log_that_cannot_be_cut_ends_no_job(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keeper = Supervisor(instance.folder, Job("a", ("true",)), {})
-    keeper._bound_log()  # there is none
+    supervisor = Supervisor(instance.folder, Job("a", ("true",)), {})
+    supervisor._bound_log()  # there is none
     assert "the log of a was not cut" in capsys.readouterr().err
 
 

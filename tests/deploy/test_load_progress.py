@@ -1,4 +1,4 @@
-"""Loading is told in the log and in the keeper's file: first, last, and every few seconds."""
+"""Loading is told in the log and in the supervisor's file: first, last, and every few seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When keepers are started, and that one which cannot be holds up no other."""
+"""When supervisors are started, and that one which cannot be holds up no other."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import pytest
 
 from baton.deploy.host.instance import Instance, Job, is_locked
 from baton.deploy.serve import process_launcher
-from baton.deploy.serve.process_launcher import ProcessLauncher, spawn_keepers
+from baton.deploy.serve.process_launcher import ProcessLauncher, spawn_supervisors
 from baton.runtime.errors import BatonError
 
 TICK_S = 0.1
 
 
-class Keepers:
-    """Scripted: `lives_s` after its start each keeper ends. Counts the starts, by time."""
+class Supervisors:
+    """Scripted: `lives_s` after its start each supervisor ends. Counts the starts, by time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, lives_s: float = 0.0) -> None:
         self.now = 0.0
         self.lives_s = lives_s
         self.starts: list[tuple[float, str]] = []
         self.failure: Exception | None = None
-        monkeypatch.setattr(process_launcher, "lacks_keeper", self._lacks)
-        monkeypatch.setattr(process_launcher, "spawn_keepers", self._spawn)
+        monkeypatch.setattr(process_launcher, "lacks_supervisor", self._lacks)
+        monkeypatch.setattr(process_launcher, "spawn_supervisors", self._spawn)
         self.launcher = ProcessLauncher(Path("/run/i"), ["a", "b"], lambda: self.now)
 
     def _lacks(self, _: Path, name: str) -> bool:
@@ -44,41 +44,41 @@ class Keepers:
         return [round(at, 1) for at, started in self.starts if started == name]
 
 
-def test_a_keeper_that_ends_at_once_is_started_ever_more_slowly(
+def test_a_supervisor_that_ends_at_once_starts_ever_more_slowly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    keepers = Keepers(monkeypatch)
-    keepers.pass_s(100)
+    supervisors = Supervisors(monkeypatch)
+    supervisors.pass_s(100)
     for name in ("a", "b"):
-        found = keepers.of(name)
+        found = supervisors.of(name)
         pauses = [after - before for before, after in zip(found, found[1:], strict=False)]
         expected = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, *[5.0] * 12]  # and it is never given up
         assert pauses[:18] == pytest.approx(expected, abs=TICK_S + 0.01)
 
 
-def test_a_keeper_that_lived_long_is_started_again_at_once(
+def test_a_supervisor_that_lived_long_is_started_again_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    keepers = Keepers(monkeypatch, lives_s=60.0)
-    keepers.pass_s(200)
-    assert len(keepers.of("a")) == 4
-    assert all(at - 60 * index <= 1.0 for index, at in enumerate(keepers.of("a")))
+    supervisors = Supervisors(monkeypatch, lives_s=60.0)
+    supervisors.pass_s(200)
+    assert len(supervisors.of("a")) == 4
+    assert all(at - 60 * index <= 1.0 for index, at in enumerate(supervisors.of("a")))
 
 
 def test_a_failed_start_is_reported_and_retried_with_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    keepers = Keepers(monkeypatch)
-    keepers.failure = OSError(11, "no process")
+    supervisors = Supervisors(monkeypatch)
+    supervisors.failure = OSError(11, "no process")
     reported = 0
     for _ in range(600):
         try:
-            keepers.pass_s(TICK_S)
+            supervisors.pass_s(TICK_S)
         except BatonError as error:
             assert "no process" in str(error)
-            keepers.now += TICK_S
+            supervisors.now += TICK_S
             reported += 1
-    assert 10 < reported == len(keepers.of("a")) == len(keepers.of("b")) < 25
+    assert 10 < reported == len(supervisors.of("a")) == len(supervisors.of("b")) < 25
 
 
 def test_one_whose_log_cannot_be_opened_holds_up_no_other(
@@ -87,17 +87,17 @@ def test_one_whose_log_cannot_be_opened_holds_up_no_other(
     for name in ("a", "b"):
         instance.write_job(Job(name, ("sleep", "600")))
     (instance.folder / "a.log").symlink_to(tmp_path / "gone" / "a.log")
-    with pytest.raises(BatonError, match=r"keeper of a was not started.*a\.log"):
-        spawn_keepers(instance.folder, ["a", "b"])
+    with pytest.raises(BatonError, match=r"supervisor of a was not started.*a\.log"):
+        spawn_supervisors(instance.folder, ["a", "b"])
     assert not is_locked(instance.folder / "a.lock") and is_locked(instance.folder / "b.lock")
 
 
-def test_every_keeper_that_fails_is_named(instance: Instance) -> None:
+def test_every_supervisor_that_fails_is_named(instance: Instance) -> None:
     locks = [instance.folder / f"{name}.lock" for name in ("a", "b")]
     for lock in locks:
         lock.mkdir()  # so that it cannot be held
     with pytest.raises(BatonError, match=r"of a ended with 1: see a\.log; .*of b ended with 1"):
-        spawn_keepers(instance.folder, ["a", "b"])
+        spawn_supervisors(instance.folder, ["a", "b"])
     for lock in locks:
         lock.rmdir()
 

@@ -73,7 +73,7 @@ def test_each_kind_of_error_has_its_exit_code(error: BaseException, code: int) -
     assert run_to_exit_code(lambda: raising(error)) == code
 
 
-def test_an_error_is_one_line_and_written_for_the_keeper(
+def test_an_error_is_one_line_and_written_for_the_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(ERROR_KEY, str(tmp_path / "decode-0.error"))
@@ -88,7 +88,7 @@ def test_a_removed_folder_changes_no_exit_code(
     monkeypatch.setenv(ERROR_KEY, str(tmp_path / "removed" / "decode-0.error"))
     assert run_to_exit_code(lambda: raising(ConfigError("no port"))) == CONFIG_EXIT
     error = capsys.readouterr().err
-    assert error.startswith("baton: error: no port\n") and "not written for the keeper" in error
+    assert error.startswith("baton: error: no port\n") and "not written for the supervisor" in error
 
 
 def test_a_bug_keeps_its_traceback() -> None:

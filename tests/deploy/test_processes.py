@@ -68,7 +68,7 @@ def announce(
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Names of the jobs whose keeper lives."""
+    """Names of the jobs whose supervisor lives."""
     names: set[str] = set()
     monkeypatch.setattr(process_list, "is_locked", lambda path: path.stem in names)
     return names
@@ -120,7 +120,7 @@ def test_a_hung_registry_keeps_no_job_from_the_table(
     ("state", "seen"),
     [("running", "lost"), ("waiting", "lost"), ("failed", "failed"), ("stopped", "stopped")],
 )
-def test_a_job_without_its_keeper_is_lost_unless_it_was_given_up(
+def test_a_job_without_supervisor_is_lost_unless_given_up(
     instance: Instance, kept: set[str], state: JobState, seen: str
 ) -> None:
     put_status(instance, "prefill-0", state)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from baton.deploy.nodes.node_worker import WorkerReport
 from baton.deploy.nodes.ray_fleet import NodeActor, RayFleet, namespace_of
-from baton.deploy.nodes.worker_keeper import WorkerReport
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime.errors import Unavailable
 

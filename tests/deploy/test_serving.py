@@ -148,17 +148,17 @@ def put(instance: Instance, name: str, state: JobState, starts: int, **more: Any
     return lambda: write_private(instance.folder / f"{name}.status", json.dumps(asdict(status)))
 
 
-def test_a_keeper_that_cannot_start_is_reported_once(
+def test_a_supervisor_that_cannot_start_is_reported_once(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> BatonError:
-        return BatonError("the keeper of decode-0 was not started: no process")
+        return BatonError("the supervisor of decode-0 was not started: no process")
 
-    again = put(instance, "decode-0", "running", 2, ended="with its keeper")
+    again = put(instance, "decode-0", "running", 2, ended="with its supervisor")
     launcher = ScriptedLauncher(monkeypatch, fail, fail, fail, again, fail)
     launcher.serving._watch(instance, launcher)
-    failure = "the keeper of decode-0 was not started: no process; the next attempt follows"
-    assert launcher.said == [failure, "decode-0 died (with its keeper); restarted", failure]
+    failure = "the supervisor of decode-0 was not started: no process; the next attempt follows"
+    assert launcher.said == [failure, "decode-0 died (with its supervisor); restarted", failure]
 
 
 def test_a_job_that_cannot_start_yet_is_reported_and_ends_none(

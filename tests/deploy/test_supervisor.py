@@ -1,4 +1,4 @@
-"""Keepers as real processes: start again, give up, end with the lifeline, leave no orphan."""
+"""Supervisors as real processes: start again, give up, end with the lifeline, leave no orphan."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from baton.deploy.host.instance import (
     write_private,
 )
 from baton.deploy.host.restarts import RestartRule
-from baton.deploy.serve import supervisor
-from baton.deploy.serve.process_launcher import ProcessLauncher, lacks_keeper, spawn_keepers
+from baton.deploy.serve import supervisor as supervisor_module
+from baton.deploy.serve.process_launcher import ProcessLauncher, lacks_supervisor, spawn_supervisors
 from baton.deploy.serve.supervisor import Supervisor
 
 Wait = Callable[[Callable[[], bool]], bool]
@@ -96,7 +96,7 @@ def test_a_child_with_a_wrong_configuration_is_given_up(
     found = status(instance, "a")
     assert (found.starts, found.ended, found.message) == (1, "exit code 78", "no such folder")
     assert wait_for(lambda: not is_locked(instance.folder / "a.lock"))
-    assert not lacks_keeper(instance.folder, "a")
+    assert not lacks_supervisor(instance.folder, "a")
 
 
 def test_a_child_that_keeps_crashing_is_given_up(
@@ -147,33 +147,33 @@ def test_grandchildren_end_with_their_group(
     assert wait_for(lambda: len(processes_of(instance.instance_id)) == 3)
 
 
-def test_a_killed_keeper_takes_its_child_along_and_is_replaced(
+def test_a_killed_supervisor_takes_its_child_and_is_replaced(
     instance: Instance, start: Start, wait_for: Wait
 ) -> None:
     launcher = ProcessLauncher(instance.folder, ["a"])
     child = start(python_job("a", SLEEP))
-    (keeper,) = set(processes_of(instance.instance_id)) - {child.pid}
-    os.kill(keeper, signal.SIGKILL)
+    (supervisor,) = set(processes_of(instance.instance_id)) - {child.pid}
+    os.kill(supervisor, signal.SIGKILL)
     assert wait_for(lambda: not alive(child.pid))  # the thread that started it has ended
-    assert wait_for(lambda: lacks_keeper(instance.folder, "a"))  # and then the others
+    assert wait_for(lambda: lacks_supervisor(instance.folder, "a"))  # and then the others
     launcher.tend()
     assert wait_for(lambda: status(instance, "a").pid != child.pid)
     found = status(instance, "a")
     assert alive(found.pid)
-    assert (found.starts, found.ended) == (2, "with its keeper")
+    assert (found.starts, found.ended) == (2, "with its supervisor")
 
 
-def test_a_second_keeper_leaves_the_first_its_job(
+def test_a_second_supervisor_leaves_the_first_its_job(
     instance: Instance, start: Start, wait_for: Wait
 ) -> None:
     child = start(python_job("a", SLEEP))
-    spawn_keepers(instance.folder, ["a", "a"])
+    spawn_supervisors(instance.folder, ["a", "a"])
     assert len(processes_of(instance.instance_id)) == 2
     assert status(instance, "a").pid == child.pid and alive(child.pid)
 
 
 @pytest.mark.parametrize("other_id", [None, "another"])
-def test_a_keeper_without_its_instances_lifeline_starts_nothing(
+def test_a_supervisor_without_a_lifeline_starts_nothing(
     instance: Instance, other_id: str | None
 ) -> None:
     instance.write_job(python_job("a", SLEEP))
@@ -181,7 +181,7 @@ def test_a_keeper_without_its_instances_lifeline_starts_nothing(
         instance.release()
     else:
         (instance.folder / "lifeline").write_text(other_id)
-    spawn_keepers(instance.folder, ["a"])
+    spawn_supervisors(instance.folder, ["a"])
     assert processes_of(instance.instance_id) == []
     assert read_status(instance.folder, "a") is None
 
@@ -215,18 +215,18 @@ def state_of(instance: Instance, name: str) -> str:
 
 @contextmanager
 def keeping(instance: Instance, job: Job, *, proven: bool = False) -> Iterator[Supervisor]:
-    """A keeper in a thread of this process; `proven`: of a job that has run long once."""
+    """A supervisor in a thread of this process; `proven`: of a job that has run long once."""
     if proven:
         before = JobStatus(job.name, "running", 7, 1, proven=True)
         write_private(instance.folder / f"{job.name}.status", json.dumps(asdict(before)))
-    keeper = Supervisor(instance.folder, job, dict(os.environ))
-    keeper._rule.longest_pause_s = 0.02
-    thread = threading.Thread(target=keeper.run)
+    supervisor = Supervisor(instance.folder, job, dict(os.environ))
+    supervisor._rule.longest_pause_s = 0.02
+    thread = threading.Thread(target=supervisor.run)
     thread.start()
     try:
-        yield keeper
+        yield supervisor
     finally:
-        keeper.stop()
+        supervisor.stop()
         thread.join(60)
     assert not thread.is_alive()
 
@@ -253,7 +253,7 @@ SHORT += [OSError(errno.EMFILE, "no descriptor"), FileNotFoundError(errno.ENOENT
 def test_a_job_that_was_well_is_started_once_it_can_be(
     instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch, error: OSError, of: str
 ) -> None:
-    real = subprocess.Popen if of == "subprocess.Popen" else supervisor.open_log
+    real = subprocess.Popen if of == "subprocess.Popen" else supervisor_module.open_log
     fail, calls = failing(9, error, real)
     monkeypatch.setattr(f"baton.deploy.serve.supervisor.{of}", fail)
     with keeping(instance, python_job("a", SLEEP), proven=True):
@@ -301,16 +301,16 @@ def test_a_lost_log_folder_ends_only_what_never_was_well(
     assert status(instance, "a").starts == 1 or proven
 
 
-def test_a_long_run_is_written_down_for_the_next_keeper(
+def test_a_long_run_is_written_down_for_the_next_supervisor(
     instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "POLL_S", 0.02)
-    with keeping(instance, python_job("a", SLEEP)) as keeper:
+    monkeypatch.setattr(supervisor_module, "POLL_S", 0.02)
+    with keeping(instance, python_job("a", SLEEP)) as supervisor:
         assert wait_for(lambda: state_of(instance, "a") == "running")
         assert not status(instance, "a").proven
-        keeper._rule.stable_s = 0.05
+        supervisor._rule.stable_s = 0.05
         assert wait_for(lambda: status(instance, "a").proven)
-    assert Supervisor(instance.folder, keeper._job, {})._rule.proven
+    assert Supervisor(instance.folder, supervisor._job, {})._rule.proven
 
 
 def test_an_unwritable_status_ends_no_job_and_is_written_later(
@@ -321,28 +321,28 @@ def test_an_unwritable_status_ends_no_job_and_is_written_later(
 ) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
     fail, calls = failing(5, full, write_private)
-    monkeypatch.setattr(supervisor, "POLL_S", 0.02)
-    monkeypatch.setattr(supervisor, "write_private", fail)
-    with keeping(instance, python_job("a", SLEEP)) as keeper:
+    monkeypatch.setattr(supervisor_module, "POLL_S", 0.02)
+    monkeypatch.setattr(supervisor_module, "write_private", fail)
+    with keeping(instance, python_job("a", SLEEP)) as supervisor:
         assert wait_for(lambda: read_status(instance.folder, "a") is not None)
-        assert status(instance, "a") == keeper._status
-        assert len(calls) == 6 and keeper._status.starts == 1 and alive(keeper._status.pid)
+        assert status(instance, "a") == supervisor._status
+        assert len(calls) == 6 and supervisor._status.starts == 1 and alive(supervisor._status.pid)
     assert "the status of a was not written: [Errno 28] No space left" in capfd.readouterr().err
 
 
-def test_a_job_keeps_its_keeper_until_its_end_is_written(
+def test_a_job_keeps_its_supervisor_until_its_end_is_written(
     instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else another one would start it again, without end."""
     fail, calls = failing(10, OSError(errno.ENOSPC, "full"), write_private)
-    monkeypatch.setattr(supervisor, "POLL_S", 0.02)
-    monkeypatch.setattr(supervisor, "write_private", fail)
+    monkeypatch.setattr(supervisor_module, "POLL_S", 0.02)
+    monkeypatch.setattr(supervisor_module, "write_private", fail)
     with keeping(instance, python_job("a", "import sys; sys.exit(78)")):
         assert wait_for(lambda: read_status(instance.folder, "a") is not None)
     assert status(instance, "a").state == "failed" and len(calls) == 11
 
 
-def test_a_keeper_with_a_full_disk_keeps_its_job(
+def test_a_supervisor_with_a_full_disk_keeps_its_job(
     instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.deploy.host.instance.PID_TIMEOUT_S", 0.05)
@@ -367,7 +367,7 @@ def test_a_keeper_with_a_full_disk_keeps_its_job(
         )
     assert started.returncode == 0
     assert wait_for(lambda: len(processes_of(instance.instance_id)) == 2)
-    assert is_locked(instance.folder / "a.lock") and not lacks_keeper(instance.folder, "a")
+    assert is_locked(instance.folder / "a.lock") and not lacks_supervisor(instance.folder, "a")
     assert read_status(instance.folder, "a") is None
     first, second = processes_of(instance.instance_id)
     os.kill(max(first, second), signal.SIGKILL)  # the child came last

@@ -189,11 +189,11 @@ async def test_the_longest_life_is_a_setting(router: StartRouter) -> None:
 @on_virtual_time
 async def test_a_deadline_ends_a_request_under_way() -> None:
     scene = DispatchScene()
-    generation = await scene.start(within_s=0.1)
+    active_request = await scene.start(within_s=0.1)
     scene.give(output(0, 10))
-    assert (await generation.next())[0].token == 10
+    assert (await active_request.next())[0].token == 10
     with pytest.raises(DeadlineExceeded, match="has passed"):
-        await generation.next()
+        await active_request.next()
     assert scene.link().cancels() == [("r", 1)] and len(scene.dispatcher) == 0
     (submit,) = scene.link().submits()
     assert 0 < submit.deadline_ms <= 100
@@ -215,11 +215,11 @@ async def test_a_deadline_ends_the_wait_for_a_first_worker() -> None:
 async def test_a_deadline_ends_the_wait_between_two_attempts() -> None:
     scene = DispatchScene()
     scene.dispatcher.place_wait_s = 20
-    generation = await scene.start(within_s=0.15)
+    active_request = await scene.start(within_s=0.15)
     scene.link().up = False
     scene.dispatcher.lost(scene.link(), None, "dead")
     with pytest.raises(DeadlineExceeded):
-        await generation.next()
+        await active_request.next()
     scene.link().up = True
     await asyncio.sleep(0.1)
     assert len(scene.link().submits()) == 1 and len(scene.dispatcher) == 0
@@ -274,10 +274,10 @@ async def test_a_later_attempt_gets_the_remaining_time() -> None:
 @on_virtual_time
 async def test_an_end_before_the_deadline_leaves_no_timer() -> None:
     scene = DispatchScene()
-    generation = await scene.start()
-    assert generation.timer is not None and not generation.timer.cancelled()
+    active_request = await scene.start()
+    assert active_request.timer is not None and not active_request.timer.cancelled()
     scene.give(output(0, 1, end=worker_pb2.STOP))
-    assert generation.timer.cancelled() and generation.error is None
+    assert active_request.timer.cancelled() and active_request.error is None
 
 
 async def test_a_request_too_late_is_refused_before_its_body(router: StartRouter) -> None:

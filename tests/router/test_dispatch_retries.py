@@ -16,14 +16,14 @@ from tests.support.dispatch_scene import DispatchScene, failed, output
 PROMPT = (5, 6, 7)
 
 
-async def texts(generation: ActiveRequest) -> list[tuple[int | None, str | None]]:
-    return [(each.token, each.finish) for each in await generation.next()]
+async def texts(active_request: ActiveRequest) -> list[tuple[int | None, str | None]]:
+    return [(each.token, each.finish) for each in await active_request.next()]
 
 
 @on_virtual_time
 async def test_a_loss_goes_on_with_the_accepted_tokens() -> None:
     scene = DispatchScene("decode-0", "decode-1")
-    generation = await scene.start()
+    active_request = await scene.start()
     scene.give(output(0, 10), output(1, 11))
     scene.link(0).up = False
     scene.dispatcher.lost(scene.link(0), None, "dead")
@@ -33,13 +33,13 @@ async def test_a_loss_goes_on_with_the_accepted_tokens() -> None:
     assert list(submit.prompt) == list(PROMPT) and submit.sampling.seed == 1
     scene.give(output(2, 12, attempt=1))  # the dead one's late word
     scene.give(output(2, 13, attempt=2), number=1)
-    assert [each[0] for each in await texts(generation)] == [10, 11, 13]
+    assert [each[0] for each in await texts(active_request)] == [10, 11, 13]
 
 
 @on_virtual_time
 async def test_requests_on_a_hung_worker_migrate_and_are_cancelled() -> None:
     scene = DispatchScene("decode-0", "decode-1")
-    generation = await scene.start()
+    active_request = await scene.start()
     scene.give(output(0, 10))
     scene.dispatcher.hung(scene.link(0))
     scene.dispatcher.hung(scene.link(1))  # it has nothing yet
@@ -49,21 +49,21 @@ async def test_requests_on_a_hung_worker_migrate_and_are_cancelled() -> None:
     assert submit.attempt == 2 and list(submit.choices[0].accepted) == [10]
     scene.give(output(1, 11))  # the device came back: its word is of an old attempt
     scene.give(output(1, 12, attempt=2), number=1)
-    assert [each[0] for each in await texts(generation)] == [10, 12]
+    assert [each[0] for each in await texts(active_request)] == [10, 12]
 
 
 @on_virtual_time
 async def test_parts_of_a_request_that_has_failed_are_not_placed_again() -> None:
     """All parts are lost at once, and the first to be told has no attempt left."""
     scene = DispatchScene("decode-0", max_attempts=2)
-    generation = await scene.start(choices=2)
+    active_request = await scene.start(choices=2)
     scene.give(output(0, 10), output(0, 11, choice=1))
     scene.dispatcher.lost(scene.link(), None, "dead")
     await scene.settle_down()
     assert len(scene.link().submits()) == 3
     scene.dispatcher.lost(scene.link(), None, "dead again")
     await asyncio.sleep(0.1)
-    assert generation.over and len(scene.dispatcher) == 0
+    assert active_request.over and len(scene.dispatcher) == 0
     assert len(scene.link().submits()) == 3
 
 
@@ -71,7 +71,7 @@ async def test_parts_of_a_request_that_has_failed_are_not_placed_again() -> None
 async def test_a_begun_answer_stays_with_its_numerics() -> None:
     scene = DispatchScene("decode-0", "decode-1", "decode-2")
     scene.fleet.fingerprints = {"decode-1": "other kernels"}
-    generation = await scene.start()
+    active_request = await scene.start()
     scene.give(output(0, 10))
     scene.link(0).up = False
     scene.dispatcher.lost(scene.link(0), None, "dead")
@@ -81,9 +81,9 @@ async def test_a_begun_answer_stays_with_its_numerics() -> None:
     scene.link(2).up = False
     scene.dispatcher.lost(scene.link(2), None, "dead too")
     await asyncio.sleep(scene.dispatcher.place_wait_s + 0.1)
-    assert [each.token for each in await generation.next()] == [10]
+    assert [each.token for each in await active_request.next()] == [10]
     with pytest.raises(Unavailable, match=r"as the one that began .*\(fingerprint f, KV in d\)"):
-        await generation.next()
+        await active_request.next()
     assert not scene.link(1).submits() and len(scene.dispatcher) == 0
 
 
@@ -121,10 +121,10 @@ async def test_an_answer_that_has_not_begun_may_go_anywhere() -> None:
 async def test_an_end_that_was_lost_is_known_by_the_tokens() -> None:
     for last, finish in ((1, "stop"), (12, "length")):
         scene = DispatchScene()
-        generation = await scene.start(max_tokens=2)
+        active_request = await scene.start(max_tokens=2)
         scene.give(output(0, 10), output(1, last))
         scene.dispatcher.lost(scene.link(), ["r"], "not held")
-        assert await texts(generation) == [(10, None), (last, None), (None, finish)]
+        assert await texts(active_request) == [(10, None), (last, None), (None, finish)]
         assert len(scene.link().submits()) == 1 and len(scene.dispatcher) == 0
 
 
@@ -160,7 +160,7 @@ async def test_a_failure_during_a_migration_is_reported_at_once(
 ) -> None:
     """Even what no one has thought of: else the client would wait until its deadline."""
     scene = DispatchScene()
-    generation = await scene.start()
+    active_request = await scene.start()
     scene.give(output(0, 10))
 
     def broken(*_: object) -> None:
@@ -170,8 +170,8 @@ async def test_a_failure_during_a_migration_is_reported_at_once(
     with capture_logs() as reported:
         scene.dispatcher.lost(scene.link(), None, "dead")
         await scene.settle_down()
-    assert generation.over and len(scene.dispatcher) == 0
-    assert type(generation.error) is BatonError
-    assert str(generation.error) == "the retry failed: ValueError"
+    assert active_request.over and len(scene.dispatcher) == 0
+    assert type(active_request.error) is BatonError
+    assert str(active_request.error) == "the retry failed: ValueError"
     (said,) = [line for line in reported if line["log_level"] == "error"]
     assert said["request_id"] == "r" and said["event"] == "retry failed"

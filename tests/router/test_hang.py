@@ -213,19 +213,19 @@ async def test_a_prompt_does_not_wait_for_a_hung_second_candidate(
 @on_virtual_time
 async def test_whose_outputs_come_waits_for_no_prefill_worker() -> None:
     scene = DispatchScene("decode-0", "prefill-0", "prefill-1", placement="disaggregated")
-    generation = await scene.start()
-    (submission,) = scene.dispatcher.attempts.values()
+    active_request = await scene.start()
+    (attempt,) = scene.dispatcher.attempts.values()
     hung = scene.fleet.links["prefill-1"]
     hung.hung = True
     scene.tell(prefill_boot_id=b"prefill-1", output_received=True)
-    assert submission.attempt == 1 and submission.link is not None
+    assert attempt.attempt == 1 and attempt.link is not None
     scene.dispatcher.hung(hung)
-    assert submission.link is not None
+    assert attempt.link is not None
     scene.tell(
         output(0, 10), prefill_boot_id=b"prefill-1"
     )  # its handoff failed after the first token
-    assert submission.link is None
+    assert attempt.link is None
     await scene.settle_down()
     (one, two) = scene.link().submits()
     assert (one.attempt, two.attempt) == (1, 2)
-    scene.dispatcher.cancel(generation)
+    scene.dispatcher.cancel(active_request)

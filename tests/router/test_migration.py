@@ -206,14 +206,14 @@ async def test_a_sampled_request_without_a_seed_goes_on_as_it_began(
 async def test_what_was_accepted_is_confirmed_now_and_then() -> None:
     scene = DispatchScene()
     scene.dispatcher.confirm_weight = 10
-    generation = await scene.start(choices=2, max_tokens=100)
+    active_request = await scene.start(choices=2, max_tokens=100)
     for index in range(10):
         assert not scene.link().confirmed
         scene.give(output(index, 9), output(index, 9, choice=1))
     (accepted,) = scene.link().confirmed  # 10 tokens of each choice
     assert (accepted.request_id, accepted.attempt) == ("r", 1)
     assert [(entry.choice, entry.index) for entry in accepted.next] == [(0, 10), (1, 10)]
-    await generation.next()
+    await active_request.next()
     scene.give(output(10, 1, choice=1, end=worker_pb2.STOP))
     heavy = output(10, 9)
     for token in range(20):
@@ -221,4 +221,4 @@ async def test_what_was_accepted_is_confirmed_now_and_then() -> None:
     scene.give(heavy)
     accepted = scene.link().confirmed[-1]
     assert [(entry.choice, entry.index) for entry in accepted.next] == [(0, 11)]
-    scene.dispatcher.cancel(generation)
+    scene.dispatcher.cancel(active_request)

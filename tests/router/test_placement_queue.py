@@ -44,19 +44,19 @@ class Fakes:
         self.looks += 1
         return self.space
 
-    def try_place(self, submission: Any) -> object:
-        self.tried.append(submission.name)
-        if not self.space or submission.name in self.refuses:
+    def try_place(self, waiting_attempt: Any) -> object:
+        self.tried.append(waiting_attempt.name)
+        if not self.space or waiting_attempt.name in self.refuses:
             return self.error
         self.space -= 1
-        self.placed.append(submission.name)
+        self.placed.append(waiting_attempt.name)
         return LINK
 
 
-def submission(name: str, within_s: float = 60.0, attempt: int = 1, length: int = 9) -> Any:
+def waiting_attempt(name: str, within_s: float = 60.0, attempt: int = 1, length: int = 9) -> Any:
     deadline_s = asyncio.get_running_loop().time() + within_s
-    generation = SimpleNamespace(over=False, error=None, deadline_s=deadline_s)
-    return SimpleNamespace(name=name, generation=generation, attempt=attempt, length=length)
+    active_request = SimpleNamespace(over=False, error=None, deadline_s=deadline_s)
+    return SimpleNamespace(name=name, active_request=active_request, attempt=attempt, length=length)
 
 
 def line_of(fakes: Fakes) -> PlacementQueue:
@@ -73,7 +73,7 @@ async def test_requests_are_tried_in_order_once_there_is_room() -> None:
     fakes = Fakes()
     line = line_of(fakes)
     names = [f"r{number}" for number in range(3 * AT_ONCE)]
-    tasks = [asyncio.create_task(line.place(submission(name), 60)) for name in names]
+    tasks = [asyncio.create_task(line.place(waiting_attempt(name), 60)) for name in names]
     await asyncio.sleep(5 * RETRY_S)
     assert fakes.tried == names and not fakes.placed  # each once, as it came
     assert fakes.looks <= 6  # one timer for all
@@ -104,7 +104,7 @@ async def test_few_requests_are_tried_in_one_turn_of_the_loop(
     fakes = Fakes()
     line = line_of(fakes)
     names = [str(number) for number in range(count)]
-    waiting = [submission(name, length=length) for name in names]
+    waiting = [waiting_attempt(name, length=length) for name in names]
     tasks = [asyncio.create_task(line.place(each, 60)) for each in waiting]
     await asyncio.sleep(0)
     fakes.space = 1000
@@ -119,8 +119,8 @@ async def test_few_requests_are_tried_in_one_turn_of_the_loop(
 async def test_a_request_no_worker_takes_keeps_no_other_waiting() -> None:
     fakes = Fakes(refuses={f"stuck{number}" for number in range(AT_ONCE)})
     line = line_of(fakes)
-    stuck = [asyncio.create_task(line.place(submission(name), 60)) for name in fakes.refuses]
-    other = asyncio.create_task(line.place(submission("other"), 60))
+    stuck = [asyncio.create_task(line.place(waiting_attempt(name), 60)) for name in fakes.refuses]
+    other = asyncio.create_task(line.place(waiting_attempt("other"), 60))
     await asyncio.sleep(0)
     fakes.space = 1
     await wait_all([other])
@@ -137,11 +137,11 @@ async def test_a_request_no_worker_takes_keeps_no_other_waiting() -> None:
 async def test_every_wait_has_its_end() -> None:
     line = line_of(Fakes())
     with pytest.raises(Unavailable, match="nobody is there"):
-        await line.place(submission("r"), 0.1)
+        await line.place(waiting_attempt("r"), 0.1)
     with pytest.raises(Unavailable, match=r"returned the request, and in 0\.1 s no other"):
-        await line.place(submission("r"), 0.1, returned=True)
+        await line.place(waiting_attempt("r"), 0.1, returned=True)
     with pytest.raises(DeadlineExceeded, match="nobody is there"):
-        await line.place(submission("r", within_s=0.1), 60)
+        await line.place(waiting_attempt("r", within_s=0.1), 60)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ async def test_every_wait_has_its_end() -> None:
 async def test_a_lasting_refusal_is_raised_at_once(error: BatonError) -> None:
     fakes = Fakes(error)
     with pytest.raises(type(error)):
-        await line_of(fakes).place(submission("r"), 60)
+        await line_of(fakes).place(waiting_attempt("r"), 60)
     assert len(fakes.tried) == 1
 
 
@@ -164,7 +164,7 @@ async def test_a_begun_request_waits_for_a_full_or_too_small_fleet(
 ) -> None:
     """A worker that could hold it was there, and is being started anew."""
     fakes = Fakes(error)
-    task = asyncio.create_task(line_of(fakes).place(submission("r", attempt=2), 60))
+    task = asyncio.create_task(line_of(fakes).place(waiting_attempt("r", attempt=2), 60))
     await asyncio.sleep(2 * RETRY_S)
     fakes.space = 1
     await wait_all([task])
@@ -174,16 +174,16 @@ async def test_a_begun_request_waits_for_a_full_or_too_small_fleet(
 async def test_a_begun_request_is_not_reported_as_invalid() -> None:
     line = line_of(Fakes(InvalidRequest("too long")))
     with pytest.raises(Unavailable, match="no worker that could hold this request is left"):
-        await line.place(submission("r", attempt=2), 0.1)
+        await line.place(waiting_attempt("r", attempt=2), 0.1)
 
 
 @on_virtual_time
 async def test_a_woken_request_checks_whether_it_may_wait_longer() -> None:
     line = line_of(Fakes())
-    one, two = submission("one"), submission("two")
+    one, two = waiting_attempt("one"), waiting_attempt("two")
     tasks = [asyncio.create_task(line.place(each, 60)) for each in (one, two)]
     await asyncio.sleep(0)
-    one.generation.over = True
+    one.active_request.over = True
     line.wake()
     await asyncio.sleep(0.01)
     assert tasks[0].done() and not tasks[1].done()

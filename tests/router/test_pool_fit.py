@@ -243,14 +243,14 @@ async def test_a_request_that_lost_the_only_large_worker_waits_for_it() -> None:
     """It was let in, so it is not called too large where only smaller ones are left."""
     scene = DispatchScene("decode-0", "decode-1")
     unlike(scene)
-    generation = await scene.start(max_tokens=30)
+    active_request = await scene.start(max_tokens=30)
     large = scene.link(1)
     for comes_back in (True, False):
         large.up = False
         large.sent.clear()
         scene.dispatcher.lost(large, None, "dead")
         await asyncio.sleep(0.08)
-        assert not generation.over and not scene.link(0).submits()
+        assert not active_request.over and not scene.link(0).submits()
         if comes_back:
             large.up = True
             async with asyncio.timeout(2):
@@ -258,7 +258,7 @@ async def test_a_request_that_lost_the_only_large_worker_waits_for_it() -> None:
                     await asyncio.sleep(0.01)
     with pytest.raises(Unavailable, match="no worker that could hold this request"):
         async with asyncio.timeout(2):
-            await generation.next()
+            await active_request.next()
     await scene.dispatcher.close()
 
 

@@ -84,8 +84,8 @@ async def test_what_was_hashed_is_kept_until_it_is_placed(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(scene.fleet, "holders", note)
     monkeypatch.setattr(scene.link(), "send", broken)
-    generation = await scene.start()
+    active_request = await scene.start()
     assert seen == [{}, {"a shape": [b"an identity"]}]
     (submission,) = scene.dispatcher.attempts.values()
     assert not submission.identities  # another attempt may have other tokens
-    scene.dispatcher.cancel(generation)
+    scene.dispatcher.cancel(active_request)

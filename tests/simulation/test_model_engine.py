@@ -152,13 +152,13 @@ def test_three_deaths_in_a_row_change_no_token_and_no_logprob(small_kind: ModelK
 
         async def ask() -> None:
             until_s = asyncio.get_running_loop().time() + 60
-            generation = await router.dispatcher.start(
+            active_request = await router.dispatcher.start(
                 ValidatedRequest(prompt, sampling_of(params), count, choices=2),
                 "r",
                 Context(),
                 until_s,
             )
-            while fresh := await generation.next():
+            while fresh := await active_request.next():
                 outputs.extend(fresh)
 
         asking = router.machine.spawn(ask(), "ask")

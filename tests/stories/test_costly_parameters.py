@@ -139,12 +139,12 @@ class Site:
         """Its migrations. Raises what it ended with."""
         self._count += 1
         deadline_s = asyncio.get_running_loop().time() + 300
-        generation = await self.process.dispatcher.start(
+        active_request = await self.process.dispatcher.start(
             request, f"request-{self._count}", Context(), deadline_s
         )
-        while await generation.next():
+        while await active_request.next():
             pass
-        return generation.migrations
+        return active_request.migrations
 
     async def other(self) -> None:
         prompt = tuple((self._count * 7 + place) % VOCAB for place in range(20))

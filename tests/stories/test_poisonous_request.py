@@ -103,13 +103,15 @@ class Site:
         deadline_s = asyncio.get_running_loop().time() + 300
         name = f"request-{answer.number}"
         try:
-            generation = await self.process.dispatcher.start(request, name, Context(), deadline_s)
-            while outputs := await generation.next():
+            active_request = await self.process.dispatcher.start(
+                request, name, Context(), deadline_s
+            )
+            while outputs := await active_request.next():
                 answer.tokens += [each.token for each in outputs if each.token is not None]
         except BatonError as error:
             answer.error = error
             return
-        answer.migrations = generation.migrations
+        answer.migrations = active_request.migrations
 
 
 def prompt(number: int) -> tuple[int, ...]:

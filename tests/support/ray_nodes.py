@@ -1,6 +1,6 @@
 """A real Ray cluster of several nodes, each in a network namespace with an address of its own.
 
-    head ── gcs, driver     n1, n2, ... ── raylet, actors, keepers, workers
+    head ── gcs, driver     n1, n2, ... ── raylet, actors, supervisors, workers
 
 Each node has its own environment, runtime folder and Ray folder, as a machine has. `kill` is the
 loss of a node: all of its processes at once. `kill_raylet` takes Ray from it and leaves the rest.
@@ -111,7 +111,7 @@ class RayNodes:
         return len(found)
 
     def kill_ray(self) -> None:
-        """Kill everything of Ray on all nodes, drivers included; keepers and workers live."""
+        """Kill everything of Ray on all nodes, drivers included; supervisors and workers live."""
         names = [name for name in self._network.names if self.processes(name)]
         while any([self.kill_programs(name, OF_RAY) for name in names]):
             time.sleep(0.05)
@@ -136,7 +136,7 @@ class RayNodes:
         return "\n".join(path.read_text() for path in files)
 
     def files_with(self, text: str) -> list[str]:
-        """Return the files of Ray and of the keepers that hold a text."""
+        """Return the files of Ray and of the supervisors that hold a text."""
         return [
             str(path)
             for path in self._short.rglob("*")

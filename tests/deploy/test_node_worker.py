@@ -1,4 +1,4 @@
-"""What an actor does on its node, with real keepers and children; the registry is in memory."""
+"""What an actor does on its node, with real supervisors and children; the registry is in memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 
 from baton.deploy.cli import main
 from baton.deploy.control.orders import Target
-from baton.deploy.host.instance import is_locked, read_status, signal_keeper
-from baton.deploy.nodes import worker_keeper
+from baton.deploy.host.instance import is_locked, read_status, signal_supervisor
+from baton.deploy.nodes import node_worker
 from baton.deploy.nodes.node_folder import Tending, leave, node_folder
-from baton.deploy.nodes.worker_keeper import WorkerKeeper, WorkerReport
+from baton.deploy.nodes.node_worker import NodeWorker, WorkerReport
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
@@ -43,10 +43,10 @@ class Node:
         self.drained: list[str] = []
         self.drain_failure: Exception | None = None
         self.folder = node_folder("baton", ENVIRON)
-        monkeypatch.setattr(worker_keeper, "worker_command", self._command)
-        monkeypatch.setattr(worker_keeper, "order_drain", self._drain)
+        monkeypatch.setattr(node_worker, "worker_command", self._command)
+        monkeypatch.setattr(node_worker, "order_drain", self._drain)
         self.tending = Tending(self.folder, NAME)
-        self.keeper = WorkerKeeper(ORDER, NODE, ENVIRON)
+        self.worker = NodeWorker(ORDER, NODE, ENVIRON)
 
     def _command(self, order: WorkerOrder, *_: Any) -> tuple[str, ...]:
         return (
@@ -63,8 +63,8 @@ class Node:
         self.drained.append(target.record.boot_id)
 
     def turn(self) -> WorkerReport:
-        asyncio.run(self.keeper.turn(InlineRegistry(self.registry), self.tending))
-        return self.keeper.report()
+        asyncio.run(self.worker.turn(InlineRegistry(self.registry), self.tending))
+        return self.worker.report()
 
     def until(self, happened: Callable[[WorkerReport], bool]) -> WorkerReport:
         deadline_s = time.monotonic() + WAIT_S
@@ -90,7 +90,7 @@ class Node:
         """The actor's process dies; another one is made on this node."""
         self.tending.close()
         self.tending = Tending(self.folder, NAME)
-        self.keeper = WorkerKeeper(ORDER, NODE, ENVIRON)
+        self.worker = NodeWorker(ORDER, NODE, ENVIRON)
 
     def kept(self) -> bool:
         return is_locked(self.folder / f"{NAME}.lock")
@@ -103,7 +103,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     made.tending.close()
     deadline_s = time.monotonic() + WAIT_S
     while made.kept():
-        signal_keeper(made.folder, NAME, signal.SIGTERM)
+        signal_supervisor(made.folder, NAME, signal.SIGTERM)
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
 
@@ -152,7 +152,7 @@ def test_a_killed_worker_stays_down_while_no_actor_tends_it(node: Node) -> None:
 
 def test_two_actors_of_one_worker_do_not_tend_it_together(node: Node) -> None:
     node.running()
-    second = WorkerKeeper(ORDER, NODE, ENVIRON)
+    second = NodeWorker(ORDER, NODE, ENVIRON)
     theirs = Tending(node.folder, NAME)
     asyncio.run(second.turn(InlineRegistry(node.registry), theirs))
     assert second.report().state == "elsewhere"
@@ -182,7 +182,7 @@ def test_a_boot_elsewhere_is_drained_once_this_one_is_registered(node: Node) -> 
 def test_the_end_drains_the_worker_here_and_elsewhere(node: Node) -> None:
     node.running()
     node.announce(1, boot="b", host="10.0.0.2")
-    node.keeper.end()
+    node.worker.end()
     node.until(lambda report: report.state == "ended")
     assert not node.kept() and node.drained == ["b" * 32]
 
@@ -202,7 +202,7 @@ def fail_once(node: Node) -> None:
         f"if os.path.exists({str(cured)!r}): time.sleep(600)\n"
         "open(os.environ['BATON_ERROR_FILE'], 'w').write('no model'); sys.exit(78)"
     )
-    node.keeper = WorkerKeeper(ORDER, NODE, ENVIRON)
+    node.worker = NodeWorker(ORDER, NODE, ENVIRON)
     assert node.until(lambda report: report.state == "failed").message == "no model"
     assert node.turn().state == "failed"
     cured.touch()
@@ -214,14 +214,14 @@ def test_a_worker_that_was_given_up_is_tried_again(
     fail_once(node)
     node.turn()
     assert node.turn().state == "failed"
-    monkeypatch.setattr(worker_keeper, "RETRY_S", 0.0)
+    monkeypatch.setattr(node_worker, "RETRY_S", 0.0)
     assert node.running()
 
 
 def test_another_command_is_tried_at_once(node: Node) -> None:
     fail_once(node)
     node.code = SLEEP
-    node.keeper = WorkerKeeper(ORDER, NODE, ENVIRON)
+    node.worker = NodeWorker(ORDER, NODE, ENVIRON)
     assert node.running()
 
 
@@ -251,7 +251,7 @@ def test_a_registry_that_fails_stops_no_worker(node: Node) -> None:
 
 def test_a_node_without_the_token_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="BATON_TOKEN is not set"):
-        WorkerKeeper(ORDER, NODE, {})
+        NodeWorker(ORDER, NODE, {})
 
 
 def test_the_folder_of_a_node_holds_no_secret(node: Node) -> None:

@@ -1,11 +1,11 @@
-"""Keeps one worker on this node: starts its keeper, adopts one that runs, ends boots elsewhere.
+"""Keeps one worker on this node: starts its supervisor, adopts one that runs, ends boots elsewhere.
 
-    actor of Ray ─▶ WorkerKeeper ─▶ keeper (supervisor.py) ─▶ baton worker ─▶ registry (Redis)
+    actor of Ray ─▶ NodeWorker ─▶ supervisor (supervisor.py) ─▶ baton worker ─▶ registry (Redis)
                         └──────────────── reads the worker's boots ◀──────────────┘
 
-The keeper is no child of the actor's process and outlives it, a raylet and Ray's head. An actor
-that is made again on this node finds the keeper at its lock and adopts it. One that is made on
-another node starts the worker there, and drains the earlier boot once its own is registered. Knows
+The supervisor is no child of the actor's process and outlives it, a raylet and Ray's head. An actor
+that is made again on this node finds the supervisor at its lock and adopts it. One made on another
+node starts the worker there, and drains the earlier boot once its own is registered. Knows
 nothing of Ray.
 """
 
@@ -30,7 +30,7 @@ from baton.deploy.host.instance import (
     is_locked,
     read_job,
     read_status,
-    signal_keeper,
+    signal_supervisor,
     write_job,
 )
 from baton.deploy.nodes.node_folder import Tending, is_leaving, node_folder
@@ -74,7 +74,7 @@ class WorkerReport:
     adopted: bool = False
 
 
-class WorkerKeeper:
+class NodeWorker:
     """Keeps the worker of `order` on the node with the address `node`, in the thread that calls
     `run`. The constructor raises ConfigError for an environment that lacks what a worker needs."""
 
@@ -141,13 +141,15 @@ class WorkerKeeper:
             self._note(message=f"{type(error).__name__}: {error}")
 
     def _keep(self) -> None:
-        """See to it that the job has a keeper, or that it ends. Raises BatonError or OSError."""
+        """Start the job's supervisor if it has none, or end it. Raises BatonError or OSError."""
         leaving = is_leaving(self._folder)
         if self._found is None:
             self._found = self._running_start()
         if is_locked(self._folder / f"{self._name}.lock"):
             if self._ending.is_set() or leaving or read_job(self._folder, self._name) != self._job:
-                signal_keeper(self._folder, self._name, signal.SIGTERM)  # repeating does no harm
+                signal_supervisor(
+                    self._folder, self._name, signal.SIGTERM
+                )  # repeating does no harm
         elif not self._ending.is_set() and not leaving:
             self._try_again()
             write_job(self._folder, self._job)
@@ -183,7 +185,7 @@ class WorkerKeeper:
             self._given_up_s = None
 
     def _runs_here(self, record: WorkerRecord) -> bool:
-        """Whether the record is of the process that this node's keeper runs now."""
+        """Whether the record is of the process that this node's supervisor runs now."""
         status: JobStatus | None = read_status(self._folder, self._name)
         running = status is not None and status.state == "running" and status.pid == record.pid
         return running and self._is_of_this_node(record)
