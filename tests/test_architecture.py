@@ -91,6 +91,17 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "deterministic",
             "execution",
         },
+        "device_ranks": {
+            "scheduling",
+            "spec",
+            "memory",
+            "model",
+            "triton",
+            "checkpoint",
+            "deterministic",
+            "execution",
+            "ranks",
+        },
     },
     "router": {
         "text": set(),

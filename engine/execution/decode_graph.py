@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -79,6 +80,20 @@ class GraphStep:
         return tokens, [bool(good) for good in finite], self.done.seconds_since(self.started)
 
 
+def largest_bucket(max_rows: int) -> int:
+    """Return the bucket that holds `max_rows`, or the largest."""
+    return next((bucket for bucket in BUCKETS if bucket >= max_rows), BUCKETS[-1])
+
+
+class Followers(Protocol):
+    """Other ranks, which capture and replay the same decoder steps; their collective operations
+    meet this rank's."""
+
+    def capture(self, bucket: int) -> None: ...
+
+    def replay(self, bucket: int, layout: StepLayout) -> None: ...
+
+
 class DecodeGraphs:
     """The captured graphs. Call `capture` before use; batches must fit into a captured bucket."""
 
@@ -93,11 +108,13 @@ class DecodeGraphs:
         max_rows: int,
         table_width: int,
         entries: int = ENTRIES,
+        followers: Followers | None = None,
     ) -> None:
         """`table_width` in blocks, of the longest sequence; `entries` of a step's adjustments."""
+        self._followers = followers
         self._decoder, self._device, self._kernels = decoder, device, kernels
         self._spare = spare_block
-        self._rows = next((b for b in BUCKETS if b >= max_rows), BUCKETS[-1])
+        self._rows = largest_bucket(max_rows)
         where = device.torch_device
         self._inputs = torch.zeros((_FIELDS, self._rows), dtype=torch.int64, device=where)
         self._tables = torch.zeros((self._rows, table_width), dtype=torch.int32, device=where)
@@ -132,6 +149,8 @@ class DecodeGraphs:
         """Capture the largest bucket first, so that the others share its memory."""
         for bucket in sorted((b for b in buckets if b <= self._rows), reverse=True):
             self._send(self._stagings[0].pad(0, bucket), bucket, self._padding(bucket))
+            if self._followers is not None:
+                self._followers.capture(bucket)
             decode = self._device.capture(partial(self._decode, bucket))
             # The logits are held until here: the next graphs may reuse their memory.
             draw = self._device.capture(partial(self._draw, bucket))
@@ -172,6 +191,8 @@ class DecodeGraphs:
         started = self._device.record_event()
         self._send(staging.pad(rows, bucket), bucket, tables)
         decode, draw = self._replays[bucket]
+        if self._followers is not None:
+            self._followers.replay(bucket, layout)
         decode()
         if any(each is not None and each.allowed is not None for each in draws):
             staging.used = self._device.record_event()  # were a mask to fail, this holds

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from baton.engine.deterministic.batch_invariant_weights import with_invariant_products
 from baton.engine.execution.cuda_runner import CudaRunner
-from baton.engine.execution.decode_graph import BUCKETS, DecodeGraphs, DrawKernels
+from baton.engine.execution.decode_graph import BUCKETS, DecodeGraphs, DrawKernels, Followers
 from baton.engine.execution.decoder_kernels import DecoderKernels
 from baton.engine.execution.graph_device import CudaDevice, GraphDevice, HostDevice
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.memory.kv_pool import KvPool
+from baton.engine.model.decoder import Decoder
 from baton.engine.model.weights import Weights
 from baton.engine.sampling.draw_adjustments import Adjustments
 from baton.engine.sampling.draw_logprobs import LogprobBuffers, drawn_with_logprobs, logprob_counts
@@ -59,6 +60,20 @@ def device_runner(
     Raises ConfigError for a `max_context` that the model does not reach.
     """
     context = max_context or spec.max_context
+    kernels = device_kernels(spec, pool, max_rows, context, deterministic=deterministic)
+    if deterministic:
+        weights = with_invariant_products(weights)
+    decoder = kernels.decoder(spec, weights)
+    eager = ModelRunner(spec, pool, decoder, max_context, kernels.sampler)
+    graphs = decode_graphs(decoder, pool, spec.vocab_size, max_rows, context)
+    graphs.capture(buckets)
+    return CudaRunner(eager, graphs)
+
+
+def device_kernels(
+    spec: ModelSpec, pool: KvPool, max_rows: int, context: int, *, deterministic: bool
+) -> DecoderKernels:
+    """Return Triton's kernels for a model, or a rank's share of one, over `pool`."""
     limits = DecodeLimits(max(max_rows, BUCKETS[-1]), context)
     attention: TritonAttention | TritonLatentAttention
     if spec.latent is None:
@@ -70,26 +85,32 @@ def device_runner(
         attention = TritonLatentAttention(
             pool, spec.latent, spec.heads, scale, limits, deterministic=deterministic
         )
-    if deterministic:
-        weights = with_invariant_products(weights)
     gating = partial(gated, activation=spec.activation)
-    kernels = DecoderKernels(attention, gating, TritonNorms(), sampler=sample_on_device)
-    decoder = kernels.decoder(spec, weights)
-    eager = ModelRunner(spec, pool, decoder, max_context, kernels.sampler)
-    graphs = DecodeGraphs(
+    return DecoderKernels(attention, gating, TritonNorms(), sampler=sample_on_device)
+
+
+def decode_graphs(
+    decoder: Decoder,
+    pool: KvPool,
+    vocab_size: int,
+    max_rows: int,
+    context: int,
+    followers: Followers | None = None,
+) -> DecodeGraphs:
+    """Return graphs of `decoder`, which are not captured yet."""
+    return DecodeGraphs(
         decoder,
-        _graph_device(pool.tensor.device),
+        graph_device(pool.tensor.device),
         DrawKernels(adjust_logits, draw_tokens, find_logprobs),
-        vocab_size=spec.vocab_size,
+        vocab_size=vocab_size,
         spare_block=pool.spare_block,
         max_rows=max_rows,
         table_width=-(-context // pool.block_size),
+        followers=followers,
     )
-    graphs.capture(buckets)
-    return CudaRunner(eager, graphs)
 
 
-def _graph_device(device: torch.device) -> GraphDevice:
+def graph_device(device: torch.device) -> GraphDevice:
     return CudaDevice(device) if device.type == "cuda" else HostDevice()
 
 

@@ -25,6 +25,12 @@ class ExpertSource(Protocol):
     def count(self) -> int: ...
 
     @property
+    def first(self) -> int | None:
+        """Return the number of the first of a rank's part of the experts; None: they are all
+        here."""
+        ...
+
+    @property
     def is_quantized(self) -> bool:
         """Return whether the matrices are quantised."""
         ...

@@ -9,22 +9,16 @@ step, so the worker then ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 import torch
 from torch import Tensor
 
 from baton.engine.model.decoder import Decoder
 from baton.engine.model.step_layout import StepLayout
 from baton.engine.ranks.layout_arrays import to_arrays
-from baton.engine.ranks.rank_group import RankGroup
+from baton.engine.ranks.rank_group import RankGroup, in_step
 from baton.engine.ranks.rank_message import Command
 from baton.engine.ranks.rank_parts import RankParts
 from baton.engine.ranks.rank_process import put_logits
-from baton.runtime.errors import DeviceLost
-
-Found = TypeVar("Found")
 
 
 class LeadingDecoder:
@@ -40,7 +34,7 @@ class LeadingDecoder:
         """Same as `Decoder.hidden`. Raises DeviceLost if a rank does not respond, and EngineError
         for a layout that is too large, before anything is computed."""
         self._group.send(self._hidden, to_arrays(layout))
-        return _in_step(lambda: self._own.hidden(layout))
+        return in_step(lambda: self._own.hidden(layout))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Same as `Decoder.logits`. Raises like `hidden`."""
@@ -58,19 +52,8 @@ class LeadingDecoder:
         numbers = rows.contiguous().view(_BITS[rows.dtype])
         self._group.send(Command.LOGITS, [numbers.numpy()])
         decoder = self._parts.decoder
-        _in_step(lambda: put_logits(decoder, self._board, numbers, rows.dtype))
+        in_step(lambda: put_logits(decoder, self._board, numbers, rows.dtype))
         return self._board.take(len(rows))
 
 
 _BITS = {torch.float32: torch.float32, torch.bfloat16: torch.uint16, torch.float16: torch.uint16}
-
-
-def _in_step(compute: Callable[[], Found]) -> Found:
-    try:
-        return compute()
-    except DeviceLost:
-        raise
-    except Exception as error:
-        raise DeviceLost(
-            f"the leader's part of a step failed between its ranks: {error}"
-        ) from error

@@ -10,7 +10,6 @@ with any numbers of ranks.
 from __future__ import annotations
 
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
 
 from baton.engine.checkpoint.shards import Progress
@@ -23,14 +22,9 @@ from baton.engine.memory.host_memory import available_bytes
 from baton.engine.memory.memory_plan import MemoryOffer, PoolForm, plan_memory
 from baton.engine.ranks.leading_decoder import LeadingDecoder
 from baton.engine.ranks.rank_group import RankGroup
+from baton.engine.ranks.rank_message import SLOT_BYTES, SLOTS
 from baton.engine.ranks.rank_options import RankOptions
-from baton.engine.ranks.rank_parts import (
-    SLOT_BYTES,
-    SLOTS,
-    LoadedRank,
-    board_bytes,
-    load_rank,
-)
+from baton.engine.ranks.rank_parts import LoadedRank, board_bytes, load_rank
 from baton.engine.ranks.shared_allreduce import SharedAllReduce
 from baton.engine.ranks.shared_memory import SharedMemory
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
@@ -123,17 +117,10 @@ def _join(group: RankGroup, memories: list[SharedMemory], loaded: LoadedRank) ->
     runner.group = group
     warm_up(runner)
     if engine.deterministic:
-        runner.numerics = _numerics(prove(runner), options)
+        runner.numerics = options.numerics(prove(runner))
     runner.memory = plan
     parts.sums.timeout_s = HUNG_S
     return runner
-
-
-def _numerics(digest: str, options: RankOptions) -> str:
-    """Return what identifies a deterministic worker's bits: they depend on the order of sums, which
-    the proof's one text need not show."""
-    split = f"{digest} tp {options.ranks} ep {options.ep}"
-    return blake2b(split.encode(), digest_size=16).hexdigest()
 
 
 def _pool_memory(blocks: int, each_bytes: int) -> SharedMemory:

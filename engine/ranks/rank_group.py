@@ -14,16 +14,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from enum import IntEnum
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.engine.ranks.rank_message import BELL, Command, write_arrays
+from baton.engine.ranks.rank_message import BELL, SLOTS, slot_of, write_arrays
 from baton.engine.ranks.rank_options import RankOptions
-from baton.engine.ranks.rank_parts import SLOTS, slot_of
 from baton.engine.ranks.shared_memory import SharedMemory
 from baton.runtime import errors
 from baton.runtime.errors import BatonError, DeviceLost, ModelError
@@ -34,9 +34,13 @@ _REPORT_S = 5.0  # for the exit code of a rank that closed its link
 _POLL_S = 0.2
 _MAX_MESSAGE_BYTES = 1 << 16
 
+Found = TypeVar("Found")
+
 
 class RankGroup:
     """Ranks 1 to `options.ranks` - 1. One thread at a time may call it."""
+
+    module = "baton.engine.ranks.rank_process"  # what a rank runs
 
     def __init__(self, options: RankOptions, memories: Sequence[SharedMemory]) -> None:
         """Start the processes, which begin to load. `memories`: for sums, commands and logits."""
@@ -66,7 +70,7 @@ class RankGroup:
             socket.send_fds(link, [text], [memory.descriptor])
         self._answers(LOAD_S)
 
-    def send(self, command: Command, arrays: Sequence[NDArray[Any]] = ()) -> None:
+    def send(self, command: IntEnum, arrays: Sequence[NDArray[Any]] = ()) -> None:
         """Send `command` to all ranks, which carry out commands in order. Raises EngineError for
         arrays that do not fit, before anything is sent, and DeviceLost if a rank has ended."""
         slot = self._count % SLOTS
@@ -107,7 +111,7 @@ class RankGroup:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._links.append(ours)
         with theirs:
-            command = [sys.executable, "-P", "-m", "baton.engine.ranks.rank_process"]
+            command = [sys.executable, "-P", "-m", self.module]
             process = subprocess.Popen([*command, str(theirs.fileno())], pass_fds=[theirs.fileno()])
         self._processes.append(process)
         text = replace(self._options, rank=rank).text().encode()
@@ -135,6 +139,19 @@ class RankGroup:
         if "error" in answer:
             raise _error_of(answer)
         return answer
+
+
+def in_step(compute: Callable[[], Found]) -> Found:
+    """Return what the leader computes between its ranks; an error there leaves them out of step,
+    so it raises DeviceLost."""
+    try:
+        return compute()
+    except DeviceLost:
+        raise
+    except Exception as error:
+        raise DeviceLost(
+            f"the leader's part of a step failed between its ranks: {error}"
+        ) from error
 
 
 def _error_of(answer: dict[str, Any]) -> BatonError:

@@ -21,6 +21,8 @@ _DTYPES = (np.int64, np.int32, np.float32, np.uint16)
 _MAX_DIMENSIONS = 4
 _HEAD = 2 + _MAX_DIMENSIONS  # numbers of one array's description
 BELL = struct.Struct("<qqq")
+SLOT_BYTES = 32 << 20  # of a command's arrays
+SLOTS = 2  # one is written while ranks read the other
 
 
 class Command(IntEnum):
@@ -65,3 +67,7 @@ def read_arrays(slot: NDArray[np.uint8]) -> list[NDArray[np.generic]]:
         found.append(slot[place : place + size].view(dtype).reshape(shape).copy())
         place += -(-size // 8) * 8
     return found
+
+
+def slot_of(commands: NDArray[np.uint8], slot: int) -> NDArray[np.uint8]:
+    return commands[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES]

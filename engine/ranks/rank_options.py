@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 from baton.engine.execution.engine_options import EngineOptions
@@ -20,6 +21,7 @@ class RankOptions:
     ep: int = 1  # groups of ranks that hold different experts
     blocks: int = 0  # of the pool; known once all ranks have loaded
     memory_bytes: tuple[int, ...] = ()  # of sums, commands, logits and the pool, in this order
+    store: str = ""  # the file by which ranks on devices of their own find each other
 
     def text(self) -> str:
         return json.dumps(asdict(self), default=str)
@@ -31,3 +33,9 @@ class RankOptions:
         engine = EngineOptions(**values.pop("engine"))
         folder, sizes = Path(values.pop("folder")), tuple(values.pop("memory_bytes"))
         return RankOptions(folder=folder, engine=engine, memory_bytes=sizes, **values)
+
+    def numerics(self, digest: str) -> str:
+        """Return what identifies a deterministic worker's bits. They depend on the order of sums,
+        which the proof's one text, whose digest this is, need not show."""
+        split = f"{digest} tp {self.ranks} ep {self.ep}"
+        return blake2b(split.encode(), digest_size=16).hexdigest()

@@ -28,9 +28,6 @@ from baton.engine.sampling.draw_plan import Sampler
 from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.engine.spec.rank_split import RankSplit, spec_of_rank
 
-SLOT_BYTES = 32 << 20  # of a command's arrays
-SLOTS = 2  # one is written while ranks read the other
-
 
 @dataclass(frozen=True, slots=True)
 class RankParts:
@@ -100,10 +97,6 @@ def load_rank(options: RankOptions, progress: Progress | None = None) -> LoadedR
     weights = load_weights(options.folder, whole, dtype, matrices, progress, quantization, split)
     grown = max(resident_bytes() - before, 0)
     return LoadedRank(options, whole, spec, weights, dtype, grown)
-
-
-def slot_of(commands: NDArray[np.uint8], slot: int) -> NDArray[np.uint8]:
-    return commands[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES]
 
 
 def board_bytes(vocab_size: int) -> int:

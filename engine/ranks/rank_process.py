@@ -13,20 +13,18 @@ import json
 import signal
 import socket
 import sys
-from typing import NoReturn
 
 import torch
 
 from baton.engine.ranks.layout_arrays import from_arrays
 from baton.engine.ranks.logits_board import LogitsBoard
 from baton.engine.ranks.rank_decoder import RankDecoder
-from baton.engine.ranks.rank_message import BELL, Command, read_arrays
-from baton.engine.ranks.rank_options import RankOptions
-from baton.engine.ranks.rank_parts import RankParts, load_rank, slot_of
+from baton.engine.ranks.rank_link import receive, refuse
+from baton.engine.ranks.rank_message import BELL, Command, read_arrays, slot_of
+from baton.engine.ranks.rank_parts import RankParts, load_rank
 from baton.runtime.errors import BatonError
 
 _PR_SET_PDEATHSIG = 1
-_MAX_MESSAGE_BYTES = 1 << 16  # of one message
 
 
 def main() -> None:
@@ -34,17 +32,17 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals all; the leader handles it
     link = socket.socket(fileno=int(sys.argv[1]))
-    options, memories = _receive(link)
+    options, memories = receive(link)
     try:
         loaded = load_rank(options)
     except BatonError as error:
-        _refuse(link, error)
+        refuse(link, error)
     link.send(json.dumps({"loaded": options.rank}).encode())
-    options, pool_memory = _receive(link)
+    options, pool_memory = receive(link)
     try:
         parts = loaded.with_pool(options, [*memories, *pool_memory])
     except BatonError as error:
-        _refuse(link, error)
+        refuse(link, error)
     link.send(json.dumps({"ready": options.rank}).encode())
     follow(link, parts)
 
@@ -70,19 +68,6 @@ def put_logits(
 ) -> None:
     """Publish the rank's logits of hidden states, which arrive in a dtype of numpy."""
     board.put(decoder.logits(rows.view(dtype)), decoder.tokens)
-
-
-def _receive(link: socket.socket) -> tuple[RankOptions, list[int]]:
-    """Receive options and descriptors of shared memory."""
-    text, descriptors, _, _ = socket.recv_fds(link, _MAX_MESSAGE_BYTES, 4)
-    if not text:
-        sys.exit(0)  # the leader has ended
-    return RankOptions.parse(text), list(descriptors)
-
-
-def _refuse(link: socket.socket, error: BatonError) -> NoReturn:
-    link.send(json.dumps({"error": type(error).__name__, "detail": str(error)}).encode())
-    sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -41,11 +41,12 @@ class TritonMatrices:
     def experts(self, source: ExpertSource) -> StackedExperts:
         """Read the experts of a layer. Raises ModelError if the kernel does not support them."""
         if not source.is_quantized:
-            return StackedExperts(*source.stacked())
+            return StackedExperts(*source.stacked(), first=source.first)
         gate_up, down = source.quantized()
         return StackedExperts(
             stacked_codes(gate_up, source.count, self.device),
             stacked_codes(down, source.count, self.device),
+            first=source.first,
         )
 
 
@@ -56,13 +57,23 @@ class StackedExperts:
     gate_up: Tensor | StackedCodes  # [experts, 2 ffn, hidden]
     down: Tensor | StackedCodes  # [experts, hidden, ffn]
     tile_rows: int = 0  # of `expert_matmul`
+    first: int | None = None  # same as `ListedExperts.first`
 
     def run(self, x: Tensor, chosen: Tensor, gating: Gating) -> tuple[Tensor, Tensor]:
-        by_expert, offsets = sort_by_expert(chosen, len(self.down))
+        """Same as `Experts.run`. The outputs of experts of other ranks are 0, and come last."""
+        count = len(self.down)
+        if self.first is not None:
+            own = chosen - self.first
+            chosen = own.where((own >= 0) & (own < count), count)
+        by_expert, offsets = sort_by_expert(chosen, count)
         rows = by_expert // chosen.shape[1]
         given = (self.gate_up, offsets, rows, self.tile_rows)
         inner = gating(_product(x.contiguous(), *given))
-        return _product(inner, self.down, offsets, None, self.tile_rows), by_expert
+        outputs = _product(inner, self.down, offsets, None, self.tile_rows)
+        if self.first is not None:  # the product leaves those rows unwritten
+            places = torch.arange(len(outputs), device=outputs.device)
+            outputs.masked_fill_((places >= offsets[-1])[:, None], 0.0)
+        return outputs, by_expert
 
 
 def _product(

@@ -1,0 +1,86 @@
+"""The leader's control of ranks on devices of their own.
+
+Its commands may be ahead of the ranks, whose devices work on their own. So a rank counts what it
+has read, and `send` waits before it writes over a command that some rank has not read.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.engine.device_ranks.collectives import Collectives
+from baton.engine.device_ranks.device_command import DeviceCommand
+from baton.engine.ranks.rank_group import LOAD_S, RankGroup
+from baton.engine.ranks.rank_message import SLOTS
+from baton.engine.ranks.rank_options import RankOptions
+from baton.engine.ranks.shared_memory import SharedMemory
+from baton.runtime.errors import DeviceLost
+
+COUNTER_BYTES = 4096
+_READ_S = 60.0  # a rank reads a command after those before; each queues work and returns
+_PAUSE_S = 0.0001
+
+
+class DeviceRankGroup(RankGroup):
+    """Ranks 1 and up of a worker on devices. One thread at a time may call it."""
+
+    module = "baton.engine.device_ranks.device_rank_process"
+
+    def __init__(self, options: RankOptions, memories: Sequence[SharedMemory]) -> None:
+        """Start the processes. `memories`: for the counters, and for commands."""
+        self._sent = 0
+        self.joined: Collectives | None = None  # the leader's end of the ranks' group
+        self.closed = threading.Event()
+        self._reads = counters(memories[0], options.ranks)
+        super().__init__(options, memories)
+
+    def send(self, command: IntEnum, arrays: Sequence[NDArray[Any]] = ()) -> None:
+        """Same as `RankGroup.send`. Raises DeviceLost if a rank does not read its commands."""
+        deadline_s = time.monotonic() + _READ_S
+        while self._sent - int(self._reads[1:].min()) >= SLOTS:
+            self.check()
+            if time.monotonic() > deadline_s:
+                raise DeviceLost(f"a rank has read no command for {_READ_S:g} s")
+            time.sleep(_PAUSE_S)
+        super().send(command, arrays)
+        self._sent += 1
+
+    def give_pools(
+        self, options: RankOptions, handles: Sequence[tuple[str, Sequence[int]]]
+    ) -> None:
+        """Send each rank from 1 on the memory of its pool (see `SharedTensor.handle`), after the
+        command that announces it, and wait until all ranks have built upon it. Raises like
+        `wait_loaded`."""
+        for rank, (link, (text, descriptors)) in enumerate(
+            zip(self._links, handles, strict=True), start=1
+        ):
+            link.send(replace(options, rank=rank).text().encode())
+            socket.send_fds(link, [text.encode()], list(descriptors))
+        self._answers(LOAD_S)
+
+    def release(self) -> None:
+        """Have all ranks free their pools, and what they have built upon them."""
+        self.send(DeviceCommand.RELEASE)
+        self._answers(LOAD_S)
+
+    def close(self) -> None:
+        """Same as `RankGroup.close`; the leader leaves the group too."""
+        self.closed.set()
+        super().close()
+        if self.joined is not None:
+            self.joined.close()
+            self.joined = None
+
+
+def counters(memory: SharedMemory, ranks: int) -> NDArray[np.int64]:
+    """Return, for each rank, how many commands it has read. A rank writes its own number alone."""
+    return memory.array()[: 8 * ranks].view(np.int64)

@@ -1,0 +1,123 @@
+"""Greedy and seeded tokens of a small model over ranks on devices of their own, and on the CPU.
+
+    TRITON_INTERPRET=1 python -P tests/engine/device_ranks_story.py FOLDER --device cpu
+    python -P tests/engine/device_ranks_story.py FOLDER --device cuda --ranks 2
+
+FOLDER holds a model. On a CPU the ranks run Triton's interpreter and gloo. Prints one JSON list:
+whether each sequence is equal, whether the copy of a block is, and whether the end of a rank was
+noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from baton.engine.device_ranks.device_loading import build_device_rank_runner, watch
+from baton.engine.device_ranks.leading import DeviceRankRunner, LeadingPool
+from baton.engine.execution.engine_options import EngineOptions
+from baton.engine.execution.loading import build_runner
+from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.runtime.errors import DeviceLost
+
+sys.path.append(str(Path(__file__).parent))
+from device_story import BLOCKS, SIZE, Counted, tokens
+from interpreter import patch_once_a_launch
+
+NOTICED_S = 3.0
+
+
+def copies_whole_blocks(runner: DeviceRankRunner) -> bool:
+    """Copy a block, and return whether the parts of all ranks are equal and were not before."""
+    pool = runner.pool
+    assert isinstance(pool, LeadingPool)
+    blocks = [each.bytes_tensor() for each in pool.parts]
+    source, target = 0, BLOCKS - 1
+    for part in blocks:
+        part[source].random_(1, 255)
+        part[target].zero_()
+    pool.copy_block(source, target)
+    runner.run(StepBatch((Slice([1], 0, [1], ()),)))  # every rank has carried out what was before
+    return all(bool((part[source] == part[target]).all()) for part in blocks)
+
+
+def notices_the_end_of_a_rank(runner: DeviceRankRunner) -> bool:
+    """Kill the last rank, and return whether the watch says which one, and commands are refused."""
+    said: list[str] = []
+    noticed = threading.Event()
+
+    def lost(reason: str) -> None:
+        said.append(reason)
+        noticed.set()
+
+    watch(runner.group, lost)
+    ranks = len(runner.group.process_ids) + 1
+    os.kill(runner.group.process_ids[-1], signal.SIGKILL)
+    noticed.wait(NOTICED_S)
+    try:
+        for _ in range(3):  # more commands than can wait for a rank
+            runner.pool.copy_block(0, 1)
+    except DeviceLost:
+        return said == [f"rank {ranks - 1} of {ranks} ended with code -9"]
+    return False
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ep", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--sized", action="store_true", help="the pool by measured memory")
+    given = parser.parse_args()
+    patch_once_a_launch()
+    on_cpu = given.device == "cpu"
+    options = EngineOptions(
+        blocks=0 if given.sized else BLOCKS,
+        block_size=SIZE,
+        dtype="float32",
+        memory_fraction=0.01,
+        step_tokens=4,
+        device=given.device if on_cpu else "cuda:0",
+        max_context=128,
+        max_rows=8,
+        kv_dtype=given.kv_dtype,
+    )
+    ours = build_device_rank_runner(
+        given.folder,
+        given.ranks,
+        options,
+        ep=given.ep,
+        memory=Counted() if on_cpu else None,
+        buckets=(4,) if on_cpu else (1, 2, 8),
+    )
+    plain = build_runner(
+        given.folder,
+        EngineOptions(
+            blocks=BLOCKS,
+            block_size=SIZE,
+            dtype="float32",
+            backend="torch",
+            kv_dtype=given.kv_dtype,
+        ),
+    )
+    lengths = [9, 20, 2] if on_cpu else [9, 30, 2, 77, 16]
+    found = tokens(ours, lengths, given.steps, ours.spec.vocab_size)
+    wanted = tokens(plain, lengths, given.steps, ours.spec.vocab_size)
+    equal = [a == b for a, b in zip(found, wanted, strict=True)]
+    equal.append(copies_whole_blocks(ours))
+    equal.append(notices_the_end_of_a_rank(ours))
+    print(json.dumps(equal))
+    ours.close()
+    return 0 if all(equal) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
