@@ -20,6 +20,7 @@ from pathlib import Path
 
 from baton.engine.device_ranks.device_loading import build_device_rank_runner, watch
 from baton.engine.device_ranks.leading import DeviceRankRunner, LeadingPool
+from baton.engine.execution import determinism_proof
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.scheduling.batch import Slice, StepBatch
@@ -76,9 +77,14 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--kv-dtype", default="auto")
     parser.add_argument("--sized", action="store_true", help="the pool by measured memory")
+    parser.add_argument("--deterministic", action="store_true")
     given = parser.parse_args()
     patch_once_a_launch()
     on_cpu = given.device == "cpu"
+    if on_cpu:  # a program takes the interpreter milliseconds
+        determinism_proof._PROOF_TOKENS = determinism_proof._SIZES_TOKENS = 9
+        determinism_proof._GRAPH_TOKENS = SIZE
+        determinism_proof._SIZES = ((3,),)
     options = EngineOptions(
         blocks=0 if given.sized else BLOCKS,
         block_size=SIZE,
@@ -89,6 +95,7 @@ def main() -> int:
         max_context=128,
         max_rows=8,
         kv_dtype=given.kv_dtype,
+        deterministic=given.deterministic,
     )
     ours = build_device_rank_runner(
         given.folder,
@@ -112,6 +119,7 @@ def main() -> int:
     found = tokens(ours, lengths, given.steps, ours.spec.vocab_size)
     wanted = tokens(plain, lengths, given.steps, ours.spec.vocab_size)
     equal = [a == b for a, b in zip(found, wanted, strict=True)]
+    assert bool(ours.numerics) == given.deterministic
     equal.append(copies_whole_blocks(ours))
     equal.append(notices_the_end_of_a_rank(ours))
     print(json.dumps(equal))

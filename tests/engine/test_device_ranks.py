@@ -16,12 +16,13 @@ import pytest
         ("qwen3-window", ["--sized", "--kv-dtype=int8"]),
         pytest.param("deepseek-v3", ["--ep=2"], marks=pytest.mark.nightly),
         pytest.param("mixtral", ["--ranks=4"], marks=pytest.mark.nightly),
+        pytest.param("qwen3-window-small", ["--deterministic"], marks=pytest.mark.nightly),
     ],
 )
 def test_ranks_on_devices_equal_one_process(references, name, more):
     """Three sequences, in chunks and by graphs; a copied block; a rank that is killed. Windows and
     KV in eight bits, over a pool that was sized after a first build; latents, and experts in two
-    groups; more ranks than KV heads."""
+    groups; more ranks than KV heads; bits that do not depend on the batch, proved at the start."""
     script = Path(__file__).with_name("device_ranks_story.py")
     done = subprocess.run(
         [sys.executable, "-P", script, references(name).folder, "--device=cpu", "--steps=2", *more],
