@@ -43,7 +43,7 @@ class Collectives:
         try:
             distributed.init_process_group(
                 "nccl" if on_gpu else "gloo",
-                store=distributed.FileStore(str(store), ranks),
+                store=distributed.FileStore(str(store), ranks),  # type: ignore[attr-defined] # it is public, and not in __all__
                 rank=rank,
                 world_size=ranks,
                 timeout=timedelta(seconds=JOIN_S),

@@ -134,7 +134,7 @@ class GroupMemory(CudaMemory):
     def release(self) -> None:
         self._group.release()
         super().release()
-        torch.cuda.ipc_collect()
+        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 
 
 class _Leader:

@@ -40,7 +40,7 @@ class FollowingGraphs:
         self._inputs = torch.zeros((4, rows), dtype=torch.int64, device=where)
         self._tables = torch.zeros((rows, table_width), dtype=torch.int32, device=where)
         self._moved = torch.zeros(rows * table_width, dtype=torch.int32, device=where)
-        self._stagings = [_Staging(device, rows, table_width) for _ in range(STAGINGS)]
+        self._stagings = [_StepInputs(device, rows, table_width) for _ in range(STAGINGS)]
         self._next = 0
         self._replays: dict[int, Replay] = {}
 
@@ -73,14 +73,14 @@ class FollowingGraphs:
         self._replays[bucket]()
         staging.used = self._device.record_event()
 
-    def _pad(self, staging: _Staging, rows: int, bucket: int, width: int) -> None:
+    def _pad(self, staging: _StepInputs, rows: int, bucket: int, width: int) -> None:
         """Fill the rows from `rows` on with one token in the spare block, as the leader does."""
         padding = staging.inputs[:, rows:bucket]
         padding.zero_()
         padding[_BLOCK], padding[_LENGTH] = self._spare, 1
         staging.tables[0, rows * width : bucket * width] = self._spare
 
-    def _send(self, staging: _Staging, bucket: int, width: int) -> None:
+    def _send(self, staging: _StepInputs, bucket: int, width: int) -> None:
         self._inputs.copy_(staging.inputs, non_blocking=True)
         moved = self._moved[: bucket * width]
         moved.copy_(staging.tables[0, : bucket * width], non_blocking=True)
@@ -102,7 +102,7 @@ class FollowingGraphs:
         self._decoder.logits(self._decoder.hidden(layout))
 
 
-class _Staging:
+class _StepInputs:
     """One step's inputs on the host."""
 
     def __init__(self, device: GraphDevice, rows: int, width: int) -> None:

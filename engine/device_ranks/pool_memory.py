@@ -59,7 +59,7 @@ def mapped(text: str, descriptors: list[int], device: torch.device) -> Tensor:
     ]
     values[0] = device.index
     try:
-        storage = torch.UntypedStorage._new_shared_cuda(*values)  # type: ignore[no-untyped-call]
+        storage = torch.UntypedStorage._new_shared_cuda(*values)
     except RuntimeError as error:
         raise ConfigError(
             f"{device} cannot map the leader's KV pool ({error}): CUDA IPC needs GPUs of one host "

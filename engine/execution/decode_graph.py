@@ -38,7 +38,7 @@ from baton.engine.sampling.draw_rules import DrawRules
 from baton.engine.sampling.mask_words import MaskWords, words_of
 from baton.engine.scheduling.batch import Draw, Drawn
 
-BUCKETS = (1, 2, 4, 8, *range(16, 257, 8))
+BUCKETS: tuple[int, ...] = (1, 2, 4, 8, *range(16, 257, 8))
 STAGINGS = 3  # a step runs, the next is queued, and one more is being filled
 # Rows of the packed inputs: integers, then floats by their bits.
 _TOKEN, _FEED, _POSITION, _BLOCK, _SLOT, _LENGTH, _TOP_K, _START, _DRAW_POSITION = range(9)

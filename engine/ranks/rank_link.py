@@ -1,4 +1,4 @@
-"""What a rank process receives from its leader before it serves, and how it refuses."""
+"""Reads what a leader sends its ranks before they serve, and reports what a rank refuses."""
 
 from __future__ import annotations
 
