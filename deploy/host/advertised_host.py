@@ -7,6 +7,7 @@ it. Keeps no state.
 
 from __future__ import annotations
 
+import array
 import fcntl
 import ipaddress
 import re
@@ -18,6 +19,11 @@ from baton.runtime.config import WorkerConfig
 from baton.runtime.errors import ConfigError
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
+_SIOCGIFCONF = 0x8912  # all IPv4 addresses, each with its interface
+_IFCONF = struct.Struct("iP")  # the bytes of the answer, and where it goes
+_IFREQ_BYTES = struct.calcsize("16s24s")  # one address: a name and a socket address
+_IFREQ_ADDRESS = slice(20, 24)
+_MAX_IFREQS = 1024
 _NAME_BYTES = 256
 _ADDRESS = slice(20, 24)  # in the answer
 _IPV6_TABLE = Path("/proc/net/if_inet6")
@@ -68,17 +74,42 @@ def _interface_address(name: str) -> str:
             return socket.inet_ntoa(answer[_ADDRESS])
         except OSError:
             pass  # it has no IPv4 address
-    try:
-        rows = [line.split() for line in _IPV6_TABLE.read_text().splitlines()]
-    except OSError:
-        rows = []
-    for address, _, _, scope, _, interface in rows:
-        if interface == name and scope == _GLOBAL_SCOPE:
-            return str(ipaddress.IPv6Address(bytes.fromhex(address)))
+    for interface, address in _ipv6_addresses():
+        if interface == name:
+            return str(address)
     raise ConfigError(
         f"worker.advertise is the interface {name}, which has no address that other hosts can "
         "call: give it one, or name an address"
     )
+
+
+def interface_of(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | None:
+    """Return the interface of this machine that has the address; None if none has it."""
+    if address.version == 6:
+        return next((name for name, each in _ipv6_addresses() if each == address), None)
+    answer = array.array("B", bytes(_MAX_IFREQS * _IFREQ_BYTES))
+    request = _IFCONF.pack(len(answer), answer.buffer_info()[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        length, _ = _IFCONF.unpack(fcntl.ioctl(probe.fileno(), _SIOCGIFCONF, request))
+    for start in range(0, length, _IFREQ_BYTES):
+        row = answer[start : start + _IFREQ_BYTES].tobytes()
+        if row[_IFREQ_ADDRESS] == address.packed:
+            label = row[:16].partition(b"\0")[0].decode()
+            return label.partition(":")[0]  # a second address may have a label of its own
+    return None
+
+
+def _ipv6_addresses() -> list[tuple[str, ipaddress.IPv6Address]]:
+    """Return each global IPv6 address with its interface."""
+    try:
+        rows = [line.split() for line in _IPV6_TABLE.read_text().splitlines()]
+    except OSError:  # a kernel without IPv6
+        return []
+    return [
+        (interface, ipaddress.IPv6Address(bytes.fromhex(address)))
+        for address, _, _, scope, _, interface in rows
+        if scope == _GLOBAL_SCOPE
+    ]
 
 
 def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -28,6 +28,8 @@ import torch
 from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.host.advertised_host import advertised_host
 from baton.deploy.host.cluster_secrets import ClusterSecrets
+from baton.deploy.host.kv_device import VARIABLE as KV_DEVICE
+from baton.deploy.host.kv_device import kv_device
 from baton.deploy.host.load_progress import LoadProgress
 from baton.deploy.host.ports import address_of
 from baton.deploy.host.process_lifecycle import raise_open_file_limit
@@ -97,6 +99,9 @@ def run_worker(
     registry_folder = folder_of(config.registry)
     advertised = advertised_host(config.worker, many_hosts=registry_folder is None)
     tls = tls_of(config.security)
+    if (device := kv_device(advertised, os.environ)) is not None:  # before UCX starts
+        os.environ[KV_DEVICE] = device
+        log.info("kv transfers bound", interface=device, address=advertised)
     if not config.handoff.verify:
         log.warning("checksums disabled", setting="handoff.verify", risk="wrong KV is used")
     with contextlib.ExitStack() as stack:
