@@ -2,8 +2,9 @@
 NIXL between them, on ports that the system gives. It starts, signals, restarts and audits them.
 
 Where a process runs is its `Place`: this machine as it is, or a network namespace (network.py).
-The registry, the logs and the routers' address files lie in one folder, as in an instance of
-`baton serve`. Used by the scenarios here, the soak, and the end-to-end tests. Knows no load.
+The logs, the routers' address files and, unless workers register elsewhere, the registry lie in one
+folder, as in an instance of `baton serve`. Used by the scenarios here, the soak, and the end-to-end
+tests. Knows no load.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc.aio
 import httpx
@@ -53,13 +54,37 @@ class Place:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+class Members(Protocol):
+    """Where workers register, and which do now."""
+
+    @property
+    def location(self) -> str: ...
+
+    def workers(self) -> Sequence[WorkerRecord]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FolderMembers:
+    """The workers that are registered in a folder, made when missing."""
+
+    folder: Path
+
+    @property
+    def location(self) -> str:
+        return str(self.folder)
+
+    def workers(self) -> Sequence[WorkerRecord]:
+        return DirectoryRegistry(self.folder).workers()
+
+
 def here(_: str) -> Place:
     return Place()
 
 
 class Cluster:
     """`settings` are `section.key=value`, of all processes; `place` gives each name its own.
-    `model` None: the embedded one.
+    `model` None: the embedded one. `members` None: workers register in the folder. `kept`: workers
+    that another process starts.
 
     A process is called by its name: prefill-0, decode-1, router, router-1. It ends with the one
     that uses this, however that ends.
@@ -71,6 +96,8 @@ class Cluster:
         settings: tuple[str, ...] = (),
         place: Callable[[str], Place] = here,
         model: Path | None = None,
+        members: Members | None = None,
+        kept: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self._model = model or embedded_model()
@@ -78,6 +105,8 @@ class Cluster:
         self.urls: dict[str, str] = {}  # of the routers
         self.grpc_addresses: dict[str, str] = {}  # of those that serve gRPC
         self._place = place
+        self._members = members or FolderMembers(folder / "registry")
+        self._kept = tuple(kept)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._authority = Authority(folder / "tls")
         self._environment = os.environ | {
@@ -130,7 +159,7 @@ class Cluster:
 
     def workers(self) -> list[str]:
         others = ("router", "controller")
-        return [name for name in self._processes if not name.startswith(others)]
+        return [*self._kept, *(name for name in self._processes if not name.startswith(others))]
 
     def names(self) -> list[str]:
         """The names of all processes that were started."""
@@ -152,14 +181,26 @@ class Cluster:
             time.sleep(0.1)
 
     def records(self) -> dict[str, WorkerRecord]:
-        """The announced workers whose process this cluster started last, and which lives."""
+        """The announced workers whose process this cluster started last, and which lives; of those
+        that another process starts, all."""
         self._authority.renew()
-        found = DirectoryRegistry(self.folder / "registry").workers()
         return {
-            record.worker_id: record
-            for record in found
-            if record.pid == self._processes[record.worker_id].pid and self.alive(record.worker_id)
+            record.worker_id: record for record in self._members.workers() if self._is_own(record)
         }
+
+    def _is_own(self, record: WorkerRecord) -> bool:
+        name = record.worker_id
+        if name in self._kept:
+            return True
+        return record.pid == self._processes[name].pid and self.alive(name)
+
+    def credentials(self, name: str, host: str | None) -> dict[str, str]:
+        """Return the token and a certificate as an environment, for a process started elsewhere.
+        `host` None: it listens nowhere."""
+        found = {"BATON_TOKEN": TOKEN}
+        for key, file in self._authority.issue(name, host).settings().items():
+            found[f"BATON_{key.replace('.', '__').upper()}"] = str(file)
+        return found
 
     def channel(self, worker: str) -> grpc.aio.Channel:
         """To a worker, by a certificate as its other callers have one."""
@@ -185,7 +226,7 @@ class Cluster:
     def change_role(self, name: str, role: str) -> None:
         """By `baton role`, as a user does; returns once the worker has it. Raises ClusterError."""
         certificate = self._authority.issue("client", host=None).settings()
-        command = [*BATON, "role", name, role, "--registry", str(self.folder / "registry")]
+        command = [*BATON, "role", name, role, "--registry", self._members.location]
         settings = [*(f"{key}={value}" for key, value in certificate.items()), *self.settings]
         command += [f"--set={setting}" for setting in settings]
         done = subprocess.run(
@@ -305,10 +346,9 @@ class Cluster:
         if name.startswith("router"):
             flags += ["--set=router.port=0", "--model-name=small"]
         of_model = ["--model", str(self._model)] if model else []
-        registry = str(self.folder / "registry")
         with open(self.folder / f"{name}.log", "ab") as log:
             self._processes[name] = start(
-                [*place.prefix, *command, *of_model, "--registry", registry, *flags],
+                [*place.prefix, *command, *of_model, "--registry", self._members.location, *flags],
                 {**self._environment, **place.environment},
                 log,
             )

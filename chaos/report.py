@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures.report import command, machine
-from chaos.scenarios import Scenario
+from chaos.stage import Scenario
 from chaos.verdict import Verdict
 
 COLUMNS = ("requests", "failed", "wrong", "hung", "refused", "cut", "retried", "left")

@@ -29,22 +29,24 @@ from pathlib import Path
 
 import httpx
 
-from chaos import held_thread, network, small_disk
+from chaos import held_thread, hosts, network, small_disk
 from chaos.answers import Answer
 from chaos.asks import Ask, asks, long_asks, right_answers
 from chaos.clients import Clients, Outcome, capacity, offer
 from chaos.cluster import Cluster, ClusterError, end_cleanly
+from chaos.hosts import Hosts, running_hosts
 from chaos.network import Network
 from chaos.report import report, write
-from chaos.scenarios import ALL, SHORT, Scenario
+from chaos.scenarios import ALL, SHORT
 from chaos.small_disk import SmallDisk
-from chaos.stage import Stage
+from chaos.stage import Scenario, Stage
 from chaos.verdict import LEAST_BEFORE, Moments, Verdict, judge
 
 API_KEY = "a-key-of-clients"
 SEED = 5
 LOAD_SHARE = 0.6
 RANK_LOAD_SHARE = 0.3  # what one of two decode workers can bear
+HOSTS_LOAD_SHARE = 0.4  # what two of three hosts can bear
 NO_LOAD_S = 20.0
 LATER_S = 30.0  # for what was left: a leak does not go
 NOT_BACK = (ClusterError, httpx.HTTPError, subprocess.TimeoutExpired)
@@ -137,18 +139,24 @@ class Chaos:
 
     def _fleet(self, held: contextlib.ExitStack, scenarios: Sequence[Scenario]) -> Fleet:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(dir=self._folder)))
-        kind, ranks = scenarios[0].fleet, scenarios[0].ranks
-        net = held.enter_context(Network()) if scenarios[0].transport == "tcp" else None
+        kind, ranks, transport = scenarios[0].fleet, scenarios[0].ranks, scenarios[0].transport
+        net = None if transport == "memory" else held.enter_context(Network())
         needed = any(scenario.needs == "disk" for scenario in scenarios)
         disk = held.enter_context(SmallDisk(folder)) if needed else None
         settings = (*SETTINGS, f"worker.tp={ranks}")
-        cluster = Cluster(folder, settings, net.add) if net else Cluster(folder, settings)
-        held.callback(cluster.close)
-        size = self._size
-        cluster.start(size.prefill, size.decode, size.routers)
-        fleet = Fleet(cluster, net, disk)
+        size, many = self._size, None
+        if net is not None and transport in ("hosts", "ray"):
+            running = running_hosts(net, folder, settings, with_ray=transport == "ray")
+            many = held.enter_context(running)
+            cluster = many.cluster
+        else:
+            cluster = Cluster(folder, settings, net.add) if net else Cluster(folder, settings)
+            held.callback(cluster.close)
+            cluster.start(size.prefill, size.decode, size.routers)
+        fleet = Fleet(cluster, net, disk, many)
         if kind not in self.per_s:
             share = LOAD_SHARE if ranks == 1 else RANK_LOAD_SHARE
+            share = HOSTS_LOAD_SHARE if many else share
             self.per_s[kind] = size.per_s or share * self._capacity(fleet)
             print(f"{kind}: load {self.per_s[kind]:.1f}/s", flush=True)
         return fleet
@@ -187,6 +195,7 @@ class Chaos:
                 hold_s=min(scenario.hold_s, self._size.most_hold_s),
                 network=fleet.network,
                 disk=fleet.disk,
+                hosts=fleet.hosts,
             )
             over, began_s = asyncio.Event(), clock()
             per_s = self.per_s[scenario.fleet]
@@ -246,6 +255,7 @@ class Fleet:
     cluster: Cluster
     network: Network | None
     disk: SmallDisk | None
+    hosts: Hosts | None = None
 
 
 def size_for(ranks: int, size: RunSize) -> RunSize:
@@ -275,7 +285,8 @@ def say(verdict: Verdict) -> None:
 def skipped(scenarios: Sequence[Scenario]) -> dict[str, str]:
     """Why scenarios cannot be run here, by name."""
     causes = {
-        "tcp": network.unavailable, "disk": small_disk.unavailable, "trace": held_thread.unavailable
+        "tcp": network.unavailable, "disk": small_disk.unavailable,
+        "trace": held_thread.unavailable, "hosts": hosts.unavailable, "ray": hosts.ray_unavailable,
     }  # fmt: skip
     needed = {need for scenario in scenarios for need in _needs(scenario)}
     missing = {need: why for need in needed if (why := causes[need]())}

@@ -1,4 +1,5 @@
-"""The faults, one scenario each: what is done to which process, and what it must not cost.
+"""The faults, one scenario each: what is done to which process, and what it must not cost. Those of
+clusters on several hosts are in host_scenarios.py.
 
 A scenario's `inject` begins with the fault and ends when it is over and every process is back.
 What it may cost: nothing, where redundancy exists (`redundant`); else an error that says why, or
@@ -8,23 +9,16 @@ a wait within the deadline. Never a wrong token, a hang, or a block left behind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 from chaos.clients import Outcome
 from chaos.descriptors import no_descriptors
 from chaos.hang import hang
-from chaos.network import Way
+from chaos.host_scenarios import HOSTS, RAY
 from chaos.rank import strike_rank
 from chaos.role_change import change_role
 from chaos.slow import slow
-from chaos.stage import Stage
-
-Transport = Literal["memory", "tcp"]
-Inject = Callable[[Stage], Awaitable[None]]
-Needs = Literal["disk", "trace"]  # a small disk of its own; the right to hold another's thread
+from chaos.stage import Scenario, Stage, bound
 
 LEAVE_AFTER_S = (0.0, 0.01, 0.03, 0.06, 0.1, 0.2, 0.4, 0.8)
 LEAVE_AT_TOKENS = (1, 2, 8)
@@ -32,51 +26,12 @@ POLL_S = 0.1
 ORDER_S = 1.0  # for counters to have what happened
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """`transport`: how KV moves. `ranks`: of each worker. `hold_s`: of the fault. `may_cut`:
-    routers that it kills. `settle_s`: what it takes longer than others to work off what has waited.
-    `quiet_s`: within which no block may be held any more, after the load has ended."""
-
-    name: str
-    fault: str
-    inject: Inject
-    transport: Transport = "memory"
-    ranks: int = 1
-    redundant: bool = True
-    may_cut: tuple[str, ...] = ()
-    hold_s: float = 5.0
-    deadline_s: float = 30.0
-    settle_s: float = 0.0
-    quiet_s: float = 10.0
-    needs: Needs | None = None
-
-    @property
-    def fleet(self) -> str:
-        """Name the fleet that the scenario runs on: one serves all scenarios of the same name."""
-        return self.transport if self.ranks == 1 else f"{self.transport}, {self.ranks} ranks"
-
-
 async def _nothing(stage: Stage) -> None:
     await stage.hold()
 
 
-async def _kill(stage: Stage, *names: str) -> None:
-    await stage.kill(*names)
-    await stage.hold()
-    await stage.back()
-
-
 async def _kill_role(stage: Stage, role: str) -> None:
-    await _kill(stage, *stage.named(role))
-
-
-async def _pause(stage: Stage, name: str) -> None:
-    await stage.pause(name)
-
-
-async def _cut(stage: Stage, name: str, way: Way) -> None:
-    await stage.cut(name, way)
+    await stage.strike(*stage.named(role))
 
 
 async def _part(stage: Stage, name: str, other: str) -> None:
@@ -170,62 +125,59 @@ async def _roll(stage: Stage) -> None:
         await stage.back()
 
 
-def _of(inject: Callable[..., Awaitable[None]], *arguments: str) -> Inject:
-    async def bound(stage: Stage) -> None:
-        await partial(inject, stage, *arguments)()
-
-    return bound
-
-
 MEMORY = (
     Scenario("none", "no fault (for comparison)", _nothing),
-    Scenario("kill-decode", "kill -9 of a decode worker", _of(_kill, "decode-0")),
-    Scenario("kill-prefill", "kill -9 of a prefill worker", _of(_kill, "prefill-0")),
-    Scenario("kill-router", "kill -9 of a router", _of(_kill, "router"), may_cut=("router",)),
+    Scenario("kill-decode", "kill -9 of a decode worker", bound(Stage.strike, "decode-0")),
+    Scenario("kill-prefill", "kill -9 of a prefill worker", bound(Stage.strike, "prefill-0")),
+    Scenario("kill-router", "kill -9 of a router",
+             bound(Stage.strike, "router"), may_cut=("router",)),
     Scenario(
         "kill-pair", "kill -9 of a decode and a prefill worker at once",
-        _of(_kill, "decode-1", "prefill-1"),
+        bound(Stage.strike, "decode-1", "prefill-1"),
     ),
-    Scenario("kill-all-prefill", "kill -9 of every prefill worker", _of(_kill_role, "prefill")),
+    Scenario("kill-all-prefill", "kill -9 of every prefill worker", bound(_kill_role, "prefill")),
     Scenario(
         "kill-all-decode", "kill -9 of every decode worker, started again at once",
-        _of(_kill_role, "decode"), redundant=False, hold_s=0.0, settle_s=16.0,
+        bound(_kill_role, "decode"), redundant=False, hold_s=0.0, settle_s=16.0,
     ),
     Scenario(
         "no-decode", "every decode worker gone for longer than the deadline",
-        _of(_kill_role, "decode"), redundant=False, hold_s=8.0, deadline_s=4.0, settle_s=6.0,
+        bound(_kill_role, "decode"), redundant=False, hold_s=8.0, deadline_s=4.0, settle_s=6.0,
     ),
-    Scenario("pause-decode", "SIGSTOP of a decode worker", _of(_pause, "decode-0")),
-    Scenario("pause-prefill", "SIGSTOP of a prefill worker", _of(_pause, "prefill-0")),
-    Scenario("pause-router", "SIGSTOP of a router", _of(_pause, "router")),
+    Scenario("pause-decode", "SIGSTOP of a decode worker", bound(Stage.pause, "decode-0")),
+    Scenario("pause-prefill", "SIGSTOP of a prefill worker", bound(Stage.pause, "prefill-0")),
+    Scenario("pause-router", "SIGSTOP of a router", bound(Stage.pause, "router")),
     Scenario("slow-decode", "a decode worker has a tenth of its time (SIGSTOP, SIGCONT in turn)",
-             _of(slow, "decode-0"), hold_s=10.0),
+             bound(slow, "decode-0"), hold_s=10.0),
     Scenario("hang-decode", "a decode worker's step never ends; the process lives",
-             _of(hang, "decode-0"), needs="trace"),
+             bound(hang, "decode-0"), needs="trace"),
     Scenario("hang-prefill", "a prefill worker's step never ends; the process lives",
-             _of(hang, "prefill-0"), needs="trace"),
+             bound(hang, "prefill-0"), needs="trace"),
     Scenario(
         "full-disk", "the disk of logs and registry is full", _full_disk, hold_s=20.0,
         needs="disk",
     ),
-    Scenario("fds-router", "no file descriptor left in a router", _of(no_descriptors, "router")),
-    Scenario("fds-decode", "none left in a decode worker", _of(no_descriptors, "decode-0")),
-    Scenario("fds-prefill", "none left in a prefill worker", _of(no_descriptors, "prefill-0")),
+    Scenario("fds-router", "no file descriptor left in a router", bound(no_descriptors, "router")),
+    Scenario("fds-decode", "none left in a decode worker", bound(no_descriptors, "decode-0")),
+    Scenario("fds-prefill", "none left in a prefill worker", bound(no_descriptors, "prefill-0")),
     Scenario("no-blocks", "more prompts than KV blocks", _no_blocks, deadline_s=60.0),
     Scenario("leave", "clients disconnect in every phase", _leave, quiet_s=1.0),
     Scenario("roll", "every process restarted in turn (SIGTERM)", _roll),
     Scenario("role", "a prefill worker made a decode worker and back (baton role)",
-             _of(change_role, "prefill-0")),
+             bound(change_role, "prefill-0")),
 )  # fmt: skip
 TCP = (
     Scenario("tcp-none", "no fault (for comparison)", _nothing, "tcp"),
-    Scenario("tcp-kill-decode", "kill -9 of a decode worker", _of(_kill, "decode-0"), "tcp"),
-    Scenario("tcp-kill-prefill", "kill -9 of a prefill worker", _of(_kill, "prefill-0"), "tcp"),
-    Scenario("tcp-pause-prefill", "SIGSTOP of a prefill worker", _of(_pause, "prefill-0"), "tcp"),
+    Scenario("tcp-kill-decode", "kill -9 of a decode worker",
+             bound(Stage.strike, "decode-0"), "tcp"),
+    Scenario("tcp-kill-prefill", "kill -9 of a prefill worker",
+             bound(Stage.strike, "prefill-0"), "tcp"),
+    Scenario("tcp-pause-prefill", "SIGSTOP of a prefill worker",
+             bound(Stage.pause, "prefill-0"), "tcp"),
     *(
         Scenario(
             f"tcp-cut-{role}-{way}", f"link of a {words} down, {ways}",
-            _of(_cut, name, way), "tcp", settle_s=3.5,
+            bound(Stage.cut, name, way), "tcp", settle_s=3.5,
         )
         for role, name, words in (
             ("decode", "decode-0", "decode worker"),
@@ -239,22 +191,22 @@ TCP = (
     ),
     Scenario("tcp-roll", "every process restarted in turn (SIGTERM)", _roll, "tcp"),
     Scenario("tcp-role", "a prefill worker made a decode worker and back (baton role)",
-             _of(change_role, "prefill-0"), "tcp"),
+             bound(change_role, "prefill-0"), "tcp"),
     Scenario("tcp-cut-pair", "the way between a decode and a prefill worker down, both ways",
-             _of(_part, "decode-0", "prefill-0"), "tcp", settle_s=3.5),
+             bound(_part, "decode-0", "prefill-0"), "tcp", settle_s=3.5),
     Scenario("tcp-cut-router", "link of a router down, both ways",
-             _of(_cut, "router", "both"), "tcp"),
+             bound(Stage.cut, "router", "both"), "tcp"),
     Scenario("tcp-cut-router-in", "link of a router down, what it is sent is lost",
-             _of(_cut, "router", "in"), "tcp", settle_s=3.5),
+             bound(Stage.cut, "router", "in"), "tcp", settle_s=3.5),
     Scenario("tcp-cut-router-out", "link of a router down, what it sends is lost",
-             _of(_cut, "router", "out"), "tcp", settle_s=3.5),
+             bound(Stage.cut, "router", "out"), "tcp", settle_s=3.5),
     Scenario("tcp-leave", "clients disconnect in every phase", _leave, "tcp", quiet_s=1.0),
 )  # fmt: skip
 RANKS = (
     Scenario("rank-kill", "kill -9 of one rank of a decode worker",
-             _of(strike_rank, "decode-0", "SIGKILL"), ranks=2),
+             bound(strike_rank, "decode-0", "SIGKILL"), ranks=2),
     Scenario("rank-pause", "SIGSTOP of one rank of a decode worker",
-             _of(strike_rank, "decode-0", "SIGSTOP"), ranks=2),
+             bound(strike_rank, "decode-0", "SIGSTOP"), ranks=2),
 )  # fmt: skip
-ALL = (*MEMORY, *TCP, *RANKS)
+ALL = (*MEMORY, *TCP, *RANKS, *HOSTS, *RAY)
 SHORT = ("kill-decode", "pause-prefill", "kill-router", "leave")

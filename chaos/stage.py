@@ -1,4 +1,4 @@
-"""The stage of a scenario: a running cluster, its clients, and the means to hurt it.
+"""A scenario, and its stage: a running cluster, its clients, and the means to hurt it.
 
 A stage lasts for one run of one scenario. Calls that block go to a thread, so that the clients'
 clock runs on. Knows no verdicts; what a scenario finds wrong by itself it notes in `broken`.
@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from chaos.asks import Ask
 from chaos.clients import Clients, Trace
 from chaos.cluster import Cluster
+from chaos.hosts import Hosts
 from chaos.network import Network, Way
 from chaos.small_disk import SmallDisk
 
@@ -31,6 +33,7 @@ class Stage:
     hold_s: float
     network: Network | None = None
     disk: SmallDisk | None = None
+    hosts: Hosts | None = None
     broken: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     void: str = ""
@@ -46,6 +49,12 @@ class Stage:
 
     async def kill(self, *names: str) -> None:
         await asyncio.gather(*(self.do(self.cluster.kill, name) for name in names))
+
+    async def strike(self, *names: str) -> None:
+        """`kill -9`; they are started again once the fault is over."""
+        await self.kill(*names)
+        await self.hold()
+        await self.back()
 
     async def back(self) -> None:
         """Start again whatever has ended, as its supervisor would, and wait until it serves."""
@@ -98,3 +107,43 @@ class Stage:
     async def leave_at(self, ask: Ask, token: int) -> Trace:
         """A client that goes away once it has so many tokens."""
         return await self.clients.ask(ask, leave=lambda trace: len(trace.tokens) >= token)
+
+
+Transport = Literal["memory", "tcp", "hosts", "ray"]
+Inject = Callable[[Stage], Awaitable[None]]
+Needs = Literal["disk", "trace"]  # a small disk of its own; the right to hold another's thread
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`transport`: how KV moves, and on which hosts. `ranks`: of each worker. `hold_s`: of the
+    fault. `may_cut`: routers that it kills. `settle_s`: what it takes longer than others to work
+    off what has waited. `quiet_s`: within which no block may be held any more, after the load has
+    ended."""
+
+    name: str
+    fault: str
+    inject: Inject
+    transport: Transport = "memory"
+    ranks: int = 1
+    redundant: bool = True
+    may_cut: tuple[str, ...] = ()
+    hold_s: float = 5.0
+    deadline_s: float = 30.0
+    settle_s: float = 0.0
+    quiet_s: float = 10.0
+    needs: Needs | None = None
+
+    @property
+    def fleet(self) -> str:
+        """Name the fleet that the scenario runs on: one serves all scenarios of the same name."""
+        return self.transport if self.ranks == 1 else f"{self.transport}, {self.ranks} ranks"
+
+
+def bound(inject: Callable[..., Awaitable[None]], *arguments: Any) -> Inject:
+    """Return a fault with its arguments."""
+
+    async def injected(stage: Stage) -> None:
+        await partial(inject, stage, *arguments)()
+
+    return injected

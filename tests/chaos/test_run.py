@@ -13,7 +13,8 @@ import pytest
 from chaos import run
 from chaos.cluster import ClusterError
 from chaos.run import Chaos, main
-from chaos.scenarios import ALL, Scenario
+from chaos.scenarios import ALL
+from chaos.stage import Scenario
 from chaos.verdict import Recovery, Verdict
 
 Fails = dict[str, BaseException]

@@ -12,7 +12,8 @@ import pytest
 from chaos.asks import Kind
 from chaos.report import report, row, write
 from chaos.run import main
-from chaos.scenarios import ALL, SHORT, Scenario
+from chaos.scenarios import ALL, SHORT
+from chaos.stage import Scenario
 from chaos.verdict import Recovery, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,11 +107,14 @@ def test_what_cannot_be_done_here_is_skipped_by_name(monkeypatch: pytest.MonkeyP
     from chaos.run import skipped
 
     monkeypatch.setattr("chaos.network.unavailable", lambda: "needs root")
+    monkeypatch.setattr("chaos.hosts.unavailable", lambda: "no redis-server")
+    monkeypatch.setattr("chaos.hosts.ray_unavailable", lambda: "no ray")
     monkeypatch.setattr("chaos.small_disk.unavailable", lambda: "no mount")
     monkeypatch.setattr("chaos.held_thread.unavailable", lambda: "no ptrace")
     found = skipped(ALL)
     assert found["full-disk"] == "no mount" and found["tcp-cut-decode-in"] == "needs root"
     assert found["hang-decode"] == "no ptrace"
-    assert set(found) == {s.name for s in ALL if s.transport == "tcp" or s.needs}
+    assert (found["redis-kill"], found["ray-roll"]) == ("no redis-server", "no ray")
+    assert set(found) == {s.name for s in ALL if s.transport != "memory" or s.needs}
     monkeypatch.setattr("chaos.held_thread.unavailable", str)
     assert not any(s.needs == "trace" and s.name in skipped(ALL) for s in ALL)

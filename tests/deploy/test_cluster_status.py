@@ -25,7 +25,8 @@ from baton.runtime.config import Config
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from baton.runtime.shared_registry.registry_location import open_registry, open_reports
 from baton.runtime.shared_registry.router_report import RouterReport
-from tests.support.redis_server import RedisServer, required_binary, running_server
+from chaos.redis_server import RedisServer, running_server
+from tests.support.redis_server import required_binary
 
 TOKEN = "the instance's secret"  # as the control port has it
 CLOSED = "127.0.0.1:9"  # nothing listens there

@@ -16,7 +16,8 @@ from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.errors import ConfigError
 from baton.runtime.registry import DirectoryRegistry
 from baton.runtime.shared_registry.registry_location import key_prefix, open_server
-from tests.support.redis_server import RedisServer, required_binary, running_server
+from chaos.redis_server import RedisServer, running_server
+from tests.support.redis_server import required_binary
 
 
 async def test_one_of_two_holds_the_lock_of_a_folder(tmp_path: Path) -> None:

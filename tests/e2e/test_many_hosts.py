@@ -20,8 +20,9 @@ import httpx
 import pytest
 
 from baton.models.embedded import embedded_model
+from chaos.redis_server import RedisServer, running_server
 from chaos.starter import start
-from tests.support.redis_server import RedisServer, required_binary, running_server
+from tests.support.redis_server import required_binary
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 

@@ -20,8 +20,9 @@ import pytest
 
 from baton.deploy.cli.main import parser
 from baton.models.embedded import embedded_model
+from chaos.redis_server import running_server
 from tests.support.operations_page import PAGE, ROOT, arguments, commands
-from tests.support.redis_server import required_binary, running_server
+from tests.support.redis_server import required_binary
 
 pytestmark = pytest.mark.timeout(600)
 

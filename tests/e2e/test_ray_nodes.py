@@ -21,9 +21,10 @@ import pytest
 
 from baton.models.embedded import embedded_model
 from chaos.network import unavailable
+from chaos.ray_nodes import HEAD, RayNodes, ray_nodes, until
+from chaos.redis_server import RedisServer, running_server
 from chaos.starter import start
-from tests.support.ray_nodes import HEAD, RayNodes, ray_nodes, until
-from tests.support.redis_server import RedisServer, required_binary, running_server
+from tests.support.redis_server import required_binary
 
 pytestmark = [
     pytest.mark.nightly,

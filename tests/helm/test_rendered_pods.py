@@ -13,8 +13,8 @@ import pytest
 
 from baton.deploy.host.release_secrets import create_certificates, create_credentials
 from baton.models.embedded import embedded_model
+from chaos.redis_server import server_binary
 from tests.support.chart import Document, Release, example, render
-from tests.support.redis_server import server_binary
 from tests.support.rendered_pods import Host, MemorySecrets, PodProcess, start_container
 
 pytestmark = [

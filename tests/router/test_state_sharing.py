@@ -19,7 +19,8 @@ from baton.router.fleet.state_sharing import StateSharing
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.shared_registry.registry_location import open_reports
 from baton.runtime.shared_registry.router_report import RouterReport
-from tests.support.redis_server import RedisServer, required_binary, running_server
+from chaos.redis_server import RedisServer, running_server
+from tests.support.redis_server import required_binary
 
 LIMIT_S = 30.0
 WORKER = b"w" * 16

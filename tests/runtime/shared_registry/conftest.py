@@ -14,7 +14,8 @@ from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import RegistryClient
 from baton.runtime.shared_registry.registry_location import open_registry
-from tests.support.redis_server import RedisServer, required_binary, running_server
+from chaos.redis_server import RedisServer, running_server
+from tests.support.redis_server import required_binary
 
 TOKEN = "the cluster's token"
 ONE = WorkerRecord("decode-0", "a" * 32, "decode", "10.0.0.1:1", "10.0.0.1:2", "m", 10)

@@ -15,8 +15,8 @@ from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import RegistryClient, RegistryUnavailable
 from baton.runtime.shared_registry import redis_registry
 from baton.runtime.shared_registry.signed_entry import MAX_ENTRY_BYTES, EntrySigner, SignedEntry
+from chaos.redis_server import RedisServer
 from tests.runtime.shared_registry.conftest import ONE, TOKEN, TWO, OpenRegistry
-from tests.support.redis_server import RedisServer
 
 LIMIT_S = 30.0
 CHANNEL = "baton:baton:entries"

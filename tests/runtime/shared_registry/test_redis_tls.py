@@ -15,9 +15,9 @@ from baton.deploy.host.stored_authority import Request, create_authority, issue
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.registry_client import RegistryUnavailable
 from baton.runtime.shared_registry.registry_location import open_registry
+from chaos.redis_server import RedisServer
 from tests.runtime.shared_registry.conftest import ONE, TOKEN
 from tests.support.redis_proxy import running_proxy
-from tests.support.redis_server import RedisServer
 
 
 def issued(folder: Path, authority: str, name: str, *hosts: str) -> CertificateFiles:

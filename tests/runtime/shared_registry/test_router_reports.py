@@ -17,7 +17,7 @@ from baton.runtime.registry_client import RegistryUnavailable
 from baton.runtime.shared_registry.registry_location import open_reports
 from baton.runtime.shared_registry.report_exchange import ReportExchange
 from baton.runtime.shared_registry.router_report import ReportSigner, RouterReport
-from tests.support.redis_server import RedisServer
+from chaos.redis_server import RedisServer
 
 LIMIT_S = 30.0
 REPORT = RouterReport("a" * 32, 1, ("b" * 32,))

@@ -12,9 +12,9 @@ from baton.router.fleet.registry_watcher import ANSWER_WAIT_S, RegistryWatcher
 from baton.runtime.registry_client import ANSWER_S, RegistryUnavailable
 from baton.runtime.shared_registry import redis_registry
 from baton.runtime.worker import announcer
+from chaos.redis_server import RedisServer
 from tests.runtime.shared_registry.conftest import ONE, OpenRegistry
 from tests.support.redis_proxy import RedisProxy, running_proxy
-from tests.support.redis_server import RedisServer
 
 SLOW_S, TOO_SLOW_S = 0.5, 30.0  # each piece: below and above a client's timeout
 TICK_S = 0.01

