@@ -89,6 +89,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "cpu",
             "checkpoint",
             "deterministic",
+            "speculation",
             "execution",
         },
         "device_ranks": {

@@ -21,11 +21,6 @@ def draft_folder(settings: WorkerConfig, model_folder: Path) -> Path | None:
     mode = settings.speculate
     if mode not in _NAMES:
         return None
-    if settings.tp != 1:
-        raise ConfigError(
-            f"worker.speculate is {mode} and worker.tp {settings.tp}: {_NAMES[mode]} runs in "
-            "workers of one process; set worker.tp to 1, or speculate by ngram or suffix"
-        )
     if settings.draft_model:
         folder = Path(settings.draft_model).expanduser()
     else:

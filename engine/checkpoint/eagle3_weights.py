@@ -10,6 +10,7 @@ head, and any other tensor that is not known, is refused by name. Keeps no state
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -48,9 +49,10 @@ def load_eagle3_weights(
     spec: Eagle3Spec,
     dtype: torch.dtype,
     matrices: MatrixBackend,
-    target_embedding: Tensor,  # [vocab, hidden]
+    target_embedding: Callable[[], Tensor],  # [vocab, hidden]
 ) -> Eagle3Weights:
-    """Read all tensors of a head, converted to `dtype`. Raises ModelError like `load_weights`."""
+    """Read all tensors of a head, converted to `dtype`; `target_embedding` is called if the head
+    has none of its own. Raises ModelError like `load_weights`."""
     shards, layer = Shards(folder), spec.layer
     reader = WeightReader(shards, dtype, matrices)
     base = next((base for base in _LAYERS if f"{base}hidden_norm.weight" in shards), _LAYERS[0])
@@ -67,7 +69,7 @@ def load_eagle3_weights(
     weights = Eagle3Weights(
         embedding=reader.table("embed_tokens.weight", vocab, hidden)
         if has_table
-        else target_embedding,
+        else target_embedding(),
         fuse=reader.matrix([("fc", hidden)], STATES * spec.target_hidden_size),
         input_norm=reader.vector(f"{base}input_layernorm.weight", hidden),
         hidden_norm=reader.vector(f"{base}hidden_norm.weight", hidden),

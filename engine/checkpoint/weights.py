@@ -75,6 +75,14 @@ def load_weights(
     return Weights(embedding, layers, final_norm, head)
 
 
+def load_embedding(
+    folder: Path, spec: ModelSpec, dtype: torch.dtype, matrices: MatrixBackend
+) -> Tensor:
+    """Read the embedding alone, [vocab, hidden]. Raises ModelError like `load_weights`."""
+    reader = WeightReader(Shards(folder), dtype, matrices, spec.quantization)
+    return reader.table(_embedding(spec), spec.vocab_size, spec.hidden_size)
+
+
 def source_dtype(folder: Path, spec: ModelSpec) -> torch.dtype:
     """Return the dtype that the embedding is stored in. Raises ModelError."""
     return float_dtype(Shards(folder), _embedding(spec))

@@ -6,11 +6,13 @@ no state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from baton.engine.checkpoint.eagle3_weights import load_eagle3_weights
 from baton.engine.checkpoint.weights import load_weights
@@ -19,7 +21,6 @@ from baton.engine.execution.cpu_kernels import cpu_kernels, host_sampler, row_ke
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.model.attention import TorchAttention
-from baton.engine.model.decoder import Decoder
 from baton.engine.model.eagle3_head import FIRST_SLOT, Eagle3Head, Eagle3Weights
 from baton.engine.model.row_ops import TorchNorms, torch_gating
 from baton.engine.model.step_layout import Bounds
@@ -30,6 +31,7 @@ from baton.engine.speculation.draft_model import DraftModel, check_pair
 from baton.engine.speculation.eagle3_drafter import (
     Eagle3Drafter,
     FeatureDecoder,
+    StateDecoder,
     head_spec_for,
     refuse_head,
 )
@@ -61,7 +63,7 @@ class HeadWeights:
     def attach(self, runner: ModelRunner, backend: str) -> None:
         """Make it propose for `runner`, whose decoder then keeps features for it."""
         pool, target, layer = runner.pool.draft, runner.spec, self.spec.layer
-        assert pool is not None and isinstance(runner.decoder, Decoder)
+        assert pool is not None and isinstance(runner.decoder, StateDecoder)
         gating, norms = row_kernels(layer, pool.dtype, backend)
         gating = gating or partial(torch_gating, activation=layer.activation)
         attention = TorchAttention(pool, layer.attention, FIRST_SLOT)
@@ -84,12 +86,14 @@ class DraftSource:
         """Return the model of its layer group in the pool."""
         return self.spec.layer if isinstance(self.spec, Eagle3Spec) else self.spec
 
-    def load(self, dtype: torch.dtype, target: Weights) -> DraftWeights | HeadWeights:
-        """Read the weights. Raises ModelError."""
+    def load(
+        self, dtype: torch.dtype, embedding: Callable[[], Tensor]
+    ) -> DraftWeights | HeadWeights:
+        """Read the weights; `embedding` returns the target's, whole. Raises ModelError."""
         folder, spec, matrices = self.folder, self.spec, CpuMatrices()
         if isinstance(spec, ModelSpec):
             return DraftWeights(spec, load_weights(folder, spec, dtype, matrices))
-        found = load_eagle3_weights(folder, spec, dtype, matrices, target.embedding)
+        found = load_eagle3_weights(folder, spec, dtype, matrices, embedding)
         return HeadWeights(spec, found)
 
 

@@ -86,7 +86,7 @@ def build_runner(
     matrices = CpuMatrices(batch_invariant=options.deterministic)
     quantization = options.weight_quantization
     weights = load_weights(folder, spec, dtype, matrices, progress, quantization)
-    draft = source.load(dtype, weights) if source else None
+    draft = source.load(dtype, lambda: weights.embedding) if source else None
     grown, free = max(resident_bytes() - before, 0), available_bytes()
     check_room(blocks, each, free, "beside the weights")
     offer = MemoryOffer(grown, free, blocks, options.memory_fraction)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 import torch.nn.functional as functional
@@ -116,7 +116,7 @@ class Decoder:
             states.append(x)
         return normed
 
-    def shortened(self) -> Decoder:
+    def shortened(self) -> Self:
         """Return a decoder of the fewest first layers that include each type: with and without a
         window, and each type of MLP. Its output is not text, but it runs every kernel."""
         layers, windows = self._weights.layers, self._spec.attention.windows

@@ -9,10 +9,12 @@ step, so the worker then ends.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
+
 import torch
 from torch import Tensor
 
-from baton.engine.model.decoder import Decoder
 from baton.engine.model.step_layout import StepLayout
 from baton.engine.ranks.layout_arrays import to_arrays
 from baton.engine.ranks.rank_group import RankGroup, in_step
@@ -22,13 +24,14 @@ from baton.engine.ranks.rank_process import put_logits
 
 
 class LeadingDecoder:
-    """The decoder of all ranks. Only the device thread calls it."""
+    """The decoder of all ranks, of the worker's model or of its draft model. Only the device thread
+    calls it."""
 
-    def __init__(self, parts: RankParts, group: RankGroup, *, shortened: bool = False) -> None:
-        """Connect the ranks. `shortened`: compute the layers of `Decoder.shortened` only."""
-        self._parts, self._group, self._board = parts, group, parts.board
-        self._own: Decoder = parts.decoder.shortened() if shortened else parts.decoder
-        self._hidden = Command.HIDDEN_SHORTENED if shortened else Command.HIDDEN
+    def __init__(self, parts: RankParts, group: RankGroup) -> None:
+        """Connect the ranks to compute the worker's model."""
+        self._parts, self._group = parts, group
+        self._own = parts.decoder
+        self._hidden, self._logits = Command.HIDDEN, Command.LOGITS
 
     def hidden(self, layout: StepLayout) -> Tensor:
         """Same as `Decoder.hidden`. Raises DeviceLost if a rank does not respond, and EngineError
@@ -36,9 +39,16 @@ class LeadingDecoder:
         self._group.send(self._hidden, to_arrays(layout))
         return in_step(lambda: self._own.hidden(layout))
 
+    def hidden_and_states(
+        self, layout: StepLayout, before: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Same as `Decoder.hidden_and_states`. Raises like `hidden`."""
+        self._group.send(self._hidden, to_arrays(layout))
+        return in_step(lambda: self._own.hidden_and_states(layout, before))
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Same as `Decoder.logits`. Raises like `hidden`."""
-        step = self._board.rows
+        step = self._parts.board.rows
         parts = [
             self._some_logits(hidden[start : start + step]) for start in range(0, len(hidden), step)
         ]
@@ -46,14 +56,23 @@ class LeadingDecoder:
 
     def shortened(self) -> LeadingDecoder:
         """Same as `Decoder.shortened`, on all ranks."""
-        return LeadingDecoder(self._parts, self._group, shortened=True)
+        short = copy(self)
+        short._own, short._hidden = self._own.shortened(), Command.HIDDEN_SHORTENED
+        return short
+
+    def of_draft(self) -> LeadingDecoder:
+        """Return the decoder of the draft model that is split over the ranks."""
+        assert self._parts.draft is not None
+        draft = copy(self)
+        draft._own = self._parts.draft
+        draft._hidden, draft._logits = Command.DRAFT_HIDDEN, Command.DRAFT_LOGITS
+        return draft
 
     def _some_logits(self, rows: Tensor) -> Tensor:
-        numbers = rows.contiguous().view(_BITS[rows.dtype])
-        self._group.send(Command.LOGITS, [numbers.numpy()])
-        decoder = self._parts.decoder
-        in_step(lambda: put_logits(decoder, self._board, numbers, rows.dtype))
-        return self._board.take(len(rows))
+        board, numbers = self._parts.board, rows.contiguous().view(_BITS[rows.dtype])
+        self._group.send(self._logits, [numbers.numpy()])
+        in_step(lambda: put_logits(self._own, board, numbers, rows.dtype))
+        return board.take(len(rows))
 
 
 _BITS = {torch.float32: torch.float32, torch.bfloat16: torch.uint16, torch.float16: torch.uint16}

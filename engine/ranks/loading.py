@@ -10,31 +10,37 @@ with any numbers of ranks.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from baton.engine.checkpoint.shards import Progress
+from baton.engine.checkpoint.weights import load_embedding
+from baton.engine.cpu.linear import CpuMatrices
 from baton.engine.execution import loading
 from baton.engine.execution.determinism_proof import prove
+from baton.engine.execution.draft_loading import DraftWeights, HeadWeights, draft_source
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.execution.torch_engine import TorchEngine
-from baton.engine.memory.host_memory import available_bytes
+from baton.engine.memory.host_memory import available_bytes, resident_bytes
 from baton.engine.memory.memory_plan import MemoryOffer, PoolForm, plan_memory
 from baton.engine.ranks.leading_decoder import LeadingDecoder
 from baton.engine.ranks.rank_group import RankGroup
 from baton.engine.ranks.rank_message import SLOT_BYTES, SLOTS
 from baton.engine.ranks.rank_options import RankOptions
-from baton.engine.ranks.rank_parts import LoadedRank, board_bytes, load_rank
+from baton.engine.ranks.rank_parts import LoadedRank, RankParts, board_bytes, load_rank
 from baton.engine.ranks.shared_allreduce import SharedAllReduce
 from baton.engine.ranks.shared_memory import SharedMemory
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
-from baton.engine.spec.model_spec import read_spec
+from baton.engine.scheduling.batch import DraftWork, Draw, SamplingParams, Slice, StepBatch
+from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.engine.spec.rank_split import check_split
+from baton.engine.speculation.draft_model import DraftModel
 from baton.runtime.errors import ConfigError
 
 HUNG_S = 1.0  # wait of a step for a rank; then the worker ends and its requests migrate
 
 _WARM_TOKENS = 48
+_WARM_DRAFT = 3  # draws of a step that proposes
 
 
 class RankRunner(ModelRunner):
@@ -73,11 +79,6 @@ def build_rank_runner(
     ep: int = 1,
 ) -> RankRunner:
     """Same as `build_rank_engine`, for a caller that runs steps in its own thread."""
-    if options.draft_folder is not None:
-        raise ConfigError(
-            f"worker.tp is {ranks}, but the draft model in {options.draft_folder} is computed by "
-            "one process: set worker.tp to 1, or speculate by ngram or suffix"
-        )
     whole = read_spec(folder, options.max_context)
     check_split(whole, ranks, ep)
     memories = _memories(ranks, whole.vocab_size)
@@ -99,12 +100,15 @@ def _memories(ranks: int, vocab_size: int) -> list[SharedMemory]:
 def _join(group: RankGroup, memories: list[SharedMemory], loaded: LoadedRank) -> RankRunner:
     """Size the pool, send it to all ranks, and build the leader's runner."""
     options = loaded.options
-    engine, ranks_bytes = options.engine, options.ranks * loaded.grown_bytes
+    engine = options.engine
+    lone, lone_bytes = _lone_draft(loaded)
+    weights_bytes = options.ranks * loaded.grown_bytes + lone_bytes
     group.wait_loaded()
-    form = PoolForm(loaded.whole, engine.block_size, loaded.dtype, engine.kv_quant)
+    whole = loaded.target.whole
+    form = PoolForm(whole, engine.block_size, loaded.dtype, engine.kv_quant, loaded.group)
     each, free_bytes = form.block_bytes, available_bytes()
     loading.check_room(engine.blocks, each, free_bytes, "beside the weights")
-    offer = MemoryOffer(ranks_bytes, free_bytes, engine.blocks, engine.memory_fraction)
+    offer = MemoryOffer(weights_bytes, free_bytes, engine.blocks, engine.memory_fraction)
     plan = plan_memory(form, offer, engine.max_context)
     memory = _pool_memory(plan.blocks, each)
     sizes = tuple(each.size_bytes for each in [*memories, memory])
@@ -113,14 +117,40 @@ def _join(group: RankGroup, memories: list[SharedMemory], loaded: LoadedRank) ->
     parts = loaded.with_pool(options, [each.descriptor for each in [*memories, memory]])
     parts.sums.watch(group.check)
     decoder = LeadingDecoder(parts, group)
-    runner = RankRunner(loaded.whole, parts.pool, decoder, engine.max_context, parts.sampler)
+    runner = RankRunner(whole, parts.pool, decoder, engine.max_context, parts.sampler)
     runner.group = group
+    if lone is not None:
+        lone.attach(runner, engine.backend)
+    elif loaded.draft is not None:
+        runner.draft = _shared_draft(runner, decoder, loaded.draft.whole, parts)
     warm_up(runner)
     if engine.deterministic:
         runner.numerics = options.numerics(prove(runner))
     runner.memory = plan
     parts.sums.timeout_s = HUNG_S
     return runner
+
+
+def _lone_draft(loaded: LoadedRank) -> tuple[DraftWeights | HeadWeights | None, int]:
+    """Load a draft model or head that the leader computes alone, and return the bytes that it
+    takes; None: there is none, or the ranks share it."""
+    folder, whole = loaded.options.folder, loaded.target.whole
+    source = draft_source(folder, whole, loaded.options.engine)
+    if source is None or loaded.draft is not None:
+        return None, 0
+    before = resident_bytes()
+    table = partial(load_embedding, folder, whole, loaded.dtype, CpuMatrices())
+    found = source.load(loaded.dtype, table)
+    return found, max(resident_bytes() - before, 0)
+
+
+def _shared_draft(
+    runner: RankRunner, decoder: LeadingDecoder, spec: ModelSpec, parts: RankParts
+) -> DraftModel:
+    """Return the draft model of `spec`, which all ranks compute and the leader draws from."""
+    assert parts.pool.draft is not None
+    draft = decoder.of_draft()
+    return DraftModel(spec, draft, parts.pool.draft, runner.max_context, parts.sampler)
 
 
 def _pool_memory(blocks: int, each_bytes: int) -> SharedMemory:
@@ -139,7 +169,14 @@ def warm_up(runner: RankRunner) -> None:
     blocks = tuple(range(min(runner.pool.blocks, 2 * -(-_WARM_TOKENS // size))))
     half = len(blocks) // 2
     tokens = [0] * min(half * size, _WARM_TOKENS, runner.max_context - 1)
-    draw = Draw(0, len(tokens), SamplingParams(temperature=0.0))
-    runner.run(StepBatch((Slice(tokens, 0, blocks[:half], (draw,)),)))
-    step = Slice([0], len(tokens) - 1, blocks[:half], (draw,))
+    draws = tuple(
+        Draw(0, len(tokens) + row, SamplingParams(temperature=0.0)) for row in range(_WARM_DRAFT)
+    )
+    work = None if runner.draft is None else DraftWork()
+    runner.run(StepBatch((Slice(tokens, 0, blocks[:half], draws[:1], draft=work),)))
+    step = Slice([0], len(tokens) - 1, blocks[:half], draws[:1])
     runner.run(StepBatch((step, Slice(tokens, 0, blocks[half:]))))
+    if runner.draft is not None:
+        asked = DraftWork((), _WARM_DRAFT - 1)
+        start = max(0, len(tokens) - _WARM_DRAFT)
+        runner.run(StepBatch((Slice([0], start, blocks[:half], draws, draft=asked),)))

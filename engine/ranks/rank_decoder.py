@@ -24,7 +24,7 @@ SumOverRanks = Callable[[Tensor], Tensor]  # replaces a tensor by its sum over a
 
 
 class RankDecoder(Decoder):
-    """`Decoder` with the weights of one rank."""
+    """`Decoder` with the weights of one rank, of a worker's model or of its draft model."""
 
     def __init__(
         self,

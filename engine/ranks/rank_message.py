@@ -31,6 +31,8 @@ class Command(IntEnum):
     HIDDEN = 1  # compute a layout
     LOGITS = 2  # of hidden states, those of the rank's tokens
     HIDDEN_SHORTENED = 3  # same as HIDDEN, with the layers of `Decoder.shortened`
+    DRAFT_HIDDEN = 4  # same as HIDDEN, by the draft model
+    DRAFT_LOGITS = 5  # same as LOGITS, by the draft model
 
 
 def write_arrays(slot: NDArray[np.uint8], arrays: Sequence[NDArray[np.generic]]) -> int:

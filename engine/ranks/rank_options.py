@@ -30,7 +30,9 @@ class RankOptions:
     def parse(text: str | bytes) -> RankOptions:
         """Parse the result of `text`. Raises ValueError or TypeError for anything else."""
         values = json.loads(text)
-        engine = EngineOptions(**values.pop("engine"))
+        given = values.pop("engine")
+        draft = given.pop("draft_folder")
+        engine = EngineOptions(**given, draft_folder=None if draft is None else Path(draft))
         folder, sizes = Path(values.pop("folder")), tuple(values.pop("memory_bytes"))
         return RankOptions(folder=folder, engine=engine, memory_bytes=sizes, **values)
 

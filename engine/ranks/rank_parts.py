@@ -15,6 +15,7 @@ from baton.engine.deterministic.linear_invariant import with_invariant_linears
 from baton.engine.execution import loading
 from baton.engine.execution.cpu_kernels import cpu_kernels
 from baton.engine.execution.deterministic_runner import invariant_kernels
+from baton.engine.execution.draft_loading import DraftSource, draft_source
 from baton.engine.memory.host_memory import resident_bytes
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.model.weights import Weights
@@ -26,7 +27,7 @@ from baton.engine.ranks.shared_allreduce import SharedAllReduce
 from baton.engine.ranks.shared_memory import SharedMemory
 from baton.engine.sampling.draw_plan import Sampler
 from baton.engine.spec.model_spec import ModelSpec, read_spec
-from baton.engine.spec.rank_split import RankSplit, spec_of_rank
+from baton.engine.spec.rank_split import RankSplit, divides, spec_of_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class RankParts:
     """The objects with which a rank computes a step."""
 
     decoder: RankDecoder
+    draft: RankDecoder | None  # of a draft model that is split over the ranks
     pool: KvPool  # of the whole block
     board: LogitsBoard
     sums: SharedAllReduce
@@ -43,13 +45,22 @@ class RankParts:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """A rank's share of a model."""
+
+    whole: ModelSpec
+    spec: ModelSpec  # of the rank
+    weights: Weights
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedRank:
     """A rank's weights, before the pool's size is known."""
 
     options: RankOptions
-    whole: ModelSpec
-    spec: ModelSpec  # of the rank
-    weights: Weights
+    target: Share
+    draft: Share | None  # of a draft model that is split over the ranks
+    group: ModelSpec | None  # whose KV is the second layer group of a block
     dtype: torch.dtype
     grown_bytes: int  # by which loading grew this process
 
@@ -58,29 +69,41 @@ class LoadedRank:
         memories behind `descriptors`. Raises ConfigError if a kernel does not fit."""
         sizes = zip(descriptors, options.memory_bytes, strict=True)
         sums, commands, logits, blocks = [SharedMemory(*each) for each in sizes]
-        split = RankSplit(options.ranks, options.rank)  # attention knows no groups
         reduce = SharedAllReduce(sums, options.ranks, options.rank)
-        engine = options.engine
+        engine, vocab_size = options.engine, self.target.whole.vocab_size
         pool = KvPool(
-            self.whole,
+            self.target.whole,
             options.blocks,
             engine.block_size,
             self.dtype,
             quant=engine.kv_quant,
+            draft=self.group,
             memory=torch.from_numpy(blocks.array()),
         )
-        mine = pool if self.whole.latent else pool.of_heads(split.kv_heads(self.whole.kv_heads))
-        weights = self.weights
-        if engine.deterministic:
-            weights = with_invariant_linears(weights)
-            kernels = invariant_kernels(self.spec, mine)
-        else:
-            kernels = cpu_kernels(engine.backend, self.spec, weights, mine, fused=False)
-        tokens = split.share(self.whole.vocab_size)
-        decoder = RankDecoder(self.spec, weights, kernels, tokens, reduce)
-        board = LogitsBoard(logits, self.whole.vocab_size, reduce.meet)
-        found = commands.array(), kernels.sampler, self.dtype
-        return RankParts(decoder, pool, board, reduce, *found)
+        decoder, sampler = _decoder(options, self.target, pool, reduce, engine.deterministic)
+        draft = None
+        if self.draft is not None:
+            assert pool.draft is not None
+            draft, _ = _decoder(options, self.draft, pool.draft, reduce, deterministic=False)
+        board = LogitsBoard(logits, vocab_size, reduce.meet)
+        found = commands.array(), sampler, self.dtype
+        return RankParts(decoder, draft, pool, board, reduce, *found)
+
+
+def _decoder(
+    options: RankOptions, share: Share, pool: KvPool, reduce: SharedAllReduce, deterministic: bool
+) -> tuple[RankDecoder, Sampler]:
+    """Return the decoder of a share, which computes in its heads of `pool`, and its sampler."""
+    split = RankSplit(options.ranks, options.rank)  # attention knows no groups
+    whole, weights = share.whole, share.weights
+    mine = pool if whole.latent else pool.of_heads(split.kv_heads(whole.kv_heads))
+    if deterministic:
+        weights = with_invariant_linears(weights)
+        kernels = invariant_kernels(share.spec, mine)
+    else:
+        kernels = cpu_kernels(options.engine.backend, share.spec, weights, mine, fused=False)
+    tokens = split.share(whole.vocab_size)
+    return RankDecoder(share.spec, weights, kernels, tokens, reduce), kernels.sampler
 
 
 def load_rank(options: RankOptions, progress: Progress | None = None) -> LoadedRank:
@@ -91,12 +114,25 @@ def load_rank(options: RankOptions, progress: Progress | None = None) -> LoadedR
     whole = read_spec(options.folder, engine.max_context)
     spec = spec_of_rank(whole, split)
     dtype = loading.model_dtype(options.folder, whole, engine.dtype)
+    source = draft_source(options.folder, whole, engine)
     before = resident_bytes()
     matrices = CpuMatrices(batch_invariant=engine.deterministic)
     quantization = engine.weight_quantization
     weights = load_weights(options.folder, whole, dtype, matrices, progress, quantization, split)
+    draft = None if source is None else _draft_share(options, source, dtype)
     grown = max(resident_bytes() - before, 0)
-    return LoadedRank(options, whole, spec, weights, dtype, grown)
+    group = None if source is None else source.group
+    return LoadedRank(options, Share(whole, spec, weights), draft, group, dtype, grown)
+
+
+def _draft_share(options: RankOptions, source: DraftSource, dtype: torch.dtype) -> Share | None:
+    """Read the rank's share of a draft model; None if the leader computes it alone."""
+    whole = source.spec
+    if not isinstance(whole, ModelSpec) or not divides(whole, options.ranks):
+        return None
+    split = RankSplit(options.ranks, options.rank)
+    weights = load_weights(source.folder, whole, dtype, CpuMatrices(), split=split)
+    return Share(whole, spec_of_rank(whole, split), weights)
 
 
 def board_bytes(vocab_size: int) -> int:

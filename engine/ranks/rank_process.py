@@ -50,17 +50,21 @@ def main() -> None:
 @torch.inference_mode()
 def follow(link: socket.socket, parts: RankParts) -> None:
     """Carry out commands until the leader closes the socket or ends."""
-    short = parts.decoder.shortened()
+    hidden = {
+        Command.HIDDEN: parts.decoder,
+        Command.HIDDEN_SHORTENED: parts.decoder.shortened(),
+    }
+    logits = {Command.LOGITS: parts.decoder}
+    if parts.draft is not None:
+        hidden[Command.DRAFT_HIDDEN] = logits[Command.DRAFT_LOGITS] = parts.draft
     while bell := link.recv(BELL.size):
         command, slot, size = BELL.unpack(bell)
         arrays = read_arrays(slot_of(parts.commands, slot)[:size])
-        if command == Command.HIDDEN:
-            parts.decoder.hidden(from_arrays(arrays))
-        elif command == Command.HIDDEN_SHORTENED:
-            short.hidden(from_arrays(arrays))
+        if command in hidden:
+            hidden[command].hidden(from_arrays(arrays))
         else:
             rows = torch.from_numpy(arrays[0])
-            put_logits(parts.decoder, parts.board, rows, parts.dtype)
+            put_logits(logits[command], parts.board, rows, parts.dtype)
 
 
 def put_logits(

@@ -96,6 +96,15 @@ def check_split(spec: ModelSpec, ranks: int, ep: int = 1) -> None:
         )
 
 
+def divides(spec: ModelSpec, ranks: int) -> bool:
+    """Return whether `spec` can be split over `ranks` in one group of experts."""
+    try:
+        check_split(spec, ranks)
+    except ConfigError:
+        return False
+    return True
+
+
 def possible_groups(experts: ExpertsSpec, ranks: int) -> list[int]:
     """Return the numbers of groups, in order, in which `ranks` can hold the experts."""
     return [

@@ -18,11 +18,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.model.decoder import Decoder
-from baton.engine.model.step_layout import Bounds, lay_out
+from baton.engine.model.step_layout import Bounds, StepLayout, lay_out
 from baton.engine.sampling.draw_plan import Sampler
 from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.engine.spec.model_spec import ModelSpec
@@ -30,11 +31,24 @@ from baton.engine.speculation.pending_draft import PendingDraft, draw_proposals
 from baton.runtime.errors import ModelError
 
 
+class DraftDecoder(Protocol):
+    """Computes a draft model: `Decoder`, or several ranks' ones."""
+
+    def hidden(self, layout: StepLayout) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
 class DraftModel:
     """`pool` is the draft's group of the target's pool, `max_context` the target's."""
 
     def __init__(
-        self, spec: ModelSpec, decoder: Decoder, pool: KvPool, max_context: int, sampler: Sampler
+        self,
+        spec: ModelSpec,
+        decoder: DraftDecoder,
+        pool: KvPool,
+        max_context: int,
+        sampler: Sampler,
     ) -> None:
         self.spec = spec
         self._decoder, self._pool, self._sampler = decoder, pool, sampler

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from baton.engine.checkpoint.eagle3_weights import fused_columns
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.model.decoder import Decoder
 from baton.engine.model.eagle3_head import FIRST_SLOT, Eagle3Head
 from baton.engine.model.step_layout import Bounds, StepLayout, lay_out
 from baton.engine.sampling.draw_plan import Sampler
@@ -36,12 +36,27 @@ from baton.engine.speculation.pending_draft import PendingDraft, draw_proposals
 from baton.runtime.errors import ModelError
 
 
+@runtime_checkable
+class StateDecoder(Protocol):
+    """A target's decoder that shows its states: `Decoder`, or several ranks' ones."""
+
+    def hidden(self, layout: StepLayout) -> Tensor: ...
+
+    def hidden_and_states(
+        self, layout: StepLayout, before: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]]: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def shortened(self) -> StateDecoder: ...
+
+
 class FeatureDecoder:
     """A target's decoder that keeps the features of all rows that it computes, in `pool`, the
     head's group. `layers`: those whose inputs the head reads."""
 
     def __init__(
-        self, decoder: Decoder, head: Eagle3Head, pool: KvPool, layers: tuple[int, ...]
+        self, decoder: StateDecoder, head: Eagle3Head, pool: KvPool, layers: tuple[int, ...]
     ) -> None:
         self._decoder, self._head, self._layers = decoder, head, layers
         assert pool.features is not None
@@ -58,7 +73,7 @@ class FeatureDecoder:
         """Same as `Decoder.logits`."""
         return self._decoder.logits(hidden)
 
-    def shortened(self) -> Decoder:
+    def shortened(self) -> StateDecoder:
         """Same as `Decoder.shortened`."""
         return self._decoder.shortened()
 

@@ -107,8 +107,10 @@ class _HashDevice:
         return drawn
 
     def compute_partly(self, slices: Sequence[Slice]) -> None:
-        """Write the first rank's slab alone."""
+        """Write the first rank's slab alone, behind what the draft model has written."""
         for piece in slices:
+            if piece.draft is not None and self._drafts:
+                self._write_draft(piece.draft.missing, piece)
             self._write(piece.tokens, piece.start, piece.blocks, range(1))
 
     def propose(self, slices: Sequence[Slice]) -> dict[int, tuple[int, ...]]:

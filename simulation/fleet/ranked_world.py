@@ -3,8 +3,9 @@
     rank dies              ─▶ the step under way breaks off, the worker ends, its requests migrate
     rank stops for 2.5 s   ─▶ same, once the step has waited for it; before, the step goes on
 
-A rank writes its KV heads of a step's blocks by itself, so what a broken step leaves is torn. Pure:
-draws what draw_scenario.py makes a scenario of.
+A rank writes its KV heads of a step's blocks by itself, so what a broken step leaves is torn. Half
+of the fleets speculate, some of these by a draft model over the ranks. Pure: draws what
+draw_scenario.py makes a scenario of.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import random
 from dataclasses import replace
 
 from baton.simulation.fleet.history import Ask
-from baton.simulation.fleet.scenario import Event, Fault, Scenario
+from baton.simulation.fleet.scenario import Event, Fault, Proposing, Scenario
 
 RANKS = 2
 ASKS = (5, 8)
@@ -43,6 +44,7 @@ def ranked(made: Scenario) -> Scenario:
     settings = replace(made.config.router, max_requests=64)
     step = replace(made.config.step, max_queue=32, max_sequences=16)
     speculates = dice.random() < 0.5
+    proposer: Proposing = random.Random(made.seed ^ 0xD4AF).choice(["oracle", "draft"])
     return replace(
         made,
         config=replace(made.config, router=settings, step=step),
@@ -50,7 +52,7 @@ def ranked(made: Scenario) -> Scenario:
         decode=decode,
         events=tuple(sorted(events, key=lambda event: event.at_s)),
         step_s=step_s,
-        proposer="oracle" if speculates else None,
+        proposer=proposer if speculates else None,
         right_share=dice.choice([0.5, 0.9]),
         ranks=RANKS,
     )

@@ -1,4 +1,5 @@
-"""Workers of one, two and four ranks in one fleet: the same tokens, and a rank that dies."""
+"""Workers of one and two ranks in one fleet, with a draft model and without: the same tokens, and
+a rank that dies."""
 
 from __future__ import annotations
 
@@ -27,9 +28,18 @@ def load(make_load: Callable[..., Any]) -> Any:
     return make_load(24, seed=31)
 
 
+@pytest.fixture(scope="module", params=["draft", pytest.param("off", marks=pytest.mark.nightly)])
+def speculate(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    settings = ("router.placement=disaggregated", "handoff.lease_s=1.0")
+def fleet(tmp_path_factory: pytest.TempPathFactory, speculate: str) -> Iterator[Cluster]:
+    settings = (
+        "router.placement=disaggregated",
+        "handoff.lease_s=1.0",
+        f"worker.speculate={speculate}",
+    )
     cluster = Cluster(tmp_path_factory.mktemp("ranks"), settings, place)
     try:
         yield cluster.start(2, 2)
@@ -50,9 +60,11 @@ def ranks_of(cluster: Cluster, name: str) -> list[int]:
 
 
 async def test_unlike_numbers_of_ranks_exchange_kv(
-    fleet: Cluster, load: Any, expected: Any, compare: Callable[..., list[str]]
+    fleet: Cluster, load: Any, expected: Any, compare: Callable[..., list[str]], speculate: str
 ) -> None:
     assert not compare(await load.run(fleet.url, concurrency=6), expected)
+    accepted = fleet.total("baton_accepted_tokens_total", proposer="draft")
+    assert (accepted > 0) == (speculate == "draft")
     fleet.quiet(within_s=5.0)
 
 

@@ -17,7 +17,7 @@ from baton.simulation.fleet.draw_scenario import RANKED_EVERY, RANKED_SEEDS, dra
 from baton.simulation.fleet.faults import RANK_HUNG_S
 from baton.simulation.fleet.hash_engine import RECORD_BYTES, HashEngine, record
 from baton.simulation.fleet.history import Ask
-from baton.simulation.fleet.scenario import Event, Fault, Scenario
+from baton.simulation.fleet.scenario import Event, Fault, Proposing, Scenario
 from baton.simulation.fleet.world import World
 from baton.simulation.virtual.virtual_time import on_virtual_time
 
@@ -41,7 +41,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def one_rank(fault: Fault) -> Scenario:
+def one_rank(fault: Fault, proposer: Proposing | None = None) -> Scenario:
     """A small fleet of ranked workers under load, and one of their ranks that is struck."""
     made = replace(draw(SEEDS[0]), routers=("r0",), prefill={"p0": 80}, decode={"d0": 80, "d1": 80})
     events = [
@@ -50,7 +50,7 @@ def one_rank(fault: Fault) -> Scenario:
     ]
     later = Event(STRUCK_S + 4, Ask("r0", tuple(range(18)), max_tokens=4, deadline_s=20))
     events = sorted([*events, Event(STRUCK_S, fault), later], key=lambda event: event.at_s)
-    return replace(made, events=tuple(events), step_s=0.003, proposer=None)
+    return replace(made, events=tuple(events), step_s=0.003, proposer=proposer)
 
 
 @pytest.mark.parametrize("worker", ["d0", "p0"])
@@ -67,6 +67,18 @@ def test_a_rank_that_stops_briefly_ends_no_worker(starts: list[str]) -> None:
     outcome = lab.run(one_rank(Fault("rank", ("d0",), 0.4, "stops")))
     assert outcome.breaches == [] and outcome.ends == {"finished": 7}
     assert starts == ["p0", "d0", "d1"]
+
+
+@pytest.mark.parametrize("worker", ["d0", "p0"])
+def test_a_rank_lost_beside_a_draft_model_costs_no_answer(worker: str, starts: list[str]) -> None:
+    """Its draft model has computed what the step under way was to verify."""
+    outcome = lab.run(one_rank(Fault("rank", (worker,), 0.0, "dies"), "draft"))
+    assert outcome.breaches == [] and outcome.ends == {"finished": 7}
+    assert starts == ["p0", "d0", "d1", worker]
+
+
+def test_ranked_fleets_speculate_by_either_proposer() -> None:
+    assert {draw(seed).proposer for seed in SEEDS} == {None, "oracle", "draft"}
 
 
 def test_ranks_of_each_role_die_and_stop() -> None:

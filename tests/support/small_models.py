@@ -177,6 +177,11 @@ SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
         {**_GEMMA, **_WIDE, "attn_logit_softcapping": 2.0, "sliding_window": 70},
     ),
     "mixtral-wide": ("Mixtral", {**_WIDE, "num_local_experts": 4, "sliding_window": 30}),
+    # Of a number of heads that two ranks cannot divide.
+    "llama-three-heads": (
+        "Llama",
+        {"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48},
+    ),
     # As small as a story under Triton's interpreter wants them.
     "qwen3-window-small": (
         "Qwen3",
