@@ -275,7 +275,7 @@ class StepConfig:
     """The size of one engine step."""
 
     prefill_tokens: int = setting(
-        512,
+        256,
         "Prompt tokens in a step of a prefill worker; 8192 by default on a GPU.",
         low=1,
         high=1 << 20,

@@ -166,6 +166,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "controller": {"figures"},
         "advice": {"figures", "fleets"},
         "simulator": {"figures", "fleets"},
+        "disaggregation": {"figures", "fleets", "inputs"},
+        "chunk_orders": {"figures", "fleets"},
         ".": {"figures", "inputs", "fleets", "peers", "gpu_parts"},
         "console": {"figures", "fleets", "."},
         "unlike": {"figures", "."},

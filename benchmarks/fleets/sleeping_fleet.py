@@ -59,14 +59,17 @@ def measure(
     timing: TimingModel,
     traffic: Sequence[TraceRequest],
     objectives: Objectives,
+    entry: Sequence[str] = (),
 ) -> LayoutRun:
-    """Send the traffic to a fleet of this layout. Raises RuntimeError if it does not come up."""
+    """Send the traffic to a fleet of this layout. `entry`: see `RoutedWorkers`. Raises RuntimeError
+    if it does not come up."""
     with tempfile.TemporaryDirectory(prefix="baton-benchmark-") as folder:
         file = Path(folder) / "timing.json"
         write_fit(Fit(timing), file)
         workers = RoutedWorkers(
             _arguments(layout, file),
             settings=[f"step.max_sequences={layout.max_sequences}"],
+            entry=entry,
             admin_key=KEY,
             module="benchmarks.fleets.sleeping_workers",
         )

@@ -5,9 +5,12 @@ decode worker over the prompts that it computes itself.
 
 The next step may be planned while one runs: a chunk begins where the one planned before it ends.
 
-Fairness: half of the step is reserved for the oldest prompt, so no prompt starves; the rest goes
-to the prompts with the fewest remaining tokens (shortest remaining processing time, guarded by
-age). Unused budget returns to the oldest prompt.
+Order: the prompt with the least work left goes first, and the next ones get what it leaves of the
+step, so that prompts of a burst end one after the other (Schrage's shortest remaining processing
+time, Operations Research 16(3), 1968). Fairness: a prompt ages. Its rank is its work left plus
+AGEING times the tokens that had been planned when it came, so one of n tokens is passed only by
+prompts that come before n / AGEING more tokens are planned; no prompt starves. (The end of a step
+that is less than a block goes to any prompt that it completes.)
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 SCORED_CHUNK_TOKENS = 64
+AGEING = 1 / 8  # rank, in tokens left, of a token that was planned before a prompt came
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -42,6 +46,7 @@ class _Progress:
     planned: int  # computed, or in a running chunk
     max_chunk: int  # tokens
     draws_s: float  # of its last chunk
+    came_at: int  # tokens planned before it came
 
     @property
     def unplanned(self) -> int:
@@ -57,6 +62,7 @@ class ChunkScheduler(Generic[Key]):
         self._chunk_tokens = max(chunk_tokens, block_size)  # less never ends on a block border
         self._block_size = block_size
         self._prompts: dict[Key, _Progress] = {}
+        self._planned_tokens = 0  # so far, of all prompts
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -70,7 +76,9 @@ class ChunkScheduler(Generic[Key]):
         max_chunk = self._chunk_tokens
         if scored:
             max_chunk = max(self._block_size, min(max_chunk, SCORED_CHUNK_TOKENS))
-        self._prompts[key] = _Progress(total, computed, computed, max_chunk, draws_s)
+        self._prompts[key] = _Progress(
+            total, computed, computed, max_chunk, draws_s, self._planned_tokens
+        )
 
     def remove(self, key: Key) -> None:
         self._prompts.pop(key, None)
@@ -93,32 +101,24 @@ class ChunkScheduler(Generic[Key]):
     ) -> list[Chunk[Key]]:
         """Plan the chunks of one step, at most one for each prompt that `among` accepts, within the
         step's token budget. The draws of a last chunk count as the tokens that would take the same
-        time; only the oldest prompt's may exceed the budget.
+        time; only those of the first prompt may exceed the budget.
 
         A chunk that is not the prompt's last ends on a block border, so that every block that it
         writes can be offered.
         """
-        left = {key: p.unplanned for key, p in self._prompts.items() if p.unplanned and among(key)}
-        if not left:
-            return []
-        oldest = next(iter(left))
-        share = self._step_tokens if len(left) == 1 else self._step_tokens // 2
-        spans = {oldest: self._fit(oldest, max(share, self._block_size))}
-        drawn = self._draw_tokens(oldest, spans[oldest], tokens_per_s)
-        budget = self._step_tokens - spans[oldest] - drawn
-        others = [key for key in left if key != oldest]
-        for key in sorted(others, key=left.__getitem__):
+        budget = self._step_tokens
+        chunks: list[Chunk[Key]] = []
+        for key in self._ranked(tokens_per_s, among):
             if budget <= 0:
                 break
-            span = self._fit(key, budget)
-            if span + self._draw_tokens(key, span, tokens_per_s) > budget:
-                span = self._fit_without_end(key, span)
+            span = self._fit(key, budget if chunks else max(budget, self._block_size))
+            drawn = self._draw_tokens(key, span, tokens_per_s)
+            if chunks and span + drawn > budget:
+                span, drawn = self._fit_without_end(key, span), 0
             if span > 0:
-                spans[key] = span
-                budget -= span + self._draw_tokens(key, span, tokens_per_s)
-        if budget > 0:
-            spans[oldest] = self._fit(oldest, spans[oldest] + budget)
-        return [self._chunk(key, span) for key, span in spans.items()]
+                chunks.append(self._chunk(key, span))
+                budget -= span + drawn
+        return chunks
 
     def follows(self, chunk: Chunk[Key]) -> bool:
         """Return whether the tokens before this chunk are computed: not if its prompt was removed
@@ -142,6 +142,15 @@ class ChunkScheduler(Generic[Key]):
         progress.planned = progress.computed
         progress.max_chunk = max(self._block_size, tokens // 2)
         return True
+
+    def _ranked(self, tokens_per_s: float, among: Callable[[Key], bool]) -> list[Key]:
+        """Return the prompts that have tokens to plan, the next one first."""
+        ranks = {
+            key: p.unplanned + p.draws_s * tokens_per_s + AGEING * p.came_at
+            for key, p in self._prompts.items()
+            if p.unplanned and among(key)
+        }
+        return sorted(ranks, key=ranks.__getitem__)
 
     def _fit(self, key: Key, budget: int) -> int:
         """Return the longest span within the budget that ends on a block border or at the end."""
@@ -167,4 +176,5 @@ class ChunkScheduler(Generic[Key]):
     def _chunk(self, key: Key, span: int) -> Chunk[Key]:
         progress = self._prompts[key]
         start, progress.planned = progress.planned, progress.planned + span
+        self._planned_tokens += span
         return Chunk(key, start, progress.planned, last=progress.planned == progress.total)

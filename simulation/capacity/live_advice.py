@@ -212,7 +212,7 @@ def _chunk_changes(layout: Layout) -> list[tuple[str, str, Layout]]:
             how = f"--set step.local_prefill_tokens={tokens}"
         else:
             tokens = int(layout.chunk_tokens * factor)
-            step = max(tokens, layout.prefill_tokens)
+            step = max(tokens, int(layout.prefill_tokens * factor))
             other = replace(layout, chunk_tokens=tokens, prefill_tokens=step)
             how = f"--set step.chunk_tokens={tokens} --set step.prefill_tokens={step}"
         if tokens >= layout.block_tokens:

@@ -7,7 +7,7 @@ from tests.support.scheduler_bench import Bench
 
 def test_requests_that_are_alone_share_no_step_and_take_turns() -> None:
     """Prefill and decode alike; the others have every other step."""
-    bench = Bench()
+    bench = Bench(local_prefill_tokens=12)
     requests = [bench.submit([number] * 6) for number in range(4)]
     requests[1].alone = requests[3].alone = True
     steps = []

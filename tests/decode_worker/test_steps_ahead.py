@@ -289,7 +289,7 @@ def test_a_chunk_too_large_for_memory_is_cut_and_recomputed() -> None:
 def test_the_oldest_is_never_skipped_while_a_younger_is_planned() -> None:
     """It has no block for its next token, and the younger one has: nothing is planned, so that
     the younger one can be preempted when the step under way is over."""
-    bench = Bench(blocks=8, expected_growth_tokens=1)
+    bench = Bench(blocks=8, expected_growth_tokens=1, local_prefill_tokens=12)
     old, young = bench.decoding([1] * 7, [2] * 5)
     while len(old.blocks) * SIZE > old.computed:  # up to the end of its last block
         bench.commit(bench.plan())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.scheduling.chunks import Chunk, ChunkScheduler
+from baton.engine.scheduling.chunks import AGEING, Chunk, ChunkScheduler
 
 
 def commit(scheduler: ChunkScheduler[Any], chunks: list[Chunk[Any]]) -> None:
@@ -58,18 +58,68 @@ def test_a_short_prompt_passes_a_long_one() -> None:
     assert done["long"] < 110
 
 
+def test_prompts_of_a_burst_end_one_after_the_other() -> None:
+    scheduler: ChunkScheduler[str] = ChunkScheduler(256, 256, 16)
+    for key in ("a", "b", "c"):
+        scheduler.add(key, 1500, 0)
+    done = steps_until_done(scheduler)
+    assert done == {"a": 5, "b": 11, "c": 17}  # of 5.86 steps each
+
+
+def test_a_prompt_that_a_step_ends_leaves_the_rest_to_the_next() -> None:
+    scheduler: ChunkScheduler[str] = ChunkScheduler(64, 64, 16)
+    scheduler.add("long", 200, 0)
+    scheduler.add("short", 20, 0)
+    assert scheduler.plan() == [
+        Chunk("short", 0, 20, last=True),
+        Chunk("long", 0, 32, last=False),
+    ]
+
+
 def test_a_stream_of_short_prompts_does_not_starve_a_long_one() -> None:
     scheduler: ChunkScheduler[str] = ChunkScheduler(64, 64, 16)
-    scheduler.add("long", 3200, 0)
-    for step in range(101):
-        for n in range(4):
+    scheduler.add("long", 320, 0)
+    planned_before = 0
+    for step in range(1000):
+        for n in range(4):  # they alone fill each step
             scheduler.add(f"short-{step}-{n}", 16, 0)
         chunks = scheduler.plan()
         commit(scheduler, chunks)
-        if any(chunk.key == "long" and chunk.last for chunk in chunks):
-            assert step == 99  # half of every step was its own
-            return
-    raise AssertionError("the long prompt starved")
+        if any(chunk.key == "long" for chunk in chunks):
+            break
+        planned_before += 64
+    assert planned_before == pytest.approx((320 - 16) / AGEING, abs=64)
+    assert steps_until_done(scheduler)["long"] == 3  # nothing passes it any more
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_only_prompts_that_come_soon_after_pass_an_older_one(seed: int) -> None:
+    """The promise of AGEING: while a prompt of n tokens waits, it is passed only by prompts that
+    came before n / AGEING further tokens were planned, whatever arrives."""
+    rng = random.Random(seed)
+    scheduler: ChunkScheduler[int] = ChunkScheduler(64, 64, 16)
+    came_at: dict[int, int] = {}
+    left: dict[int, int] = {}
+    planned = 0
+    for _ in range(400):
+        for _ in range(rng.choice([0, 0, 1, 3])):
+            key = len(came_at)
+            came_at[key], left[key] = planned, rng.choice([1, 16, 40, 200, 1500])
+            scheduler.add(key, left[key], 0)
+        chunks = scheduler.plan()
+        for place, chunk in enumerate(chunks):
+            if sum(each.end - each.start for each in chunks[:place]) > 64 - 16:
+                break  # what is left is less than a block
+            for other in left.keys() - {each.key for each in chunks[:place]}:
+                passed = came_at[chunk.key] - came_at[other]
+                assert passed < max(1, left[other] / AGEING), (other, chunk)
+        for chunk in chunks:
+            left[chunk.key] -= chunk.end - chunk.start
+            planned += chunk.end - chunk.start
+            if chunk.last:
+                del left[chunk.key]
+        commit(scheduler, chunks)
+    assert len(came_at) > 300
 
 
 def test_a_cancelled_prompt_leaves_the_plan_with_its_chunk() -> None:
@@ -196,9 +246,16 @@ def test_a_prompt_waits_with_its_end_where_its_draws_do_not_fit() -> None:
     assert (second.key, second.start, second.last) == ("dear", 32, True)
 
 
-def test_the_oldest_prompt_draws_whatever_it_costs() -> None:
+def test_the_first_prompt_draws_whatever_it_costs() -> None:
     scheduler: ChunkScheduler[str] = ChunkScheduler(64, 64, 16)
     scheduler.add("dear", 16, 0, draws_s=100.0)
-    scheduler.add("next", 16, 0)
-    assert [chunk.key for chunk in scheduler.plan(tokens_per_s=1000.0)] == ["dear"]
+    scheduler.add("next", 20, 0)
+    assert [chunk.key for chunk in scheduler.plan()] == ["dear", "next"]  # no speed is known yet
+
+
+def test_dear_draws_wait_for_prompts_that_cost_less() -> None:
+    scheduler: ChunkScheduler[str] = ChunkScheduler(64, 64, 16)
+    scheduler.add("dear", 16, 0, draws_s=1.0)
+    scheduler.add("next", 40, 0)
     assert [chunk.key for chunk in scheduler.plan(tokens_per_s=1000.0)] == ["next"]
+    assert [chunk.key for chunk in scheduler.plan(tokens_per_s=1000.0)] == ["dear"]
