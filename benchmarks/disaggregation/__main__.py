@@ -1,0 +1,268 @@
+"""Disaggregated against colocated serving on the same two cores: a prefill and a decode worker (D),
+or two workers that do both (C), with the best chunk that C has.
+
+    python -m benchmarks.disaggregation [--rounds N] [--seconds S] [--quick] [--json FILE]
+
+Real processes of `baton serve`, one thread a worker, with the random bf16 model of 0.45 B
+parameters (`--quick`: baton-tiny); placement is `auto`. The client is this process. Traffic and
+objectives: traffic_shapes.py. Their seconds are scaled by the idle prefill of 1,500 tokens and by
+the decode step of four streams, both measured first: `pace_prompt`, `pace_step`. In a round, each
+fleet is started once and gets all its traffic; figures are medians of rounds, with the lowest and
+highest.
+
+itl_p99_ratio      ITL p99 of four streams of D beside bursts of prompts, over theirs beside a
+                   bare loop of the same kernels on the other core (fleets/kernel_loop.py): two
+                   cores that stream share one memory, whatever is served
+itl_p99_over_alone the same over the streams alone; `..._floor` is the loop's; `..._colocated` that
+                   of C with the chunk that is best for it
+second_token_over_steps
+                   p99 of the gap from first to second token of requests whose KV moved, less the
+                   transfer that was not hidden, over the ITL p99 of the run's streams
+SHAPE_OBJECTIVE    requests that meet the objective, D over C with the best chunk for this cell; all
+                   rounds together
+goodput_ratio_best, goodput_ratio_worst
+                   the best of the strict objective's cells, the worst of all. `cells_lost`: below 1
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import urllib.request
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from baton.deploy.bench.answer import Measurement
+from baton.deploy.bench.bench_run import BenchPlan, RequestForm, run_bench
+from baton.deploy.bench.http_client import ServerAddress
+from baton.deploy.bench.load import Load
+from baton.models.embedded import embedded_model
+from baton.planner.traces import TraceRequest
+from benchmarks.disaggregation.second_token import SecondToken, second_tokens
+from benchmarks.disaggregation.traffic_shapes import (
+    LONG_TOKENS,
+    OBJECTIVES,
+    PERIOD_S,
+    PROMPT_S,
+    SHAPES,
+    STEP_S,
+    STREAM_PROMPT,
+    STRICT,
+    Objective,
+    Pace,
+    stream_gaps,
+    streams,
+)
+from benchmarks.figures.report import Figure, at_least, at_most, parser, report
+from benchmarks.fleets.kernel_loop import beside_kernel_loop
+from benchmarks.fleets.served_fleet import ServedFleet
+from benchmarks.inputs.cached_model import cached_model
+
+ITL_LIMIT, BEST_LIMIT, WORST_LIMIT, SECOND_LIMIT = 1.1, 1.5, 0.97, 2.2
+CHUNK_TOKENS = 256
+COLOCATED_CHUNKS = (64, 128, 256)
+TOKEN_IDS = (300, 1800)
+POOL_TOKENS = 24_576
+SECONDS, QUICK_SECONDS = 60.0, 12.0
+
+
+@dataclass(slots=True)
+class ComparisonResults:
+    """All measurements. ITL p99 in seconds, one entry a round; good requests of all rounds."""
+
+    pace: Pace | None = None
+    alone: list[float] = field(default_factory=list)
+    beside_loop: list[float] = field(default_factory=list)
+    bursts: list[float] = field(default_factory=list)
+    colocated: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    second: list[list[SecondToken]] = field(default_factory=list)
+    # by shape: requests of all rounds, of D and by C's chunk
+    requests: dict[str, list[Measurement]] = field(default_factory=lambda: defaultdict(list))
+    of_chunk: dict[tuple[str, int], list[Measurement]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+
+
+class Comparison:
+    """Starts fleets one after the other and sends them their traffic."""
+
+    def __init__(self, model: Path, seconds: float, chunks: Sequence[int]) -> None:
+        self._model, self._seconds, self._chunks = model, seconds, chunks
+        self._runs = 0
+        self.found = ComparisonResults()
+
+    def round(self) -> None:
+        settings = [f"step.chunk_tokens={CHUNK_TOKENS}", f"step.prefill_tokens={CHUNK_TOKENS}"]
+        with self._fleet(1, 1, settings) as fleet:
+            self._disaggregated(fleet)
+        for chunk in self._chunks:
+            with self._fleet(0, 2, [f"step.local_prefill_tokens={chunk}"]) as fleet:
+                self._warm_up(fleet)
+                for shape in SHAPES:
+                    requests = self._send(fleet, self._traffic(shape))
+                    self.found.of_chunk[shape, chunk] += requests
+                    if shape == "bursts":
+                        self.found.colocated[chunk].append(p99(stream_gaps(requests)))
+
+    def _disaggregated(self, fleet: ServedFleet) -> None:
+        self._warm_up(fleet)
+        found = self.found
+        if found.pace is None:
+            found.pace = self._measured_pace(fleet)
+        pace = found.pace
+        for times, beside in (
+            (found.alone, nullcontext()),
+            (found.beside_loop, beside_kernel_loop(self._model, CHUNK_TOKENS)),
+        ):
+            with beside:
+                times.append(p99(stream_gaps(self._send(fleet, streams(self._seconds, pace)))))
+        for shape in SHAPES:
+            requests = self._send(fleet, self._traffic(shape))
+            found.requests[shape] += requests
+            if shape == "bursts":
+                found.bursts.append(p99(stream_gaps(requests)))
+                found.second.append(second_tokens(fleet.traces()[: len(requests)]))
+
+    def _fleet(self, prefill: int, decode: int, settings: list[str]) -> ServedFleet:
+        pool = f"pool.blocks={POOL_TOKENS // 16}"
+        return ServedFleet(self._model, prefill, decode, [pool, "pool.block_size=16", *settings])
+
+    def _warm_up(self, fleet: ServedFleet) -> None:
+        """Let each worker compute prompts and tokens, and meet its peer."""
+        for tokens in (LONG_TOKENS, STREAM_PROMPT):
+            self._send(fleet, [TraceRequest(0.0, tokens, 4)] * 4)
+
+    def _measured_pace(self, fleet: ServedFleet) -> Pace:
+        (prompt,) = self._send(fleet, [TraceRequest(0.0, LONG_TOKENS, 2)])
+        four = stream_gaps(self._send(fleet, streams(PERIOD_S, Pace(1.0, 1.0))))
+        return Pace(prompt.ttft_s / PROMPT_S, statistics.median(four) / STEP_S)
+
+    def _traffic(self, shape: str) -> list[TraceRequest]:
+        assert self.found.pace is not None
+        return SHAPES[shape](self._seconds, self.found.pace)
+
+    def _send(self, fleet: ServedFleet, requests: list[TraceRequest]) -> list[Measurement]:
+        """Send requests with prompts that no run had. Raises RuntimeError if one fails."""
+        self._runs += 1
+        plan = BenchPlan(
+            ServerAddress.parse(fleet.url, None),
+            RequestForm(model_name(fleet.url), chat=False),
+            Load(requests),
+            seed=self._runs,
+            token_ids=TOKEN_IDS,
+        )
+        found = run_bench(plan, lambda done, total: None).measurements
+        if failed := [each.message for each in found if each.error]:
+            raise RuntimeError(f"{len(failed)} requests failed, as in: {failed[0]}")
+        return found
+
+
+def model_name(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
+        return str(json.load(answer)["data"][0]["id"])
+
+
+def p99(values: Sequence[float]) -> float:
+    return float(np.percentile(values, 99))
+
+
+def cell(found: ComparisonResults, shape: str, objective: Objective) -> Figure:
+    """Return the ratio of good requests, beside their numbers and the objective."""
+    own = sum(map(objective.met_by, found.requests[shape]))
+    counts = {
+        chunk: sum(map(objective.met_by, requests))
+        for (each, chunk), requests in found.of_chunk.items()
+        if each == shape
+    }
+    best = max(counts, key=lambda chunk: counts[chunk])
+    beside = (
+        f"{own} and {counts[best]} of {len(found.requests[shape])}, chunk {best}; {objective.text}"
+    )
+    ratio = own / counts[best] if counts[best] else float(own or 1)
+    return Figure(f"{shape}_{objective.name}", ratio, "", beside)
+
+
+def ratio(name: str, above: Sequence[float], below: Sequence[float], beside: str = "") -> Figure:
+    """Return the median of the rounds' ratios, with their range."""
+    each = [a / b for a, b in zip(above, below, strict=True)]
+    return Figure(name, statistics.median(each), "", f"{beside}{min(each):.2f} to {max(each):.2f}")
+
+
+def figures(found: ComparisonResults) -> list[Figure]:
+    """Return the figures of the module's head."""
+    assert found.pace is not None
+    best = min(found.colocated, key=lambda chunk: statistics.median(found.colocated[chunk]))
+    objectives = [each.at(found.pace) for each in OBJECTIVES]
+    cells = {(s, o.name): cell(found, s, o) for s in SHAPES for o in objectives}
+    values = [each.value for each in cells.values()]
+    lost = [each.name for each in cells.values() if each.value < 1]
+    strict = max(cells[shape, STRICT.name].value for shape in SHAPES)
+    loop = ratio("itl_p99_ratio", found.bursts, found.beside_loop)
+    over = [
+        p99([one.own_s for one in each]) / itl_s
+        for each, itl_s in zip(found.second, found.bursts, strict=True)
+        if each
+    ]
+    return [
+        at_most(loop.name, loop.value, ITL_LIMIT),
+        ratio("itl_p99_over_alone", found.bursts, found.alone),
+        ratio("itl_p99_over_alone_floor", found.beside_loop, found.alone),
+        ratio(
+            "itl_p99_over_alone_colocated", found.colocated[best], found.alone, f"chunk {best}; "
+        ),
+        Figure("itl_p99_alone_ms", 1000 * statistics.median(found.alone), "ms"),
+        *(
+            [at_most("second_token_over_steps", statistics.median(over), SECOND_LIMIT)]
+            if over
+            else []
+        ),
+        *second_token_parts([one for each in found.second for one in each]),
+        *cells.values(),
+        at_least("goodput_ratio_best", strict, BEST_LIMIT),
+        at_least("goodput_ratio_worst", min(values), WORST_LIMIT),
+        Figure("cells_lost", len(lost), "", ", ".join(lost)),
+        Figure(
+            "pace_prompt", found.pace.prompt, "", f"times {PROMPT_S:g} s for {LONG_TOKENS} tokens"
+        ),
+        Figure("pace_step", found.pace.step, "", f"times {1000 * STEP_S:g} ms"),
+        Figure("rounds", len(found.bursts)),
+    ]
+
+
+def second_token_parts(requests: Sequence[SecondToken]) -> list[Figure]:
+    """Return where the gap from first to second token went."""
+    return [
+        Figure(
+            f"second_token_{part}_ms",
+            1000 * float(np.percentile([getattr(each, f"{part}_s") for each in requests], 50)),
+            "ms",
+            f"p99 {1000 * p99([getattr(each, f'{part}_s') for each in requests]):.1f}",
+        )
+        for part in ("transfer", "queue", "step")
+        if requests
+    ]
+
+
+def main() -> None:
+    made = parser(__doc__ or "")
+    made.add_argument("--rounds", type=int, default=1)
+    made.add_argument("--seconds", type=float, help="of traffic in each run, before its pace")
+    made.add_argument("--quick", action="store_true", help="the small embedded model, one chunk")
+    options = made.parse_args()
+    model = embedded_model() if options.quick else cached_model()
+    seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
+    comparison = Comparison(
+        model, seconds, COLOCATED_CHUNKS[:1] if options.quick else COLOCATED_CHUNKS
+    )
+    for _ in range(options.rounds):
+        comparison.round()
+    report(figures(comparison.found), options.json)
+
+
+if __name__ == "__main__":
+    main()
