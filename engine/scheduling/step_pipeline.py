@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -112,6 +113,14 @@ class _StepTime:
     def tokens_per_s(self) -> float:
         """Return the throughput without draws."""
         return self.size.tokens / max(self.seconds - self.size.draws_s, 1e-6)
+
+
+def least_expected_s(last: Sequence[tuple[float, int]], tokens: int, *, has_chunks: bool) -> float:
+    """Return the least time that a step of so many tokens should take by the last two of its kind,
+    each (seconds, tokens); 0 if there are fewer."""
+    if len(last) < 2:
+        return 0.0
+    return min(seconds * (tokens / before if has_chunks else 1) for seconds, before in last)
 
 
 class StepPipeline(Generic[Plan]):
@@ -223,12 +232,12 @@ class StepPipeline(Generic[Plan]):
         with rows, since reading the weights dominates. Too early a plan delays requests that arrive
         after it; too late a plan leaves the device idle."""
         size = self._steps[0].size
-        last, expected_s = self._last[size.has_chunks], 0.0
-        if len(last) >= 2:
-            expected_s = min(
-                before.seconds * (size.tokens / before.size.tokens if size.has_chunks else 1)
-                for before in (last[-1], last[-2])
-            )
+        known = self._last[size.has_chunks]
+        last = [
+            (known[n].seconds, known[n].size.tokens)
+            for n in range(max(0, len(known) - 2), len(known))
+        ]
+        expected_s = least_expected_s(last, size.tokens, has_chunks=size.has_chunks)
         return self._started_s() + expected_s - LEAD_S
 
     def _started_s(self) -> float:

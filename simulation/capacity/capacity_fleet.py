@@ -4,8 +4,8 @@
                                     ▲                      │  offers, one READ after the other
                                     └───── all is here ◀───┘
 
-What is simplified: the router knows each worker's load at once, and not some 100 ms later; a READ
-has the whole link of both its workers; a worker plans its next step after a step, not beside it.
+What is simplified: a READ has the whole link of both its workers. What the router knows, and when,
+is router_knowledge.py's.
 No worker fails, so no lease ends: the fault lab simulates those. Workers drain and leave as
 role_changes.py orders; a prompt whose prefill workers have all left gets others, on the same decode
 worker.
@@ -14,7 +14,6 @@ worker.
 from __future__ import annotations
 
 from asyncio import QueueEmpty
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,16 +25,14 @@ from baton.planner.timing_model import TimingModel
 from baton.planner.traces import TraceRequest
 from baton.prefill_worker.prompts import Prompt
 from baton.proto import handoff_pb2
-from baton.router.fleet.placement import FleetView, Need, Placement, open_groups, place
-from baton.router.fleet.radix_index import RadixIndex
-from baton.router.fleet.roster import Roster
-from baton.runtime.config import RouterConfig
+from baton.router.fleet.placement import Need
 from baton.runtime.errors import BatonError, Overloaded
 from baton.simulation.capacity.decode_stage import DecodeStage
 from baton.simulation.capacity.layout import CapacityScenario
 from baton.simulation.capacity.prefill_stage import PrefillStage
 from baton.simulation.capacity.request_record import GapLog, RequestRecord
-from baton.simulation.capacity.stage_values import held_by, prompt_of, request_of, view_of
+from baton.simulation.capacity.router_knowledge import RouterKnowledge
+from baton.simulation.capacity.stage_values import prompt_of, request_of
 from baton.simulation.capacity.timeline import EventQueue
 from baton.simulation.capacity.trace_tokens import block_names
 
@@ -74,18 +71,15 @@ class CapacityFleet:
         scenario: CapacityScenario,
         trace: list[TraceRequest],
     ) -> None:
-        layout, config = scenario.layout, RouterConfig()
+        layout = scenario.layout
         self.records = [RequestRecord(each) for each in trace]
         self.gaps = GapLog()
         self.finished = 0
         self._timeline = timeline
         self._timing = timing
-        self._config = config
-        self._mode = scenario.placement if layout.prefill else "local"
+        mode = scenario.placement if layout.prefill else "local"
+        self._router = RouterKnowledge(timeline, mode)
         self._growth = layout.steps().expected_growth_tokens
-        self._index = RadixIndex()
-        self._roster = Roster(config.max_waiting)
-        self._changed: dict[str, DecodeStage | PrefillStage] = {}
         self._handoffs: dict[Group, _Handoff] = {}
         self._by_prompt: dict[Prompt, _Handoff] = {}
         self._active: dict[str, _Active] = {}  # by request id
@@ -120,8 +114,7 @@ class CapacityFleet:
             offered=self._offered,
             changed=self.changed,
         )
-        self._index.add(name)
-        self.changed(self.prefill[name])
+        self._router.add(self.prefill[name])
 
     def add_decode(self, name: str) -> None:
         """Add a worker with an empty pool."""
@@ -135,13 +128,12 @@ class CapacityFleet:
             self,
             every_token=self._scenario.every_token,
         )
-        self._index.add(name)
-        self.changed(self.decode[name])
+        self._router.add(self.decode[name])
 
     def drain(self, stage: DecodeStage | PrefillStage) -> None:
         """Place nothing more on a worker."""
         self.draining.add(stage.worker_id)
-        self.changed(stage)
+        self._router.drain(stage.worker_id)
 
     def busy(self, stage: DecodeStage | PrefillStage) -> bool:
         """Return whether a request needs the worker."""
@@ -154,9 +146,7 @@ class CapacityFleet:
         name = stage.worker_id
         self.prefill.pop(name, None)
         self.decode.pop(name, None)
-        self._index.remove(name)
-        self._roster.remove(name)
-        self._changed.pop(name, None)
+        self._router.remove(name)
         self.draining.discard(name)
         self.retired.append(stage)
 
@@ -183,7 +173,7 @@ class CapacityFleet:
     # -- the router ---------------------------------------------------------------------------
 
     def changed(self, stage: DecodeStage | PrefillStage) -> None:
-        self._changed[stage.worker_id] = stage
+        self._router.changed(stage)
 
     def _submit(self, number: int) -> None:
         """Place a request, with the tokens that it has, or refuse it."""
@@ -197,7 +187,7 @@ class CapacityFleet:
             asked.prompt_tokens + asked.output_tokens,
         )
         try:
-            placement = self._place(need, names[: asked.prompt_tokens // size])
+            placement = self._router.place(need, names[: asked.prompt_tokens // size])
             request = request_of(
                 number,
                 record,
@@ -215,23 +205,6 @@ class CapacityFleet:
             record.refused = error.code
             record.end_s = self._timeline.now_s
             self.finished += 1
-
-    def _place(self, need: Need, names: Sequence[bytes]) -> Placement:
-        for stage in self._changed.values():
-            stored, removed = stage.pool.drain_events()
-            if stored or removed:
-                self._index.record(stage.worker_id, b"".join(stored), b"".join(removed))
-            bit = self._index.bit(stage.worker_id)
-            draining = stage.worker_id in self.draining
-            self._roster.put(view_of(stage, bit, draining=draining))
-        self._changed.clear()
-        fleet = FleetView(self._roster)
-        groups = open_groups(need, fleet)
-        if isinstance(groups, BatonError):
-            raise groups
-        held = held_by(self._index.holders(names))
-        local_tokens = self._config.local_prefill_tokens
-        return place(need, fleet, groups, held, self._mode, local_tokens, read_cached=False)
 
     # -- handoffs -----------------------------------------------------------------------------
 
@@ -302,7 +275,7 @@ class CapacityFleet:
             record = self._record(sequence.request)
             record.cached_tokens = first.cached_tokens
             sequence.output.append(int(sequence.request.request_id))
-            self.drew(sequence, 1, 0.0)
+            self.drew(sequence, 1, 0.0, self._timeline.now_s)
             if not sequence.growth_left:
                 handoff.reader.end(sequence)
         if not handoff.group.live:  # not before the prefill worker has ended its turn
@@ -331,11 +304,11 @@ class CapacityFleet:
 
     # -- tokens -------------------------------------------------------------------------------
 
-    def drew(self, sequence: TokenSequence, steps: int, gap_s: float) -> None:
+    def drew(self, sequence: TokenSequence, steps: int, gap_s: float, last_s: float) -> None:
         record = self._record(sequence.request)
-        self.gaps.token(record, self._timeline.now_s, gap_s, steps - 1)
+        self.gaps.token(record, last_s, gap_s, steps - 1)
         if not sequence.growth_left:
-            record.end_s = self._timeline.now_s
+            record.end_s = last_s
             self.finished += 1
             del self._active[sequence.request.request_id]
 

@@ -3,9 +3,13 @@
     plan ─▶ the time of the step, or of all steps until something else happens ─▶ commit
 
 Steps of the same sequences, in which none ends and none needs a block, change nothing but lengths.
-They are one *run*: planned once, committed once. A request that arrives or a handoff that ends
-shortens the run to the step that is then under way, so each sequence gets the same tokens at the
-same times as with a commit for each step.
+They are one *run*: planned once, committed once. Before a sequence or a prompt joins, the run is
+split: the steps that have ended are committed, and the one under way is a run of its own. So each
+sequence gets the same tokens at the same times as with a commit for each step.
+
+A step is planned before the one that runs ends (plan_time.py): what comes later joins the step
+after it, and so does a sequence whose prompt that step completes. Such a plan is made when the
+first of these happens: until then nothing changes it.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from baton.engine.scheduling.batch import Drawn, StepResult
 from baton.engine.scheduling.blocks import BlockPool
 from baton.planner.timing_model import StepWork, TimingModel, causal_pairs
 from baton.runtime.config import StepConfig
+from baton.simulation.capacity.plan_time import PlanTime
 from baton.simulation.capacity.timeline import EventQueue
 from baton.simulation.capacity.trace_tokens import TraceNames
 from baton.simulation.capacity.use_over_time import UseOverTime
@@ -37,8 +42,9 @@ class DecodeOwner(Protocol):
         """Close the handoff of a group; the scheduler's `requeue` follows."""
         ...
 
-    def drew(self, sequence: Sequence, steps: int, gap_s: float) -> None:
-        """Take the tokens of a run: `steps` of one sequence, `gap_s` apart, the last one now."""
+    def drew(self, sequence: Sequence, steps: int, gap_s: float, last_s: float) -> None:
+        """Take the tokens of a run: `steps` of one sequence, `gap_s` apart, the last one at
+        `last_s`."""
         ...
 
     def changed(self, stage: DecodeStage) -> None:
@@ -48,11 +54,20 @@ class DecodeOwner(Protocol):
 
 @dataclass(slots=True)
 class _Run:
+    """`plan_s`: the step after this single one is planned then, and `planned` once it is; `ahead`
+    is that plan, None if there was nothing to compute."""
+
     plan: StepPlan
     started_s: float
     context_tokens: int  # of the first step
     steps: int
-    seconds: float
+    plan_s: float
+    planned: bool = False
+    ahead: StepPlan | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(chunk.end - chunk.start for chunk in self.plan.chunks)
 
 
 class DecodeStage:
@@ -86,6 +101,8 @@ class DecodeStage:
         self._timing = timing
         self._owner = owner
         self._every_token = every_token
+        self._plan_time = PlanTime()
+        self._joins_later = False  # a prompt was admitted after the last plan
         self._run: _Run | None = None
 
     @property
@@ -95,9 +112,12 @@ class DecodeStage:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises Overloaded or InvalidRequest."""
+        if request.local or self.scheduler.waiting:  # one that waits may be computed here
+            self._before_change()
         self.scheduler.submit(request)
         self.requests += 1
-        self._advance(self._admit())
+        self._admit()
+        self._advance()
 
     def progress(self) -> tuple[int, int, float]:
         """Return the steps that have ended, the tokens that they drew, and their seconds."""
@@ -109,17 +129,18 @@ class DecodeStage:
         return steps, tokens, busy_s
 
     def stop(self, stopped: Callable[[], None]) -> None:
-        """Plan no more, and call `stopped` once the step under way has ended."""
+        """Plan no more, and call `stopped` once what is planned has ended."""
         self._stopped = stopped
         if self._run is None:
             stopped()
         else:
-            self._shorten(self._run)
+            self._before_change()
 
     def fetched(self, group: Group) -> None:
         """Let a group run whose blocks are all here."""
+        self._before_change()
         self.scheduler.fetched(group)
-        self._advance(changed=True)
+        self._advance()
 
     def end(self, sequence: Sequence) -> None:
         """End a sequence that has all its tokens."""
@@ -129,16 +150,29 @@ class DecodeStage:
 
     def taken_back(self, group: Group) -> None:
         """Queue a granted group again, or drop it if it has ended."""
+        self._before_change()
         self.scheduler.requeue(group)
-        self._advance(self._admit())
+        self._admit()
+        self._advance()
 
-    def _advance(self, changed: bool) -> None:
-        """Plan if no step is under way. If one is, plan after it where the plan is `changed`."""
+    def _advance(self) -> None:
+        """Plan if no step is under way."""
         self._owner.changed(self)
         if self._run is None:
             self._begin()
-        elif changed and self._run.steps > 1:
-            self._shorten(self._run)
+
+    def _before_change(self) -> None:
+        """Before a sequence or a prompt joins, split the run under way, and plan the step after it
+        if the time of that has come."""
+        if self._run is not None and self._run.steps > 1:
+            self._split(self._run)
+        if (run := self._run) is not None and self._timeline.now_s >= run.plan_s:
+            self._plan_ahead(run)
+
+    def _plan_ahead(self, run: _Run) -> None:
+        if not run.planned and self._stopped is None:
+            run.planned = True
+            run.ahead = self._plan() or None
 
     def _admit(self) -> bool:
         """Grant credit; return whether a prompt is now computed here."""
@@ -156,44 +190,50 @@ class DecodeStage:
             if plan:
                 break
             plan = self.scheduler.plan()
-        self._admit()
+        self._joins_later = self._admit()
         return plan if plan else self.scheduler.plan()
 
     def _begin(self) -> None:
-        if self._stopped is not None:
-            return
-        plan = self._plan()
-        self.most_held = max(self.most_held, self.pool.total - self.pool.available)
-        if not plan:
-            return
-        context = sum(sequence.computed + 1 for sequence in plan.decoding)
-        steps = 1 if plan.chunks or self._every_token else _most_steps(plan, self.pool.block_size)
-        run = _Run(plan, self._timeline.now_s, context, steps, 0.0)
-        self._run = run
-        self._schedule(run, steps)
+        if self._stopped is None and (plan := self._plan()):
+            waits = self._joins_later or len(plan.decoding) < self.scheduler.running
+            self._start(plan, alone=self._every_token or waits)
 
-    def _schedule(self, run: _Run, steps: int) -> None:
-        run.steps, run.seconds = steps, self._run_s(run, steps)
-        end_s = run.started_s + run.seconds
-        self._timeline.at(end_s, lambda: self._end(run, steps))
+    def _start(self, plan: StepPlan, *, alone: bool) -> None:
+        """Begin a step, or all steps that have the same plan unless it is `alone`: a prompt or a
+        sequence that waits for a block may join the next one."""
+        self.most_held = max(self.most_held, self.pool.total - self.pool.available)
+        steps = 1 if plan.chunks or alone else _most_steps(plan, self.pool.block_size)
+        self._run_from(plan, self._timeline.now_s, steps)
+
+    def _run_from(self, plan: StepPlan, started_s: float, steps: int) -> None:
+        context = sum(sequence.computed + 1 for sequence in plan.decoding)
+        run = self._run = _Run(plan, started_s, context, steps, 0.0)
+        tokens = run.prompt_tokens + len(plan.decoding)
+        run.plan_s = self._plan_time.due_s(started_s, tokens, has_chunks=bool(plan.chunks))
+        end_s = started_s + self._run_s(run, steps)
+        self._timeline.at(end_s, lambda: self._end(run))
 
     def _run_s(self, run: _Run, steps: int) -> float:
         rows = len(run.plan.decoding)
         if not run.plan.chunks:
             return self._timing.decode_run_s(rows, run.context_tokens, steps)
-        return self._timing.step_s(
-            StepWork(
-                sum(chunk.end - chunk.start for chunk in run.plan.chunks),
-                sum(causal_pairs(chunk.start, chunk.end) for chunk in run.plan.chunks),
-                rows,
-                run.context_tokens,
-            )
-        )
+        pairs = sum(causal_pairs(chunk.start, chunk.end) for chunk in run.plan.chunks)
+        return self._timing.step_s(StepWork(run.prompt_tokens, pairs, rows, run.context_tokens))
 
-    def _shorten(self, run: _Run) -> None:
-        """End the run with the step that is under way now."""
-        if (steps := self._steps_by_now(run)) < run.steps:
-            self._schedule(run, steps)
+    def _step_s(self, rows: int, context_tokens: int) -> float:
+        """Return the seconds of a step that only decodes."""
+        return self._timing.decode_run_s(rows, context_tokens, 1)
+
+    def _split(self, run: _Run) -> None:
+        """Commit the steps of a run that have ended, and let the one under way end alone."""
+        ended = self._steps_by_now(run) - 1
+        if ended:
+            self._commit(run, ended)
+            started_s, plan = run.started_s + self._run_s(run, ended), self.scheduler.plan()
+        else:
+            started_s, plan = run.started_s, run.plan
+        assert len(plan.decoding) == len(run.plan.decoding) and not plan.chunks
+        self._run_from(plan, started_s, 1)
 
     def _steps_by_now(self, run: _Run) -> int:
         """Return how many steps of the run have begun."""
@@ -207,31 +247,45 @@ class DecodeStage:
                 low = middle + 1
         return low
 
-    def _end(self, run: _Run, steps: int) -> None:
-        if run is not self._run or run.steps != steps:
-            return  # the run was shortened since
+    def _end(self, run: _Run) -> None:
+        if run is not self._run:
+            return  # the run was split since
+        if run.plan.chunks and self._timeline.now_s >= run.plan_s:
+            self._plan_ahead(run)
         self._run = None
-        self.use.add(run.started_s, run.seconds)
-        self.steps += steps
-        self._tokens += steps * len(run.plan.decoding)
-        self.prompt_tokens += sum(chunk.end - chunk.start for chunk in run.plan.chunks)
-        gap_s = 0.0
-        if steps > 1:
-            gap_s = (run.seconds - self._run_s(run, 1)) / (steps - 1)
-            for sequence in run.plan.decoding:
-                sequence.output.extend([_token(sequence)] * (steps - 1))
-        result = StepResult(_drawn(run.plan))
-        drawn = self.scheduler.commit(run.plan, result, steps).drawn
-        for sequence, token in drawn:
-            sequence.output.append(token.token)
-            self._owner.drew(sequence, steps, gap_s)
-        for sequence, _ in drawn:
+        for sequence in self._commit(run, run.steps):
             if not sequence.growth_left:
                 self.end(sequence)
         self._owner.changed(self)
-        if self._stopped is not None:
-            self._stopped()
-        self._begin()
+        if run.ahead is not None:
+            self._admit()
+            self._start(run.ahead, alone=True)
+        else:
+            if self._stopped is not None:
+                self._stopped()
+            self._begin()
+
+    def _commit(self, run: _Run, steps: int) -> list[Sequence]:
+        """Commit the first steps of a run; return the sequences that drew a token."""
+        seconds, chunks, rows = self._run_s(run, steps), run.plan.chunks, len(run.plan.decoding)
+        self.use.add(run.started_s, seconds)
+        self.steps += steps
+        self._tokens += steps * rows
+        self.prompt_tokens += run.prompt_tokens
+        first_s = seconds if steps == 1 else self._step_s(rows, run.context_tokens)
+        gap_s = (seconds - first_s) / (steps - 1) if steps > 1 else 0.0
+        for ended in range(max(0, steps - 2), steps):  # the last two
+            alone_s = (
+                first_s if not ended else self._step_s(rows, run.context_tokens + rows * ended)
+            )
+            self._plan_time.record(alone_s, run.prompt_tokens + rows, has_chunks=bool(chunks))
+        for sequence in run.plan.decoding:
+            sequence.output.extend([_token(sequence)] * (steps - 1))
+        drawn = self.scheduler.commit(run.plan, StepResult(_drawn(run.plan)), steps).drawn
+        for sequence, token in drawn:
+            sequence.output.append(token.token)
+            self._owner.drew(sequence, steps, gap_s, run.started_s + seconds)
+        return [sequence for sequence, _ in drawn]
 
 
 def _most_steps(plan: StepPlan, block_size: int) -> int:

@@ -1,8 +1,17 @@
-"""A prefill worker: the production's scheduler on virtual time, one step after the other."""
+"""A prefill worker: the production's scheduler on virtual time.
+
+    step k      ├──────── runs ────────┤
+                        planned ahead ─┤ step k + 1 runs ...
+
+The next step is planned before a step ends (plan_time.py): a prompt that is admitted later waits
+for the step after it. Nothing else changes a plan, so it is made when the first such prompt comes,
+or with the end of the step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from baton.engine.scheduling.batch import Drawn, StepResult
 from baton.engine.scheduling.blocks import BlockPool
@@ -10,8 +19,22 @@ from baton.planner.timing_model import StepWork, TimingModel, causal_pairs
 from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import PrefillScheduler, StepPlan
 from baton.runtime.config import StepConfig
+from baton.simulation.capacity.plan_time import PlanTime
 from baton.simulation.capacity.timeline import EventQueue
 from baton.simulation.capacity.use_over_time import UseOverTime
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step under way. `plan_s`: the next one is planned then, and `planned` once it is; `ahead`
+    is that plan, None if there was nothing to compute."""
+
+    plan: StepPlan
+    started_s: float
+    tokens: int
+    plan_s: float
+    planned: bool = False
+    ahead: StepPlan | None = None
 
 
 class PrefillStage:
@@ -42,12 +65,13 @@ class PrefillStage:
         self._timing = timing
         self._offered = offered
         self._changed = changed
-        self._running = False
+        self._plan_time = PlanTime()
+        self._step: _Step | None = None
 
     @property
     def running(self) -> bool:
         """Whether a step is under way."""
-        return self._running
+        return self._step is not None
 
     @property
     def computing(self) -> int:
@@ -61,37 +85,54 @@ class PrefillStage:
 
     def submit(self, prompt: Prompt) -> None:
         """Queue a prompt. Raises Overloaded or InvalidRequest."""
+        self._plan_ahead()
         self.scheduler.submit(prompt)
         self.requests += 1
-        self.wake()
+        self._wake()
 
     def end(self, prompt: Prompt) -> None:
         """Unpin a prompt whose handoff is over."""
+        self._plan_ahead()
         self.scheduler.end(prompt)
-        self.wake()
+        self._wake()
 
-    def wake(self) -> None:
+    def _wake(self) -> None:
         """Admit prompts, and plan if no step is under way."""
         for prompt in self.scheduler.admit():
             self._offered(prompt)
         self.most_held = max(self.most_held, self.pool.total - self.pool.available)
         self._changed(self)
-        if not self._running and (plan := self.scheduler.plan()):
-            self._running = True
-            chunks = [(chunk.start, chunk.end) for chunk in plan.chunks]
-            work = StepWork(
-                sum(end - start for start, end in chunks),
-                sum(causal_pairs(start, end) for start, end in chunks),
-            )
-            seconds = self._timing.step_s(work)
-            self._timeline.at(self._timeline.now_s + seconds, lambda: self._end(plan, seconds))
+        if self._step is None and (plan := self.scheduler.plan()):
+            self._start(plan)
 
-    def _end(self, plan: StepPlan, seconds: float) -> None:
-        self._running = False
-        self.use.add(self._timeline.now_s - seconds, seconds)
+    def _plan_ahead(self) -> None:
+        """Plan the next step if its time has come, before anything changes."""
+        step = self._step
+        if step is not None and not step.planned and self._timeline.now_s >= step.plan_s:
+            step.planned = True
+            step.ahead = self.scheduler.plan() or None
+
+    def _start(self, plan: StepPlan) -> None:
+        chunks = [(chunk.start, chunk.end) for chunk in plan.chunks]
+        tokens = sum(end - start for start, end in chunks)
+        work = StepWork(tokens, sum(causal_pairs(start, end) for start, end in chunks))
+        now_s = self._timeline.now_s
+        due_s = self._plan_time.due_s(now_s, tokens, has_chunks=True)
+        self._step = step = _Step(plan, now_s, tokens, due_s)
+        self._timeline.at(now_s + self._timing.step_s(work), lambda: self._end(step))
+
+    def _end(self, step: _Step) -> None:
+        self._plan_ahead()
+        self._step = None
+        seconds = self._timeline.now_s - step.started_s
+        self._plan_time.record(seconds, step.tokens, has_chunks=True)
+        self.use.add(step.started_s, seconds)
         self.steps += 1
-        self.prompt_tokens += sum(chunk.end - chunk.start for chunk in plan.chunks)
-        drawn = tuple((Drawn(0, 0),) if chunk.last else () for chunk in plan.chunks)
-        for chunk in self.scheduler.commit(plan, StepResult(drawn)):
+        self.prompt_tokens += step.tokens
+        drawn = tuple((Drawn(0, 0),) if chunk.last else () for chunk in step.plan.chunks)
+        computed = self.scheduler.commit(step.plan, StepResult(drawn))
+        if step.ahead is not None:
+            self._start(step.ahead)
+        for chunk in computed:
             self._offered(chunk.key)
-        self.wake()
+        self._wake()

@@ -80,8 +80,10 @@ def prompt_of(group: Group) -> Prompt:
     )
 
 
-def view_of(stage: DecodeStage | PrefillStage, bit: int, *, draining: bool) -> WorkerView:
-    """Return what a load report would say of the worker now."""
+def view_of(
+    stage: DecodeStage | PrefillStage, bit: int, *, joined_s: float, draining: bool = False
+) -> WorkerView:
+    """Return what the router would know of the worker by a load report of now."""
     name, scheduler = stage.worker_id, stage.scheduler
     decodes = isinstance(stage, DecodeStage)
     return WorkerView(
@@ -98,4 +100,5 @@ def view_of(stage: DecodeStage | PrefillStage, bit: int, *, draining: bool) -> W
         queued_tokens=scheduler.queued_tokens,
         draining=draining,
         bit=bit,
+        joined_s=joined_s,
     )

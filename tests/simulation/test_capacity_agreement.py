@@ -1,37 +1,41 @@
-"""The capacity simulator beside the real workers on virtual time: same steps, same requests.
-
-Real workers plan one step while another runs, and an idle one probes itself: a sequence may join
-its batch some steps later there. Times agree within that, and so does the order of what ends apart.
-"""
+"""The capacity simulator beside the real router and workers on virtual time: same steps, same
+requests, same times."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
 
-from baton.engine.scheduling.batch import StepBatch
 from baton.planner.timing_model import (
     ChunkTiming,
     StepTiming,
     StepWork,
     TimingModel,
-    causal_pairs,
 )
+from baton.planner.trace_distributions import draw_trace
 from baton.planner.traces import BLOCK_TOKENS, TraceRequest
-from baton.runtime.config import Config, HandoffConfig, PoolConfig
+from baton.runtime.config import Config, HandoffConfig, PlacementMode, PoolConfig
 from baton.simulation.capacity.capacity_run import run_fleet
 from baton.simulation.capacity.layout import CapacityScenario, Layout
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.client import Request as ClientRequest
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.virtual.virtual_time import at_the_end, on_virtual_time
+from tests.support.timed_fleet import batch_seconds, serve_traffic
 
 TIMING = TimingModel(
     "agreement", 1000.0, chunk=ChunkTiming(0.005, 1e-4), step=StepTiming(0.01, 0.001)
 )
-LATE_STEPS = 4  # that a sequence may join later: the step under way, the one planned, probes
+SLOW = TimingModel("slow", 256.0, ChunkTiming(0.04, 5e-4), StepTiming(0.05, 2e-3))
+LATE_STEPS = 1  # that a sequence may join later
+SIZE = Layout(
+    colocated=1, pool_tokens=65_536, chunk_tokens=512, local_chunk_tokens=256, block_tokens=16
+)
 
 
 def drawn(seed: int) -> list[TraceRequest]:
@@ -43,25 +47,12 @@ def drawn(seed: int) -> list[TraceRequest]:
     ]
 
 
-def step_s(batch: StepBatch) -> float:
-    spans = [(item.start, item.start + len(item.tokens)) for item in batch.slices]
-    prompts = [(start, end) for start, end in spans if end - start > 1]
-    rows = [end for start, end in spans if end - start == 1]
-    work = StepWork(
-        sum(end - start for start, end in prompts),
-        sum(causal_pairs(start, end) for start, end in prompts),
-        len(rows),
-        sum(rows),
-    )
-    return TIMING.step_s(work)
-
-
 async def ends_of_workers(trace: list[TraceRequest], layout: Layout) -> list[tuple[int, float]]:
     """Return each request's tokens and time of its end, by real workers on a simulated device."""
     settings = Config(
         pool=PoolConfig(block_size=BLOCK_TOKENS), step=layout.steps(), handoff=HandoffConfig()
     )
-    cluster = Cluster(settings, step_s)
+    cluster = Cluster(settings, partial(batch_seconds, TIMING))
     at_the_end(cluster.close)
     for number in range(layout.prefill):
         cluster.add_prefill(f"p{number}", layout.blocks)
@@ -112,3 +103,34 @@ async def test_real_workers_end_the_same_in_the_same_order(layout: Layout, seed:
         for second, (_, second_s) in zip(simulated, real, strict=True):
             if first.end_s + late_s < second.end_s:
                 assert first_s < second_s
+
+
+@pytest.mark.parametrize(
+    ("layout", "seed"),
+    [
+        (replace(SIZE, prefill=1, decode=1, colocated=0), 1),
+        (replace(SIZE, prefill=2, decode=2, colocated=0), 2),
+        (replace(SIZE, prefill=3, decode=1, colocated=0, max_sequences=8), 3),
+        (replace(SIZE, colocated=2), 4),
+        (replace(SIZE, colocated=4), 5),
+    ],
+    ids=lambda value: value.name if isinstance(value, Layout) else "",
+)
+def test_a_routed_fleet_takes_the_simulated_times(layout: Layout, seed: int) -> None:
+    """Placements on loads that are as old as the last reports, plans ahead of a step's end, and
+    handoffs give the times of the product: the limits leave room for ties of placement alone."""
+    text = "requests={},rate={},prompt=lognormal:250:0.6,output=exponential:40,seed={}"
+    traffic = draw_trace(text.format(120, 0.9 * layout.workers, seed))
+    placement: PlacementMode = "disaggregated" if layout.prefill else "local"
+    real = serve_traffic(layout, SLOW, traffic, placement)
+    scenario = CapacityScenario(layout, placement=placement)
+    simulated = run_fleet(scenario, SLOW, traffic).records
+    assert [each.tokens for each in real] == [each.tokens for each in simulated]
+    for times, limit in (
+        (([r.ttft_s for r in real], [r.ttft_s for r in simulated]), 0.02),
+        (([r.mean_gap_s for r in real], [r.mean_gap_s for r in simulated]), 0.02),
+    ):
+        measured, predicted = (float(np.mean(each)) for each in times)
+        assert predicted == pytest.approx(measured, rel=limit)
+    p99s = [np.percentile([r.ttft_s for r in found], 99) for found in (real, simulated)]
+    assert p99s[1] == pytest.approx(p99s[0], rel=0.05)
