@@ -127,11 +127,11 @@ async def _served(
         )
         await asyncio.sleep(begun_s + asked.arrived_s - loop.world_s)
         arrived_s = loop.world_s
-        generation = await router.dispatcher.start(
+        active = await router.dispatcher.start(
             request, f"request-{number}", Context(), loop.time() + DEADLINE_S
         )
         first_s, tokens = 0.0, 0
-        while outputs := await generation.next():
+        while outputs := await active.next():
             first_s = first_s or loop.world_s
             tokens += sum(output.token is not None for output in outputs)
             last_s = loop.world_s
