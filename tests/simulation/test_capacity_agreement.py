@@ -59,10 +59,6 @@ async def ends_of_workers(trace: list[TraceRequest], layout: Layout) -> list[tup
     cluster.add_decode("d0", layout.blocks)
     client, loop = Client(cluster, "d0"), asyncio.get_running_loop()
     await asyncio.sleep(1.0)  # their first probes are over
-    for number in (8, 9):  # the next step is planned at once until two have been measured
-        prompt = [1000 * number + place for place in range(1500)]
-        warm_up = client.submit(prompt, max_tokens=1, local=not layout.prefill)
-        await warm_up.finished(60.0)
     started_s = loop.time()
 
     async def ended(request: ClientRequest) -> tuple[int, float]:
