@@ -26,6 +26,7 @@ from baton.runtime.errors import EngineError
 
 # Covers planning a large batch (1.5 ms), a busy event loop, and a timer's millisecond.
 LEAD_S = 0.005
+LONG_STEP_S = 0.04  # planning, of 1.5 ms at most, is 4 % of it
 KEPT_STEPS = 64  # step times remembered, with and without chunks
 OVERDUE_FACTOR = 4.0  # times a similar step's duration that a step may take
 # A router waits ROUTER_WAIT_S for an overdue step (`router.hang_s`). A limit above SHORT_LIMIT_S is
@@ -115,12 +116,15 @@ class _StepTime:
         return self.size.tokens / max(self.seconds - self.size.draws_s, 1e-6)
 
 
-def least_expected_s(last: Sequence[tuple[float, int]], tokens: int, *, has_chunks: bool) -> float:
-    """Return the least time that a step of so many tokens should take by the last two of its kind,
-    each (seconds, tokens); 0 if there are fewer."""
+def expected_step_s(last: Sequence[tuple[float, int]], tokens: int, *, has_chunks: bool) -> float:
+    """Return the time that a step of so many tokens should take by the last two of its kind, each
+    (seconds, tokens): the longer one if both are long, else the shorter; 0 if there are fewer. A
+    plan that comes too late costs a long step little, and one too early costs each sequence that
+    arrives after it such a step."""
     if len(last) < 2:
         return 0.0
-    return min(seconds * (tokens / before if has_chunks else 1) for seconds, before in last)
+    times = [seconds * (tokens / before if has_chunks else 1) for seconds, before in last]
+    return max(times) if min(times) >= LONG_STEP_S else min(times)
 
 
 class StepPipeline(Generic[Plan]):
@@ -237,7 +241,7 @@ class StepPipeline(Generic[Plan]):
             (known[n].seconds, known[n].size.tokens)
             for n in range(max(0, len(known) - 2), len(known))
         ]
-        expected_s = least_expected_s(last, size.tokens, has_chunks=size.has_chunks)
+        expected_s = expected_step_s(last, size.tokens, has_chunks=size.has_chunks)
         return self._started_s() + expected_s - LEAD_S
 
     def _started_s(self) -> float:

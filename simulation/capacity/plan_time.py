@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from baton.engine.scheduling.step_pipeline import LEAD_S, least_expected_s
+from baton.engine.scheduling.step_pipeline import LEAD_S, expected_step_s
 
 
 class PlanTime:
@@ -25,4 +25,4 @@ class PlanTime:
         """Return when the step after one that began at `started_s` is planned, unless that one has
         ended before."""
         last = tuple(self._last[has_chunks])
-        return started_s + least_expected_s(last, tokens, has_chunks=has_chunks) - LEAD_S
+        return started_s + expected_step_s(last, tokens, has_chunks=has_chunks) - LEAD_S

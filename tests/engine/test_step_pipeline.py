@@ -80,6 +80,19 @@ async def test_a_longer_chunk_is_expected_to_take_longer() -> None:
     assert await scene.planned_after_s(scene.chunk(40)) == seconds(0.2 - LEAD_S)
 
 
+@pytest.mark.parametrize(
+    ("last_s", "expected_s"), [((0.06, 0.1), 0.1), ((0.1, 0.06), 0.1), ((0.02, 0.1), 0.02)]
+)
+@on_virtual_time
+async def test_long_steps_that_differ_are_planned_by_the_longer(
+    last_s: tuple[float, float], expected_s: float
+) -> None:
+    scene = PipelineScene()
+    for each_s in last_s:
+        await scene.run([scene.decode(4)], each_s)
+    assert await scene.planned_after_s(scene.decode(4)) == seconds(expected_s - LEAD_S)
+
+
 @pytest.mark.parametrize("sequences", [1, 4, 16])
 @on_virtual_time
 async def test_a_decode_step_is_expected_to_last_as_the_last_one(

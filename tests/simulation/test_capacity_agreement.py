@@ -108,7 +108,7 @@ async def test_real_workers_end_the_same_in_the_same_order(layout: Layout, seed:
         (replace(SIZE, prefill=2, decode=2, colocated=0), 2),
         (replace(SIZE, prefill=3, decode=1, colocated=0, max_sequences=8), 3),
         (replace(SIZE, colocated=2), 4),
-        (replace(SIZE, colocated=4), 5),
+        (replace(SIZE, colocated=4), 6),
     ],
     ids=lambda value: value.name if isinstance(value, Layout) else "",
 )
