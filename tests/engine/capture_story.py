@@ -67,7 +67,7 @@ def main() -> None:
     JITFunction.run = record
     target = GPUTarget("cuda", 90, 32)
     driver.set_active(SimpleNamespace(get_current_target=lambda: target))
-    device_runners._graph_device = lambda device: MetaDevice()
+    device_runners.graph_device = lambda device: MetaDevice()
     if given.host_read:
         _plant_host_read()
     spec = read_spec(given.folder)
