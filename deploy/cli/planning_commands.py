@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from baton.deploy.bench.traffic_options import (
     UNMET_EXIT,
@@ -21,6 +22,12 @@ from baton.deploy.bench.traffic_options import (
 from baton.deploy.cli.arguments import add_command
 from baton.deploy.serve.flag_values import new_file, whole
 from baton.runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from baton.simulation.capacity.tuning_candidates import WorkerSize
+
+DEFAULT_POOL_TOKENS = 1 << 20
+_Value = TypeVar("_Value")
 
 
 def add_calibrate(commands: Any) -> None:
@@ -76,9 +83,9 @@ def add_simulate(commands: Any) -> None:
 
 
 def add_tune(commands: Any) -> None:
-    text = "the best ratio of workers for some traffic, and whether to disaggregate at all"
+    text = "the best workers, ratio, chunk and batch for some traffic, and whether to disaggregate"
     command = add_command(commands, "tune", text, _tune)
-    add_traffic(command)
+    add_traffic(command, sizes=True)
     command.add_argument(
         "--gpus", type=whole(1, 10_000), required=True, metavar="N", help="GPUs to divide"
     )
@@ -86,18 +93,36 @@ def add_tune(commands: Any) -> None:
         "--attainment", type=share, default=0.9, metavar="X",
         help="share of the requests that have to meet the objectives (default: %(default)s)",
     )  # fmt: skip
-
-
-def add_traffic(command: argparse.ArgumentParser) -> None:
-    """Add the flags of the traffic, the workers' size and the objectives."""
-    add_source(command, required=True)
     command.add_argument(
-        "--timing", type=Path, required=True, metavar="FILE", help="timing model (baton calibrate)"
-    )
-    command.add_argument(
-        "--pool-tokens", type=whole(512, 1 << 40), default=1 << 20, metavar="N",
-        help="tokens of KV of each worker's pool (default: %(default)s)",
+        "--simulations", type=whole(20, 10_000), default=60, metavar="N",
+        help="simulations of the whole traffic at most (default: %(default)s)",
     )  # fmt: skip
+
+
+def add_traffic(command: argparse.ArgumentParser, *, sizes: bool = False) -> None:
+    """Add the flags of the traffic, the workers' size and the objectives. `sizes`: timing models
+    and pools may be those of several sizes of a worker."""
+    add_source(command, required=True)
+    if sizes:
+        command.add_argument(
+            "--timing", type=by_gpus(Path), action="append", required=True, metavar="[GPUS=]FILE",
+            help="timing model (baton calibrate) of a worker with so many GPUs, over which its "
+            "model is split; again for each size to compare",
+        )  # fmt: skip
+        command.add_argument(
+            "--pool-tokens", type=by_gpus(whole(512, 1 << 40)), action="append", default=[],
+            metavar="[GPUS=]N",
+            help="tokens of KV of the pool of a worker with so many GPUs (default: 1048576)",
+        )  # fmt: skip
+    else:
+        command.add_argument(
+            "--timing", type=Path, required=True, metavar="FILE",
+            help="timing model (baton calibrate)",
+        )  # fmt: skip
+        command.add_argument(
+            "--pool-tokens", type=whole(512, 1 << 40), default=DEFAULT_POOL_TOKENS, metavar="N",
+            help="tokens of KV of each worker's pool (default: %(default)s)",
+        )  # fmt: skip
     command.add_argument(
         "--chunk-tokens", type=whole(512, 1 << 20), default=8192, metavar="N",
         help="prompt tokens in a step of a prefill worker (default: %(default)s)",
@@ -114,6 +139,19 @@ def add_traffic(command: argparse.ArgumentParser) -> None:
         "--gpu-hour", type=positive, metavar="PRICE", help="price of a GPU for an hour"
     )
     add_reporting(command)
+
+
+def by_gpus(read: Callable[[str], _Value]) -> Callable[[str], tuple[int | None, _Value]]:
+    """Return a reader of "GPUS=VALUE", or of "VALUE" for the GPUs of --gpus-per-worker: None."""
+
+    def parse(text: str) -> tuple[int | None, _Value]:
+        gpus, equals, value = text.partition("=")
+        if equals and gpus.isdecimal():
+            return whole(1, 1024)(gpus), read(value)
+        return None, read(text)
+
+    parse.__name__ = "value"
+    return parse
 
 
 def _calibrate(options: argparse.Namespace) -> None:
@@ -174,33 +212,66 @@ def _simulate(options: argparse.Namespace) -> None:
 
 def _tune(options: argparse.Namespace) -> int:
     from baton.deploy.plots.figure import require_matplotlib
-    from baton.planner.timing_file import read_fit
     from baton.simulation.capacity.layout import Layout
     from baton.simulation.capacity.sensitivity import sensitivities, sensitivity_lines
-    from baton.simulation.capacity.tuning import Search, met, tune, tuning_table
+    from baton.simulation.capacity.tuning import Search, tune
+    from baton.simulation.capacity.tuning_report import (
+        chart_values,
+        configuration,
+        met,
+        tuning_table,
+    )
 
     if options.plot is not None:
         require_matplotlib()
     base = Layout(
-        colocated=1,
-        pool_tokens=options.pool_tokens,
-        chunk_tokens=options.chunk_tokens,
-        max_sequences=options.max_sequences,
-        gpus_per_worker=options.gpus_per_worker,
+        colocated=1, chunk_tokens=options.chunk_tokens, max_sequences=options.max_sequences
     )
+    price = options.gpu_hour or 0.0
     objectives = read_objectives(options.slo)
-    search = Search(options.gpus, base, objectives, options.attainment, options.gpu_hour or 0.0)
-    fit, requests = read_fit(options.timing), read_source(options)
-    found = tune(search, fit, requests, progress_bar)
-    changes = sensitivities(search, found[0], fit.model, requests, progress_bar)
+    search = Search(options.gpus, base, objectives, options.attainment, price, options.simulations)
+    sizes, requests = _sizes(options), read_source(options)
+    found = tune(search, sizes, requests, progress_bar)
+    changes = sensitivities(search, found[0], requests, progress_bar)
     print(tuning_table(found, search))
     print("\n".join(["", *sensitivity_lines(changes, found[0])]))
     if options.json is not None:
-        layouts = [each.to_json() for each in found]
-        sensitive = [each.to_json() for each in changes]
-        write_json(options.json, {"layouts": layouts, "sensitivities": sensitive})
+        tuned = {
+            "layouts": [
+                {
+                    **each.to_json(),
+                    "settings": configuration(each.candidate),
+                    "chart": chart_values(each.candidate),
+                }
+                for each in found
+            ],
+            "sensitivities": [each.to_json() for each in changes],
+        }
+        write_json(options.json, tuned)
     if options.plot is not None:
         from baton.deploy.plots.capacity_plots import plot_tuning
 
         plot_tuning(options.plot, found, changes, search)
     return 0 if met(found, search) else UNMET_EXIT
+
+
+def _sizes(options: argparse.Namespace) -> list[WorkerSize]:
+    """Return the sizes of a worker that are named. Raises ConfigError if one is named twice, or a
+    pool has no timing model."""
+    from baton.planner.timing_file import read_fit
+    from baton.simulation.capacity.tuning_candidates import WorkerSize
+
+    found: dict[str, dict[int, Any]] = {"--timing": {}, "--pool-tokens": {}}
+    for flag, given in (("--timing", options.timing), ("--pool-tokens", options.pool_tokens)):
+        for gpus, value in given:
+            count = options.gpus_per_worker if gpus is None else gpus
+            if count in found[flag]:
+                raise ConfigError(f"{flag} is given twice for workers of {count} GPUs")
+            found[flag][count] = value
+    timings, pools = found["--timing"], found["--pool-tokens"]
+    if lost := sorted(pools.keys() - timings.keys()):
+        raise ConfigError(f"--pool-tokens {lost[0]}=... has no --timing {lost[0]}=FILE beside it")
+    return [
+        WorkerSize(gpus, read_fit(path), pools.get(gpus, DEFAULT_POOL_TOKENS))
+        for gpus, path in sorted(timings.items())
+    ]

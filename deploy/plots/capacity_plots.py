@@ -96,5 +96,6 @@ def _sensitivities(best: Advice, changes: Sequence[Sensitivity]) -> Panel:
 
 
 def _name(advice: Advice) -> str:
-    chunk = f", chunk {advice.layout.local_chunk_tokens}" if advice.layout.colocated else ""
-    return advice.report.layout + chunk
+    layout = advice.layout
+    chunk = layout.local_chunk_tokens if layout.colocated else layout.chunk_tokens
+    return f"{advice.report.layout}, chunk {chunk}, batch {layout.max_sequences}"

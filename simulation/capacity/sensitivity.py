@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from baton.planner.timing_model import TimingModel
 from baton.planner.traces import TraceRequest, at_rate
 from baton.simulation.capacity.capacity_run import simulate
 from baton.simulation.capacity.layout import CapacityScenario, Layout
@@ -32,16 +31,20 @@ class Sensitivity:
 def sensitivities(
     search: Search,
     best: Advice,
-    timing: TimingModel,
     trace: list[TraceRequest],
     progress: Progress,
 ) -> list[Sensitivity]:
     """Simulate the best layout with one worker more of each of its roles, and with less and more
     traffic."""
-    found = []
+    found, timing = [], best.candidate.size.fit.model
     base = best.report.goodput_per_s
     for change, layout, requests in _changes(best.layout, trace):
-        scenario = CapacityScenario(layout, search.objectives, search.gpu_hour_price)
+        scenario = CapacityScenario(
+            layout,
+            search.objectives,
+            search.gpu_hour_price,
+            placement=best.candidate.placement,
+        )
         report = simulate(scenario, timing, requests, progress(change))
         relative = report.goodput_per_s / base - 1 if base else None
         found.append(Sensitivity(change, report.good_share, report.goodput_per_s, relative))
