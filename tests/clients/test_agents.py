@@ -18,8 +18,8 @@ recall The code word is silent-beaver-99.
 @pytest.mark.parametrize(
     ("environment", "program"),
     [
-        ("openai2", "litellm_chat.py"),
         ("openai3", "agents_sdk_tools.py"),
+        pytest.param("openai2", "litellm_chat.py", marks=pytest.mark.nightly),
         pytest.param("openai2", "llama_index_tools.py", marks=pytest.mark.nightly),
         pytest.param("openai3", "langchain_tools.py", marks=pytest.mark.nightly),
         pytest.param("openai3", "pydantic_ai_tools.py", marks=pytest.mark.nightly),

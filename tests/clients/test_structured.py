@@ -17,9 +17,16 @@ def reported(printed: str) -> list[str]:
     ("environment", "program", "expected"),
     [
         ("openai3", "openai_parse.py", ["Person", "Person", "Find"]),
-        ("openai3", "langchain_structured.py", ["Person", "Person", "Person", "dict"]),
         ("openai2", "instructor_models.py", ["Person"] * 3),
-        ("openai2", "llama_index_structured.py", ["Person"] * 2),
+        pytest.param(
+            "openai3",
+            "langchain_structured.py",
+            ["Person", "Person", "Person", "dict"],
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            "openai2", "llama_index_structured.py", ["Person"] * 2, marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_client_gets_objects_of_its_schema(

@@ -18,6 +18,7 @@ def load(make_streams: Callable[..., Any]) -> Any:
     return make_streams(20, seed=23)
 
 
+@pytest.mark.nightly
 async def test_ending_and_role_changes_under_load_lose_nothing(
     until: Any,
     make_busy: Callable[..., Any],

@@ -15,7 +15,6 @@ import pytest
 pytestmark = pytest.mark.timeout(240)
 
 LEASE_S = 1.0  # as make_busy has it
-STOPPED_S = 10.0
 SILENCE = "router.link_silence_s=1.5"
 
 
@@ -99,23 +98,38 @@ async def test_a_decode_worker_killed_mid_stream(fleet: Any, under_load: Any) ->
 
 
 # decode-1, since a test before this kills decode-0: the share of a new worker grows for seconds
-@pytest.mark.parametrize("name", [pytest.param("prefill-0", marks=pytest.mark.nightly), "decode-1"])
-async def test_a_worker_stopped_for_ten_seconds(
+@pytest.mark.parametrize(
+    ("name", "stopped_s"),
+    [
+        ("decode-1", 3.0),
+        pytest.param("decode-1", 10.0, marks=pytest.mark.nightly),
+        pytest.param("prefill-0", 10.0, marks=pytest.mark.nightly),
+    ],
+)
+async def test_a_worker_stopped_for_seconds_and_continued(
     fleet: Any,
     under_load: Any,
     load: Any,
     expected: Any,
     compare: Callable[..., list[str]],
     name: str,
+    stopped_s: float,
 ) -> None:
     happens = (in_handoff if name == "prefill-0" else mid_stream)(fleet, name)
     async with under_load(fleet, happens):
         fleet.kill(name, signal.SIGSTOP)
         stopped = time.monotonic()
-    await asyncio.sleep(max(0.0, stopped + STOPPED_S - time.monotonic()))
+    await asyncio.sleep(max(0.0, stopped + stopped_s - time.monotonic()))
     fleet.kill(name, signal.SIGCONT)
     fleet.quiet(within_s=LEASE_S + 4.0)  # its lease, and what it had in its sockets
-    assert not compare(await load.run(fleet.url, concurrency=8), expected)  # it serves again
+    answers = await load.run(fleet.url, concurrency=8, first=12)  # it serves again
+    assert not compare(answers, expected[:12])
+
+
+async def test_a_worker_terminated_under_load_drains(fleet: Any, under_load: Any) -> None:
+    async with under_load(fleet, mid_stream(fleet, "decode-1")):
+        assert await asyncio.to_thread(fleet.terminate, "decode-1") == 0
+    fleet.quiet(within_s=LEASE_S + 1.0)
 
 
 @pytest.mark.nightly

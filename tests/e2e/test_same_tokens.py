@@ -1,4 +1,4 @@
-"""Disaggregated or not, the tokens are the same: 200 mixed requests through real processes."""
+"""Disaggregated or not, the tokens are the same: mixed requests through real processes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 pytestmark = pytest.mark.timeout(420)
 
-REQUESTS = 200
 CONCURRENCY = 32
+SPOILED = 24  # requests to a fleet whose blocks are corrupted
 
 
-@pytest.fixture(scope="module")
-def load(make_load: Callable[..., Any]) -> Any:
-    return make_load(REQUESTS, seed=7)
+@pytest.fixture(scope="module", params=[60, pytest.param(200, marks=pytest.mark.nightly)])
+def load(request: pytest.FixtureRequest, make_load: Callable[..., Any]) -> Any:
+    return make_load(request.param, seed=7)
 
 
 @pytest.fixture(scope="module")
@@ -26,22 +26,24 @@ def expected(load: Any, alone: Any) -> Any:
     return answers
 
 
-async def test_200_mixed_requests_give_the_tokens_of_one_process(
+async def test_mixed_requests_give_the_tokens_of_one_process(
     make_cluster: Callable[..., Any], load: Any, expected: Any, compare: Callable[..., list[str]]
 ) -> None:
     cluster = make_cluster("router.placement=disaggregated").start(1, 2)
     answers = await load.run(cluster.url, CONCURRENCY)
     found = compare(answers, expected)
     assert not found, f"{len(found)} choices differ:\n" + "\n".join(found[:5])
+    requests = len(load.bodies)
     completed = cluster.total("baton_handoffs_total", outcome="completed")
     # a request that ends with its first token needs no KV: its handoff is cut short
     short = cluster.total("baton_handoffs_total", outcome="cancelled")
-    assert completed + short == REQUESTS and completed > REQUESTS / 2
+    assert completed + short == requests and completed > requests / 2
     assert cluster.total("baton_handoffs_total", outcome="failed") == 0
     assert cluster.total("baton_local_prefills_total", reason="placed") == 0
     assert cluster.total("baton_local_prefills_total", reason="no_candidate") == 0
-    assert all(cluster.metric(f"decode-{n}", "baton_handoffs_total", outcome="completed") > 20
-               for n in range(2))  # both had their share  # fmt: skip
+    for name in ("decode-0", "decode-1"):  # both had their share
+        share = cluster.metric(name, "baton_handoffs_total", outcome="completed")
+        assert share > requests / 10
     assert {reason for answer in answers for c in answer.values() for reason in c["finish"]} >= {
         "stop",
         "length",
@@ -61,9 +63,8 @@ async def test_corrupted_blocks_change_tokens_unless_they_are_verified(
     """The comparison above can fail: its model depends on every block of KV."""
     cluster = make_cluster("router.placement=disaggregated", f"handoff.verify={verify}")
     cluster.start(1, 1, command=corrupting)
-    few = len(load.bodies) // 5
-    answers = await load.run(cluster.url, CONCURRENCY, first=few)
-    found = compare(answers, expected[:few])
+    answers = await load.run(cluster.url, CONCURRENCY, first=SPOILED)
+    found = compare(answers, expected[:SPOILED])
     if verify:
         assert not found, "\n".join(found[:5])
         assert cluster.total("baton_checksum_failures_total") > 0

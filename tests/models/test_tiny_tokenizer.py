@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import jinja2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from baton.models.corpus import mix
@@ -23,14 +25,21 @@ from baton.router.text.call_form import CallableTools
 from baton.router.text.tokenizer import HfTokenizer
 from baton.router.text.tool_calls import ToolCallParser
 
-TOKENIZER = tiny_tokenizer.train()
-ENCODER = ChatEncoder(TOKENIZER)
+
+@cache
+def trained() -> Tokenizer:
+    return tiny_tokenizer.train()
+
+
+@cache
+def encoder() -> ChatEncoder:
+    return ChatEncoder(trained())
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tokenizer")
-    tiny_tokenizer.write(TOKENIZER, made, 2048)
+    tiny_tokenizer.write(trained(), made, 2048)
     return made
 
 
@@ -44,27 +53,27 @@ def talks() -> list[Conversation]:
 
 
 def test_training_is_reproducible_and_stays_within_the_entries() -> None:
-    assert tiny_tokenizer.train().to_str() == TOKENIZER.to_str()
-    assert 3000 < TOKENIZER.get_vocab_size() <= ENTRIES
+    assert tiny_tokenizer.train().to_str() == trained().to_str()
+    assert 3000 < trained().get_vocab_size() <= ENTRIES
 
 
 def test_special_tokens_come_first_and_stay_whole() -> None:
     for number, token in enumerate(SPECIAL_TOKENS):
-        assert TOKENIZER.token_to_id(token) == number
-        assert TOKENIZER.encode(f"a{token}b").ids.count(number) == 1
+        assert trained().token_to_id(token) == number
+        assert trained().encode(f"a{token}b").ids.count(number) == 1
 
 
 @given(st.text(max_size=80))
 @settings(deadline=None, max_examples=100)
 def test_any_text_survives_a_round_trip(text: str) -> None:
-    ids = TOKENIZER.encode(text, add_special_tokens=False).ids
+    ids = trained().encode(text, add_special_tokens=False).ids
     if not any(token in text for token in SPECIAL_TOKENS):
-        assert TOKENIZER.decode(ids, skip_special_tokens=False) == text
+        assert trained().decode(ids, skip_special_tokens=False) == text
 
 
 def test_every_digit_is_a_token() -> None:
     for text in ("1789", "a27b", "3+4", "x-99."):
-        tokens = [TOKENIZER.decode([number]) for number in TOKENIZER.encode(text).ids]
+        tokens = [trained().decode([number]) for number in trained().encode(text).ids]
         assert [token for token in tokens if any(sign.isdigit() for sign in token)] == [
             sign for sign in text if sign.isdigit()
         ]
@@ -72,12 +81,12 @@ def test_every_digit_is_a_token() -> None:
 
 def test_words_of_the_world_are_single_tokens() -> None:
     for word in (" Anna", "Anna", " Lisbon", " lantern", " golden", " Wednesday", " code"):
-        assert len(TOKENIZER.encode(word).ids) == 1, word
+        assert len(trained().encode(word).ids) == 1, word
 
 
 def test_calls_are_written_in_the_text() -> None:
     text = '<tool_call>{"name": "x"}</tool_call>'
-    assert TOKENIZER.decode(TOKENIZER.encode(text).ids) == text
+    assert trained().decode(trained().encode(text).ids) == text
 
 
 # -- one rendering everywhere ------------------------------------------------------------------
@@ -89,7 +98,7 @@ def test_encoded_conversations_are_what_transformers_renders(loaded: Any) -> Non
             list(talk.messages), tools=list(talk.tools) or None, tokenize=False
         )
         assert rendered == "".join(text + "<|end|>" for text in tiny_tokenizer.texts(talk))
-        assert loaded(rendered).input_ids == list(ENCODER.encode(talk).ids)
+        assert loaded(rendered).input_ids == list(encoder().encode(talk).ids)
 
 
 def router_render(messages: Any, tools: Any) -> str:
@@ -117,9 +126,9 @@ async def test_the_router_tokenizes_what_was_trained_on(folder: Path) -> None:
     for talk in talks():
         prompt = template.render(list(talk.messages[:-1]), list(talk.tools))
         ids = await tokenizer.encode(prompt, add_special_tokens=False)
-        _, start, end = ENCODER.encode(talk).answers[-1]
-        assert tuple(ids) == ENCODER.encode(talk).ids[:start]
-        answer = ENCODER.encode(talk).ids[start : end - 1]
+        _, start, end = encoder().encode(talk).answers[-1]
+        assert tuple(ids) == encoder().encode(talk).ids[:start]
+        answer = encoder().encode(talk).ids[start : end - 1]
         assert tokenizer.decode(answer) == talk.messages[-1]["content"]
     await tokenizer.close()
 
@@ -207,7 +216,7 @@ def test_an_unknown_role_is_refused(loaded: Any) -> None:
 
 def test_answers_are_where_the_assistant_speaks() -> None:
     for talk in talks():
-        chat = ENCODER.encode(talk)
+        chat = encoder().encode(talk)
         said = [
             json.dumps(message["tool_calls"][0]["function"])
             if message.get("tool_calls")
@@ -217,9 +226,9 @@ def test_answers_are_where_the_assistant_speaks() -> None:
         ]
         assert len(said) == len(chat.answers)
         for text, (task, start, end) in zip(said, chat.answers, strict=True):
-            assert TOKENIZER.id_to_token(chat.ids[start - 1]) == "<|assistant|>"
-            assert TOKENIZER.id_to_token(chat.ids[end - 1]) == "<|end|>"
-            reported = TOKENIZER.decode(chat.ids[start:end])
+            assert trained().id_to_token(chat.ids[start - 1]) == "<|assistant|>"
+            assert trained().id_to_token(chat.ids[end - 1]) == "<|end|>"
+            reported = trained().decode(chat.ids[start:end])
             assert reported.removeprefix("<tool_call>").removesuffix("</tool_call>") == text
             assert task in talk.tasks
 
@@ -227,4 +236,4 @@ def test_answers_are_where_the_assistant_speaks() -> None:
 def test_measure_counts_what_messages_add() -> None:
     for talk in talks():
         if not talk.tools:
-            assert ENCODER.measure(talk.messages) == len(ENCODER.encode(talk).ids)
+            assert encoder().measure(talk.messages) == len(encoder().encode(talk).ids)
