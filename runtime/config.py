@@ -15,7 +15,6 @@ from typing import Literal
 
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig, SloConfig
 from baton.runtime.errors import ConfigError
-from baton.runtime.sampling import MAX_DRAFT_TOKENS
 from baton.runtime.setting import setting
 
 PlacementMode = Literal["auto", "disaggregated", "local"]
@@ -30,6 +29,7 @@ KvDtype = Literal["auto", "int8", "fp8_e4m3"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 NO_GRPC = -1  # as router.grpc_port
 _PORTS = 65_535
+_BODIES_BYTES = 512 << 20
 _DAY_S = 86_400.0
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 
@@ -77,21 +77,14 @@ class RouterConfig:
         "conversation, instead of computing them again.",
     )
     max_body_bytes: int = setting(
-        8 << 20, "Largest request body.", low=1 << 10, high=1 << 30, unit="bytes"
-    )
-    bodies_bytes: int = setting(
-        512 << 20,
-        "Memory for all request bodies that are being received or tokenized, a quarter of it for "
-        "one API key; beyond it, requests get 429.",
-        low=1 << 10,
-        high=1 << 40,
-        unit="bytes",
+        8 << 20, "Largest request body.", low=1 << 10, high=_BODIES_BYTES, unit="bytes"
     )
     max_requests: int = setting(
-        1024, "Requests served at the same time; further ones get 503.", low=1, high=1 << 20
-    )
-    max_connections: int = setting(
-        4096, "Open client connections; further ones get 503.", low=1, high=1 << 20
+        1024,
+        "Requests served at the same time, and a quarter of the client connections; further ones "
+        "get 503.",
+        low=1,
+        high=1 << 20,
     )
     tool_calls: ToolCalls = setting(
         "auto",
@@ -143,6 +136,8 @@ class RouterConfig:
     link_queue: int = 8192  # messages that a worker has not read
     # Unread messages of one slow client, with tokens and logprobs.
     stream_buffer_messages: int = 1024
+    connections_per_request: int = 4  # open connections of clients for each of max_requests
+    bodies_bytes: int = _BODIES_BYTES  # of request bodies received or tokenized; beyond it: 429
     key_bodies_share: float = 0.25  # of bodies_bytes, for one API key
     returned_wait_s: float = 120.0  # of a drained request, for a worker
     max_attempts: int = 4  # of a request, the first included
@@ -153,6 +148,11 @@ class RouterConfig:
     link_heartbeat_s: float = 0.5
     link_grace_s: float = 1.0  # for a broken link to reconnect
     hang_s: float = 1.5  # overdue step before migration
+
+    @property
+    def max_connections(self) -> int:
+        """How many client connections may be open, of HTTP and of gRPC each."""
+        return self.connections_per_request * self.max_requests
 
     @property
     def on_loopback(self) -> bool:
@@ -294,15 +294,8 @@ class StepConfig:
     max_sequences: int = setting(
         64, "Sequences in a decode batch; 256 by default on a GPU.", low=1, high=4096
     )
-    draft_tokens: int = setting(
-        8,
-        "Tokens that worker.speculate proposes for one sequence in a step; fewer where they would "
-        "not pay.",
-        low=1,
-        high=MAX_DRAFT_TOKENS,
-        unit="tokens",
-    )
 
+    draft_tokens: int = 8  # proposed for one sequence in a step at most; DraftLength takes fewer
     max_prompts: int = 32  # computed at once by a prefill worker
     max_queue: int = 512  # requests waiting on one worker
     expected_growth_tokens: int = 128  # output reserved with a prompt
@@ -321,9 +314,6 @@ class HandoffConfig:
         high=60,
         unit="s",
     )
-    verify: bool = setting(
-        True, "Whether blocks are verified by checksum; false, only in experiments, uses any block."
-    )
     preflight_floor_gb_per_s: float = setting(
         0.05,
         "Bandwidth below which a pair of workers is reported as degraded.",
@@ -332,6 +322,7 @@ class HandoffConfig:
         unit="GB/s",
     )
 
+    verify: bool = True  # false only in experiments: blocks are used without their checksums
     # Longest pause between two pieces of a READ, and longest wait for a peer's checksums or tokens.
     read_timeout_s: float = 5.0
     window_reads: int = 4  # in flight for one handoff
@@ -359,7 +350,6 @@ class TelemetryConfig:
         low=0,
         high=1,
     )
-    log_prompts: bool = setting(False, "Whether logs may contain the text of prompts and outputs.")
 
 
 @dataclass(frozen=True, slots=True)

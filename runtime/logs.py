@@ -28,7 +28,7 @@ _QUIET = ("httpx", "httpcore", "uvicorn.access", "uvicorn.error")
 _Event = MutableMapping[str, Any]
 
 
-def setup(service: str, level: str = "info", *, log_prompts: bool = False) -> None:
+def setup(service: str, level: str = "info") -> None:
     """Route structlog and the standard library's logging to stderr as JSON.
 
     `service` names the process in every line ("router", "decode-0"). `level` is a name as in
@@ -46,9 +46,8 @@ def setup(service: str, level: str = "info", *, log_prompts: bool = False) -> No
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
         add_service,
+        _withhold_text,
     ]
-    if not log_prompts:
-        shared.append(_withhold_text)
     structlog.configure(
         processors=[*shared, _render],
         wrapper_class=structlog.make_filtering_bound_logger(number),

@@ -24,8 +24,8 @@ INTERRUPTED_EXIT = 130  # as a shell reports SIGINT
 def raise_open_file_limit() -> int:
     """Raise the soft limit as far as the hard limit allows, and return it.
 
-    A shell's usual soft limit of 1024 lies below `router.max_connections`: a router would run out
-    of descriptors, and leave clients waiting, before it could refuse them.
+    A shell's usual soft limit of 1024 lies below a router's `max_connections`: it would run out of
+    descriptors, and leave clients waiting, before it could refuse them.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else hard

@@ -38,7 +38,7 @@ def run_router(
     Raises ConfigError for a port, a certificate or a model folder that cannot be used.
     """
     telemetry = config.telemetry
-    logs.setup("router", telemetry.log_level, log_prompts=telemetry.log_prompts)
+    logs.setup("router", telemetry.log_level)
     tracing.setup("router", telemetry.otlp_endpoint, ratio=telemetry.trace_ratio)
     raise_open_file_limit()
     looking: list[asyncio.Task[None]] = []  # ends with the loop

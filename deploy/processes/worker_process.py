@@ -92,7 +92,7 @@ def run_worker(
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError or ModelError if it cannot start."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    logs.setup(worker_id, config.telemetry.log_level, log_prompts=config.telemetry.log_prompts)
+    logs.setup(worker_id, config.telemetry.log_level)
     tracing.setup(worker_id, config.telemetry.otlp_endpoint)
     # before the model: they may have to be refused
     registry = open_registry(config.registry, config.security, secrets.accepted)
@@ -102,8 +102,6 @@ def run_worker(
     if (device := kv_device(advertised, os.environ)) is not None:  # before UCX starts
         os.environ[KV_DEVICE] = device
         log.info("kv transfers bound", interface=device, address=advertised)
-    if not config.handoff.verify:
-        log.warning("checksums disabled", setting="handoff.verify", risk="wrong KV is used")
     with contextlib.ExitStack() as stack:
         if registry_folder is not None:
             stack.enter_context(worker_lock.hold(registry_folder, worker_id))

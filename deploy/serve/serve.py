@@ -371,8 +371,6 @@ def _switched_off(options: ServeOptions) -> Iterator[str]:
     """Yield a warning for each protection that the user has switched off."""
     if options.config.security.tls == "off":
         yield "security.tls is off: processes communicate in plain text"
-    if not options.config.handoff.verify:
-        yield "handoff.verify is off: wrong KV blocks are not detected"
     asked = os.environ.get("RAY_AUTH_MODE", "token").lower()  # as Ray reads it
     if options.launcher == "ray" and not options.ray_address and asked != "token":
         yield f"RAY_AUTH_MODE is {asked}: any client that reaches this host's Ray can run code here"

@@ -153,7 +153,8 @@ Method = Callable[[ClientCall], Awaitable[None]]
 
 
 class CallGuard:
-    """Admits calls: with an API key if keys are required, at most `router.max_connections` at once;
+    """Admits calls: with an API key if keys are required, at most `max_connections` of the
+    router's settings at once;
     and at most MAX_KEYLESS_CALLS more of those that need no key."""
 
     def __init__(self, config: RouterConfig, turns: LoopBudget) -> None:

@@ -59,8 +59,8 @@ class BodyBudget:
         self._key_bytes = key_bytes
         self._all = _Share(
             total_bytes,
-            f"the bodies that the router receives hold {total_bytes} bytes already "
-            "(router.bodies_bytes): try again later",
+            f"the bodies that the router receives hold {total_bytes} bytes already: "
+            "try again later",
             "all",
         )
         self._tenants: dict[bytes, _Share] = {}
@@ -77,7 +77,7 @@ class BodyBudget:
             share = self._tenants[tenant] = _Share(
                 self._key_bytes,
                 f"the bodies of this API key's requests hold {self._key_bytes} bytes already "
-                "(its share of router.bodies_bytes): send fewer at a time, or try again later",
+                "(its share): send fewer at a time, or try again later",
                 "key",
             )
         share.bodies += 1

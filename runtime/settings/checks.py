@@ -41,11 +41,6 @@ def validate(config: Config) -> None:
             f"router.link_silence_s is {config.router.link_silence_s:g}: give a value above the "
             f"heartbeat interval ({config.router.link_heartbeat_s:g} s)"
         )
-    if config.router.bodies_bytes < config.router.max_body_bytes:
-        raise ConfigError(
-            f"router.bodies_bytes is {config.router.bodies_bytes}: give at least "
-            f"router.max_body_bytes ({config.router.max_body_bytes}), or lower that"
-        )
     check_groups(config.worker.tp, config.worker.ep)
     if config.step.chunk_tokens % config.pool.block_size:
         raise ConfigError(

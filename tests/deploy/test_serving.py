@@ -28,7 +28,7 @@ from baton.deploy.serve.plan import ServeOptions
 from baton.deploy.serve.serve import Serving
 from baton.router.console.admin_port import AdminAccess
 from baton.runtime.cluster_config import SecurityConfig
-from baton.runtime.config import Config, HandoffConfig
+from baton.runtime.config import Config
 from baton.runtime.errors import BatonError, ConfigError
 
 
@@ -67,11 +67,6 @@ def test_tls_that_is_off_is_said_and_makes_no_certificates(instance: Instance) -
     _, said = prepared(instance, security=SecurityConfig(tls="off"))
     assert "WARNING: security.tls is off" in "".join(said)
     assert not (instance.folder / "tls").exists()
-
-
-def test_blocks_that_are_used_unverified_are_said(instance: Instance) -> None:
-    _, said = prepared(instance, handoff=HandoffConfig(verify=False))
-    assert "WARNING: handoff.verify is off" in "".join(said)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """A worker whose mover spoils some of the blocks that it reads: `baton worker`, corrupted.
 
-With checksums on it must change nothing; with `handoff.verify=false` it must change tokens, or
-the end-to-end comparison would prove nothing.
+With checksums on it must change nothing; with `unverified` as its first argument it must change
+tokens, or the end-to-end comparison would prove nothing.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from baton.deploy.cli.main import main
 from baton.deploy.processes import worker_process
 from baton.kv_transfer.checksum_numba import checksums
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.nixl_mover import NixlMover, NixlRead
+from baton.runtime.config import Config
 
 
 class CorruptingMover(NixlMover):
@@ -50,5 +53,13 @@ class CorruptingMover(NixlMover):
             read.checksums.set_result(checksums(self._bytes, local, seeds, self.slabs))
 
 
+def run_unverified(config: Config, **rest: Any) -> None:
+    run_worker(replace(config, handoff=replace(config.handoff, verify=False)), **rest)
+
+
 worker_process.NixlMover = CorruptingMover  # type: ignore[misc]
+run_worker = worker_process.run_worker
+if sys.argv[1] == "unverified":
+    del sys.argv[1]
+    worker_process.run_worker = run_unverified
 sys.exit(main())

@@ -61,8 +61,8 @@ async def test_corrupted_blocks_change_tokens_unless_they_are_verified(
     verify: bool,
 ) -> None:
     """The comparison above can fail: its model depends on every block of KV."""
-    cluster = make_cluster("router.placement=disaggregated", f"handoff.verify={verify}")
-    cluster.start(1, 1, command=corrupting)
+    cluster = make_cluster("router.placement=disaggregated")
+    cluster.start(1, 1, command=corrupting if verify else (*corrupting, "unverified"))
     answers = await load.run(cluster.url, CONCURRENCY, first=SPOILED)
     found = compare(answers, expected[:SPOILED])
     if verify:

@@ -127,7 +127,7 @@ async def test_a_message_that_does_not_come(
 async def test_calls_beyond_the_limit_are_refused_except_health(
     grpc_router: StartGrpcRouter,
 ) -> None:
-    config = replace(FAST_ROUTER, max_connections=3)
+    config = replace(FAST_ROUTER, max_requests=3, connections_per_request=1)
     async with (
         grpc_router(config=config) as (running, stub),
         grpc.aio.insecure_channel(running.grpc_address) as channel,

@@ -177,7 +177,9 @@ async def test_connections_are_bounded(grpc_router: StartGrpcRouter) -> None:
             assert error.code() in (CODE.UNAVAILABLE, CODE.DEADLINE_EXCEEDED)
             return False
 
-    async with grpc_router(config=replace(FAST_ROUTER, max_connections=3)) as (running, _):
+    async with grpc_router(
+        config=replace(FAST_ROUTER, max_requests=3, connections_per_request=1)
+    ) as (running, _):
         channels = [
             grpc.aio.insecure_channel(running.grpc_address, options=[ALONE]) for _ in range(6)
         ]

@@ -94,7 +94,9 @@ async def test_pipelined_requests_are_all_answered(talk: Any) -> None:
 
 
 async def test_connections_are_bounded_and_health_is_not(router: StartRouter) -> None:
-    async with router(config=replace(FAST_ROUTER, max_connections=3)) as running:
+    async with router(
+        config=replace(FAST_ROUTER, max_requests=3, connections_per_request=1)
+    ) as running:
         host, port = running.url.removeprefix("http://").split(":")
         idle = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
 
@@ -227,7 +229,9 @@ async def test_a_surplus_connection_has_a_second_for_its_head(
     router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "SURPLUS_TIMEOUT_S", 1.0)
-    async with router(config=replace(FAST_ROUTER, max_connections=2)) as running:
+    async with router(
+        config=replace(FAST_ROUTER, max_requests=2, connections_per_request=1)
+    ) as running:
         host, port = running.url.removeprefix("http://").split(":")
         idle = await asyncio.open_connection(host, int(port))
         reader, writer = await asyncio.open_connection(host, int(port))

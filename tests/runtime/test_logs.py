@@ -127,12 +127,6 @@ def test_prompt_text_is_withheld(capsys: Capture, field: str) -> None:
     assert count[field] == 12
 
 
-def test_prompt_text_passes_where_it_was_asked_for(capsys: Capture) -> None:
-    logs.setup("router", "info", log_prompts=True)
-    logs.get("x").info("request", prompt="my prompt")
-    assert lines(capsys)[0]["prompt"] == "my prompt"
-
-
 def test_fields_that_json_does_not_know_do_not_lose_the_line(capsys: Capture) -> None:
     logs.setup("router", "info")
     log = logs.get("x")
