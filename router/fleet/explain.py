@@ -6,7 +6,7 @@ Pure, from the same roster and the same costs as placement.py. Places nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from baton.router.fleet.placement import (
     FleetView,
@@ -24,6 +24,7 @@ from baton.router.fleet.worker_view import KvFormat, WorkerView, hands_over
 from baton.runtime.worker.kv_bridge import most_targets
 
 MAX_SHOWN = 64  # workers of a role, the cheapest
+UNIT = "tenths of a prompt token's computation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +133,23 @@ def _prefill_obstacle(view: WorkerView, decode: WorkerView, need: Need) -> str:
 
 def _sorted(costs: Sequence[WorkerCost]) -> list[WorkerCost]:
     return sorted(costs, key=lambda each: (bool(each.obstacle), each.cost, each.worker_id))
+
+
+def explained(explanation: Explanation) -> dict[str, object]:
+    """Return the JSON of one prompt's explanation: sizes and the names of workers, no text."""
+    placement = explanation.placement
+    return {
+        "decision": "local" if placement.local else "disaggregated",
+        "reason": placement.reason,
+        "prompt_tokens": explanation.prompt_tokens,
+        "decode_worker": placement.decode.worker_id,
+        "prefill_candidates": [worker.worker_id for worker in placement.candidates],
+        "read_from": placement.source.worker.worker_id if placement.source else None,
+        "prefill_cost": {
+            "here": explanation.local_cost,
+            "remote": explanation.remote_cost,
+            "unit": UNIT,
+        },
+        "decode_costs": {"unit": UNIT, "workers": [asdict(each) for each in explanation.decode]},
+        "prefill_costs": {"unit": UNIT, "workers": [asdict(each) for each in explanation.prefill]},
+    }

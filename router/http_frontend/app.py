@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from baton.router.answers.prompt_batch import PromptBatch
 from baton.router.answers.request_handler import RequestHandler
 from baton.router.client_access.router import Router
-from baton.router.http_frontend.explanation_body import explained
+from baton.router.fleet.explain import explained
 from baton.router.http_frontend.http_error import MethodNotAllowed, error_response
 from baton.router.http_frontend.http_responder import HttpResponder
 from baton.router.http_frontend.openai_answer import (

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from baton.router.fleet.radix_index import RadixIndex
 from baton.simulation.fleet.world import RouterProcess, WorkerProcess, World
-from baton.simulation.invariants.index_check import unlike_pools
 
 
 def restless(world: World) -> list[str]:
@@ -27,7 +27,7 @@ def restless(world: World) -> list[str]:
         found += [f"{router.machine.name}: believes {what}" for what in _reported(router, world)]
     if in_flight := world.reads_in_flight():
         found.append(f"{in_flight} READs are in flight, {world.exchange.stuck} of them stuck")
-    return found or list(unlike_pools(world))  # which come to rest last
+    return found or list(_unlike_pools(world))  # which come to rest last
 
 
 def _held(process: WorkerProcess, routers: int) -> Iterable[str]:
@@ -69,3 +69,24 @@ def _reported(router: RouterProcess, world: World) -> Iterable[str]:
         link = router.fleet.link(name)
         if link is not None and link.up and link.load.waiting:
             yield f"{link.load.waiting} requests wait at {name}"
+
+
+def _unlike_pools(world: World) -> Iterable[str]:
+    """Yield the routers whose index says of a worker what its pool has not cached, or lacks some
+    of it. Deltas come until all is quiet: a worker tells with its next step what it has evicted."""
+    for router in world.routers.values():
+        for process in world.workers.values():
+            if what := _unlike(router.fleet.index, process):
+                yield f"{router.machine.name}: of {process.machine.name}'s cache its index {what}"
+
+
+def _unlike(index: RadixIndex, process: WorkerProcess) -> str:
+    watched = index._watched.get(process.machine.name)
+    if watched is None or not watched.complete or watched.boot_id != process.boot_id:
+        return "knows nothing, or another process's"
+    mask = watched.mask
+    reported = {identity for identity, holders in index._holders.items() if holders & mask}
+    cached = set(process.pool.identities())
+    if reported == cached:
+        return ""
+    return f"lacks {len(cached - reported)} blocks, and has {len(reported - cached)} too many"

@@ -13,22 +13,31 @@ from typing import Any
 from baton.decode_worker.requests import Requests
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.step_health import StepHealth
+from baton.engine.scheduling.step_pipeline import StepPipeline
 from baton.kv_transfer import granter
 from baton.kv_transfer.mover import ChecksumMonitor
 from baton.kv_transfer.peers.registered_peers import RegisteredPeers
 from baton.kv_transfer.reader import HandoffReader
 from baton.prefill_worker.worker import PrefillWorker
-from baton.runtime.errors import Draining
+from baton.runtime.errors import DeviceLost, Draining, EngineError
 from baton.runtime.worker import drain
 from baton.runtime.worker.block_feed import BlockFeed
+from baton.simulation.mutations.block_mutations import OF_CACHED_BLOCKS, OF_CONVERTED_BLOCKS
 from baton.simulation.mutations.grammar_mutations import OF_GRAMMARS
 from baton.simulation.mutations.membership_mutations import OF_MEMBERSHIP
 from baton.simulation.mutations.patches import Break, always
 from baton.simulation.mutations.placement_mutations import OF_PLACEMENT
-from baton.simulation.mutations.rank_mutations import OF_RANKS
 from baton.simulation.mutations.speculation_mutations import OF_SPECULATION
-from baton.simulation.mutations.turn_mutations import OF_TURNS
-from baton.simulation.mutations.unlike_mutations import OF_UNLIKE_WORKERS
+
+
+def _its_step_alone(before: Any) -> Any:
+    async def following(self: StepPipeline[Any]) -> Any:
+        try:
+            return await before(self)
+        except DeviceLost as error:
+            return self._take(EngineError(str(error)))
+
+    return following
 
 
 async def _no_wait(self: Any, within_s: float) -> None:
@@ -132,6 +141,9 @@ OF_A_WORKERS_END: dict[str, Break] = {
         "serve_until",
         _stopped_before_it_has_finished,
     ),
+    "go-on-without-a-rank": Break(
+        "a worker that has lost a rank fails the step alone", StepPipeline, "next", _its_step_alone
+    ),
 }
 
 OF_WHAT_A_WORKER_TELLS: dict[str, Break] = {
@@ -161,9 +173,8 @@ OF_WORKERS = (
     | OF_WHAT_A_WORKER_TELLS
     | OF_SPECULATION
     | OF_GRAMMARS
-    | OF_RANKS
     | OF_MEMBERSHIP
-    | OF_TURNS
+    | OF_CACHED_BLOCKS
     | OF_PLACEMENT
-    | OF_UNLIKE_WORKERS
+    | OF_CONVERTED_BLOCKS
 )
