@@ -241,22 +241,21 @@ async def test_garbage_on_a_workers_ports(pair: Any) -> None:
 # -- starts ---------------------------------------------------------------------------------------
 
 
+HERE = ["--worker-id", "a", "--model", "{model}", "--registry", "{tmp}/r"]
+
+
+def nightly(arguments: list[str], words: str) -> Any:
+    return pytest.param(arguments, words, marks=pytest.mark.nightly)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--worker-id", "../x", "--model", "{model}", "--registry", "{tmp}/r"], "--worker-id"),
         (["--worker-id", "a", "--model", "{tmp}", "--registry", "{tmp}/r"], "config.json"),
-        (["--worker-id", "a", "--model", "{model}", "--registry", "{tmp}/file/r"], "registry"),
-        (
-            ["--worker-id", "a", "--model", "{model}", "--registry", "{tmp}/r"]
-            + ["--set=worker.host=256.1.1.1", "--set=pool.blocks=64"],
-            "worker.host",
-        ),
-        (
-            ["--worker-id", "a", "--model", "{model}", "--registry", "{tmp}/r"]
-            + ["--set=security.tls=on"],
-            "security.certificate is not set",
-        ),
+        ([*HERE, "--set=worker.host=256.1.1.1", "--set=pool.blocks=64"], "worker.host"),
+        nightly([*HERE, "--worker-id", "../x"], "--worker-id"),
+        nightly([*HERE, "--registry", "{tmp}/file/r"], "registry"),
+        nightly([*HERE, "--set=security.tls=on"], "security.certificate is not set"),
     ],
 )
 def test_a_worker_that_cannot_start_says_why(

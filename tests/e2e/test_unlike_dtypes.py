@@ -32,6 +32,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         print(cluster.logs())
 
 
+@pytest.mark.nightly  # tests/stories/test_unlike_dtypes.py has the same in one process
 async def test_kv_is_converted_both_ways(fleet: Cluster) -> None:
     async with httpx.AsyncClient(base_url=fleet.url, timeout=60) as client:
         first = await answer(client, FIRST, **SAMPLED)

@@ -31,8 +31,8 @@ from baton.simulation.fleet.scenario import Event, Fault, Scenario
 
 pytestmark = pytest.mark.usefixtures("quiet_logs")
 
-SEEDS = 250  # `make nightly` runs 1,750 more, `make faults` 100,000
-PART = 250
+SEEDS = 125  # `make nightly` runs 1,875 more, `make faults` 100,000
+PART = 125
 MORE = [pytest.param(n, marks=pytest.mark.nightly) for n in range(SEEDS, 2000, PART)]
 
 

@@ -49,6 +49,7 @@ def test_nothing_is_changed_where_all_is_well() -> None:
     assert "Change nothing" in findings(measured, found)[2].text
 
 
+@pytest.mark.nightly
 def test_a_wrong_model_recommends_nothing() -> None:
     measured = fleet(PROMPTS)
     found = advise(replace(measured, fit=Fit(MODEL.scaled(2.0), FIT.errors)))
@@ -65,6 +66,7 @@ def test_another_worker_is_wanted_where_no_change_suffices() -> None:
     assert advise(fleet(QUIET)).growth is None
 
 
+@pytest.mark.nightly
 def test_speculation_is_a_guess_that_is_never_recommended() -> None:
     """Nothing measured says how many proposals would be accepted."""
     slow = fleet(QUIET, goals=Objectives(0.5, 0.008))
@@ -91,6 +93,7 @@ def test_a_chunk_is_at_least_a_block() -> None:
     assert all("chunks of 32" not in each.name for each in changes(fleet(QUIET, least)))
 
 
+@pytest.mark.nightly
 def test_without_objectives_the_time_to_the_end_counts() -> None:
     measured = fleet(PROMPTS, goals=Objectives())
     found = advise(measured)

@@ -32,6 +32,11 @@ Reads = list[tuple[float, str]]
 GRAMMAR = regex_grammar("[ab]{34,40}(,[a-c]{2,6}){1,3}")
 
 
+def moments(first: float, *others: float) -> list[Any]:
+    """When a fault strikes after a turn has begun: the other moments run in `make nightly`."""
+    return [first, *(pytest.param(other, marks=pytest.mark.nightly) for other in others)]
+
+
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
     """When each READ with checksums began, and its granter's name, in order."""
@@ -115,7 +120,7 @@ STRUCK += [
 
 
 @pytest.mark.parametrize("fault", STRUCK, ids=str)
-@pytest.mark.parametrize("after_s", [0.0, 0.02])
+@pytest.mark.parametrize("after_s", moments(0.02, 0.0))
 def test_no_fault_of_the_granter_costs_an_answer(fault: Fault, after_s: float) -> None:
     outcome = lab.run(two_turns(Event(SECOND_S + after_s, fault)))
     assert outcome.breaches == [] and outcome.ends == {"finished": 6}
@@ -156,7 +161,7 @@ def test_history_is_read_beside(beside: str, reads: Reads) -> None:
     assert "d0" in granters(reads, TURNS_S[2])
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.06])
+@pytest.mark.parametrize("after_s", moments(0.02, 0.0, 0.06))
 @pytest.mark.parametrize("fault", [*READ_FAULTS, Fault("kill", ("d0",), 0.4)], ids=str)
 @pytest.mark.parametrize("beside", BESIDE)
 def test_no_fault_costs_an_answer_beside(beside: str, fault: Fault, after_s: float) -> None:
@@ -164,7 +169,7 @@ def test_no_fault_costs_an_answer_beside(beside: str, fault: Fault, after_s: flo
     assert outcome.breaches == [] and outcome.ends == {"finished": 6}
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.01, 0.03])
+@pytest.mark.parametrize("after_s", moments(0.01, 0.0, 0.03))
 @pytest.mark.parametrize(("what", "for_s"), [("dies", 0.0), ("stops", 6.0), ("stops", 0.4)])
 @pytest.mark.parametrize("worker", ["d0", "p0"])
 def test_a_lost_rank_of_either_side_costs_no_answer(
@@ -184,7 +189,7 @@ def test_a_migrated_conversation_reads_from_its_new_worker(reads: Reads) -> None
     assert set(granters(reads, TURNS_S[2])) == {"d1", "p0"}
 
 
-@pytest.mark.parametrize("after_s", [-0.3, 0.0, 0.02, 0.06])
+@pytest.mark.parametrize("after_s", moments(0.02, -0.3, 0.0, 0.06))
 @pytest.mark.parametrize(
     "fault",
     [
