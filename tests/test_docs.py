@@ -103,7 +103,7 @@ def test_glossary_defines_each_word_once() -> None:
 @pytest.mark.parametrize(
     ("page", "sentence"),
     [
-        ("README.md", r"^Served are (.+?), in bf16,"),
+        ("README.md", r"^Baton serves (Llama.+?), in bf16,"),
         ("docs/progress.md", r"^\| (Llama.+) as transformers computes them \|"),
     ],
 )
