@@ -107,6 +107,11 @@ def _exchange_float32(vector, flags, buffers, rank, sequence, posted):  # type: 
     missing = post_and_wait(vector, flags, round_buffers, rank, sequence, posted)
     if missing:
         return missing
+    if ranks == 2:  # one pass over memory
+        first, second = round_buffers[0], round_buffers[1]
+        for place in range(count):
+            vector[place] = first[place] + second[place]
+        return 0
     for start in range(0, count, TILE):
         end = min(start + TILE, count)
         for place in range(start, end):

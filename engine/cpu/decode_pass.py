@@ -8,20 +8,25 @@
 
 The kernels are those of `linear_numba`, `row_ir` and `decode_bf16`, so a row has the same bits as
 in the decoder's layer-by-layer computation. The pass saves Python code, thread wake-ups and passes
-over memory. It only supports the usual layers of a bfloat16 model (see `decode_pass`). It holds the
-weights and their addresses; everything else lives for one call.
+over memory. It only supports the usual layers of a bfloat16 model (see `decode_pass`). Over ranks,
+each residual sum follows a sum over the ranks in the same call. It holds the weights and their
+addresses; everything else lives for one call.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numba
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.engine.cpu.compiled import compiled, take_threads
+from baton.engine.cpu.allreduce_numba import TILE, exchange_bfloat16
+from baton.engine.cpu.compiled import compiled, inner, take_threads
 from baton.engine.cpu.decode_bf16 import attend_all, new_scratch
 from baton.engine.cpu.dot_bf16 import COLUMNS, LANES
 from baton.engine.cpu.linear import CpuMatrix
@@ -38,12 +43,45 @@ _MAX_ROWS = 1024  # of a step; more need the decoder's product in blocks
 _ROTATED_AT_ONCE = 2 * LANES  # numbers
 
 
+@dataclass(frozen=True, slots=True)
+class RankRounds:
+    """The arguments of compiled rounds of bfloat16 sums over ranks (`allreduce_numba`)."""
+
+    flags: NDArray[np.int64]
+    buffers: NDArray[np.uint16]  # [2, ranks, numbers]
+    rank: int
+    scratch: NDArray[np.float32]  # [2, TILE]
+
+
+class RankSums(Protocol):
+    """The sums over the ranks of a worker, in which a pass takes part."""
+
+    @property
+    def rounds(self) -> RankRounds: ...
+
+    def take_rounds(self, count: int, run: Callable[[int], tuple[int, int]]) -> None:
+        """Call `run` with the number of the first of `count` rounds until it has run all. It
+        returns 1 + the number of a missing rank, or 0, and how many rounds it has run. Raises
+        DeviceLost if a rank does not take part in a round in time."""
+        ...
+
+
+def _no_rounds() -> RankRounds:
+    buffers, scratch = np.zeros((2, 1, 1), np.uint16), np.zeros((2, TILE), np.float32)
+    return RankRounds(np.zeros(1, np.int64), buffers, 0, scratch)
+
+
 class DecodePass:
     """The pass over all layers. One thread at a time may call it."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, pool: Tensor) -> None:
-        """Connect the weights and `pool` [block, kv_head, layer, k|v, token, dim]."""
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, pool: Tensor, sums: RankSums | None = None
+    ) -> None:
+        """Connect the weights and `pool` [block, kv_head, layer, k|v, token, dim]. `sums`: over
+        the ranks of a worker, for a rank's share of its model."""
         self._spec = spec
+        self._sums = sums
+        self._alone = _no_rounds()
         self._pool = pool
         self._strides = tuple(2 * stride for stride in pool.stride()[:5])
         self._kept: list[object] = [weights]  # the table has their addresses
@@ -72,6 +110,10 @@ class DecodePass:
         """Return whether a step has only decode rows, and a size and rotation that the kernels
         support."""
         rows = layout.decode_rows
+        if self._sums is not None:
+            in_one_round = self._sums.rounds.buffers.shape[2] // self._spec.hidden_size
+            if rows > in_one_round:
+                return False
         return not layout.chunks and rows <= _MAX_ROWS and angles.shape[-1] % _ROTATED_AT_ONCE == 0
 
     def __call__(
@@ -82,7 +124,19 @@ class DecodePass:
         local: tuple[Tensor, Tensor],  # of layers with a window
         layout: StepLayout,
     ) -> Tensor:
-        """Return final hidden states [rows, hidden], normalised; writes the rows' KV."""
+        """Return final hidden states [rows, hidden], normalised; writes the rows' KV. Raises
+        DeviceLost like `RankSums`."""
+        return self._run(x, normed, angles, local, layout, self._sums)
+
+    def _run(
+        self,
+        x: Tensor,
+        normed: Tensor,
+        angles: tuple[Tensor, Tensor],
+        local: tuple[Tensor, Tensor],
+        layout: StepLayout,
+        sums: RankSums | None,
+    ) -> Tensor:
         spec, rows = self._spec, x.shape[0]
         heads, kv_heads, dim = spec.heads, spec.kv_heads, spec.head_dim
         assert x.dtype == torch.bfloat16 and x.is_contiguous() and normed.is_contiguous()
@@ -95,7 +149,10 @@ class DecodePass:
         size = self._pool.shape[4]
         tokens = layout.decode_tables.shape[1] * size
         shared = new_scratch(numba.get_num_threads(), heads // kv_heads, dim, tokens)
-        _through_layers(
+        rounds = self._alone if sums is None else sums.rounds
+        part = made[3].view(torch.uint16).view(-1).numpy()
+        summed = np.zeros(2, np.int64)
+        given = (
             self._table,
             (rows, spec.hidden_size, heads, kv_heads, dim, spec.ffn_size),
             (spec.norm_eps, np.float32(spec.attention.scale), np.float32(spec.attention.soft_cap)),
@@ -110,6 +167,16 @@ class DecodePass:
             (shared.tiles, shared.weights, shared.mixed),
             tuple(each.data_ptr() for each in (x, normed, *made)),
         )
+
+        def run(first: int) -> tuple[int, int]:
+            vectors = part, rounds.flags, rounds.buffers, rounds.rank, first, rounds.scratch
+            missing = _through_layers(*given, vectors, summed)
+            return int(missing), int(summed[0])
+
+        if sums is None:
+            run(0)
+        else:
+            sums.take_rounds(2 * len(self._table), run)
         return made[-1]
 
     def warm_up(self) -> None:
@@ -119,16 +186,18 @@ class DecodePass:
         layout = StepLayout(none, none, none, none, table, length, (), ())
         x = torch.zeros(0, self._spec.hidden_size, dtype=torch.bfloat16)
         turn = torch.zeros(0, 1, self._spec.rotary_dim, dtype=torch.bfloat16)
-        self(x, x, (turn, turn), (turn, turn), layout)
+        self._run(x, x, (turn, turn), (turn, turn), layout, None)
 
 
-def decode_pass(spec: ModelSpec, weights: Weights, pool: Tensor) -> DecodePass | None:
+def decode_pass(
+    spec: ModelSpec, weights: Weights, pool: Tensor, sums: RankSums | None = None
+) -> DecodePass | None:
     """Return the pass for a pool that the bfloat16 kernels support. None if a layer is not
     supported (a mixture, an output norm, another gate than SiLU) or a matrix is not packed."""
     plain = spec.latent is None and spec.activation == "silu" and spec.ffn_size % COLUMNS == 0
     if not plain or not all(_is_plain(layer) for layer in weights.layers):
         return None
-    made = DecodePass(spec, weights, pool)
+    made = DecodePass(spec, weights, pool, sums)
     made.warm_up()
     return made
 
@@ -208,30 +277,63 @@ def _through(  # type: ignore[no-untyped-def] # numba infers types
     shared,  # the arrays of a `DecodeScratch`
     made,  # addresses of bfloat16 [rows, ..]: x, normed, qkv, queries, attended, part, gate and
     #        up, gated, and the result
+    vectors,  # `part` as uint16 [rows * hidden], then what sums it over ranks: flags, buffers, the
+    #           own rank, the first round, scratch
+    summed,  # int64 [2]: sums of `part` that are complete, two for each layer; 1 if this rank has
+    #          published its part of the next
 ):
+    """Run all layers; an earlier call that returned a missing rank is continued. Returns 0, or 1 +
+    the number of a missing rank."""
     rows, hidden, heads, kv_heads, dim, ffn = sizes
     eps, factor, soft_cap = constants
     x, normed, qkv, queries, attended, part, both, gated, result = made
     by_block, by_head, by_layer, by_pair, by_token = strides
-    for layer in range(table.shape[0]):
+    for layer in range(summed[0] // 2, table.shape[0]):
         at = table[layer]
         here = pool[0] + layer * by_layer
         cos, sin = (turns[2], turns[3]) if at[13] else (turns[0], turns[1])
         source = normed if layer == 0 else result
         given = (sizes, source, (at[0], at[1]), (at[8], at[9]), eps)
         turn = (cos, sin, turned, dim)
-        _heads(*given, here, strides, turn, blocks, slots, qkv, queries)
-        place = (here, (by_block, by_head, by_pair, by_token), kv_heads, pool[1], dim)
-        jobs = (tables, lengths, at[12], factor, soft_cap)
-        attend_all(*place, queries, heads, *jobs, *shared, attended)
         outputs = hidden // COLUMNS
-        width = heads * dim
-        multiply(rows, attended, 2 * width, at[2], outputs, width // 2, at[3], part)
         stride = 2 * hidden
-        add_norm_rows(0, rows, part, stride, x, stride, hidden, at[10], eps, result, x)
-        _gated(rows, hidden, ffn, result, (at[4], at[5]), both, gated)
-        multiply(rows, gated, 2 * ffn, at[6], outputs, ffn // 2, at[7], part)
+        if summed[0] == 2 * layer:
+            if not summed[1]:
+                _heads(*given, here, strides, turn, blocks, slots, qkv, queries)
+                place = (here, (by_block, by_head, by_pair, by_token), kv_heads, pool[1], dim)
+                jobs = (tables, lengths, at[12], factor, soft_cap)
+                attend_all(*place, queries, heads, *jobs, *shared, attended)
+                width = heads * dim
+                multiply(rows, attended, 2 * width, at[2], outputs, width // 2, at[3], part)
+            missing = _sum_over_ranks(*vectors, summed)
+            if missing:
+                return missing
+            add_norm_rows(0, rows, part, stride, x, stride, hidden, at[10], eps, result, x)
+        if not summed[1]:
+            _gated(rows, hidden, ffn, result, (at[4], at[5]), both, gated)
+            multiply(rows, gated, 2 * ffn, at[6], outputs, ffn // 2, at[7], part)
+        missing = _sum_over_ranks(*vectors, summed)
+        if missing:
+            return missing
         add_norm_rows(0, rows, part, stride, x, stride, hidden, at[11], eps, result, x)
+    return 0
+
+
+@inner
+def _sum_over_ranks(vector, flags, buffers, rank, first, scratch, summed):  # type: ignore[no-untyped-def] # numba infers types
+    """Replace `vector` by its sum over the ranks, of which there may be one. Returns 0, or 1 + the
+    number of a missing rank."""
+    if buffers.shape[1] > 1:
+        posted = summed[1] != 0
+        missing = exchange_bfloat16(
+            vector, flags, buffers, rank, first + summed[0], posted, scratch
+        )
+        if missing:
+            summed[1] = 1
+            return missing
+    summed[0] += 1
+    summed[1] = 0
+    return 0
 
 
 _heads = compiled(_project_heads, parallel=True)

@@ -29,15 +29,17 @@ from baton.runtime.errors import ConfigError
 if TYPE_CHECKING:
     from baton.engine.cpu.attention_kv_quant import KvQuantAttention
     from baton.engine.cpu.attention_numba import NumbaAttention
+    from baton.engine.cpu.decode_pass import RankSums
 
 _BACKENDS = ("auto", "torch", "numba")
 
 
 def cpu_kernels(
-    backend: str, spec: ModelSpec, weights: Weights, pool: KvPool, *, fused: bool = True
+    backend: str, spec: ModelSpec, weights: Weights, pool: KvPool, sums: RankSums | None = None
 ) -> DecoderKernels:
-    """Return the kernels of `backend`. `fused`: with a pass over all layers in one call, if there
-    is one. Raises ConfigError for an unknown or missing backend."""
+    """Return the kernels of `backend`, with a pass over all layers in one call if there is one.
+    `sums`: over the ranks of a worker, if the weights are those of a rank. Raises ConfigError for
+    an unknown or missing backend."""
     if backend not in _BACKENDS:
         raise ConfigError(f"attention backend {backend!r}: give auto, torch or numba")
     gating, norms = row_kernels(spec, pool.dtype, backend)
@@ -49,7 +51,7 @@ def cpu_kernels(
     if compiled is None:
         torch_attention = TorchAttention(pool, spec.attention)
         return DecoderKernels(torch_attention, gating, norms, sampler=sampler)
-    fused_pass = _fused_pass(spec, weights, compiled.bfloat_pool) if fused else None
+    fused_pass = _fused_pass(spec, weights, compiled.bfloat_pool, sums)
     return DecoderKernels(compiled, gating, norms, fused_pass, sampler)
 
 
@@ -94,14 +96,14 @@ def host_sampler(backend: str) -> Sampler:
 
 
 def _fused_pass(
-    spec: ModelSpec, weights: Weights, bfloat_pool: torch.Tensor | None
+    spec: ModelSpec, weights: Weights, bfloat_pool: torch.Tensor | None, sums: RankSums | None
 ) -> FusedPass | None:
     """Return the decode pass in one compiled call, if the attention has the bfloat16 kernels."""
     if bfloat_pool is None:
         return None
     from baton.engine.cpu.decode_pass import DecodePass, decode_pass
 
-    found: DecodePass | None = decode_pass(spec, weights, bfloat_pool)
+    found: DecodePass | None = decode_pass(spec, weights, bfloat_pool, sums)
     return found
 
 

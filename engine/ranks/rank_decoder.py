@@ -36,7 +36,10 @@ class RankDecoder(Decoder):
     ) -> None:
         """Connect weights and kernels. `spec` describes the rank's share. `tokens`: the rank's
         part of the vocabulary, in the embedding and in the head."""
-        super().__init__(spec, weights, kernels.attention, kernels.gating, kernels.norms)
+        fused_pass = kernels.fused_pass
+        super().__init__(
+            spec, weights, kernels.attention, kernels.gating, kernels.norms, fused_pass
+        )
         self.tokens = tokens
         self._sum = sum_over_ranks
 

@@ -101,7 +101,7 @@ def _decoder(
         weights = with_invariant_linears(weights)
         kernels = invariant_kernels(share.spec, mine)
     else:
-        kernels = cpu_kernels(options.engine.backend, share.spec, weights, mine, fused=False)
+        kernels = cpu_kernels(options.engine.backend, share.spec, weights, mine, reduce)
     tokens = split.share(whole.vocab_size)
     return RankDecoder(share.spec, weights, kernels, tokens, reduce), kernels.sampler
 

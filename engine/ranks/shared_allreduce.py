@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.cpu.allreduce_numba import TILE, exchange_bfloat16, exchange_float32
+from baton.engine.cpu.decode_pass import RankRounds
 from baton.engine.ranks.shared_memory import SharedMemory
 from baton.runtime.errors import DeviceLost
 
@@ -53,6 +54,7 @@ class SharedAllReduce:
         self._float32 = room.view(np.float32)
         self._bfloat16 = room.view(np.uint16)
         self._scratch = np.empty((2, TILE), dtype=np.float32)
+        self.rounds = RankRounds(self._flags, self._bfloat16, rank, self._scratch)
         self._nothing = torch.zeros(0)
         self._sequence = 0
         self._lost = ""
@@ -69,6 +71,9 @@ class SharedAllReduce:
         """
         room = BUFFER_BYTES // _ITEM_BYTES[x.dtype]
         flat = x.view(-1)
+        if flat.shape[0] <= room:
+            self._round(flat)
+            return x
         for start in range(0, flat.shape[0], room):
             self._round(flat[start : start + room])
         return x
@@ -81,15 +86,23 @@ class SharedAllReduce:
         """Return once every rank has called this. Raises DeviceLost like a sum."""
         self._round(self._nothing)
 
-    def _round(self, part: Tensor) -> None:
+    def take_rounds(self, count: int, run: Callable[[int], tuple[int, int]]) -> None:
+        """Same as `RankSums.take_rounds`."""
         if self._lost:  # other layers would each wait as long
             raise DeviceLost(self._lost)
-        self._sequence += 1
-        waited_s, posted, before_s = 0.0, False, time.monotonic()
-        while missing := self._exchange(part, posted):
-            posted, now_s = True, time.monotonic()
-            # Time in which this process was stopped does not count as waiting.
-            waited_s, before_s = waited_s + min(now_s - before_s, _LONGEST_CALL_S), now_s
+        first = self._sequence + 1
+        self._sequence += count
+        waited_s, before, before_s = 0.0, -1, 0.0
+        while True:
+            missing, done = run(first)
+            if not missing:
+                return
+            now_s = time.monotonic()
+            if done != before:
+                waited_s, before = 0.0, done
+            else:  # time in which this process was stopped does not count as waiting
+                waited_s += min(now_s - before_s, _LONGEST_CALL_S)
+            before_s = now_s
             self._check()
             if waited_s > self.timeout_s:
                 self._lost = (
@@ -98,9 +111,19 @@ class SharedAllReduce:
                 )
                 raise DeviceLost(self._lost)
 
-    def _exchange(self, part: Tensor, posted: bool) -> int:
+    def _round(self, part: Tensor) -> None:
+        posted = False
+
+        def run(sequence: int) -> tuple[int, int]:
+            nonlocal posted
+            missing, posted = self._exchange(part, sequence, posted), True
+            return missing, 0
+
+        self.take_rounds(1, run)
+
+    def _exchange(self, part: Tensor, sequence: int, posted: bool) -> int:
         """Run one round. Returns 1 + the number of a missing rank; 0: `part` has the sum."""
-        place = (self._rank, self._sequence, posted)
+        place = (self._rank, sequence, posted)
         if part.dtype == torch.float32:
             return int(exchange_float32(part.numpy(), self._flags, self._float32, *place))
         bits = part.view(torch.uint16).numpy()

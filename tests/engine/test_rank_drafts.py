@@ -169,6 +169,18 @@ def test_a_draft_that_was_left_behind_catches_up_over_ranks(tiny: Any) -> None:
     assert behind.output[:STEPS] == steady.output[:STEPS]
 
 
+def test_compiled_passes_of_both_models_change_no_token(make: Make) -> None:
+    """In bfloat16 each rank runs a decode step of either model in one call."""
+    runner = make(TINY, TINY_DRAFT, dtype="bfloat16", block_size=16)
+    prompt = list(range(40, 61))
+    for rule in RULES:
+        plain = DraftedSequence(runner, prompt, BLOCKS, rule)
+        plain.prefill()
+        found = speculated(runner, prompt, rule)
+        assert found.output[:STEPS] == plain.plain(STEPS)
+        assert sum(found.accepted) > 0
+
+
 def test_a_trained_head_keeps_its_acceptance_over_ranks(tmp_path: Path, make: Make) -> None:
     pair = train_pair(tmp_path)
     wanted = alone(pair.target, pair.head, draft_kind="eagle3")

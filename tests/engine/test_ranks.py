@@ -14,9 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from baton.engine.cpu.decode_pass import DecodePass
+from baton.engine.cpu.linear_numba import can_pack
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.ranks.loading import RankRunner, build_rank_runner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.models.random_model import make_shaped_model
 from baton.runtime.errors import ConfigError, DeviceLost, ModelError
 from tests.support import packed_weights
 from tests.support.model_story import ModelStory, random_prompt
@@ -243,3 +246,46 @@ def test_what_a_rank_cannot_load_is_raised_here(references, make: Make, tmp_path
     reference = references("llama")
     with pytest.raises(ModelError, match="no readable|config.json"):
         make(Reference("llama", tmp_path, reference.model))
+
+
+@pytest.mark.skipif(
+    not can_pack(torch.zeros(64, 64, dtype=torch.bfloat16)),
+    reason="this processor's bfloat16 products are oneDNN's alone",
+)
+def test_the_compiled_pass_over_ranks_has_the_bits_of_the_layers(tmp_path) -> None:
+    """Layer by layer on the leader alone: both forms take part in the same sums."""
+    folder = make_shaped_model(
+        tmp_path,
+        layers=3,
+        hidden=192,
+        heads=6,
+        kv_heads=2,
+        head_dim=64,
+        ffn=384,
+        vocab=4096,
+        dtype="bfloat16",
+        seed=7,
+    )
+    runner = build_rank_runner(folder, 2, EngineOptions(blocks=40, threads=1))
+    try:
+        runner.pool.tensor.normal_(generator=torch.Generator().manual_seed(2))
+        step = StepBatch(
+            tuple(
+                Slice([3 + n], start, list(range(5 * n, 5 * n + 5)))
+                for n, start in enumerate((0, 1, 15, 16, 40, 63))
+            )
+        )
+        own, before = runner.decoder._own, runner.pool.tensor.clone()  # type: ignore[attr-defined]
+        assert isinstance(own._fused_pass, DecodePass)
+        found = torch.cat(runner.all_logits(step))
+        pool = runner.pool.tensor.clone()
+        runner.pool.tensor.copy_(before)
+        own._fused_pass = None
+        assert torch.equal(torch.cat(runner.all_logits(step)), found)
+        assert torch.equal(runner.pool.tensor, pool)
+        os.kill(runner.group.process_ids[0], signal.SIGKILL)
+        own._fused_pass = DecodePass(own._spec, own._weights, own._attention.bfloat_pool, own._sum)
+        with pytest.raises(DeviceLost, match="rank 1"):
+            runner.all_logits(step)
+    finally:
+        runner.close()

@@ -86,3 +86,24 @@ def test_a_long_wait_asks_whether_the_others_live() -> None:
     here.watch(ended)
     with pytest.raises(DeviceLost, match="rank 1 ended"):
         here.meet()
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_the_wait_of_each_round_counts_for_itself(goes_on: bool) -> None:
+    """Compiled code that runs many rounds returns in each of them, since the other rank is slow."""
+    here, _ = ends_of(2, timeout_s=0.05)
+    calls = 0
+
+    def run(first: int) -> tuple[int, int]:
+        nonlocal calls
+        calls += 1
+        time.sleep(0.01)
+        done = calls // 3 if goes_on else 0
+        return (2, done) if calls < 30 else (0, 10)
+
+    if goes_on:
+        here.take_rounds(10, run)
+        assert calls == 30
+    else:
+        with pytest.raises(DeviceLost, match="rank 1"):
+            here.take_rounds(10, run)
