@@ -25,22 +25,26 @@ class DrainReply(_message.Message):
     def __init__(self) -> None: ...
 
 class ChangeRoleRequest(_message.Message):
-    __slots__ = ("worker", "role")
+    __slots__ = ("worker", "role", "term")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     worker: WorkerBoot
     role: str
-    def __init__(self, worker: _Optional[_Union[WorkerBoot, _Mapping]] = ..., role: _Optional[str] = ...) -> None: ...
+    term: int
+    def __init__(self, worker: _Optional[_Union[WorkerBoot, _Mapping]] = ..., role: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
 
 class ChangeRoleReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ("worker",)
+    __slots__ = ("worker", "term")
     WORKER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     worker: WorkerBoot
-    def __init__(self, worker: _Optional[_Union[WorkerBoot, _Mapping]] = ...) -> None: ...
+    term: int
+    def __init__(self, worker: _Optional[_Union[WorkerBoot, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class LinkedRouter(_message.Message):
     __slots__ = ("router_id", "host")

@@ -50,8 +50,8 @@ async def _serve(
 ) -> None:
     reports = FleetReports(cluster, time.monotonic)
 
-    async def order(step: RoleStep) -> None:
-        await order_role(reports.target(step.boot_id), step.role)
+    async def order(step: RoleStep, term: int) -> None:
+        await order_role(reports.target(step.boot_id), step.role, term)
 
     controller = RoleController(goals)
     leadership = leadership_of(cluster)

@@ -44,12 +44,13 @@ class FleetReports:
         self._channels: dict[str, grpc.aio.Channel] = {}  # by boot id
         self._records: dict[str, WorkerRecord] = {}  # by boot id
 
-    async def read(self) -> FleetSample:
-        """Ask all registered workers. Raises Unavailable if the registry cannot be read."""
+    async def read(self, term: int = 0) -> FleetSample:
+        """Ask all registered workers, as the controller that leads in this term: they refuse orders
+        of lower ones from then on. Raises Unavailable if the registry cannot be read."""
         records = await self._read_registry()
         await self._keep_channels(records)
         at_s = self._clock()  # before the first answer
-        samples = await asyncio.gather(*(self._ask(record) for record in records.values()))
+        samples = await asyncio.gather(*(self._ask(record, term) for record in records.values()))
         return FleetSample(at_s, tuple(samples))
 
     def target(self, boot_id: str) -> Target:
@@ -83,7 +84,7 @@ class FleetReports:
             self._channels[boot_id] = open_channel(records[boot_id].address, self._tls)
         self._records = records
 
-    async def _ask(self, record: WorkerRecord) -> WorkerSample:
+    async def _ask(self, record: WorkerRecord, term: int) -> WorkerSample:
         channel = self._channels[record.boot_id]
         # protoc's plugin generates stubs without annotations
         # generated code has no types
@@ -94,7 +95,7 @@ class FleetReports:
             "timeout": ANSWER_TIMEOUT_S,
         }
         try:
-            answer = await stub.Status(control_pb2.StatusRequest(worker=boot), **terms)
+            answer = await stub.Status(control_pb2.StatusRequest(worker=boot, term=term), **terms)
         except grpc.aio.AioRpcError as error:
             log.debug("worker not reached", worker=record.worker_id, detail=error.details())
             return WorkerSample(record.worker_id, record.boot_id, record.role, "unreachable")

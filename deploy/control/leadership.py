@@ -5,9 +5,10 @@ Redis server that expires.
 
 The kernel frees the file's lock when its holder ends, however it ends. The key lasts for TERM_S
 after it was renewed; its holder counts its own time from before each renewal, so it stops first.
-Terms are counted on the server and stand in each log line of a step. A leader sends no order that
+Terms are counted on the server, from its time in seconds, and stand in each log line of a step. A leader sends no order that
 may outlast its term, and none in the first TERM_S of it: by then what the one before has ordered is
-in the reports. An order names one boot, which accepts one.
+in the reports. An order names one boot, which accepts one, and its term: a worker that the next
+leader has asked refuses a late order of the one before.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import fcntl
 import math
 import os
 import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -31,6 +33,13 @@ LOCK_FILE = "controller.lock"
 _RENEW = (
     "if redis.call('get', KEYS[1]) == ARGV[1] then "
     "return redis.call('pexpire', KEYS[1], ARGV[2]) else return 0 end"
+)
+# One more than the last term, and at least the server's time in seconds: a server that has lost
+# its data gives no term that is lower than one before.
+_NEXT_TERM = (
+    "local last = tonumber(redis.call('get', KEYS[1]) or '0') "
+    "local term = string.format('%.0f', math.max(last + 1, tonumber(redis.call('time')[1]))) "
+    "redis.call('set', KEYS[1], term) return term"
 )
 _RELEASE = (
     "if redis.call('get', KEYS[1]) == ARGV[1] then "
@@ -83,7 +92,7 @@ class FileLeadership:
             os.close(file)
             return False
         self._file = file
-        self.term = int(os.pread(file, 20, 0) or b"0") + 1
+        self.term = max(int(os.pread(file, 20, 0) or b"0") + 1, int(time.time()))
         os.pwrite(file, str(self.term).encode(), 0)
         return True
 
@@ -117,7 +126,7 @@ class RedisLeadership:
                 self._until_s = begun_s + TERM_S
             elif await self._client.set(self._key, self._value, nx=True, px=lasts_ms):
                 self._until_s = begun_s + TERM_S
-                self.term = int(await self._client.incr(f"{self._key}:term"))
+                self.term = int(await self._client.eval(_NEXT_TERM, 1, f"{self._key}:term"))
             else:
                 self.term = 0
         except (RedisError, OSError) as error:

@@ -149,15 +149,16 @@ def find(worker_id: str, clusters: Sequence[Cluster]) -> Target:
     return found[0]
 
 
-async def order_role(target: Target, role: Role) -> None:
-    """Order a change of role and return once the worker has accepted it, within ORDER_TIMEOUT_S.
+async def order_role(target: Target, role: Role, term: int) -> None:
+    """Order a change of role as the controller of this term, and return once the worker has
+    accepted it, within ORDER_TIMEOUT_S.
     Raises ConfigError if the certificate cannot be used, Unavailable if the worker is the last one
     of its role in the registry, refuses, or does not answer in time: then it may accept the order
     all the same."""
     try:
         async with asyncio.timeout(ORDER_TIMEOUT_S):
             await _check_others(target)
-            await _call(target, role, lambda text: None)
+            await _call(target, role, lambda text: None, term)
     except TimeoutError as error:
         raise Unavailable(
             f"{target.record.worker_id} has not accepted the order within {ORDER_TIMEOUT_S:.0f} s; "
@@ -229,7 +230,9 @@ def _send(target: Target, role: Role | None, say: Callable[[str], None]) -> None
     say(f"{target.record.worker_id} takes nothing new and finishes what it has")
 
 
-async def _call(target: Target, role: Role | None, say: Callable[[str], None]) -> None:
+async def _call(
+    target: Target, role: Role | None, say: Callable[[str], None], term: int = 0
+) -> None:
     """Send the order and wait until the worker has accepted it: at once, or, if its event loop is
     blocked, as soon as it runs. Raises ConfigError if the certificate cannot be used, Unavailable
     if the worker refuses the order or cannot be reached, and says whether it may have received it.
@@ -244,7 +247,9 @@ async def _call(target: Target, role: Role | None, say: Callable[[str], None]) -
         call = (
             stub.Drain(control_pb2.DrainRequest(worker=boot), **terms)
             if role is None
-            else stub.ChangeRole(control_pb2.ChangeRoleRequest(worker=boot, role=role), **terms)
+            else stub.ChangeRole(
+                control_pb2.ChangeRoleRequest(worker=boot, role=role, term=term), **terms
+            )
         )
         answered = asyncio.ensure_future(call)
         await asyncio.wait({answered}, timeout=REPORT_AFTER_S)

@@ -31,13 +31,14 @@ log = logs.get(__name__)
 
 
 class FleetReader(Protocol):
-    async def read(self) -> FleetSample:
-        """Raises Unavailable if the workers cannot be listed."""
+    async def read(self, term: int) -> FleetSample:
+        """Ask the workers as the leader of this term, 0 without one. Raises Unavailable if they
+        cannot be listed."""
         ...
 
 
 class RoleLoop:
-    """`order` sends one step to its worker; it raises BatonError if the worker does not accept.
+    """`order` sends one step of a term to its worker; it raises BatonError if the worker does not accept.
     `decision` is the last one."""
 
     def __init__(
@@ -45,7 +46,7 @@ class RoleLoop:
         reader: FleetReader,
         controller: RoleController,
         leadership: Leadership,
-        order: Callable[[RoleStep], Awaitable[None]],
+        order: Callable[[RoleStep, int], Awaitable[None]],
         clock: Callable[[], float],
         *,
         acts: bool,
@@ -78,7 +79,7 @@ class RoleLoop:
         leads = self._acts and await self._lead()
         control_metrics.CONTROL_LEADS.set(leads)
         try:
-            self._sample = await self._reader.read()
+            self._sample = await self._reader.read(self._leadership.term if leads else 0)
         except BatonError as error:
             log.warning("fleet not read", reason=str(error))
         if self._sample is None:
@@ -115,7 +116,7 @@ class RoleLoop:
             log.warning("role step not ordered", **asdict(step), reason=reason)
             return
         try:
-            await self._order(step)
+            await self._order(step, self._leadership.term)
         except BatonError as error:
             log.warning("role step refused", **asdict(step), reason=str(error))
             self._controller.refused(step, self._clock())

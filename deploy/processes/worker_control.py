@@ -2,7 +2,8 @@
 
 The port asks every caller for a certificate of the cluster's authority, and every call for the
 cluster's token (runtime/grpc_links.py). An order names the boot that it is for, so that a late or
-repeated order has no effect on the next boot of the worker, or on another worker.
+repeated order has no effect on the next boot of the worker, or on another worker. The controller
+that leads names its term in each question and order: an order of a lower term is late, and refused.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class WorkerControl(control_pb2_grpc.WorkerControlServicer):
         status: Callable[[], control_pb2.StatusReply],
     ) -> None:
         self._boot = control_pb2.WorkerBoot(worker_id=worker_id, boot_id=boot_id)
+        self._term = 0  # the highest that was named
         self._drain = drain
         self._change_role = change_role
         self._status = status
@@ -54,6 +56,7 @@ class WorkerControl(control_pb2_grpc.WorkerControlServicer):
         self, request: control_pb2.ChangeRoleRequest, context: Context
     ) -> control_pb2.ChangeRoleReply:
         await self._check_boot(request.worker, context)
+        await self._check_term(request.term, context)
         role = ROLES.get(request.role)
         if role is None:
             await abort(context, InvalidRequest(f"no role {request.role!r}: prefill or decode"))
@@ -66,7 +69,19 @@ class WorkerControl(control_pb2_grpc.WorkerControlServicer):
         self, request: control_pb2.StatusRequest, context: Context
     ) -> control_pb2.StatusReply:
         await self._check_boot(request.worker, context)
+        self._term = max(self._term, request.term)
         return self._status()
+
+    async def _check_term(self, term: int, context: Context) -> None:
+        """End the call if it is an order of a controller that leads no more."""
+        if term and term < self._term:
+            error = Unavailable(
+                f"the order is of the controller of term {term}, and one of term {self._term} leads "
+                "since: the order is void, and the present controller decides"
+            )
+            log.warning("order refused", order="change role", reason=str(error))
+            await abort(context, error)
+        self._term = max(self._term, term)
 
     async def _check_boot(self, named: control_pb2.WorkerBoot, context: Context) -> None:
         """End the call if it is for another worker or another boot of this one."""

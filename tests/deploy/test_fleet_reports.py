@@ -113,7 +113,7 @@ async def test_an_order_is_accepted_by_the_boot_that_was_read(
 ) -> None:
     (found,) = (await reports.read()).workers
     announce(instance, "decode-1", worker.address, boot="c")
-    await order_role(reports.target(found.boot_id), "prefill")
+    await order_role(reports.target(found.boot_id), "prefill", 1)
     assert worker.orders == ["change role to prefill"]
 
 
@@ -127,7 +127,7 @@ async def test_the_last_worker_of_a_role_gets_no_order(
     await reports.read()
     announce(instance, "decode-1", worker.address, boot="f", role="prefill")
     with pytest.raises(Unavailable, match="decode-0 is the last decode worker"):
-        await order_role(reports.target("b" * 32), "prefill")
+        await order_role(reports.target("b" * 32), "prefill", 1)
     assert worker.orders == []
 
 
@@ -141,7 +141,7 @@ async def test_an_order_for_another_boot_is_refused(
     announce(instance, "decode-1", worker.address, boot="c")
     await reports.read()
     with pytest.raises(Unavailable, match="refused the order"):
-        await order_role(reports.target("e" * 32), "prefill")
+        await order_role(reports.target("e" * 32), "prefill", 1)
     assert worker.orders == []
 
 
@@ -153,7 +153,7 @@ async def test_a_blocked_worker_holds_no_controller(
     announce(instance, "decode-1", worker.address, boot="c")
     worker.block(2.0)
     with pytest.raises(Unavailable, match="has not accepted the order within 0 s; it may"):
-        await order_role(reports.target(found.boot_id), "prefill")
+        await order_role(reports.target(found.boot_id), "prefill", 1)
 
 
 def test_an_objective_is_needed() -> None:

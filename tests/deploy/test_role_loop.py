@@ -25,7 +25,7 @@ class ScriptedReader:
     scripted: ScriptedFleet
     fails: bool = False
 
-    async def read(self) -> FleetSample:
+    async def read(self, term: int) -> FleetSample:
         sample = self.scripted.tick()
         if self.fails:
             raise Unavailable("the registry of a test cannot be read")
@@ -73,7 +73,8 @@ class Scene:
             acts=self.acts,
         )
 
-    async def order(self, step: RoleStep) -> None:
+    async def order(self, step: RoleStep, term: int) -> None:
+        assert term == self.leadership.term > 0
         self.ordered.append(step)
         if self.refusal is not None:
             raise self.refusal

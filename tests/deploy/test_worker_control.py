@@ -35,6 +35,7 @@ async def ordered(
     worker_id: str = "decode-0",
     boot_id: bytes = BOOT,
     role: str = "",
+    term: int = 0,
 ) -> str:
     """Order a change to `role`, or without one a drain. Returns the status with its message."""
     boot = control_pb2.WorkerBoot(worker_id=worker_id, boot_id=boot_id)
@@ -43,7 +44,7 @@ async def ordered(
         metadata = credentials(token)
         try:
             if role:
-                request = control_pb2.ChangeRoleRequest(worker=boot, role=role)
+                request = control_pb2.ChangeRoleRequest(worker=boot, role=role, term=term)
                 await stub.ChangeRole(request, metadata=metadata, timeout=30)
             else:
                 request = control_pb2.DrainRequest(worker=boot)
@@ -66,6 +67,29 @@ async def test_an_order_of_the_cluster_is_accepted_and_logged(worker: Any) -> No
         "drain",
         "change role",
     ]
+
+
+async def test_a_late_order_of_a_former_leader_is_refused(worker: Any) -> None:
+    """The next controller has asked for the status only: its term counts from then on."""
+    await asked(worker, term=2)
+    await asked(worker, term=1)  # a reading changes nothing, whoever asks
+    found = await ordered(worker, tls=own(worker), role="prefill", term=1)
+    assert found.startswith(
+        "UNAVAILABLE: the order is of the controller of term 1, and one of term 2"
+    )
+    assert worker.orders == []
+    assert await ordered(worker, tls=own(worker), role="prefill", term=2) == "OK"
+    assert await ordered(worker, tls=own(worker), role="prefill") == "OK"  # an operator's
+    assert worker.orders == ["change role to prefill"] * 2
+
+
+async def asked(worker: Any, term: int) -> None:
+    """Ask for the worker's status as the controller of this term."""
+    boot = control_pb2.WorkerBoot(worker_id="decode-0", boot_id=BOOT)
+    async with open_channel(worker.address, own(worker)) as channel:
+        stub = control_pb2_grpc.WorkerControlStub(channel)  # type: ignore[no-untyped-call]
+        request = control_pb2.StatusRequest(worker=boot, term=term)
+        await stub.Status(request, metadata=credentials(TOKEN), timeout=30)
 
 
 @pytest.mark.parametrize(
