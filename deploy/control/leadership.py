@@ -5,10 +5,10 @@ Redis server that expires.
 
 The kernel frees the file's lock when its holder ends, however it ends. The key lasts for TERM_S
 after it was renewed; its holder counts its own time from before each renewal, so it stops first.
-Terms are counted on the server, from its time in seconds, and stand in each log line of a step. A leader sends no order that
-may outlast its term, and none in the first TERM_S of it: by then what the one before has ordered is
-in the reports. An order names one boot, which accepts one, and its term: a worker that the next
-leader has asked refuses a late order of the one before.
+Terms are counted on the server, from its time in seconds, and stand in each log line of a step. A
+leader sends no order that may outlast its term, and none in the first TERM_S of it: by then what
+the one before has ordered is in the reports. An order names one boot, which accepts one, and its
+term: a worker that the next leader has asked refuses a late order of the one before.
 """
 
 from __future__ import annotations

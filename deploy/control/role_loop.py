@@ -38,8 +38,8 @@ class FleetReader(Protocol):
 
 
 class RoleLoop:
-    """`order` sends one step of a term to its worker; it raises BatonError if the worker does not accept.
-    `decision` is the last one."""
+    """`order` sends one step of a term to its worker; it raises BatonError if the worker does not
+    accept. `decision` is the last one."""
 
     def __init__(
         self,

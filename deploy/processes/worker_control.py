@@ -76,8 +76,8 @@ class WorkerControl(control_pb2_grpc.WorkerControlServicer):
         """End the call if it is an order of a controller that leads no more."""
         if term and term < self._term:
             error = Unavailable(
-                f"the order is of the controller of term {term}, and one of term {self._term} leads "
-                "since: the order is void, and the present controller decides"
+                f"the order is of the controller of term {term}, and one of term {self._term} "
+                "leads since: the order is void, and the present controller decides"
             )
             log.warning("order refused", order="change role", reason=str(error))
             await abort(context, error)
