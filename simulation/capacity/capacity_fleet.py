@@ -19,13 +19,13 @@ from functools import partial
 
 from baton.decode_worker.sequences import Group, Phase, Request
 from baton.decode_worker.sequences import Sequence as TokenSequence
-from baton.engine.scheduling.blocks import BlockPool
+from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.kv_transfer.granter import Computed
 from baton.planner.timing_model import TimingModel
 from baton.planner.traces import TraceRequest
 from baton.prefill_worker.prompts import Prompt
 from baton.proto import handoff_pb2
-from baton.router.fleet.placement import Need
+from baton.router.fleet.placement import Need, Source
 from baton.runtime.errors import BatonError, Overloaded
 from baton.simulation.capacity.decode_stage import DecodeStage
 from baton.simulation.capacity.layout import CapacityScenario
@@ -59,6 +59,7 @@ class _Active:
     request: Request
     stage: DecodeStage
     candidates: tuple[str, ...]
+    source: Source | None  # of leading blocks that a prefill worker may READ
 
 
 class CapacityFleet:
@@ -113,6 +114,7 @@ class CapacityFleet:
             BlockPool(layout.blocks, layout.block_tokens),
             offered=self._offered,
             changed=self.changed,
+            read=self._read_cached,
         )
         self._router.add(self.prefill[name])
 
@@ -198,7 +200,7 @@ class CapacityFleet:
             )
             stage = self.decode[placement.decode.worker_id]
             candidates = tuple(each.worker_id for each in placement.candidates)
-            self._active[request.request_id] = _Active(request, stage, candidates)
+            self._active[request.request_id] = _Active(request, stage, candidates, placement.source)
             stage.submit(request)
         except BatonError as error:
             self._active.pop(str(number), None)
@@ -222,7 +224,8 @@ class CapacityFleet:
         if handoff.over:
             return
         for granter in self._granters(handoff):
-            prompt = handoff.prompt = prompt_of(handoff.group)
+            source = self._active[handoff.group.request.request_id].source
+            prompt = handoff.prompt = prompt_of(handoff.group, source)
             handoff.granter = granter
             self._by_prompt[prompt] = handoff
             try:
@@ -269,6 +272,29 @@ class CapacityFleet:
         start_s = max(self._timeline.now_s, reader.link_free_s, granter.link_free_s)
         handoff.read_s = start_s + self._timing.transfer_s(tokens)
         reader.link_free_s = granter.link_free_s = handoff.read_s
+
+    def _read_cached(self, stage: PrefillStage, prompt: Prompt) -> None:
+        """READ what a prompt lacks of its source's blocks, which are pinned until then."""
+        assert prompt.source is not None
+        name, now_s = prompt.source.worker.worker_id, self._timeline.now_s
+        source = self.prefill.get(name) or self.decode.get(name)
+        if source is None:  # it has left
+            self._timeline.at(now_s, lambda: stage.read_ended(prompt, 0))
+            return
+        pinned = source.pool.match(prompt.identities, prompt.tokens, Hold.PINNED, prompt.reading_to)
+        verified = max(0, len(pinned) - prompt.cached)
+        size = stage.pool.block_size
+        start_s = max(now_s, source.link_free_s, stage.link_free_s)
+        end_s = start_s + self._timing.transfer_s(verified * size) if verified else now_s
+        if verified:
+            source.link_free_s = stage.link_free_s = end_s
+
+        def ended() -> None:
+            source.pool.release(pinned, Hold.PINNED)
+            self.changed(source)
+            stage.read_ended(prompt, verified)
+
+        self._timeline.at(end_s, ended)
 
     def _first(self, handoff: _Handoff, first: handoff_pb2.FirstTokens) -> None:
         for sequence in handoff.group.undrawn():

@@ -39,7 +39,8 @@ class _Step:
 
 class PrefillStage:
     """`offered` is called with each prompt that may have new events; `changed` when the load or the
-    blocks are others."""
+    blocks are others; `read` with each admitted prompt whose source has blocks for it: `read_ended`
+    follows."""
 
     def __init__(
         self,
@@ -51,10 +52,16 @@ class PrefillStage:
         *,
         offered: Callable[[Prompt], None],
         changed: Callable[[PrefillStage], None],
+        read: Callable[[PrefillStage, Prompt], None],
     ) -> None:
         self.worker_id = worker_id
         self.pool = pool
-        self.scheduler = PrefillScheduler(self.pool, config, on_fresh=lambda blocks: None)
+        self.scheduler = PrefillScheduler(
+            self.pool,
+            config,
+            on_fresh=lambda blocks: None,
+            source_usable=lambda source: source.worker_id != worker_id,
+        )
         self.link_free_s = 0.0  # its last READ ends
         self.use = UseOverTime()
         self.steps = 0
@@ -65,6 +72,7 @@ class PrefillStage:
         self._timing = timing
         self._offered = offered
         self._changed = changed
+        self._read = read
         self._plan_time = PlanTime()
         self._step: _Step | None = None
 
@@ -93,13 +101,23 @@ class PrefillStage:
     def end(self, prompt: Prompt) -> None:
         """Unpin a prompt whose handoff is over."""
         self._plan_ahead()
+        prompt.ended = True
         self.scheduler.end(prompt)
+        self._wake()
+
+    def read_ended(self, prompt: Prompt, verified: int) -> None:
+        """Compute the rest of a prompt of which so many leading blocks were READ."""
+        self._plan_ahead()
+        self.scheduler.read_ended(prompt, verified)
+        self._offered(prompt)
         self._wake()
 
     def _wake(self) -> None:
         """Admit prompts, and plan if no step is under way."""
         for prompt in self.scheduler.admit():
             self._offered(prompt)
+            if prompt.reading_to:
+                self._read(self, prompt)
         self.most_held = max(self.most_held, self.pool.total - self.pool.available)
         self._changed(self)
         if self._step is None and (plan := self.scheduler.plan()):

@@ -105,9 +105,7 @@ class RouterKnowledge:
         if isinstance(groups, BatonError):
             raise groups
         held = held_by(self._index.holders(names))
-        placement = place(
-            need, fleet, groups, held, self._mode, self._local_tokens, read_cached=False
-        )
+        placement = place(need, fleet, groups, held, self._mode, self._local_tokens)
         self._count(placement.decode, need.tokens)
         if placement.candidates:
             self._count(placement.candidates[0], need.tokens)

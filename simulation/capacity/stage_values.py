@@ -11,6 +11,7 @@ from baton.decode_worker.sequences import Group, Request
 from baton.decode_worker.sequences import Sequence as TokenSequence
 from baton.prefill_worker.prompts import Prompt
 from baton.proto import worker_pb2
+from baton.router.fleet.placement import Source
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.worker_view import KvFormat, WorkerView
 from baton.runtime.identity import NO_TENANT
@@ -63,8 +64,9 @@ def request_of(
     return request
 
 
-def prompt_of(group: Group) -> Prompt:
-    """Return what a decode worker asks a prefill worker to compute."""
+def prompt_of(group: Group, source: Source | None) -> Prompt:
+    """Return what a decode worker asks a prefill worker to compute, which may READ from a
+    source."""
     return Prompt(
         request_id=group.request.request_id,
         tokens=group.tokens,
@@ -77,7 +79,13 @@ def prompt_of(group: Group) -> Prompt:
         trace=NO_TRACE,
         arrived_wall_s=0.0,
         on_end=lambda prompt: None,
+        source=None if source is None else _wire_source(source),
     )
+
+
+def _wire_source(source: Source) -> worker_pb2.Source:
+    worker = worker_pb2.Candidate(worker_id=source.worker.worker_id)
+    return worker_pb2.Source(worker=worker, blocks=source.blocks)
 
 
 def view_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,15 +19,16 @@ from baton.planner.timing_model import (
     TimingModel,
 )
 from baton.planner.trace_distributions import draw_trace
-from baton.planner.traces import BLOCK_TOKENS, TraceRequest
+from baton.planner.traces import BLOCK_TOKENS, TraceRequest, in_order
 from baton.runtime.config import Config, HandoffConfig, PlacementMode, PoolConfig
 from baton.simulation.capacity.capacity_run import run_fleet
 from baton.simulation.capacity.layout import CapacityScenario, Layout
+from baton.simulation.capacity.request_record import RequestRecord
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.client import Request as ClientRequest
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.virtual.virtual_time import at_the_end, on_virtual_time
-from tests.support.timed_fleet import batch_seconds, serve_traffic
+from tests.support.timed_fleet import Served, batch_seconds, serve_traffic
 
 TIMING = TimingModel(
     "agreement", 1000.0, chunk=ChunkTiming(0.005, 1e-4), step=StepTiming(0.01, 0.001)
@@ -121,6 +123,10 @@ def test_a_routed_fleet_takes_the_simulated_times(layout: Layout, seed: int) -> 
     real = serve_traffic(layout, SLOW, traffic, placement)
     scenario = CapacityScenario(layout, placement=placement)
     simulated = run_fleet(scenario, SLOW, traffic).records
+    compare(real, simulated)
+
+
+def compare(real: Sequence[Served], simulated: Sequence[RequestRecord]) -> None:
     assert [each.tokens for each in real] == [each.tokens for each in simulated]
     for times, limit in (
         (([r.ttft_s for r in real], [r.ttft_s for r in simulated]), 0.02),
@@ -130,3 +136,31 @@ def test_a_routed_fleet_takes_the_simulated_times(layout: Layout, seed: int) -> 
         assert predicted == pytest.approx(measured, rel=limit)
     p99s = [np.percentile([r.ttft_s for r in found], 99) for found in (real, simulated)]
     assert p99s[1] == pytest.approx(p99s[0], rel=0.05)
+
+
+def conversations(seed: int) -> list[TraceRequest]:
+    """Return turns of conversations, each with the blocks of the turn before and one more."""
+    rng, found = random.Random(seed), list[TraceRequest]()
+    for number in range(30):
+        arrived_s = rng.uniform(0, 60)
+        for turn in range(1, 5):
+            blocks = tuple(100 * number + place for place in range(turn))
+            prompt = turn * BLOCK_TOKENS + rng.randint(20, 200)
+            found.append(TraceRequest(arrived_s, prompt, rng.randint(5, 40), blocks))
+            arrived_s += rng.uniform(4, 12)
+    return in_order(found)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [replace(SIZE, prefill=2, decode=2, colocated=0), replace(SIZE, colocated=3)],
+    ids=lambda layout: str(layout.name),
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_shared_prefixes_are_hit_and_read_as_in_a_routed_fleet(layout: Layout, seed: int) -> None:
+    """Prefill workers READ what other workers hold of a conversation; colocated ones keep it."""
+    traffic = conversations(seed)
+    real = serve_traffic(layout, SLOW, traffic, "auto" if layout.prefill else "local")
+    simulated = run_fleet(CapacityScenario(layout), SLOW, traffic).records
+    assert sum(each.cached_tokens for each in simulated) > 0
+    compare(real, simulated)

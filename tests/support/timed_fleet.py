@@ -15,7 +15,7 @@ from opentelemetry.context import Context
 
 from baton.engine.scheduling.batch import StepBatch
 from baton.planner.timing_model import StepWork, TimingModel, causal_pairs
-from baton.planner.traces import TraceRequest
+from baton.planner.traces import BLOCK_TOKENS, TraceRequest
 from baton.proto import worker_pb2
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.config import Config, PlacementMode, PoolConfig
@@ -65,6 +65,17 @@ def batch_seconds(timing: TimingModel, batch: StepBatch) -> float:
         sum(contexts),
     )
     return timing.step_s(work)
+
+
+def _prompt(number: int, asked: TraceRequest) -> tuple[int, ...]:
+    """Return the tokens of a request: those of its named blocks, and others of its own."""
+    seeds = [f"block {name}" for name in asked.blocks] + [f"own {number}"]
+    tokens: list[int] = []
+    for place, seed in enumerate(seeds):
+        left = asked.prompt_tokens - len(tokens)
+        dice, count = random.Random(seed), left if place == len(asked.blocks) else BLOCK_TOKENS
+        tokens += [dice.randrange(1000) for _ in range(min(left, count))]
+    return tuple(tokens)
 
 
 def serve_traffic(
@@ -119,9 +130,8 @@ async def _served(
     begun_s = loop.world_s  # the workers have just reported, as at the begin of a simulation
 
     async def one(number: int, asked: TraceRequest) -> Served:
-        dice = random.Random(number)
         request = ValidatedRequest(
-            prompt=tuple(dice.randrange(1000) for _ in range(asked.prompt_tokens)),
+            prompt=_prompt(number, asked),
             sampling=worker_pb2.Sampling(temperature=0.0, top_p=1.0, repetition_penalty=1.0),
             max_tokens=asked.output_tokens,
         )
