@@ -58,7 +58,7 @@ from benchmarks.disaggregation.traffic_shapes import (
     stream_gaps,
     streams,
 )
-from benchmarks.figures.report import Figure, at_least, at_most, parser, report
+from benchmarks.figures.report import Figure, at_least, parser, report
 from benchmarks.fleets.kernel_loop import beside_kernel_loop
 from benchmarks.fleets.served_fleet import ServedFleet
 from benchmarks.inputs.cached_model import cached_model
@@ -81,9 +81,9 @@ class ComparisonResults:
     bursts: list[float] = field(default_factory=list)
     colocated: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     second: list[list[SecondToken]] = field(default_factory=list)
-    # by shape: requests of all rounds, of D and by C's chunk
-    requests: dict[str, list[Measurement]] = field(default_factory=lambda: defaultdict(list))
-    of_chunk: dict[tuple[str, int], list[Measurement]] = field(
+    # by shape: the requests of each round, of D and by C's chunk
+    requests: dict[str, list[list[Measurement]]] = field(default_factory=lambda: defaultdict(list))
+    of_chunk: dict[tuple[str, int], list[list[Measurement]]] = field(
         default_factory=lambda: defaultdict(list)
     )
 
@@ -105,7 +105,7 @@ class Comparison:
                 self._warm_up(fleet)
                 for shape in SHAPES:
                     requests = self._send(fleet, self._traffic(shape))
-                    self.found.of_chunk[shape, chunk] += requests
+                    self.found.of_chunk[shape, chunk].append(requests)
                     if shape == "bursts":
                         self.found.colocated[chunk].append(p99(stream_gaps(requests)))
 
@@ -123,7 +123,7 @@ class Comparison:
                 times.append(p99(stream_gaps(self._send(fleet, streams(self._seconds, pace)))))
         for shape in SHAPES:
             requests = self._send(fleet, self._traffic(shape))
-            found.requests[shape] += requests
+            found.requests[shape].append(requests)
             if shape == "bursts":
                 found.bursts.append(p99(stream_gaps(requests)))
                 found.second.append(second_tokens(fleet.traces()[: len(requests)]))
@@ -172,25 +172,47 @@ def p99(values: Sequence[float]) -> float:
 
 
 def cell(found: ComparisonResults, shape: str, objective: Objective) -> Figure:
-    """Return the ratio of good requests, beside their numbers and the objective."""
-    own = sum(map(objective.met_by, found.requests[shape]))
-    counts = {
-        chunk: sum(map(objective.met_by, requests))
-        for (each, chunk), requests in found.of_chunk.items()
-        if each == shape
-    }
-    best = max(counts, key=lambda chunk: counts[chunk])
+    """Return the ratio of good requests of all rounds, beside their numbers, the rounds' ratios and
+    the objective."""
+
+    def good(rounds: Sequence[Sequence[Measurement]]) -> list[int]:
+        return [sum(map(objective.met_by, requests)) for requests in rounds]
+
+    own = good(found.requests[shape])
+    of_chunk = {chunk: good(each) for (of, chunk), each in found.of_chunk.items() if of == shape}
+    best = max(of_chunk, key=lambda chunk: sum(of_chunk[chunk]))
+    asked = sum(map(len, found.requests[shape]))
+    each = list(map(over, own, of_chunk[best]))
     beside = (
-        f"{own} and {counts[best]} of {len(found.requests[shape])}, chunk {best}; {objective.text}"
+        f"{sum(own)} and {sum(of_chunk[best])} of {asked}, chunk {best}; "
+        f"{min(each):.2f} to {max(each):.2f}; {objective.text}"
     )
-    ratio = own / counts[best] if counts[best] else float(own or 1)
-    return Figure(f"{shape}_{objective.name}", ratio, "", beside)
+    return Figure(f"{shape}_{objective.name}", over(sum(own), sum(of_chunk[best])), "", beside)
 
 
-def ratio(name: str, above: Sequence[float], below: Sequence[float], beside: str = "") -> Figure:
+def over(own: int, other: int) -> float:
+    """Return the ratio of two counts; over none it is the count, and 1 if both are none."""
+    return own / other if other else float(own or 1)
+
+
+def ratio(
+    name: str,
+    above: Sequence[float],
+    below: Sequence[float],
+    beside: str = "",
+    limit: float | None = None,
+) -> Figure:
     """Return the median of the rounds' ratios, with their range."""
     each = [a / b for a, b in zip(above, below, strict=True)]
-    return Figure(name, statistics.median(each), "", f"{beside}{min(each):.2f} to {max(each):.2f}")
+    value = statistics.median(each)
+    limited = "" if limit is None else f"limit: at most {limit:g}; "
+    return Figure(
+        name,
+        value,
+        "",
+        f"{limited}{beside}{min(each):.2f} to {max(each):.2f}",
+        None if limit is None else value <= limit,
+    )
 
 
 def figures(found: ComparisonResults) -> list[Figure]:
@@ -202,14 +224,10 @@ def figures(found: ComparisonResults) -> list[Figure]:
     values = [each.value for each in cells.values()]
     lost = [each.name for each in cells.values() if each.value < 1]
     strict = max(cells[shape, STRICT.name].value for shape in SHAPES)
-    loop = ratio("itl_p99_ratio", found.bursts, found.beside_loop)
-    over = [
-        p99([one.own_s for one in each]) / itl_s
-        for each, itl_s in zip(found.second, found.bursts, strict=True)
-        if each
-    ]
+    moved = [(each, s) for each, s in zip(found.second, found.bursts, strict=True) if each]
+    own = [p99([one.own_s for one in each]) for each, _ in moved]
     return [
-        at_most(loop.name, loop.value, ITL_LIMIT),
+        ratio("itl_p99_ratio", found.bursts, found.beside_loop, limit=ITL_LIMIT),
         ratio("itl_p99_over_alone", found.bursts, found.alone),
         ratio("itl_p99_over_alone_floor", found.beside_loop, found.alone),
         ratio(
@@ -217,8 +235,8 @@ def figures(found: ComparisonResults) -> list[Figure]:
         ),
         Figure("itl_p99_alone_ms", 1000 * statistics.median(found.alone), "ms"),
         *(
-            [at_most("second_token_over_steps", statistics.median(over), SECOND_LIMIT)]
-            if over
+            [ratio("second_token_over_steps", own, [s for _, s in moved], limit=SECOND_LIMIT)]
+            if moved
             else []
         ),
         *second_token_parts([one for each in found.second for one in each]),

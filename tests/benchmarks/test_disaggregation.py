@@ -66,12 +66,12 @@ def test_cells_take_the_best_chunk_and_name_what_loses() -> None:
     found = ComparisonResults(Pace(1.0, 1.0), [0.1], [0.15], [0.16])
     found.colocated = {64: [0.4], 128: [0.3]}
     found.second = [[SecondToken(1.0, 0.1, 0.1, 0.0)]]
-    found.requests = {"bursts": [good, good, good], "mixed": [good, bad, bad]}
-    found.of_chunk = {("bursts", 64): [good, bad, bad], ("bursts", 128): [good, good, bad]}
-    found.of_chunk |= {("mixed", 64): [good, good, bad], ("mixed", 128): [bad, bad, bad]}
+    found.requests = {"bursts": [[good, good, good]], "mixed": [[good, bad, bad]]}
+    found.of_chunk = {("bursts", 64): [[good, bad, bad]], ("bursts", 128): [[good, good, bad]]}
+    found.of_chunk |= {("mixed", 64): [[good, good, bad]], ("mixed", 128): [[bad, bad, bad]]}
     named = {each.name: each for each in figures(found)}
     assert named["bursts_strict"].value == 1.5 and named["mixed_strict"].value == 0.5
-    assert "chunk 128; TTFT 5.00 s, every gap 300 ms" in named["bursts_strict"].beside
+    assert "3 and 2 of 3, chunk 128; 1.50 to 1.50; TTFT 5.00 s" in named["bursts_strict"].beside
     assert named["goodput_ratio_best"].holds and not named["goodput_ratio_worst"].holds
     assert named["cells_lost"].value == 3 and "mixed_strict" in named["cells_lost"].beside
     assert named["itl_p99_ratio"].value == pytest.approx(0.16 / 0.15)
