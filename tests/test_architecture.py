@@ -167,7 +167,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "advice": {"figures", "fleets"},
         "simulator": {"figures", "fleets"},
         "disaggregation": {"figures", "fleets", "inputs"},
-        "chunk_orders": {"figures", "fleets"},
+        "chunk_orders": {"figures", "fleets", "inputs"},
         ".": {"figures", "inputs", "fleets", "peers", "gpu_parts"},
         "console": {"figures", "fleets", "."},
         "unlike": {"figures", "."},

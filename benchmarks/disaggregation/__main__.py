@@ -2,6 +2,7 @@
 or two workers that do both (C), with the best chunk that C has.
 
     python -m benchmarks.disaggregation [--rounds N] [--seconds S] [--quick] [--json FILE]
+    python -m benchmarks.disaggregation --predict
 
 Real processes of `baton serve`, one thread a worker, with the random bf16 model of 0.45 B
 parameters (`--quick`: baton-tiny); placement is `auto`. The client is this process. Traffic and
@@ -22,6 +23,8 @@ SHAPE_OBJECTIVE    requests that meet the objective, D over C with the best chun
                    rounds together
 goodput_ratio_best, goodput_ratio_worst
                    the best of the strict objective's cells, the worst of all. `cells_lost`: below 1
+predicted_SHAPE_OBJECTIVE
+                   with `--predict`, and nothing else: the cells on virtual time, 20 minutes of it
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from baton.deploy.bench.http_client import ServerAddress
 from baton.deploy.bench.load import Load
 from baton.models.embedded import embedded_model
 from baton.planner.traces import TraceRequest
+from benchmarks.disaggregation.predicted_cells import predicted_cells
 from benchmarks.disaggregation.second_token import SecondToken, second_tokens
 from benchmarks.disaggregation.traffic_shapes import (
     LONG_TOKENS,
@@ -69,6 +73,7 @@ COLOCATED_CHUNKS = (64, 128, 256)
 TOKEN_IDS = (300, 1800)
 POOL_TOKENS = 24_576
 SECONDS, QUICK_SECONDS = 60.0, 12.0
+PREDICTED_SECONDS = 1200.0
 
 
 @dataclass(slots=True)
@@ -271,7 +276,11 @@ def main() -> None:
     made.add_argument("--rounds", type=int, default=1)
     made.add_argument("--seconds", type=float, help="of traffic in each run, before its pace")
     made.add_argument("--quick", action="store_true", help="the small embedded model, one chunk")
+    made.add_argument("--predict", action="store_true", help="on virtual time alone, in seconds")
     options = made.parse_args()
+    if options.predict:
+        report(predicted_cells(PREDICTED_SECONDS, COLOCATED_CHUNKS), options.json)
+        return
     model = embedded_model() if options.quick else cached_model()
     seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
     comparison = Comparison(

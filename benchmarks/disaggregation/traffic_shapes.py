@@ -18,7 +18,7 @@ PROMPT_S, STEP_S = 4.0, 0.05  # of the machine of the shapes
 LONG_TOKENS = 1500  # of a prompt of a burst
 STREAMS = 4
 STREAM_PROMPT, STREAM_TOKENS = 60, 160
-PERIOD_S = 12.0
+PERIOD_S, BURST_S = 12.0, 1.5  # the bursts begin so long after the streams
 MIXED = "requests={count},rate={rate},prompt=lognormal:400:0.7,output=exponential:40"
 MIXED_PER_S = 0.55
 
@@ -45,7 +45,10 @@ class Objective:
 
     def met_by(self, request: Measurement) -> bool:
         longest_s = max(request.gaps_s, default=0.0)
-        return not request.error and request.ttft_s <= self.ttft_s and longest_s <= self.gap_s
+        return not request.error and self.allows(request.ttft_s, longest_s)
+
+    def allows(self, ttft_s: float, longest_gap_s: float) -> bool:
+        return ttft_s <= self.ttft_s and longest_gap_s <= self.gap_s
 
     @property
     def text(self) -> str:
@@ -57,18 +60,20 @@ OBJECTIVES = (STRICT, Objective("quick_start", 2.5, 1.0), Objective("patient", 1
 
 
 def streams(seconds: float, pace: Pace) -> list[TraceRequest]:
-    """Return four answers of 160 tokens to short prompts at the beginning of each period."""
+    """Return four answers of 160 tokens to short prompts in the first second of each period."""
     return [
-        TraceRequest(pace.prompt * PERIOD_S * period, STREAM_PROMPT, STREAM_TOKENS)
+        TraceRequest(
+            pace.prompt * (PERIOD_S * period + number / STREAMS), STREAM_PROMPT, STREAM_TOKENS
+        )
         for period in range(periods(seconds))
-        for _ in range(STREAMS)
+        for number in range(STREAMS)
     ]
 
 
 def bursts(seconds: float, pace: Pace) -> list[TraceRequest]:
     """Return the streams, and in each period two prompts of 1,500 tokens at once."""
     long = [
-        TraceRequest(pace.prompt * (PERIOD_S * period + 1.0), LONG_TOKENS, 16)
+        TraceRequest(pace.prompt * (PERIOD_S * period + BURST_S), LONG_TOKENS, 16)
         for period in range(periods(seconds))
         for _ in range(2)
     ]
@@ -93,11 +98,12 @@ def periods(seconds: float) -> int:
 def stream_gaps(requests: list[Measurement]) -> list[float]:
     """Return the gaps of the streams of each period, from when all of them decode."""
     found = []
-    by_period: dict[float, list[Measurement]] = {}
-    for each in requests:
-        if each.asked.output_tokens == STREAM_TOKENS:
-            by_period.setdefault(each.asked.arrived_s, []).append(each)
-    for group in by_period.values():
+    ordered = sorted(
+        (each for each in requests if each.asked.output_tokens == STREAM_TOKENS),
+        key=lambda each: each.asked.arrived_s,
+    )
+    for first in range(0, len(ordered), STREAMS):
+        group = ordered[first : first + STREAMS]
         since_s = max(each.first_s for each in group)
         for each in group:
             at_s = each.first_s

@@ -10,6 +10,7 @@ import pytest
 from baton.deploy.bench.answer import Measurement
 from baton.planner.traces import TraceRequest
 from benchmarks.disaggregation.__main__ import ComparisonResults, figures
+from benchmarks.disaggregation.predicted_cells import predicted_cells
 from benchmarks.disaggregation.second_token import SecondToken, second_tokens
 from benchmarks.disaggregation.traffic_shapes import (
     LONG_TOKENS,
@@ -77,6 +78,13 @@ def test_cells_take_the_best_chunk_and_name_what_loses() -> None:
     assert named["itl_p99_ratio"].value == pytest.approx(0.16 / 0.15)
     assert named["itl_p99_over_alone_colocated"].value == pytest.approx(3.0)
     assert named["second_token_over_steps"].value == pytest.approx(0.2 / 0.16)
+
+
+def test_cells_are_predicted_on_virtual_time() -> None:
+    named = {each.name: each for each in predicted_cells(60.0, (64,))}
+    assert len(named) == 6
+    assert named["predicted_bursts_strict"].value > 1  # a burst's first prompt is in time
+    assert "chunk 64; TTFT 2.50 s" in named["predicted_mixed_quick_start"].beside
 
 
 def test_real_fleets_are_measured(measured: Any) -> None:
