@@ -114,7 +114,10 @@ def drawn_choices() -> Iterator[Values]:
 
 
 def fitting(values: Values) -> Values:
-    """Return the values with the metrics that an autoscaler reads."""
+    """Return the values with the metrics that an autoscaler reads, and the password of an own
+    Redis."""
+    if values.get("redis", {}).get("url"):
+        values = merged(values, {"secrets": {"existing": "mine"}})
     if values.get("autoscaling", {}).get("mode", "none") == "none":
         return values
     return merged(values, {"monitoring": {"enabled": True}, "orchestrator": "plain"})

@@ -21,7 +21,7 @@ BAD = {
     "prefill.ep": (2, "prefill.ep is 2, but the 1 ranks of prefill.tp cannot form 2 equal groups"),
     "decode.gpu": ({"count": 1, "resource": ""}, "decode.gpu.count is 1 without"),
     "prefill.rdma": ({"count": 1}, "prefill.rdma.count is 1 without"),
-    "prefill.gpu": ({"count": 1}, None),
+    "prefill": ({"gpu": {"count": 1}, "settings": {"worker.device": "cuda"}}, None),
     "redis.enabled": (False, "redis.url is empty"),
     "redis.url": ("redis://elsewhere:6379/0", "redis.enabled and redis.url are both set"),
     "tls.mode": ("existing", "tls.existingSecrets.router is empty"),
@@ -36,6 +36,19 @@ BAD = {
     "workers.kvPorts": ("9500-9400", "FIRST below LAST"),
     "workers.settings": ({"worker.port": 1}, "which the chart sets itself"),
     "orchestrator": ("ray", "orchestrator"),
+    "prefill.gpu": ({"resource": "amd.com/gpu"}, "amd.com/gpu, a device for which Baton has no"),
+    "decode.gpu.resource": ("h200", "decode.gpu.resource is h200, which no device plugin offers"),
+    "decode.gpu.count": (1, "decode.gpu.count is 1, but worker.device is cpu; set"),
+    "router.resources": ({"requests": {"memory": "1025Mi"}}, "1025Mi, above the limit of 1Gi"),
+    "prefill.resources": (
+        {"limits": {"cpu": "900m"}},
+        "prefill.resources.requests.cpu is 1, above the limit of 900m; lower it",
+    ),
+    "workers.sharedMemory": ("5Gi", "sharedMemory is 5Gi, above the 4Gi of prefill.resources"),
+    "redis": ({"enabled": False, "url": "redis://r:6379/0"}, "secrets.existing is empty: the Sec"),
+    "model.tokenSecret": ("hub", "model.tokenSecret is hub, but nothing is downloaded"),
+    "prefill.settings": ({"worker.host": "::"}, "prefill.settings has worker.host, which the"),
+    "secrets.existing": ("mine", None),
     "kuberay.rayVersion": ("new", "rayVersion|pattern"),
     "autoscaling.mode": ("baton", "runs no role controller; set autoscaling.mode to hpa"),
     "autoscaling": ({"mode": "hpa"}, "monitoring.enabled is false; set monitoring.enabled=true"),
@@ -107,7 +120,7 @@ def test_kv_ports_must_leave_the_workers_ports_free() -> None:
 
 def test_notes_have_the_exact_request() -> None:
     notes = render(DEMO).notes
-    assert "curl http://127.0.0.1:8000/v1/chat/completions" in notes
+    assert "curl -N http://127.0.0.1:8000/v1/chat/completions" in notes
     assert '"model": "baton-tiny"' in notes and "helm -n llm test chat" in notes
 
 

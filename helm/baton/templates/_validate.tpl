@@ -1,6 +1,13 @@
 {{/* What values.schema.json cannot say: values that do not fit together. Each message names the
 value and the remedy. */}}
 
+{{/* A quantity such as 500m, 2 or 64Gi as a number. */}}
+{{- define "baton.quantity" -}}
+{{- $units := dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
+{{- $number := regexFind "^[0-9.]+" (toString .) -}}
+{{- mulf (float64 $number) (get $units (trimPrefix $number (toString .)) | default 1.0) -}}
+{{- end -}}
+
 {{- define "baton.validate" -}}
 {{- $model := .Values.model -}}
 {{- $sources := 0 -}}
@@ -18,6 +25,9 @@ value and the remedy. */}}
 {{- if and $model.repository $model.volume.hostPath -}}
 {{- fail "model.repository is downloaded into a claim; unset model.volume.hostPath, or set model.path to a folder that is there" -}}
 {{- end -}}
+{{- if and $model.tokenSecret (not $model.repository) -}}
+{{- fail (printf "model.tokenSecret is %s, but nothing is downloaded; unset it, or set model.repository" $model.tokenSecret) -}}
+{{- end -}}
 {{- if and .Values.router.adminPort (not .Values.router.adminKeySecret) -}}
 {{- fail "router.adminPort is set and router.adminKeySecret is empty; name a Secret with the operator's key under admin-key" -}}
 {{- end -}}
@@ -26,6 +36,18 @@ value and the remedy. */}}
 {{- end -}}
 {{- if and .Values.redis.enabled .Values.redis.url -}}
 {{- fail "redis.enabled and redis.url are both set; set redis.enabled=false to use your own Redis" -}}
+{{- end -}}
+{{- if and .Values.redis.url (not .Values.secrets.existing) -}}
+{{- fail "redis.url is set and secrets.existing is empty: the Secret that the hook creates has no password of your Redis; set secrets.existing to a Secret with token, api-keys and, if your Redis has a password, redis-password" -}}
+{{- end -}}
+{{- range $place, $resources := dict "router" .Values.router.resources "prefill" .Values.prefill.resources "decode" .Values.decode.resources "kuberay.head" .Values.kuberay.head.resources -}}
+{{- range $kind := list "cpu" "memory" -}}
+{{- $least := get $resources.requests $kind -}}
+{{- $most := get $resources.limits $kind -}}
+{{- if and $least $most (gt (include "baton.quantity" $least | float64) (include "baton.quantity" $most | float64)) -}}
+{{- fail (printf "%s.resources.requests.%s is %v, above the limit of %v; lower it, or raise %s.resources.limits.%s" $place $kind $least $most $place $kind) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- range $role := list "prefill" "decode" -}}
 {{- $pool := get $.Values $role -}}
@@ -42,6 +64,19 @@ value and the remedy. */}}
 {{- end -}}
 {{- if and (gt (int $pool.gpu.count) 0) (not $pool.gpu.resource) -}}
 {{- fail (printf "%s.gpu.count is %d without %s.gpu.resource; name the device plugin's resource, such as nvidia.com/gpu" $role (int $pool.gpu.count) $role) -}}
+{{- end -}}
+{{- if regexMatch "^(amd\\.com|gpu\\.intel\\.com|habana\\.ai|google\\.com|aws\\.amazon\\.com)/" $pool.gpu.resource -}}
+{{- fail (printf "%s.gpu.resource is %s, a device for which Baton has no kernels; name a resource of NVIDIA's device plugin, such as nvidia.com/gpu, or set %s.gpu.count=0" $role $pool.gpu.resource $role) -}}
+{{- end -}}
+{{- if and $pool.gpu.resource (not (regexMatch "^[a-z0-9.-]+\\.[a-z]+/[A-Za-z0-9._-]+$" $pool.gpu.resource)) -}}
+{{- fail (printf "%s.gpu.resource is %s, which no device plugin offers; write it as DOMAIN/NAME, such as nvidia.com/gpu" $role $pool.gpu.resource) -}}
+{{- end -}}
+{{- $device := get $pool.settings "worker.device" | default (get $.Values.workers.settings "worker.device") -}}
+{{- if and (gt (int $pool.gpu.count) 0) (eq (toString $device) "cpu") -}}
+{{- fail (printf "%s.gpu.count is %d, but worker.device is cpu; set %s.gpu.count=0, or remove worker.device" $role (int $pool.gpu.count) $role) -}}
+{{- end -}}
+{{- if gt (include "baton.quantity" $.Values.workers.sharedMemory | float64) (include "baton.quantity" $pool.resources.limits.memory | float64) -}}
+{{- fail (printf "workers.sharedMemory is %s, above the %v of %s.resources.limits.memory, of which it is a part; lower it, or raise the limit" $.Values.workers.sharedMemory $pool.resources.limits.memory $role) -}}
 {{- end -}}
 {{- if and (gt (int $pool.rdma.count) 0) (not $pool.rdma.resource) -}}
 {{- fail (printf "%s.rdma.count is %d without %s.rdma.resource; name the device plugin's resource, such as rdma/hca" $role (int $pool.rdma.count) $role) -}}
