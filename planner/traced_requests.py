@@ -4,18 +4,19 @@
             router, messages    KV room       the wait for a step        computation
 
 The time to the first token ends where that token reached the router (`after_us`), streamed or not.
-No trace has a block's hash: prompts count with the tokens that were computed, so prefix hits stay
-as they were. Pure.
+Traces name the blocks of prompts, so a simulation finds its own prefix hits; what was cached before
+the first of these requests counts as cached by every worker. Where a trace names none, all prompts
+count with the tokens that were computed, so prefix hits stay as they were. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from baton.planner.timing_fit import TimingSample
-from baton.planner.traces import TraceRequest, in_order
+from baton.planner.traces import BLOCK_TOKENS, TraceRequest, in_order
 from baton.runtime.errors import ConfigError
 
 CAUSES = ("credit", "queue", "compute", "cached read", "rest")
@@ -26,6 +27,7 @@ _CAUSE_OF = {
     "chunk": "compute",
     "cached read": "cached read",
 }
+NAME_BYTES = 8  # of a block's name in a trace
 MIN_TRANSFER_S = 1e-6
 
 
@@ -45,6 +47,8 @@ class TracedRequest:
     read_bytes: int
     read_blocks: int
     transfers: tuple[tuple[float, float], ...]
+    named_tokens: int = 0  # that each of `block_names` stands for; 0: none was recorded
+    block_names: bytes = b""
 
     @property
     def computed_tokens(self) -> int:
@@ -57,7 +61,7 @@ def traced_requests(records: Iterable[Mapping[str, Any]]) -> list[TracedRequest]
     a record is not of this version's form."""
     try:
         found = [_traced(each) for each in records if _answered(each)]
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         raise ConfigError(
             f"a trace of the router is not of this version's form ({error!r}): use the same "
             "version of Baton for the router and for this command"
@@ -66,11 +70,53 @@ def traced_requests(records: Iterable[Mapping[str, Any]]) -> list[TracedRequest]
 
 
 def traffic_of(requests: Sequence[TracedRequest]) -> list[TraceRequest]:
-    """Return the requests as traffic to simulate, the first at 0."""
+    """Return the requests as traffic to simulate, in order of arrival, the first at 0."""
+    if (size := common_block_tokens(requests)) is not None:
+        return in_order(_with_blocks(requests, size))
     return in_order(
         TraceRequest(each.begun_wall_s, each.computed_tokens, each.output_tokens)
         for each in requests
     )
+
+
+def common_block_tokens(requests: Sequence[TracedRequest]) -> int | None:
+    """Return the tokens of a block by which all prompts can be compared; None if the traces do not
+    allow it. A prompt that has no whole block has none to name."""
+    sizes = [each.named_tokens for each in requests if each.block_names]
+    unnamed = [each for each in requests if not each.block_names]
+    size = max(sizes, default=0)
+    usable = 0 < size <= BLOCK_TOKENS and all(not each & (each - 1) for each in sizes)
+    return size if usable and all(each.prompt_tokens < size for each in unnamed) else None
+
+
+def _with_blocks(requests: Sequence[TracedRequest], size: int) -> Iterator[TraceRequest]:
+    """Yield the requests with the names of blocks of `size` tokens, without leading blocks that
+    were cached and that no request before had: they were cached before."""
+    before, seen = set[int](), set[int]()
+    for each in requests:
+        names, held, first = _names(each, size), each.cached_tokens // size, 0
+        for name in names:
+            if name not in before:
+                if name in seen or first >= held:
+                    break
+                before.add(name)
+            first += 1
+        seen.update(names[first:])
+        tokens = max(1, each.prompt_tokens - first * size)
+        blocks = tuple(names[first:])[: -(-tokens // size)]
+        yield TraceRequest(each.begun_wall_s, tokens, each.output_tokens, blocks, size)
+
+
+def _names(request: TracedRequest, size: int) -> list[int]:
+    """Return the names of the prompt's whole blocks: each names the prefix up to its end."""
+    if not request.block_names:
+        return []
+    width, step = NAME_BYTES, size // request.named_tokens
+    found = [
+        int.from_bytes(request.block_names[at : at + width], "big") >> 1
+        for at in range(0, len(request.block_names), width)
+    ]
+    return found[step - 1 :: step][: request.prompt_tokens // size]
 
 
 def transfer_samples(requests: Iterable[TracedRequest]) -> list[TimingSample]:
@@ -124,6 +170,8 @@ def _traced(record: Mapping[str, Any]) -> TracedRequest:
         read_bytes=int(record["read_bytes"]),
         read_blocks=sum(blocks for *_, blocks in record["offers"]),
         transfers=tuple(_transfers(record)),
+        named_tokens=int(record.get("prompt_blocks", [0])[0]),
+        block_names=bytes.fromhex(record.get("prompt_blocks", [0, ""])[1]),
     )
 
 

@@ -3,8 +3,9 @@
     mooncake      JSON lines {"timestamp": ms, "input_length", "output_length", "hash_ids"}
                   (kvcache-ai/Mooncake); a hash id names a 512-token block and its whole prefix
     azure         CSV TIMESTAMP,ContextTokens,GeneratedTokens (Azure/AzurePublicDataset)
-    recorded      JSON lines {"arrived_s", "prompt_tokens", "output_tokens", "blocks"}: what a
-                  router may record; the fields are checked as strictly as the others
+    recorded      JSON lines {"arrived_s", "prompt_tokens", "output_tokens", "blocks",
+                  "block_tokens"}: what a router records; the fields are checked as strictly as the
+                  others
 
 Without hashes no two prompts share a block. Reading is bounded, and every error names the file, the
 line and the field. Pure but for the file that it reads. Distributions: trace_distributions.py.
@@ -33,13 +34,14 @@ MAX_HASH = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request. `blocks` names the prompt's blocks of BLOCK_TOKENS, the partial last one
-    included; empty: no other prompt has the same prefix."""
+    """One request. `blocks` names the prompt's blocks of `block_tokens` (a power of two), and its
+    partial last one or not; empty: no other prompt has the same prefix."""
 
     arrived_s: float
     prompt_tokens: int
     output_tokens: int
     blocks: tuple[int, ...] = ()
+    block_tokens: int = BLOCK_TOKENS
 
 
 def read_trace(path: Path, limit: int = MAX_REQUESTS) -> list[TraceRequest]:
@@ -86,6 +88,7 @@ def write_traffic(requests: Iterable[TraceRequest], path: Path) -> None:
             }
             if each.blocks:
                 fields["blocks"] = each.blocks
+                fields["block_tokens"] = each.block_tokens
             file.write(json.dumps(fields) + "\n")
 
 
@@ -131,12 +134,19 @@ def _mooncake(line: str, source: str) -> TraceRequest:
 
 
 def _recorded(line: str, source: str) -> TraceRequest:
-    values = _fields(line, source, ("arrived_s", "prompt_tokens", "output_tokens"), ("blocks",))
+    wanted, optional = ("arrived_s", "prompt_tokens", "output_tokens"), ("blocks", "block_tokens")
+    values = _fields(line, source, wanted, optional)
+    size = _tokens(values.get("block_tokens", BLOCK_TOKENS), source, "block_tokens")
+    if size > BLOCK_TOKENS or size & (size - 1):
+        raise ConfigError(
+            f"{source}: block_tokens is {size}, not a power of two up to {BLOCK_TOKENS}"
+        )
     return TraceRequest(
         _seconds(values["arrived_s"], source, "arrived_s", 1.0),
         _tokens(values["prompt_tokens"], source, "prompt_tokens"),
         _tokens(values["output_tokens"], source, "output_tokens"),
-        _blocks(values, "blocks", "prompt_tokens", source),
+        _blocks(values, "blocks", "prompt_tokens", source, size),
+        size,
     )
 
 
@@ -200,17 +210,19 @@ def _whole(cell: str, source: str, name: str) -> int:
     return int(text)
 
 
-def _blocks(values: Mapping[str, Any], name: str, length: str, source: str) -> tuple[int, ...]:
+def _blocks(
+    values: Mapping[str, Any], name: str, length: str, source: str, size: int = BLOCK_TOKENS
+) -> tuple[int, ...]:
     found = values.get(name, [])
     if not isinstance(found, list):
         raise ConfigError(f"{source}: {name} is not a list")
     if not found:
         return ()
-    full = values[length] // BLOCK_TOKENS
+    full = values[length] // size
     if not full <= len(found) <= full + 1:
         raise ConfigError(
             f"{source}: {name} has {len(found)} entries, and {values[length]} tokens have {full} "
-            f"full blocks of {BLOCK_TOKENS}"
+            f"full blocks of {size}"
         )
     for index, each in enumerate(found):
         if isinstance(each, bool) or not isinstance(each, int) or not 0 <= each <= MAX_HASH:

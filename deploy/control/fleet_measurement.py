@@ -17,6 +17,7 @@ from baton.planner.controller_load import FleetSample, WorkerSample
 from baton.planner.step_samples import StepLimits, fit_steps_together
 from baton.planner.traced_requests import (
     TracedRequest,
+    common_block_tokens,
     host_samples,
     kv_bytes_per_token,
     traced_requests,
@@ -96,7 +97,8 @@ def _block_tokens(size: int, requests: list[TracedRequest]) -> int:
     have many."""
     mean = sum(each.prompt_tokens for each in requests) / len(requests)
     wanted = max(float(size), mean / BLOCKS_OF_A_PROMPT)
-    return min(BLOCK_TOKENS, 1 << int(math.log2(max(1.0, wanted))))
+    most = common_block_tokens(requests) or BLOCK_TOKENS
+    return min(most, 1 << int(math.log2(max(1.0, wanted))))
 
 
 def _limits(workers: Sequence[WorkerSample]) -> StepLimits:

@@ -28,8 +28,9 @@ def trace_record(trace: RequestTrace, end: RequestEnd, kept: list[str]) -> dict[
     worker], one after another from the first byte; `after` those from the first token on, which
     reached the router `after_us` after the first byte. `offers` are the blocks of the handoff,
     [begin, landed, verified, blocks], in microseconds from the first byte. `ttft_s` is None
-    where no part of an answer was sent. `kept` is why a collector gets it whatever its sample ratio
-    is."""
+    where no part of an answer was sent. `prompt_blocks` are the tokens that a name of the prompt's
+    blocks stands for, and these names in hex, one after the other. `kept` is why a collector gets
+    it whatever its sample ratio is."""
     after = trace.after
     return {
         "id": end.request_id,
@@ -51,6 +52,7 @@ def trace_record(trace: RequestTrace, end: RequestEnd, kept: list[str]) -> dict[
         "offers": [[*map(_us, times), blocks] for *times, blocks in trace.offers],
         "read_bytes": trace.read_bytes,
         "reads": trace.reads,
+        "prompt_blocks": [trace.named_tokens, trace.block_names.hex()],
     }
 
 

@@ -134,7 +134,9 @@ class Submitter:
         except (LinkClosed, Overloaded) as error:
             return error
         attempt.active_request.trace.record_sent(link.worker_id)
-        self._fleet.recent_prompts.add(attempt.identities.get(placement.decode.kv_format, ()))
+        identities = attempt.identities.get(placement.decode.kv_format, ())
+        attempt.active_request.trace.record_prompt(identities, placement.decode.block_size)
+        self._fleet.recent_prompts.add(identities)
         attempt.identities.clear()  # another attempt may have other tokens
         now_s = asyncio.get_running_loop().time()
         self._record_placement(placement.decode, now_s)

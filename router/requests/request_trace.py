@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from baton.proto import worker_pb2
 from baton.runtime.telemetry.timeline import MAX_OFFERS, Timeline, read
 
+NAME_BYTES = 8  # of a block's identity, kept in a trace
+MAX_NAMES = 64  # of a prompt, unless it has more than MAX_NAMES * MAX_NAMED_TOKENS tokens
+MAX_NAMED_TOKENS = 512  # that one name stands for
 _MAX_BYTES = 1 << 53  # a number that all readers of JSON know exactly
 
 Mark = Callable[[str], None]
@@ -47,6 +50,7 @@ class RequestTrace:
         self.worker = ""  # the decode worker that has it, or had it last
         self.offers: list[tuple[float, float, float, int]] = []
         self.read_bytes = self.reads = 0
+        self.named_tokens, self.block_names = 0, b""  # see `record_prompt`
         self._receipt_s = 0.0  # when that worker received it
         self._sent = False  # and no output has come since
 
@@ -71,6 +75,18 @@ class RequestTrace:
         """Record that it was placed and sent to a decode worker."""
         self._current.mark("place", self._clock())
         self.worker, self._sent = worker_id, True
+
+    def record_prompt(self, identities: Sequence[bytes], block_tokens: int) -> None:
+        """Record the prompt's blocks, so that advice can tell which prompts share a prefix: the
+        beginning of the identity of every block that ends `named_tokens` after the one before.
+        Identities are keyed hashes: they tell no text. Only those of the first attempt count."""
+        if self.named_tokens or not identities:
+            return
+        step = 1
+        while 2 * step * block_tokens <= MAX_NAMED_TOKENS and len(identities) > step * MAX_NAMES:
+            step *= 2
+        self.named_tokens = step * block_tokens
+        self.block_names = b"".join([name[:NAME_BYTES] for name in identities[step - 1 :: step]])
 
     def record_loss(self) -> None:
         """Record that its worker has failed it, or is lost."""

@@ -23,9 +23,14 @@ _OWN = 1 << 120  # names that a request shares with no other
 
 def block_names(request: TraceRequest, number: int, size: int = BLOCK_TOKENS) -> list[bytes]:
     """Return the identities of all blocks of `size` tokens of the prompt, the partial last one
-    included. A block of the trace has the same parts in each prompt that has it."""
-    count, parts = -(-request.prompt_tokens // size), BLOCK_TOKENS // size
-    known = [each * parts + part for each in request.blocks for part in range(parts)][:count]
+    included. A block of the trace has the same parts in each prompt that has it; a block of several
+    of the trace's has the name of the last one, which names its whole prefix."""
+    count, parts = -(-request.prompt_tokens // size), request.block_tokens // size
+    if parts:
+        known = [each * parts + part for each in request.blocks for part in range(parts)][:count]
+    else:
+        step = size // request.block_tokens
+        known = list(request.blocks[step - 1 :: step])
     names = [each.to_bytes(IDENTITY_BYTES, "big") for each in known]
     own = _OWN | number << 32
     return names + [

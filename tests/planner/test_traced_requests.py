@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from baton.planner.traced_requests import (
+    common_block_tokens,
     host_samples,
     kv_bytes_per_token,
     traced_requests,
@@ -61,3 +64,36 @@ def test_a_record_of_another_version_is_refused() -> None:
     del other["path"]
     with pytest.raises(ConfigError, match="same version"):
         traced_requests([other])
+
+
+def named(time_s: float, names: list[int], cached: int, size: int = 64) -> dict[str, Any]:
+    """Return the record of a prompt of these blocks and half a block more."""
+    text = b"".join([(2 * name).to_bytes(8, "big") for name in names]).hex()
+    tokens = size * len(names) + size // 2
+    return record(time_s, prompt_tokens=tokens, cached_tokens=cached, prompt_blocks=[size, text])
+
+
+def test_shared_blocks_are_left_to_the_simulation() -> None:
+    """Block 1 was cached before the first request; 2 and 3 came with it, and are its own work."""
+    found = traffic_of(
+        traced_requests(
+            [named(1.0, [1, 2, 3], 64), named(2.0, [1, 2, 3, 4], 192), named(3.0, [5], 0)]
+        )
+    )
+    assert [each.blocks for each in found] == [(2, 3), (2, 3, 4), (5,)]
+    assert [each.prompt_tokens for each in found] == [160, 224, 96]
+    assert {each.block_tokens for each in found} == {64}
+
+
+def test_names_of_unlike_lengths_are_compared_by_the_longer() -> None:
+    found = traced_requests([named(1.0, [7, 8, 9, 10], 0, 32), named(2.0, [8, 10], 0, 64)])
+    assert common_block_tokens(found) == 64
+    assert [each.blocks for each in traffic_of(found)] == [(8, 10), (8, 10)]
+
+
+def test_without_names_prompts_count_as_they_were_computed() -> None:
+    found = traced_requests([named(1.0, [1], 64), record(2.0, prompt_tokens=50)])
+    assert common_block_tokens(found) == 64  # the other one has no whole block of 64
+    found = traced_requests([named(1.0, [1], 64), record(2.0, prompt_tokens=640, cached_tokens=48)])
+    assert common_block_tokens(found) is None
+    assert [each.prompt_tokens for each in traffic_of(found)] == [32, 592]

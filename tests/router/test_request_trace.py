@@ -66,3 +66,17 @@ async def test_counts_of_spans_are_numbers_of_their_kind(monkeypatch: pytest.Mon
         "critical": spans["fetch"]["critical"],
     }
     assert spans["chunk"]["tokens"] == 150 and "blocks" not in spans["chunk"]
+
+
+async def test_a_prompts_blocks_are_named_at_even_distances() -> None:
+    """Advice compares them. A retry has other tokens: the first attempt's names stay."""
+    identities = [bytes([number]) * 16 for number in range(200)]
+    trace = RequestTrace()
+    trace.record_prompt(identities, 16)
+    trace.record_prompt(identities[:1], 16)
+    found = trace_record(trace, RequestEnd("r", "finished", 1.0, 3200, 1, 0, 0), [])
+    expected = b"".join([identity[:8] for identity in identities[3::4]])
+    assert found["prompt_blocks"] == [64, expected.hex()]
+    longest = RequestTrace()
+    longest.record_prompt(identities * 100, 16)
+    assert longest.named_tokens == 512 and len(longest.block_names) == 8 * 20_000 // 32

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from baton.planner.timing_model import (
 )
 from baton.planner.trace_distributions import draw_trace
 from baton.planner.traces import BLOCK_TOKENS, TraceRequest, in_order
+from baton.router.requests.request_trace import NAME_BYTES
 from baton.runtime.config import Config, HandoffConfig, PlacementMode, PoolConfig
 from baton.simulation.capacity.capacity_run import run_fleet
 from baton.simulation.capacity.layout import CapacityScenario, Layout
@@ -126,6 +128,17 @@ def test_a_routed_fleet_takes_the_simulated_times(layout: Layout, seed: int) -> 
     compare(real, simulated)
 
 
+def shared_names(real: Sequence[Served], size: int) -> int:
+    """Return how many names of blocks of `size` tokens several traces have."""
+    found = Counter(
+        served.block_names[at : at + NAME_BYTES]
+        for served in real
+        if served.named_tokens == size
+        for at in range(0, len(served.block_names), NAME_BYTES)
+    )
+    return sum(count > 1 for count in found.values())
+
+
 def compare(real: Sequence[Served], simulated: Sequence[RequestRecord]) -> None:
     assert [each.tokens for each in real] == [each.tokens for each in simulated]
     for times, limit in (
@@ -163,4 +176,5 @@ def test_shared_prefixes_are_hit_and_read_as_in_a_routed_fleet(layout: Layout, s
     real = serve_traffic(layout, SLOW, traffic, "auto" if layout.prefill else "local")
     simulated = run_fleet(CapacityScenario(layout), SLOW, traffic).records
     assert sum(each.cached_tokens for each in simulated) > 0
+    assert all(each.named_tokens for each in real) and shared_names(real, 32) > 100
     compare(real, simulated)

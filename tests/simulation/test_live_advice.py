@@ -10,6 +10,7 @@ from baton.planner.timing_fit import Fit, FitError
 from baton.planner.timing_model import ChunkTiming, StepTiming, TimingModel
 from baton.planner.trace_distributions import draw_trace
 from baton.planner.traced_requests import traced_requests
+from baton.planner.traces import TraceRequest, in_order
 from baton.simulation.capacity.advice_text import advice_json, advice_table, findings, ttft_shares
 from baton.simulation.capacity.layout import CapacityScenario, Layout, Objectives
 from baton.simulation.capacity.live_advice import MeasuredFleet, advise, changes
@@ -126,3 +127,21 @@ def test_shares_of_causes_are_of_all_requests() -> None:
     records = [record(float(n)) for n in range(5)]
     shares = ttft_shares(traced_requests(records))
     assert shares["compute"] == pytest.approx(0.4) and sum(shares.values()) == pytest.approx(1)
+
+
+def test_each_layout_has_the_cache_hits_of_its_own() -> None:
+    """Turns of conversations: the traces name blocks, of which none was cached before."""
+    traffic = [
+        TraceRequest(
+            8.0 * turn + 0.3 * number, 640 * turn + 30, 12, tuple(range(s, s + 10 * turn)), 64
+        )
+        for number in range(12)
+        for turn in range(1, 5)
+        for s in [1000 * number]
+    ]
+    records = simulated_records(CapacityScenario(LAYOUT), MODEL, in_order(traffic))
+    measured = MeasuredFleet(LAYOUT, FIT, traced_requests(records), GOALS)
+    assert advise(measured).error < 0.01
+    unnamed = [{**each, "prompt_blocks": [0, ""]} for each in records]
+    counted = replace(measured, requests=traced_requests(unnamed))
+    assert advise(counted).error > 0.1  # as if nothing was shared

@@ -38,6 +38,8 @@ class Served:
     mean_gap_s: float  # 0 with a single token
     end_s: float
     tokens: int
+    block_names: bytes  # as its trace has them, each for `named_tokens`
+    named_tokens: int
 
 
 @dataclass(slots=True)
@@ -146,7 +148,9 @@ async def _served(
             tokens += sum(output.token is not None for output in outputs)
             last_s = loop.world_s
         gap_s = (last_s - first_s) / (tokens - 1) if tokens > 1 else 0.0
-        return Served(arrived_s - begun_s, first_s - arrived_s, gap_s, last_s - arrived_s, tokens)
+        names, named = active.trace.block_names, active.trace.named_tokens
+        ttft_s, end_s = first_s - arrived_s, last_s - arrived_s
+        return Served(arrived_s - begun_s, ttft_s, gap_s, end_s, tokens, names, named)
 
     spawn = router.machine.spawn
     found: dict[int, Served] = {}

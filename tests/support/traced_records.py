@@ -40,10 +40,13 @@ def simulated_records(
     for each in run_fleet(scenario, timing, traffic).records:
         path = [["prefill queue", round(1e6 * each.ttft_s), 0, "p0"]]
         total_ms = 1000 * (each.end_s - each.request.arrived_s)
-        sizes = {
+        sizes: dict[str, Any] = {
             "prompt_tokens": each.request.prompt_tokens,
             "output_tokens": each.request.output_tokens,
         }
+        if each.request.blocks:
+            names = b"".join([(2 * name).to_bytes(8, "big") for name in each.request.blocks])
+            sizes["prompt_blocks"] = [each.request.block_tokens, names.hex()]
         arrived_s = 1e6 + each.request.arrived_s
         found.append(record(arrived_s, 1000 * each.ttft_s, total_ms, path=path, **sizes))
     return found
