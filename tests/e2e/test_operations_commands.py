@@ -56,6 +56,7 @@ HOSTS = (  # in this order, on processes around a Redis server
     "baton drain decode-0 --registry rediss://redis.example:6379/0 --config SETTINGS",
 )
 NAME = re.compile(r"baton [a-z]+( [a-z]+)?")  # alone: a mention; tests/test_docs.py knows it
+PODS = "needs pods; tests/helm/test_running_release.py runs it"
 NOT_HERE = {
     "make dashboards": "rewrites files of this tree; tests/deploy/test_monitoring.py compares them",
     "make install": "installs packages",
@@ -66,14 +67,14 @@ NOT_HERE = {
     "systemctl status baton-worker@NAME": "systemd",
     "journalctl -u baton-worker@NAME": "systemd",
     "docker compose -f deploy/compose.yaml up": "Docker and two images",
-    "helm install chat helm/baton -f helm/baton/values-cpu-demo.yaml": "a Kubernetes cluster",
-    "helm test chat": "a Kubernetes cluster",
+    "helm install chat helm/baton -f helm/baton/values-cpu-demo.yaml": PODS,
+    "helm test chat": PODS,
     "helm upgrade": "a Kubernetes cluster",
     "kubectl describe pod POD": "a Kubernetes cluster",
     "kubectl logs POD": "a Kubernetes cluster",
     "kubectl delete pod": "a Kubernetes cluster",
     "kubectl get hpa": "a Kubernetes cluster",
-    "kubectl exec POD -- baton drain POD": "a Kubernetes cluster",
+    "kubectl exec POD -- baton drain POD": PODS,
 }
 
 

@@ -1,0 +1,130 @@
+"""The runner of pods keeps to Kubernetes' rules: what controllers do next, what policies admit,
+what names mean. Without namespaces; test_running_release.py has them."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+
+from baton.deploy.host.release_secrets import create_credentials
+from baton.deploy.host.secrets_api import SecretsApi
+from baton.runtime.errors import BatonError
+from tests.support.chart import example, merged, render
+from tests.support.pods.cluster import hooks_of, service_address
+from tests.support.pods.dns import answered
+from tests.support.pods.network import Endpoint, policy_rules, selects, service_rules
+from tests.support.pods.pod import Probing, expanded
+from tests.support.pods.secrets_server import SecretsServer
+from tests.support.pods.workloads import Actions, PodState, deployment, fully_new, stateful_set
+
+
+def pod(
+    number: int, revision: str = "new", ready: bool = True, terminating: bool = False
+) -> PodState:
+    return PodState(f"p-{number}", revision, ready, terminating, number)
+
+
+def test_a_stateful_set_makes_all_missing_pods_and_ends_the_last() -> None:
+    assert stateful_set(3, "new", [pod(1)]) == Actions(make=(0, 2))
+    assert stateful_set(1, "new", [pod(0), pod(1), pod(2)]).end == ("p-1", "p-2")
+    assert stateful_set(1, "new", [pod(0), pod(1, terminating=True)]) == Actions()
+
+
+def test_a_stateful_set_replaces_one_pod_at_a_time_from_the_last() -> None:
+    old = [pod(0, "old"), pod(1, "old")]
+    assert stateful_set(2, "new", old).end == ("p-1",)
+    assert stateful_set(2, "new", [pod(0, "old"), pod(1, ready=False)]) == Actions()
+    assert stateful_set(2, "new", [pod(0, "old"), pod(1)]).end == ("p-0",)
+    assert fully_new(2, "new", [pod(0), pod(1)]) and not fully_new(2, "new", old)
+
+
+def test_a_deployment_never_has_fewer_ready_pods_than_wanted() -> None:
+    old = [pod(0, "old"), pod(1, "old")]
+    assert deployment(2, "new", old, 7) == Actions(make=(7,))
+    assert deployment(2, "new", [*old, pod(7, ready=False)], 8) == Actions()
+    assert deployment(2, "new", [*old, pod(7)], 8).end == ("p-0",)
+    leaving = [pod(0, "old", ready=False, terminating=True), pod(1, "old"), pod(7)]
+    assert deployment(2, "new", leaving, 8) == Actions(make=(8,))
+    assert deployment(2, "new", [], 0) == Actions(make=(0, 1))
+
+
+def test_probes_fail_after_their_threshold_and_pass_again() -> None:
+    probing = Probing({"periodSeconds": 2, "failureThreshold": 2}, 0.0)
+    assert probing.due(1.0) and not probing.due(2.9) and probing.due(3.0)
+    for good, passed in ((True, True), (False, True), (False, False), (True, True)):
+        probing.saw(good)
+        assert probing.passed is passed
+
+
+def test_selectors_take_labels_and_refuse_what_they_do_not_know() -> None:
+    one = {"matchExpressions": [{"key": "a", "operator": "In", "values": ["x"]}]}
+    assert selects(one, {"a": "x"}) and not selects(one, {"a": "y"}) and selects({}, {})
+    with pytest.raises(ValueError, match="Exists"):
+        selects({"matchExpressions": [{"key": "a", "operator": "Exists"}]}, {})
+
+
+def test_policies_become_rules_of_the_pods_they_admit() -> None:
+    release = render(example("cpu-demo"))
+    parts = {"router": "10.1.0.2", "decode": "10.1.0.3", "prefill": "10.1.0.4", "redis": "10.1.0.5"}
+    found = {
+        labels["app.kubernetes.io/component"]: Endpoint(name, parts[name], labels, ready=True)
+        for labels, _ in release.pods()
+        if (name := labels.get("app.kubernetes.io/component", "")) in parts
+    }
+    policies = release.of_kind("NetworkPolicy")
+    rules = {
+        name: policy_rules(each, policies, list(found.values()), "10.1.0.1")
+        for name, each in found.items()
+    }
+    assert "ip saddr { 10.1.0.2, 10.1.0.3, 10.1.0.4 } tcp dport 6379 accept" in rules["redis"]
+    assert "ip saddr { 10.1.0.3, 10.1.0.4 } tcp dport 20000-20999 accept" in rules["decode"]
+    assert "10.1.0.2 } tcp dport 9001" not in rules["decode"]
+    assert all(text.count("drop") == 2 for text in rules.values())
+    stranger = Endpoint("stranger", "10.1.0.9", {"app": "other"}, ready=True)
+    assert "drop" not in policy_rules(stranger, policies, [], "10.1.0.1")
+
+
+def test_a_service_sends_to_ready_pods_and_refuses_without() -> None:
+    rules = service_rules({("10.96.1.2", 8000): [("10.1.0.2", 8000), ("10.1.0.3", 8000)]})
+    assert "numgen random mod 2 == 0 dnat to 10.1.0.2:8000" in rules
+    assert "tcp dport 8000 dnat to 10.1.0.3:8000" in rules and "reject" in rules
+    assert service_address("a") == service_address("a") != service_address("b")
+
+
+def test_names_are_answered_and_unknown_ones_denied() -> None:
+    query = struct.pack("!6H", 7, 0x100, 1, 0, 0, 0) + b"\x01a\x03llm\x00" + b"\x00\x01\x00\x01"
+    good = answered(query, lambda name: ["10.1.0.2"] if name == "a.llm" else None)
+    assert good.endswith(socket.inet_aton("10.1.0.2")) and good[:2] == b"\x00\x07"
+    bad = answered(query, lambda name: None)
+    assert bad[3] & 15 == 3 and struct.unpack_from("!H", bad, 6) == (0,)
+
+
+def test_names_in_arguments_are_replaced_and_unknown_ones_stay() -> None:
+    assert expanded("$(A) $(B)", {"A": "x"}) == "x $(B)"
+
+
+def test_an_account_may_do_what_its_role_says(tmp_path: Path) -> None:
+    release = render(merged(example("cpu-demo"), {"tls": {"mode": "off"}}))
+    server = SecretsServer("127.0.0.1", "llm", tmp_path / "api")
+    try:
+        files = tmp_path / "account"
+        files.mkdir()
+        for name, content in server.account_files("chat-baton-secrets").items():
+            (files / name).write_bytes(content)
+        api = SecretsApi("llm", "127.0.0.1", server.port, files)
+        with pytest.raises(BatonError, match="403"):
+            create_credentials(api, "chat-baton")
+        (role,) = [each for each in release.of_kind("Role") if "pre-install" in hooks_of(each)]
+        server.roles["chat-baton-secrets"] = role["rules"]
+        assert create_credentials(api, "chat-baton") and not create_credentials(api, "chat-baton")
+        assert api.read("chat-baton-secrets") is not None
+        with pytest.raises(BatonError, match="403"):
+            api.read("another")
+    finally:
+        server.close()
+    assert server.refused == [
+        "chat-baton-secrets create chat-baton-secrets", "chat-baton-secrets get another",
+    ]  # fmt: skip

@@ -1,0 +1,168 @@
+"""A release that runs: the pods of rendered manifests in namespaces, from a newcomer's install to
+an upgrade. Tests follow each other on one release."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.chart import Values, example, merged, render
+from tests.support.operations_page import PAGE, commands
+from tests.support.pods.cluster import PodCluster
+from tests.support.pods.images import local_images
+from tests.support.pods.network import network_unavailable
+from tests.support.pods.programs import Programs
+
+LACKING = network_unavailable()
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(bool(LACKING), reason=f"no pods here: {LACKING}"),
+    pytest.mark.timeout(900),
+]
+SETTINGS = {"worker.dtype": "float32", "pool.blocks": 640}
+FLEET: Values = {  # what the release becomes by an upgrade
+    "model": {"name": "small"},
+    "router": {"replicas": 2, "leaveSeconds": 2},
+    "workers": {"settings": SETTINGS},
+    "decode": {"replicas": 2},
+}
+
+
+@dataclass(slots=True)
+class Site:
+    """A user and the cluster."""
+
+    cluster: PodCluster
+    programs: Programs
+    user: str
+    values: Values
+
+    def upgrade(self, values: Values) -> None:
+        self.values = merged(self.values, values)
+        self.programs.release = render(self.values)
+        self.cluster.apply(self.programs.release, "pre-upgrade")
+
+    def shell(self, script: str) -> subprocess.Popen[str]:
+        """Start a script on the user's machine, which has a network of its own."""
+        path = f"{self.programs.folder}:/usr/local/bin:/usr/bin:/bin:/usr/sbin"
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.user, "bash", "-ec", script],
+            env={"PATH": path}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def typed(self, script: str) -> str:
+        """Run a script of the user's to its end."""
+        process = self.shell(script)
+        text, _ = process.communicate(timeout=400)
+        assert process.returncode == 0, text
+        return text
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("pods")
+    with ExitStack() as stack:
+        cluster = stack.enter_context(PodCluster(folder, local_images(folder)))
+        programs = Programs(cluster, folder / "user")
+        stack.callback(programs.close)
+        values = merged(example("cpu-demo"), FLEET)
+        yield Site(cluster, programs, cluster.client(), values)
+
+
+def documented(beginning: str) -> str:
+    (found,) = [each for each in commands(PAGE.read_text()) if each.startswith(beginning)]
+    return found
+
+
+def test_a_newcomer_reaches_a_first_streamed_token(site: Site) -> None:
+    """What docs/operations.md and the notes say, typed line by line. Images are there already."""
+    began_s = time.monotonic()
+    notes = site.typed(documented("helm install"))
+    shown = re.findall(r"^  ((?:kubectl|KEY=|curl)(?:.|\\\n)+?[^\\])$", notes, re.MULTILINE)
+    assert [each.split()[0][:7] for each in shown] == ["kubectl", "kubectl", "KEY=$(k", "curl"]
+    listening = "until (: < /dev/tcp/127.0.0.1/8000) 2>/dev/null; do sleep 0.05; done"
+    script = [*shown[:-1], listening, shown[-1]]
+    process = site.shell("\n".join([*script, "kill %1"]))
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("data: {") and re.search(r'"content":\s*"[^"]', line):
+            print(f"first streamed token {time.monotonic() - began_s:.1f} s after helm install")
+            break
+    else:
+        pytest.fail("".join(lines) + site.cluster.logs())
+    rest, _ = process.communicate(timeout=60)
+    assert "data: [DONE]" in rest
+
+
+def test_the_hook_has_its_rights_and_a_pod_has_none(site: Site) -> None:
+    names = {"authority-key", "secrets", "router-tls", "prefill-tls", "decode-tls"}
+    assert set(site.cluster.api.secrets) == {f"chat-baton-{name}" for name in names}
+    assert site.cluster.api.refused == []
+    (router,) = site.cluster.pods("router")
+    script = "id -u; touch /usr/x /x 2>&1; grep CapBnd /proc/1/status; ls /etc/baton/tls"
+    seen = router.container("router").run(["sh", "-c", script], 20).stdout
+    assert seen.startswith("10001\n") and seen.count("Read-only file system") == 2
+    assert "CapBnd:\t0000000000000000" in seen and "tls.key" in seen
+
+
+def test_helm_test_proves_that_kv_moved(site: Site) -> None:
+    site.cluster.settle()
+    said = site.typed(documented("helm test"))
+    assert re.search(r"handoffs: [1-9]\d* of 5 prompts", said), said
+
+
+def test_what_no_policy_admits_does_not_pass(site: Site) -> None:
+    """A call that is admitted connects at once; any other one is dropped."""
+    (prefill,), (router,) = site.cluster.pods("prefill"), site.cluster.pods("router")
+    (redis,) = site.cluster.pods("redis")
+    ways = [(prefill.address, 9000), (prefill.address, 9001), (redis.address, 6379),
+            (router.address, 8000)]  # fmt: skip
+    try_all = (
+        "import socket, sys\n"
+        f"for way in {ways!r}:\n"
+        "    try:\n        socket.create_connection(way, 1).close()\n"
+        "    except OSError as error: print(way[1], type(error).__name__)\n"
+        "    else: print(way[1], 'open')\n"
+    )
+    program = [sys.executable, "-IS", "-c", try_all]
+    stranger = {
+        "metadata": {"labels": {"app": "stranger"}},
+        "spec": {
+            "restartPolicy": "Never",
+            "securityContext": {"runAsUser": 10001, "runAsGroup": 10001},
+            "containers": [{"name": "call", "image": "any", "command": program}],
+        },
+    }
+    said = site.cluster.run_once("stranger", stranger)
+    assert re.findall(r"^\d+ \w+", said, re.MULTILINE) == [
+        "9000 TimeoutError", "9001 TimeoutError", "6379 TimeoutError", "8000 open",
+    ]  # fmt: skip
+    own = router.container("router").run(program, 30).stdout
+    assert own.splitlines() == ["9000 open", "9001 TimeoutError", "6379 open", "8000 open"]
+
+
+def test_a_drained_worker_is_started_again(site: Site) -> None:
+    before = site.cluster.pod("chat-baton-prefill-0").restarts
+    site.typed("kubectl exec chat-baton-prefill-0 -- baton drain chat-baton-prefill-0")
+    deadline_s = time.monotonic() + 60
+    while site.cluster.pod("chat-baton-prefill-0").restarts == before:
+        assert time.monotonic() < deadline_s, site.cluster.logs()
+        time.sleep(0.2)
+    site.cluster.settle()
+
+
+def test_an_upgrade_changes_every_pod(site: Site) -> None:
+    before = {each.address for each in site.cluster.pods() if "redis" not in each.name}
+    site.upgrade({})
+    site.cluster.settle()
+    assert before.isdisjoint(each.address for each in site.cluster.pods())
+    assert len(site.cluster.pods("router")) == len(site.cluster.pods("decode")) == 2

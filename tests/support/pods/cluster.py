@@ -1,0 +1,373 @@
+"""A cluster of one namespace on this machine: objects that are wanted, and the pods they make.
+
+    apply ──▶ hooks, to their end ──▶ objects ──▶ a thread: controllers, Services, policies
+
+`apply` takes a rendered release as `helm install` and `helm upgrade` do. The thread looks five
+times a second, and when a pod says that it has changed. Owns all pods, and ends them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tests.support.chart import Release
+from tests.support.pods.container import ContainerPlace, Image
+from tests.support.pods.dns import NameServer
+from tests.support.pods.network import Endpoint, PodNetwork, policy_rules, selects, service_rules
+from tests.support.pods.pod import Pod, PodParts, port_number
+from tests.support.pods.secrets_server import SecretsServer
+from tests.support.pods.volumes import account_mounts, volumes_of
+from tests.support.pods.workloads import (
+    Actions,
+    PodState,
+    deployment,
+    fully_new,
+    revision_of,
+    stateful_set,
+)
+
+Document = dict[str, Any]
+CONTROL_S = 0.2
+SETTLED_S = 600.0
+HOOK_S = 300.0
+KILLED_S = 30.0
+NAMESPACE = "llm"
+ZONE = "svc.cluster.local"
+
+
+class PodCluster:
+    """`images` gives what an image's name stands for. A context manager; `folder` keeps logs."""
+
+    def __init__(self, folder: Path, images: Callable[[str], Image]) -> None:
+        self.folder = folder
+        self._images = images
+        self._stack = ExitStack()
+        self._lock = threading.RLock()
+        self._look = threading.Event()
+        self._closing = threading.Event()
+        self._wanted: dict[tuple[str, str], Document] = {}
+        self._pods: dict[str, Pod] = {}
+        self._revisions: dict[str, str] = {}
+        self._hosts: dict[str, str] = {}
+        self._clients: list[str] = []
+        self.killed_late: list[str] = []  # containers that outlived their grace period
+        self._made = self._hooks = 0
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> PodCluster:
+        with ExitStack() as stack:
+            self.network = stack.enter_context(PodNetwork())
+            self.api = SecretsServer(self.network.node, NAMESPACE, self.folder / "api")
+            stack.callback(self.api.close)
+            stack.callback(NameServer(self.network.node, self.lookup).close)
+            stack.callback(self._end_all)
+            self._thread = threading.Thread(target=self._keep, name="controllers", daemon=True)
+            self._thread.start()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def apply(self, release: Release, hook: str) -> None:
+        """Install or upgrade a release (`hook`: pre-install or pre-upgrade), with its hooks
+        before. Raises RuntimeError for a hook that fails."""
+        hooks = [each for each in release.documents if hook in hooks_of(each)]
+        self._grant(hooks)
+        for job in sorted((e for e in hooks if e["kind"] == "Job"), key=_weight):
+            self.run_once(job["metadata"]["name"], job["spec"]["template"])
+        documents = [each for each in release.documents if not hooks_of(each)]
+        with self._lock:
+            self._wanted = {(each["kind"], each["metadata"]["name"]): each for each in documents}
+        self._look.set()
+
+    def run_once(self, name: str, template: Document) -> str:
+        """Run a pod to its end, and return what it printed. Raises RuntimeError if it failed."""
+        self._hooks += 1
+        pod = self._start(f"{name}-{self._hooks}", template)
+        pod.join(HOOK_S)
+        with self._lock:
+            del self._pods[pod.name]
+        if pod.code != 0:
+            raise RuntimeError(f"{name} ended with {pod.code}\n{pod.logs()}")
+        return pod.logs()
+
+    def run_test(self, release: Release) -> str:
+        """Run the release's test pods as `helm test` does; what they printed."""
+        said = [
+            self.run_once(each["metadata"]["name"], each)
+            for each in release.of_kind("Pod")
+            if "test" in hooks_of(each)
+        ]
+        return "\n".join(said)
+
+    def client(self) -> str:
+        """Make a network namespace beside the pods' ones, which no policy is for: its name."""
+        with self._lock:
+            host = f"c{len(self._clients)}"
+            self._clients.append(host)
+        prefix, _ = self.network.add(host)
+        self._look.set()
+        return prefix[-1]
+
+    def settle(self, only: str = "", within_s: float = SETTLED_S) -> None:
+        """Wait until exactly the wanted pods, of all controllers or of one, are there and
+        ready."""
+        deadline_s = time.monotonic() + within_s
+        while not self._settled(only):
+            self.check()
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"the release does not settle: {self.states()}\n{self.logs()}")
+            time.sleep(0.1)  # tests wait for what other threads and processes do
+
+    def delete(self, name: str, grace_s: float | None = None) -> None:
+        """Delete a pod; its controller makes another. A grace of 0 kills it."""
+        self.pod(name).delete(grace_s)
+
+    def pod(self, name: str) -> Pod:
+        with self._lock:
+            return self._pods[name]
+
+    def pods(self, component: str = "") -> list[Pod]:
+        with self._lock:
+            found = list(self._pods.values())
+        label = "app.kubernetes.io/component"
+        return [each for each in found if component in ("", each.labels.get(label))]
+
+    def states(self) -> str:
+        return "; ".join(
+            f"{each.name} {each.address} "
+            f"{'ends' if each.terminating else 'ready' if each.ready else 'not ready'}"
+            for each in self.pods()
+        )
+
+    def logs(self) -> str:
+        return "\n".join(each.logs() for each in self.pods())
+
+    def check(self) -> None:
+        """Raise what a thread of the cluster has raised."""
+        for error in (self._error, *(each.error for each in self.pods())):
+            if error is not None:
+                raise error
+
+    def lookup(self, name: str) -> list[str] | None:
+        """Return the addresses of NAME.NAMESPACE.svc.cluster.local, None if there is none."""
+        service, _, rest = name.partition(".")
+        found = self._wanted.get(("Service", service))
+        if found is None or rest != f"{NAMESPACE}.{ZONE}":
+            return None
+        if found["spec"].get("clusterIP") == "None":
+            early = bool(found["spec"].get("publishNotReadyAddresses"))
+            return [each.address for each in self._behind(found) if each.ready or early]
+        return [service_address(service)]
+
+    def endpoints(self, service: str, port: str) -> list[tuple[str, int]]:
+        """Return address and port of each ready pod behind a Service's port."""
+        found = self._wanted[("Service", service)]
+        (entry,) = [each for each in found["spec"]["ports"] if each["name"] == port]
+        return [
+            (pod.address, _target(pod, entry["targetPort"]))
+            for pod in self._behind(found)
+            if pod.ready
+        ]
+
+    def _behind(self, service: Document) -> list[Pod]:
+        selector = {"matchLabels": service["spec"]["selector"]}
+        return [each for each in self.pods() if selects(selector, each.labels)]
+
+    def _of_kind(self, kind: str) -> list[Document]:
+        with self._lock:
+            return [each for (found, _), each in self._wanted.items() if found == kind]
+
+    def _grant(self, hooks: list[Document]) -> None:
+        rules = {e["metadata"]["name"]: e["rules"] for e in hooks if e["kind"] == "Role"}
+        for binding in (each for each in hooks if each["kind"] == "RoleBinding"):
+            for subject in binding["subjects"]:
+                self.api.roles[subject["name"]] = rules[binding["roleRef"]["name"]]
+
+    def _keep(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._look.wait(CONTROL_S)
+                self._look.clear()
+                self._clear_ended()
+                for kind in ("StatefulSet", "Deployment"):
+                    for document in self._of_kind(kind):
+                        self._control(document)
+                self._end_unwanted()
+                self._wire()
+        except BaseException as error:  # `check` raises it in the test's thread
+            self._error = error
+
+    def _control(self, document: Document) -> None:
+        name = document["metadata"]["name"]
+        template = document["spec"]["template"]
+        revision = revision_of(template)
+        replicas = int(document["spec"]["replicas"])
+        if document["kind"] == "StatefulSet":
+            actions = stateful_set(replicas, revision, self._states(name))
+        else:
+            actions = deployment(replicas, revision, self._states(name), self._made)
+        self._act(name, template, revision, actions)
+
+    def _act(self, owner: str, template: Document, revision: str, actions: Actions) -> None:
+        for number in actions.make:
+            name = f"{owner}-{number}"
+            self._revisions[name] = revision
+            self._start(name, template)
+        for name in actions.end:
+            self.pod(name).delete()
+
+    def _states(self, owner: str) -> list[PodState]:
+        return [
+            PodState(each.name, self._revisions[each.name], each.ready, each.terminating, number)
+            for each, number in self._owned(owner)
+        ]
+
+    def _owned(self, owner: str) -> Iterator[tuple[Pod, int]]:
+        for each in self.pods():
+            before, _, number = each.name.rpartition("-")
+            if before == owner and each.name in self._revisions:
+                yield each, int(number)
+
+    def _end_unwanted(self) -> None:
+        owners = {name for kind, name in self._wanted if kind in ("StatefulSet", "Deployment")}
+        for each in self.pods():
+            if each.name in self._revisions and each.name.rpartition("-")[0] not in owners:
+                each.delete()
+
+    def _settled(self, only: str) -> bool:
+        wanted = [
+            each
+            for kind in ("StatefulSet", "Deployment")
+            for each in self._of_kind(kind)
+            if only in ("", each["metadata"]["name"])
+        ]
+        return bool(wanted) and all(
+            fully_new(
+                int(each["spec"]["replicas"]),
+                revision_of(each["spec"]["template"]),
+                self._states(each["metadata"]["name"]),
+            )
+            for each in wanted
+        )
+
+    def _start(self, name: str, template: Document) -> Pod:
+        with self._lock:
+            self._made += 1
+            host = f"p{self._made}"
+        prefix, address = self.network.add(host)
+        spec, labels = template["spec"], template["metadata"]["labels"]
+        folder = self.folder / f"{host}-{name}"
+        folder.mkdir()
+        place = ContainerPlace(
+            prefix, folder, name, spec["securityContext"]["runAsUser"],
+            spec["securityContext"]["runAsGroup"], self.network.node, f"{NAMESPACE}.{ZONE} {ZONE}",
+        )  # fmt: skip
+        with self._lock:
+            maps = {key: e for (kind, key), e in self._wanted.items() if kind == "ConfigMap"}
+        volumes = volumes_of(spec, place, self.folder, self.api, maps)
+        parts = PodParts(
+            self._image, volumes, account_mounts(spec, place, self.api), self._value_of,
+            self._look.set,
+        )  # fmt: skip
+        self._load(host, Endpoint(name, address, labels, False))  # before anything runs in it
+        pod = Pod(name, address, template, place, parts)
+        with self._lock:
+            self._pods[name], self._hosts[name] = pod, host
+        self._look.set()
+        return pod
+
+    def _image(self, name: str) -> Image:
+        image = self._images(name)
+        api = {
+            "KUBERNETES_SERVICE_HOST": self.api.address,
+            "KUBERNETES_SERVICE_PORT": str(self.api.port),
+        }
+        return Image(image.mounts, {**image.environment, **api})
+
+    def _value_of(self, source: Document) -> str | None:
+        """Return what an environment variable gets from a Secret or ConfigMap. Raises KeyError
+        for one that is not there and not optional."""
+        reference = source["secretKeyRef"]
+        try:
+            return self.api.data(reference["name"])[reference["key"]].decode()
+        except KeyError:
+            if reference.get("optional"):
+                return None
+            raise
+
+    def _clear_ended(self) -> None:
+        for each in self.pods():
+            if each.over and each.terminating and each.error is None:
+                self.killed_late += [f"{each.name} {late}" for late in each.killed_late]
+                with self._lock:
+                    del self._pods[each.name]
+                    self._revisions.pop(each.name, None)
+                self.network.forget(self._hosts.pop(each.name))
+
+    def _wire(self) -> None:
+        """Give every pod the rules of Services and policies as they are now."""
+        targets = {
+            (service_address(each["metadata"]["name"]), int(port["port"])): self.endpoints(
+                each["metadata"]["name"], port["name"]
+            )
+            for each in self._of_kind("Service")
+            if each["spec"].get("clusterIP") != "None"
+            for port in each["spec"]["ports"]
+        }
+        services = service_rules(targets)
+        for host in list(self._clients):
+            self.network.load(host, services, "services")
+        for pod in self.pods():
+            own = self._hosts.get(pod.name)
+            if own is not None and not pod.over:
+                self.network.load(own, services, "services")
+                self._load(own, self._endpoint(pod))
+
+    def _load(self, host: str, endpoint: Endpoint) -> None:
+        others = [self._endpoint(each) for each in self.pods()]
+        policies = self._of_kind("NetworkPolicy")
+        rules = policy_rules(endpoint, policies, others, self.network.node)
+        self.network.load(host, rules, "policy")
+
+    def _endpoint(self, pod: Pod) -> Endpoint:
+        return Endpoint(pod.name, pod.address, pod.labels, pod.ready)
+
+    def _end_all(self) -> None:
+        self._closing.set()
+        self._look.set()
+        self._thread.join()
+        for each in self.pods():
+            each.delete(0)
+        for each in self.pods():
+            each.join(KILLED_S)
+
+
+def hooks_of(document: Document) -> list[str]:
+    """Return when Helm runs an object: pre-install, test, ...; none for what it installs."""
+    found = document["metadata"].get("annotations", {}).get("helm.sh/hook", "")
+    return [each for each in found.split(",") if each]
+
+
+def service_address(name: str) -> str:
+    """Return the address of a Service, which its name determines."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return f"10.96.{digest[0]}.{digest[1] % 250 + 2}"
+
+
+def _weight(document: Document) -> int:
+    return int(document["metadata"]["annotations"].get("helm.sh/hook-weight", 0))
+
+
+def _target(pod: Pod, port: str | int) -> int:
+    for container in pod.spec["containers"]:
+        if isinstance(port, int) or any(e["name"] == port for e in container.get("ports", ())):
+            return port_number(container, port)
+    raise KeyError(f"{pod.name} has no port {port}")

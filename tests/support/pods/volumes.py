@@ -1,0 +1,86 @@
+"""The volumes of a pod as folders of this machine: emptyDir, secret, configMap, claim, hostPath.
+
+What lasts as long as the pod lies in its folder `volatile`; in memory (/dev/shm) where the manifest
+says Memory. Files of Secrets belong to root and the pod's group, as `defaultMode` says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support.pods.container import ContainerPlace, Mount
+from tests.support.pods.secrets_server import SecretsServer
+
+Document = dict[str, Any]
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+def volumes_of(
+    spec: Document,
+    place: ContainerPlace,
+    claims: Path,
+    api: SecretsServer,
+    config_maps: Mapping[str, Document],
+) -> dict[str, Mount]:
+    """Make a pod's volumes. Claims are folders in `claims`. Raises KeyError for a Secret or
+    ConfigMap that is not there, ValueError for another kind of volume."""
+    made = {}
+    for volume in spec.get("volumes", ()):
+        name = volume["name"]
+        folder = place.folder / "volatile" / name
+        if "emptyDir" in volume:
+            made[name] = Mount(_empty(folder, place, volume["emptyDir"] or {}), name, False)
+        elif "secret" in volume:
+            data = api.data(volume["secret"]["secretName"])
+            mode = int(volume["secret"].get("defaultMode", 0o644))
+            made[name] = Mount(_files(folder, data, mode, place.group), name)
+        elif "configMap" in volume:
+            found = config_maps[volume["configMap"]["name"]]["data"]
+            data = {key: text.encode() for key, text in found.items()}
+            made[name] = Mount(_files(folder, data, 0o644, place.group), name)
+        elif "persistentVolumeClaim" in volume:
+            claim = claims / f"claim-{volume['persistentVolumeClaim']['claimName']}"
+            claim.mkdir(exist_ok=True)
+            os.chown(claim, -1, place.group)
+            claim.chmod(0o2775)
+            made[name] = Mount(claim, name, False)
+        elif "hostPath" in volume:
+            made[name] = Mount(Path(volume["hostPath"]["path"]), name, False)
+        else:
+            raise ValueError(f"the volume {name} is of a kind that is not known here")
+    return made
+
+
+def account_mounts(spec: Document, place: ContainerPlace, api: SecretsServer) -> tuple[Mount, ...]:
+    """Return the mount of the service account's files, if the pod wants it."""
+    if not spec.get("automountServiceAccountToken"):
+        return ()
+    folder = place.folder / "volatile" / "service-account"
+    files = api.account_files(spec["serviceAccountName"])
+    return (Mount(_files(folder, files, 0o440, place.group), ACCOUNT),)
+
+
+def _empty(folder: Path, place: ContainerPlace, options: Document) -> Path:
+    folder.mkdir(parents=True)
+    if options.get("medium") == "Memory":
+        inner = Path("/dev/shm") / f"pods-{os.getpid()}-{place.folder.name}-{folder.name}"
+        inner.mkdir(exist_ok=True)
+        folder.rmdir()
+        folder.symlink_to(inner)
+        folder = inner
+    os.chown(folder, -1, place.group)
+    folder.chmod(0o2777)
+    return folder
+
+
+def _files(folder: Path, data: Mapping[str, bytes], mode: int, group: int) -> Path:
+    folder.mkdir(parents=True)
+    for name, content in data.items():
+        path = folder / name
+        path.write_bytes(content)
+        os.chown(path, 0, group)
+        path.chmod(mode)
+    return folder
