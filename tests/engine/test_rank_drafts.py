@@ -219,7 +219,7 @@ def test_a_draft_that_does_not_fit_is_refused_beside_ranks(qwen3: Any, make: Mak
         make(qwen3.folder, TINY_DRAFT)
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("deterministic", [pytest.param(True, marks=pytest.mark.nightly), False])
 def test_given_proposals_are_verified_over_ranks(
     qwen3: Any, make: Make, deterministic: bool
 ) -> None:
