@@ -87,6 +87,7 @@ def test_cells_are_predicted_on_virtual_time() -> None:
     assert "chunk 64; TTFT 2.50 s" in named["predicted_mixed_quick_start"].beside
 
 
+@pytest.mark.timeout(900)  # two fleets start, and answer some minutes of traffic at their pace
 def test_real_fleets_are_measured(measured: Any) -> None:
     written, found, printed = measured("disaggregation", timeout_s=900)
     assert found["rounds"]["value"] == 1
