@@ -31,7 +31,9 @@ second_token_ratio_1024 gap between first and second token disaggregated, over a
                         the local run (the median gap between its later tokens).
 unequal_over_equal_ttft time to the first token by a decode worker with another number of ranks than
                         the prefill worker, over that by one with the same number: 1 and 2, and 2
-                        and 1, the larger; fleets of their own (benchmarks.fleets.unlike_ranks.py).
+                        and 1, the larger; fleets of their own (benchmarks.fleets.unlike_pairs.py).
+unequal_sizes_over_equal_ttft   the same of blocks of 16 and 32 tokens, and 32 and 16; ..._second is
+                        of the time to the second token, which needs all blocks in order.
 
 Spans carry wall time; both workers take it from the same host's clocks.
 """
@@ -62,7 +64,7 @@ from benchmarks.figures.idle_fetch import IdleFetch
 from benchmarks.figures.raw_read import REPEATS, RawReader
 from benchmarks.figures.report import Figure, at_least, at_most, parser, report
 from benchmarks.fleets.span_collector import SpanCollector
-from benchmarks.fleets.unlike_ranks import PAIRS, unlike_ratios
+from benchmarks.fleets.unlike_pairs import of_ranks, of_sizes, unlike_ratios
 from benchmarks.fleets.worker_pair import Answer, RouterLink, WorkerPair, chunk_settings
 from benchmarks.inputs.cached_model import cached_model
 
@@ -75,6 +77,12 @@ POOL_BLOCKS = 192
 RAW_BLOCKS = 160
 ROUNDS = 12
 UNLIKE_ROUNDS = 7
+UNLIKE = {
+    "unequal_over_equal_ttft": [of_ranks(1, 2), of_ranks(2, 1)],
+    "unequal_sizes_over_equal_ttft": [
+        of_sizes(*sizes, POOL_BLOCKS * BLOCK_TOKENS) for sizes in ((16, 32), (32, 16))
+    ],
+}
 WARM_UPS = 2  # enough prompts to have touched every block of the pools
 SPANS_S = 15.0
 
@@ -223,19 +231,16 @@ def _ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
-def unlike_figures(ratios: dict[tuple[int, int], list[float]]) -> list[Figure]:
-    """Return a figure of each pair of ranks, by their medians, and the larger one's limit."""
-    medians = {pair: statistics.median(found) for pair, found in ratios.items()}
-    each = [
-        Figure(
-            f"unequal_over_equal_ttft_{prefill}_{decode}",
-            medians[prefill, decode],
-            "",
-            f"{min(found):.3f} to {max(found):.3f}",
-        )
-        for (prefill, decode), found in ratios.items()
-    ]
-    return [at_most("unequal_over_equal_ttft", max(medians.values()), 1.05), *each]
+def unlike_figures(name: str, ratios: dict[str, list[tuple[float, float]]]) -> list[Figure]:
+    """Return the figures of each pair, by their medians, and the largest one's limit."""
+    each, largest = [], 0.0
+    for pair, found in ratios.items():
+        first, second = ([ratio[place] for ratio in found] for place in (0, 1))
+        largest = max(largest, _median(first))
+        for label, values in ((pair, first), (f"{pair}_second", second)):
+            spread = f"{min(values):.3f} to {max(values):.3f}"
+            each.append(Figure(f"{name}_{label}", _median(values), "", spread))
+    return [at_most(name, largest, 1.05), *each]
 
 
 def _median(values: Sequence[float]) -> float:
@@ -275,12 +280,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = figures(bench.rounds, bench.block_bytes, pair.threads)
     if options.unlike_rounds:
         prompt, rounds = (TOKENS, PROMPT_TOKENS), options.unlike_rounds
-        found += unlike_figures(
-            {
-                ranks: asyncio.run(unlike_ratios(model, settings, ranks, prompt, rounds))
-                for ranks in PAIRS
+        for name, pairs in UNLIKE.items():
+            ratios = {
+                pair.name: asyncio.run(unlike_ratios(model, settings, pair, prompt, rounds))
+                for pair in pairs
             }
-        )
+            found += unlike_figures(name, ratios)
     report(found, options.json)
 
 
@@ -288,7 +293,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     made = parser("What a handoff costs")
     made.add_argument("--rounds", type=int, default=ROUNDS)
     made.add_argument(
-        "--unlike-rounds", type=int, default=UNLIKE_ROUNDS, help="with unlike ranks; 0: none"
+        "--unlike-rounds",
+        type=int,
+        default=UNLIKE_ROUNDS,
+        help="with unlike ranks and sizes; 0: none",
     )
     made.add_argument("--quick", action="store_true", help="the small embedded model instead")
     made.add_argument("--model", type=Path, help="another model's folder")

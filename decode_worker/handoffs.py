@@ -15,6 +15,7 @@ from enum import Enum
 
 from opentelemetry.context import Context
 
+from baton.decode_worker.credit import blocks_for
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Request
 from baton.engine.scheduling.blocks import BlockPool, Hold
@@ -32,6 +33,7 @@ from baton.runtime.errors import (
     EngineError,
     HandoffError,
     LeaseLost,
+    OutOfBlocks,
     OutOfMemory,
     Overloaded,
     StalePlacement,
@@ -178,14 +180,28 @@ class Handoffs:
         async with self._reads.reader(candidate, quarantine) as reader:
             group.request.timeline.mark("connect", self._wall())
             granter = self._reads.granter_kv_dtype(candidate.boot_id)
+            end, opening.held_blocks = self._whole_blocks(group, candidate.boot_id)
             report = await reader.fetch(
                 opening,
-                group.blocks[group.held :],
+                group.blocks[group.held : end],
                 self._reads.tags(candidate.boot_id, opening, group.identities[group.held :]),
                 take_first,
             )
             group.private = loses(granter, self._kv_dtype)
             return report
+
+    def _whole_blocks(self, group: Group, boot_id: bytes) -> tuple[int, int]:
+        """Return how many own blocks hold the whole blocks of this granter, and how many of these
+        the group holds already. Raises OutOfBlocks if what it reserved ends within one."""
+        ratio = self._reads.ratio(boot_id)
+        size, blocks = self._pool.block_size * ratio.split, len(group.blocks)
+        end = blocks_for(len(group.tokens), size) * ratio.split
+        if group.held % ratio.split or end > blocks:
+            raise OutOfBlocks(
+                f"{blocks} blocks, {group.held} of them held, do not hold whole blocks of the "
+                f"prefill worker, which are {ratio.split} each: the prompt is computed elsewhere"
+            )
+        return end, ratio.granter_blocks(group.held)
 
     def _wall(self) -> float:
         return asyncio.get_running_loop().time() + self._wall_offset_s
@@ -213,7 +229,6 @@ class Handoffs:
             attempt=request.attempt,
             tokens=group.tokens,
             prompt_tokens=len(request.prompt),
-            held_blocks=group.held,
             sampling=request.wire_sampling,
             choices=[sequence.choice for sequence in group.sequences],
             cache_salt=request.cache_salt,

@@ -6,6 +6,8 @@ rest as LEASED while its handoff is open, then everything as USED; its sequences
 
 from __future__ import annotations
 
+import math
+
 from baton.decode_worker.credit import blocks_for
 from baton.decode_worker.draft_progress import Drafting, DraftProgress
 from baton.decode_worker.sequences import Group, Phase, Sequence
@@ -26,12 +28,17 @@ class KvReservations:
 
     def reserve(self, group: Group) -> bool:
         """Match and allocate the blocks of the group's tokens, or change nothing. Each sibling
-        gets a spare block where the prompt ends within a block."""
-        size = self._pool.block_size
+        gets a spare block where the prompt ends within a block. Where a candidate has larger
+        blocks, what is not matched is whole ones of these, until `lease_ended`."""
+        size, span = self._pool.block_size, self._span(group)
         # the last token is computed, and where each has to be scored, all are
         limit = 0 if group.scored else (len(group.tokens) - 1) // size
+        limit -= limit % span
         matched = self._pool.match(group.identities, group.tokens, Hold.USED, limit)
-        wanted = blocks_for(len(group.tokens), size) - len(matched)
+        if beyond := len(matched) % span:
+            self._pool.release(matched[-beyond:], Hold.USED)
+            del matched[-beyond:]
+        wanted = blocks_for(len(group.tokens), size * span) * span - len(matched)
         siblings = len(group.sequences) - 1 if len(group.tokens) % size else 0
         if wanted + siblings > self._pool.available:
             self._pool.release(matched, Hold.USED)
@@ -43,8 +50,21 @@ class KvReservations:
         return True
 
     def lease_ended(self, group: Group) -> None:
-        """Turn the leased blocks of a handoff that is over into the group's own."""
+        """Turn the leased blocks of a handoff that is over into the group's own, and release those
+        behind its tokens."""
         self._pool.convert(group.blocks[group.held :], Hold.LEASED, Hold.USED)
+        kept = blocks_for(len(group.tokens), self._pool.block_size)
+        self._pool.release(group.blocks[kept:], Hold.USED)
+        del group.blocks[kept:]
+
+    def _span(self, group: Group) -> int:
+        """Return how many own blocks a block of each candidate holds, the least common number; 1
+        where the pool could not hold the prompt in whole ones."""
+        size = self._pool.block_size
+        sizes = [] if group.local else [one.block_size for one in group.request.candidates]
+        span = math.lcm(1, *(other // size for other in sizes if other and other % size == 0))
+        most = blocks_for(len(group.tokens), size * span) * span + len(group.sequences)
+        return span if most <= self._pool.total else 1
 
     def replace_leased(self, group: Group) -> None:
         """Lease new destinations for those that went into quarantine. Raises OutOfBlocks and

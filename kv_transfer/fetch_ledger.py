@@ -9,7 +9,7 @@ bounds what is in flight. Both are pure: they read and send nothing. The handoff
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,10 @@ _CHECKSUM_BYTES = 8
 
 
 class FetchLedger:
-    """The indices from `opening.held_blocks` to the end of the prompt, with the own block of each.
+    """The indices from `opening.held_blocks` to the end of the prompt, with the own `cells` of
+    each: a block, or where block sizes differ see `peer.ratio`.
 
-    `tags` are the granter's of the full blocks, one fewer than `blocks` if the last block is
+    `tags` are the granter's of the full blocks, one fewer than `cells` if the last block is
     partial: their identities, or `converted_tag`s. `each` is how many of the granter's blocks an
     index has. Raises ValueError if their numbers do not match.
     """
@@ -33,27 +34,28 @@ class FetchLedger:
     def __init__(
         self,
         opening: handoff_pb2.OpenHandoff,
-        blocks: Sequence[int],
+        cells: Sequence[tuple[int, ...]],
         tags: Sequence[bytes],
         peer: PeerPool,
         slabs: int,
         each: int = 1,
     ) -> None:
-        if len(blocks) - len(tags) not in (0, 1):
-            raise ValueError(f"{len(tags)} tags do not match {len(blocks)} blocks")
+        if len(cells) - len(tags) not in (0, 1):
+            raise ValueError(f"{len(tags)} tags do not match {len(cells)} blocks")
         self.first = opening.held_blocks
-        self.end = self.first + len(blocks)
+        self.end = self.first + len(cells)
         self._full = self.first + len(tags)  # earlier indices are full blocks
         self._tokens = len(opening.tokens)
         self._handoff_id = opening.handoff_id
         self._peer = peer
         self._slabs = slabs
-        self._own = list(blocks)
+        self._own = list(cells)
         self._tags = list(tags)
         self._each = each
         self._offered: dict[int, tuple[int, ...]] = {}  # index to the granter's blocks
         self._checksums: dict[int, bytes] = {}  # of the slabs of each index
-        self._verified: set[int] = set()
+        self._checked: set[int] = set()  # verified, as the granter's
+        self._verified: set[int] = set()  # and in the own order
 
     @property
     def complete(self) -> bool:
@@ -65,7 +67,7 @@ class FetchLedger:
 
     @property
     def leading(self) -> int:
-        """Return how many blocks are verified before the first one that is not."""
+        """Return how many of the granter's blocks are verified before the first one that is not."""
         index = self.first
         while index in self._verified:
             index += 1
@@ -129,7 +131,8 @@ class FetchLedger:
         return [block for index in indices for block in self._offered[index]]
 
     def own(self, indices: Sequence[int]) -> list[int]:
-        return [self._own[index - self.first] for index in indices]
+        """Return the own cells of these indices, one index after another."""
+        return [cell for index in indices for cell in self._own[index - self.first]]
 
     def seeds(self, indices: Sequence[int]) -> list[int]:
         boot_id = self._peer.boot_id
@@ -150,7 +153,19 @@ class FetchLedger:
             if row.tobytes() != self._checksums[index]
         ]
 
-    def record_verified(self, indices: Sequence[int]) -> None:
+    def record_checked(self, indices: Sequence[int]) -> list[range]:
+        """Record indices whose checksums are right. Returns those that can be put into the own
+        order now: each range fills an own block, or all of the fetch that goes into the block."""
+        joined, complete = self._peer.ratio.joined, []
+        self._checked.update(indices)
+        for group in {(index - self.first) // joined for index in indices}:
+            first = self.first + group * joined
+            span = range(first, min(first + joined, self.end))
+            if self._checked.issuperset(span):
+                complete.append(span)
+        return complete
+
+    def record_verified(self, indices: Iterable[int]) -> None:
         self._verified.update(indices)
 
     def _check_range(self, indices: range) -> None:

@@ -1,8 +1,8 @@
 """The handshake of two workers: their identities, their pools, and whether the pools fit.
 
 `check` names all differences at once, so that an operator repairs them together. Only the
-tensor-parallel size and rank, the memory type, and KV dtypes that both sides bridge may differ. The
-module is pure.
+tensor-parallel size and rank, the memory type, and KV dtypes and block sizes that both sides bridge
+may differ. The module is pure.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from baton.kv_transfer.block_sizes import ALIKE, block_ratio
 from baton.kv_transfer.checksum import CHECKSUM_ALGORITHM
 from baton.kv_transfer.layout import LAYOUT_VERSION
 from baton.kv_transfer.local_pool import MEMORY_KINDS
@@ -23,7 +24,7 @@ BOOT_ID_BYTES = 16
 MAX_POOL_BLOCKS = 1 << 24  # NIXL keeps a descriptor of each
 MAX_METADATA_BYTES = 1 << 20
 
-_MAY_DIFFER = {"tp_size", "tp_rank", "bridged_dtypes"}
+_MAY_DIFFER = {"tp_size", "tp_rank", "bridged_dtypes", "bridges_sizes"}
 
 
 def compatibility(
@@ -40,6 +41,7 @@ def compatibility(
     draft_fingerprint: str = "",
     deterministic_split: str = "",
     bridged_dtypes: Sequence[str] = (),
+    bridges_sizes: bool = False,
 ) -> handoff_pb2.Compatibility:
     """Return the properties that a pool must share with its peers, with this package's versions."""
     return handoff_pb2.Compatibility(
@@ -58,6 +60,7 @@ def compatibility(
         draft_fingerprint=draft_fingerprint,
         deterministic_split=deterministic_split,
         bridged_dtypes=bridged_dtypes,
+        bridges_sizes=bridges_sizes,
     )
 
 
@@ -65,7 +68,7 @@ def build(
     worker_id: str, pool: PeerPool, common: handoff_pb2.Compatibility, host: str = ""
 ) -> handoff_pb2.HandshakeMessage:
     """Return a worker's handshake message; `pool` is its mover's description, `host` the same for
-    all workers of a machine (see host_id.py), empty if not known."""
+    all workers of a machine (see peers/host_id.py), empty if not known."""
     return handoff_pb2.HandshakeMessage(
         worker_id=worker_id,
         boot_id=pool.boot_id,
@@ -88,10 +91,17 @@ def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessa
     """Raise Incompatible, with both values of every difference, unless KV may be transferred."""
     ours, other = mine.compatibility, theirs.compatibility
     bridged = ours.kv_dtype in other.bridged_dtypes and other.kv_dtype in ours.bridged_dtypes
+    sizes_fit = ours.block_size == other.block_size or (
+        ours.bridges_sizes
+        and other.bridges_sizes
+        and block_ratio(ours.block_size, other.block_size) is not None
+    )
+    fits = _MAY_DIFFER | ({"kv_dtype"} if bridged else set())
+    fits |= {"block_size"} if sizes_fit else set()
     pairs = [
         (name, getattr(ours, name), getattr(other, name))
         for name in (field.name for field in ours.DESCRIPTOR.fields)
-        if name not in _MAY_DIFFER and not (name == "kv_dtype" and bridged)
+        if name not in fits
     ]
     pairs.append(("mover", mine.pool.mover, theirs.pool.mover))
     here_versions, there_versions = mine.pool.versions, theirs.pool.versions
@@ -99,8 +109,9 @@ def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessa
         (f"{library} version", here_versions.get(library, ""), there_versions.get(library, ""))
         for library in sorted({*here_versions, *there_versions})
     ]
-    if ours.tp_size == other.tp_size and not bridged:
-        pairs.append(("block_bytes", mine.pool.block_bytes, theirs.pool.block_bytes))
+    if ours.tp_size == other.tp_size and not bridged and sizes_fit:
+        own_bytes = mine.pool.block_bytes * other.block_size // max(1, ours.block_size)
+        pairs.append(("block_bytes", own_bytes, theirs.pool.block_bytes))
     wrong = [
         f"{name} {here!r} here, {there!r} there" for name, here, there in pairs if here != there
     ]
@@ -108,6 +119,7 @@ def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessa
         raise Incompatible(
             f"worker {theirs.worker_id} does not fit: {'; '.join(wrong)}"
             + ("" if bridged else _bridges(ours, other))
+            + ("" if sizes_fit else _size_remedy(ours, other))
         )
 
 
@@ -117,6 +129,16 @@ def _bridges(ours: handoff_pb2.Compatibility, other: handoff_pb2.Compatibility) 
         return ""
     here, there = (" or ".join(side.bridged_dtypes) or "nothing" for side in (ours, other))
     return f" (KV is converted to {here} here, to {there} there)"
+
+
+def _size_remedy(ours: handoff_pb2.Compatibility, other: handoff_pb2.Compatibility) -> str:
+    """Return why blocks of these sizes are not exchanged, and what to set."""
+    own = [where for where, side in (("here", ours), ("there", other)) if not side.bridges_sizes]
+    why = "neither divides the other"
+    if own:
+        why = f"KV of other sizes is not exchanged {' and '.join(own)}"
+    remedy = "to the same" if own else "to the same, or so that one divides the other"
+    return f" ({why}: set pool.block_size of both workers {remedy})"
 
 
 def peer_pool(theirs: handoff_pb2.HandshakeMessage) -> PeerPool:
@@ -158,16 +180,35 @@ def peer_pool(theirs: handoff_pb2.HandshakeMessage) -> PeerPool:
 def bridged_pool(
     mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessage
 ) -> PeerPool:
-    """Same as `peer_pool` with what READs from a peer need whose KV dtype differs: it converts
-    whole blocks to the own one. Raises Incompatible, with both sizes, if the peer's blocks are too
-    small for its KV dtype."""
-    pool, unit = peer_pool(theirs), mine.pool.block_bytes
-    here, there = mine.compatibility.kv_dtype, theirs.compatibility.kv_dtype
-    if there == here:
-        return pool
-    if unit > most_targets(there, here) * pool.block_bytes:
+    """Same as `peer_pool` with what READs need from a peer that has passed `check` and stores KV in
+    another dtype, or in blocks of another size: it converts whole blocks to the own dtype, of its
+    own size. Raises Incompatible, with both sizes, if the peer's blocks are too small for its KV
+    dtype."""
+    ours, other = mine.compatibility, theirs.compatibility
+    here, there = ours.kv_dtype, other.kv_dtype
+    stored = (here, ours.block_size), (there, other.block_size)
+    pool = as_read(peer_pool(theirs), mine.pool.block_bytes, *stored)
+    unit = pool.unit_bytes
+    if here != there and unit > most_targets(there, here) * pool.block_bytes:
         raise Incompatible(
             f"worker {theirs.worker_id} does not fit: block_bytes {unit} of {here!r} here take "
             f"more than {most_targets(there, here)} of its {pool.block_bytes} of {there!r}"
         )
-    return replace(pool, kv_dtype=there, unit_bytes=unit)
+    return pool
+
+
+def as_read(
+    pool: PeerPool, own_bytes: int, here: tuple[str, int], there: tuple[str, int]
+) -> PeerPool:
+    """Return a peer's pool as a reader knows it whose blocks have `own_bytes`. `here` and `there`:
+    KV dtype and block size of each, which fit."""
+    ratio = block_ratio(there[1], here[1]) or ALIKE
+    if here[0] == there[0] and ratio.alike:
+        return pool
+    return replace(
+        pool,
+        kv_dtype="" if here[0] == there[0] else there[0],
+        block_size=0 if ratio.alike else there[1],
+        unit_bytes=own_bytes * ratio.split // ratio.joined,
+        ratio=ratio,
+    )

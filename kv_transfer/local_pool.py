@@ -15,13 +15,17 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.kv_transfer.block_sizes import BlockRatio, SlabRows, in_own_order
 from baton.kv_transfer.checksum import SlabGroup, slab_groups
+from baton.runtime.errors import ReadFailed
 
 DRAM, VRAM = "DRAM", "VRAM"  # NIXL's memory types
 MEMORY_KINDS = (DRAM, VRAM)
 
 # From blocks and their seeds to uint64 [blocks, slabs]; see `checksum_numba.checksums`.
 ChecksumFunction = Callable[[Sequence[int], Sequence[int]], NDArray[np.uint64]]
+
+_OWN_SIZE = "blocks of another size are not read into a GPU's memory"
 
 # Without this, UCX reads a GPU's memory over TCP if it finds no NVLink. A user's value stays.
 _UCX_FOR_DEVICES = {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"}
@@ -62,6 +66,35 @@ class LocalPool(Protocol):
         """Prepare the calling thread; called once in each thread before it uses the memory."""
         ...
 
+    @property
+    def bridges_sizes(self) -> bool:
+        """Return whether blocks of another size can be read into this pool: only then are the two
+        methods below called."""
+        ...
+
+    def landed_checksums(
+        self, cells: Sequence[int], seeds: Sequence[int], ratio: BlockRatio
+    ) -> NDArray[np.uint64]:
+        """Return the checksums of a granter's blocks that have landed in these cells, `ratio.split`
+        for each, [seeds, slabs]: the same as the granter's own."""
+        ...
+
+    def put_in_order(self, blocks: Sequence[int], filled: Sequence[int], ratio: BlockRatio) -> None:
+        """Put what has landed in own blocks into the own order. `filled` has, for each block, or
+        for each `ratio.split` of them, the number of the granter's blocks in it, which come first;
+        the bytes of missing ones become 0."""
+        ...
+
+
+def landed_checksums(
+    pool: LocalPool, cells: Sequence[int], seeds: Sequence[int], ratio: BlockRatio
+) -> NDArray[np.uint64]:
+    """Return the checksums of a granter's blocks that have landed in `pool`, with their seeds,
+    [seeds, slabs]; where both sizes are alike, cells are own blocks."""
+    if ratio.alike:
+        return pool.checksums(cells, seeds)
+    return pool.landed_checksums(cells, seeds, ratio)
+
 
 class HostPool:
     """A pool in host memory: `array` uint8 [blocks, block_bytes], C-contiguous."""
@@ -69,24 +102,62 @@ class HostPool:
     memory, device_id = DRAM, 0
 
     def __init__(
-        self, array: NDArray[np.uint8], slabs: int, draft: SlabGroup | None = None
+        self,
+        array: NDArray[np.uint8],
+        slabs: int,
+        draft: SlabGroup | None = None,
+        rows: Sequence[SlabRows] = (),
     ) -> None:
         """Describe the memory. `slabs`: of the target's layer group, followed by those of `draft`.
-        Raises ValueError if a slab is not a whole number of words."""
+        `rows`: of both, for READs of blocks of another size; without them there are none. Raises
+        ValueError if a slab is not a whole number of words."""
         groups = slab_groups(array.shape[1], slabs, draft)
         self.array = array
         self.slabs = sum(group.slabs for group in groups)
         self.blocks, self.block_bytes = array.shape
         self.address = int(array.ctypes.data)
         self._target_slabs, self._draft = slabs, draft
+        self._rows = tuple(rows)
+
+    @property
+    def bridges_sizes(self) -> bool:
+        return bool(self._rows)
 
     def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
-        from baton.kv_transfer import checksum_numba  # needs numba, which GPU workers lack
+        return self._checksums_of(self.array, blocks, seeds)
 
-        return checksum_numba.checksums(self.array, blocks, seeds, self._target_slabs, self._draft)
+    def landed_checksums(
+        self, cells: Sequence[int], seeds: Sequence[int], ratio: BlockRatio
+    ) -> NDArray[np.uint64]:
+        if ratio.joined > 1:
+            width = self.block_bytes // ratio.joined
+            return self._checksums_of(self.array.reshape(-1, width), cells, seeds)
+        landed = self.array[list(cells)].reshape(len(seeds), -1)
+        return self._checksums_of(landed, range(len(seeds)), seeds)
+
+    def put_in_order(self, blocks: Sequence[int], filled: Sequence[int], ratio: BlockRatio) -> None:
+        own = np.asarray(blocks, dtype=np.int64)
+        landed = self.array[own].reshape(len(filled), -1)
+        width = landed.shape[1] // ratio.joined
+        for row, cells in zip(landed, filled, strict=True):
+            row[cells * width :] = 0
+        self.array[own] = in_own_order(landed, self._rows, ratio).reshape(len(own), -1)
 
     def enter_thread(self) -> None:
         return  # any thread can use it
+
+    def _checksums_of(
+        self, stored: NDArray[np.uint8], blocks: Sequence[int], seeds: Sequence[int]
+    ) -> NDArray[np.uint64]:
+        """Return the checksums of some blocks of `stored`, [any blocks, bytes of a block of any
+        size], whose slabs are those of this pool's."""
+        from baton.kv_transfer import checksum_numba  # needs numba, which GPU workers lack
+
+        draft = self._draft
+        if draft is not None:
+            slab_bytes = draft.slab_bytes * stored.shape[1] // self.block_bytes
+            draft = SlabGroup(draft.slabs, slab_bytes)
+        return checksum_numba.checksums(stored, blocks, seeds, self._target_slabs, draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +174,18 @@ class DevicePool:
     enter: Callable[[], None]
     memory: str = VRAM
 
+    bridges_sizes: bool = False
+
     def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
         return self.compute_checksums(blocks, seeds)
+
+    def landed_checksums(
+        self, cells: Sequence[int], seeds: Sequence[int], ratio: BlockRatio
+    ) -> NDArray[np.uint64]:
+        raise ReadFailed(_OWN_SIZE)  # the handshake refuses such a peer
+
+    def put_in_order(self, blocks: Sequence[int], filled: Sequence[int], ratio: BlockRatio) -> None:
+        raise ReadFailed(_OWN_SIZE)
 
     def enter_thread(self) -> None:
         self.enter()

@@ -20,7 +20,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.kv_transfer.local_pool import HostPool
+from baton.kv_transfer.local_pool import HostPool, landed_checksums
 from baton.kv_transfer.mover import ChecksumMonitor, PeerPool
 from baton.kv_transfer.read_shape import ReadShape
 from baton.runtime import waits
@@ -34,7 +34,8 @@ T = TypeVar("T")
 class Attempt:
     """A READ before it is posted, for the exchange's `decide`. `number` counts all READs. A READ
     with `checksummed` blocks will be verified; all others are measurements. `parts`: blocks of a
-    unit at the granter and at the reader; `remote` and `local` list them unit by unit."""
+    unit at the granter and at the reader; `remote` and `local` list them unit by unit; `local` are
+    cells where block sizes differ (block_sizes.py), `joined` of each own block."""
 
     number: int
     reader: bytes
@@ -43,6 +44,7 @@ class Attempt:
     local: tuple[int, ...]
     checksummed: bool = False
     parts: tuple[int, int] = (1, 1)
+    joined: int = 1
 
     @property
     def units(self) -> int:
@@ -284,7 +286,7 @@ class MemoryMover:
 
     def __init__(self, pool: HostPool, boot_id: bytes, exchange: MemoryExchange) -> None:
         self.slabs = pool.slabs
-        self.block_bytes = pool.block_bytes
+        self.block_bytes, self.bridges_sizes = pool.block_bytes, pool.bridges_sizes
         self.holds = 0  # leases that need progress
         self.failure: str | None = None  # set by a test: all READs fail
         self._pool = pool
@@ -336,21 +338,13 @@ class MemoryMover:
         if len(remote) * parts[1] != len(local) * parts[0]:
             raise ReadFailed(f"{len(remote)} blocks do not fit into {len(local)}")
         self._exchange.reads += 1
-        attempt = Attempt(
-            self._exchange.reads,
-            self._boot_id,
-            boot_id,
-            tuple(remote),
-            tuple(local),
-            seeds is not None,
-            parts,
-        )
-
-        def compute_checksums() -> NDArray[np.uint64]:
-            return self._pool.checksums(local, seeds or ())
-
-        sums = None if seeds is None else compute_checksums
-        return MemoryRead(self._exchange, attempt, self._array, shape, sums)
+        ratio = self.peer(boot_id).ratio
+        cells = self._array.reshape(-1, self.block_bytes // ratio.joined)
+        number, where = self._exchange.reads, (tuple(remote), tuple(local))
+        summed, joined = seeds is not None, ratio.joined
+        attempt = Attempt(number, self._boot_id, boot_id, *where, summed, parts, joined)
+        sums = None if seeds is None else partial(landed_checksums, self._pool, local, seeds, ratio)
+        return MemoryRead(self._exchange, attempt, cells, shape, sums)
 
     async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
         return await self.compute(partial(self._pool.checksums, blocks, seeds))
@@ -361,6 +355,12 @@ class MemoryMover:
             await self._wait_for_thread(stuck)
         await asyncio.sleep(self._exchange.checksum_s)  # simulates the thread's time
         return call()
+
+    async def put_in_order(
+        self, boot_id: bytes, blocks: Sequence[int], filled: Sequence[int]
+    ) -> None:
+        ratio = self.peer(boot_id).ratio
+        await self.compute(partial(self._pool.put_in_order, blocks, filled, ratio))
 
     async def _wait_for_thread(self, stuck: asyncio.Future[None]) -> None:
         """Wait for the stuck thread, even if the caller leaves earlier."""

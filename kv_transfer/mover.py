@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.kv_transfer.block_sizes import ALIKE, BlockRatio
 from baton.kv_transfer.read_shape import ReadShape, read_shape
 from baton.runtime.errors import ReadFailed
 
@@ -29,7 +30,7 @@ class PeerPool:
     the peer's device number; they may differ from the own ones. `versions` are those of the
     mover's libraries, which must be equal. `kv_dtype` and `block_size` are those of a peer that
     stores KV in another way, else empty and 0; `unit_bytes` is then what an offered index names
-    (see read_shape.py), else 0: a block."""
+    (see read_shape.py), else 0: a block. `ratio`: of its block size and the own one."""
 
     boot_id: bytes
     mover: str
@@ -43,16 +44,18 @@ class PeerPool:
     kv_dtype: str = ""
     block_size: int = 0
     unit_bytes: int = 0
+    ratio: BlockRatio = ALIKE
 
     def shape(self, own_block_bytes: int) -> ReadShape:
-        """Return the shape of READs into own blocks. Raises ReadFailed if the blocks differ in
-        size although their KV is stored alike."""
+        """Return the shape of READs into own blocks, or into their cells (see block_sizes.py).
+        Raises ReadFailed if the blocks differ in size although their KV is stored alike."""
         if not self.unit_bytes and self.block_bytes != own_block_bytes:
             raise ReadFailed(
                 f"the peer's blocks of {self.block_bytes} bytes differ from the own "
                 f"{own_block_bytes}"
             )
-        return read_shape(self.unit_bytes or own_block_bytes, self.block_bytes, own_block_bytes)
+        cell_bytes = own_block_bytes // self.ratio.joined
+        return read_shape(self.unit_bytes or cell_bytes, self.block_bytes, cell_bytes)
 
 
 class Read(Protocol):
@@ -85,6 +88,7 @@ class Mover(Protocol):
     kind: str  # "nixl" or "memory"
     slabs: int  # KV head slabs of a local block: columns of `checksums`
     block_bytes: int  # of the local pool
+    bridges_sizes: bool  # blocks of another size can be read into the local pool
 
     def describe(self) -> PeerPool:
         """Describe the local pool, with the local boot id, for a peer's `connect`."""
@@ -115,8 +119,16 @@ class Mover(Protocol):
     ) -> Read:
         """Start reading the peer's blocks `remote` into the own blocks `local`, unit by unit: each
         has the parts of one unit after another (`shape`), which is a block where both ends are
-        alike. With `seeds`, one for each unit, checksum them when they have landed. Never blocks
-        the event loop."""
+        alike. Where the peer's blocks have another size, `local` are cells (block_sizes.py). With
+        `seeds`, one for each unit, checksum them when they have landed. Never blocks the event
+        loop."""
+        ...
+
+    async def put_in_order(
+        self, boot_id: bytes, blocks: Sequence[int], filled: Sequence[int]
+    ) -> None:
+        """Put what READs from a peer with another block size have brought into the own order, off
+        the event loop: see `LocalPool.put_in_order`. It does not end before no more is written."""
         ...
 
     async def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:

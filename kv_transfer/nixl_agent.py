@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.kv_transfer.block_sizes import BlockRatio
 from baton.kv_transfer.local_pool import DRAM, LocalPool, memory_name, prepare_ucx
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_versions import library_versions
@@ -165,18 +166,18 @@ class NixlAgent:
             name = self._agent.add_remote_agent(pool.metadata)
             rows = [(cut.granter_offset, cut.length) for cut in shape.cuts]
             blocks = self._agent.prep_xfer_dlist(name, every_block(pool, rows), pool.memory)
-            own = self._own_blocks(shape)
+            own = self._own_blocks(shape, pool.ratio)
         except Exception as error:  # NIXL's bindings raise classes of their own
             raise ReadFailed(f"NIXL cannot reach {_short(pool.boot_id)}: {error}") from error
         self._peers[pool.boot_id] = _Peer(pool.boot_id, name, pool, shape, blocks, own)
 
-    def _own_blocks(self, shape: ReadShape) -> Any:
-        """Return the descriptors of the own pool for a peer's units; None where they are whole
-        blocks."""
+    def _own_blocks(self, shape: ReadShape, ratio: BlockRatio) -> Any:
+        """Return the descriptors of the own pool's cells for a peer's units; None where they are
+        whole blocks."""
         rows = [(cut.reader_offset, cut.length) for cut in shape.cuts]
         if rows == [(0, self._pool.block_bytes)]:
             return None
-        own = every_block(_described(self._pool), rows)
+        own = every_block(_described(self._pool, ratio.joined), rows)
         return self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", own, self._pool.memory)
 
     def _forget(self, boot_id: bytes) -> None:
@@ -208,7 +209,8 @@ class NixlAgent:
         blocks: Counter[bytes] = Counter()
         for flight in self._flights:
             if flight.segment.read.failure is None and not flight.peer.forgotten:
-                blocks[flight.peer.boot_id] += len(flight.segment.local)
+                joined = flight.peer.pool.ratio.joined
+                blocks[flight.peer.boot_id] += -(-len(flight.segment.local) // joined)
         return {boot_id for boot_id, count in blocks.items() if count > self._enough}
 
     def _post(self, segment: ReadSegment) -> None:
@@ -221,7 +223,9 @@ class NixlAgent:
             handle = self._agent.make_prepped_xfer(
                 "READ",
                 self._blocks if peer.own is None else peer.own,
-                peer.shape.end(segment.local, self._pool.blocks, granter=False),
+                peer.shape.end(
+                    segment.local, self._pool.blocks * peer.pool.ratio.joined, granter=False
+                ),
                 peer.blocks,
                 peer.shape.end(segment.remote, peer.pool.num_blocks, granter=True),
             )
@@ -374,8 +378,10 @@ def every_block(pool: PeerPool, rows: Sequence[tuple[int, int]]) -> NDArray[np.u
     return np.array(listed, dtype=np.uint64)
 
 
-def _described(pool: LocalPool) -> PeerPool:
-    return PeerPool(b"", "", b"", pool.address, pool.block_bytes, pool.blocks, pool.device_id)
+def _described(pool: LocalPool, joined: int = 1) -> PeerPool:
+    """Return the pool as one of cells, of which a block has `joined`."""
+    cell_bytes, cells = pool.block_bytes // joined, pool.blocks * joined
+    return PeerPool(b"", "", b"", pool.address, cell_bytes, cells, pool.device_id)
 
 
 def _failed(error: Exception) -> ReadFailed:

@@ -17,10 +17,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.kv_transfer.local_pool import DRAM, LocalPool
+from baton.kv_transfer.local_pool import DRAM, LocalPool, landed_checksums
 from baton.kv_transfer.mover import ChecksumMonitor, PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent
-from baton.kv_transfer.read_segments import SegmentedRead, blocks_each, cut
+from baton.kv_transfer.read_segments import SegmentedRead, cut, units_each
 from baton.kv_transfer.read_shape import ReadShape
 from baton.kv_transfer.segment_queue import SegmentQueue
 from baton.runtime.errors import ReadFailed
@@ -95,7 +95,7 @@ class NixlMover:
         thread suffices for a device's memory, since it copies nothing. At most `segment_queue`
         segments are queued, or those of one READ."""
         self.slabs = pool.slabs
-        self.block_bytes = pool.block_bytes
+        self.block_bytes, self.bridges_sizes = pool.block_bytes, pool.bridges_sizes
         self._pool = pool
         if pool.memory != DRAM:
             read_threads = 1
@@ -189,25 +189,27 @@ class NixlMover:
     ) -> NixlRead:
         peer, shape = self.peer(boot_id), self.shape(boot_id)
         parts = shape.granter_parts, shape.reader_parts
-        check_blocks(remote, peer.num_blocks, local, self._pool.blocks, parts)
+        ratio = peer.ratio
+        check_blocks(remote, peer.num_blocks, local, self._pool.blocks * ratio.joined, parts)
         if seeds is not None and len(seeds) * parts[1] != len(local):
             raise ReadFailed(f"{len(seeds)} seeds do not fit {len(local)} blocks")
         read = NixlRead(self._segments, self._wake, with_checksums=seeds is not None)
         loop = asyncio.get_running_loop()
 
         checksums = (
-            np.empty((len(local), self.slabs), dtype=np.uint64) if seeds is not None else None
+            np.empty((len(seeds), self.slabs), dtype=np.uint64) if seeds is not None else None
         )
 
         def landed(first: int, end: int) -> None:
-            """Checksum the blocks that have landed, in the agent's thread."""
+            """Checksum the units that have landed, in the agent's thread."""
             assert checksums is not None and seeds is not None
-            checksums[first:end] = self._pool.checksums(local[first:end], seeds[first:end])
+            own = local[first * parts[1] : end * parts[1]]
+            checksums[first:end] = landed_checksums(self._pool, own, seeds[first:end], ratio)
 
         def ended(failure: ReadFailed | None) -> None:
             _call(loop, lambda: read.end(failure, checksums))
 
-        step = blocks_each(self._pool)
+        step = units_each(self._pool, shape.unit_bytes)
         summed = None if seeds is None else landed
         segments = cut(boot_id, remote, local, step, summed, ended, parts)
         read.segments = segments[0].read
@@ -235,6 +237,12 @@ class NixlMover:
                 lambda over: _call(loop, lambda: self._monitor.end(over, loop.time()))
             )
             return await asyncio.wrap_future(future)
+
+    async def put_in_order(
+        self, boot_id: bytes, blocks: Sequence[int], filled: Sequence[int]
+    ) -> None:
+        ratio = self.peer(boot_id).ratio
+        await self.compute(partial(self._pool.put_in_order, blocks, filled, ratio))
 
     def failure_reason(self) -> str | None:
         if not all(agent.alive for agent in self._agents):

@@ -67,10 +67,10 @@ class ReadSegment:
     local: NDArray[np.int32]
 
 
-def blocks_each(pool: LocalPool) -> int:
-    """Return the blocks per segment of a READ into this pool. A READ into a device's memory is not
+def units_each(pool: LocalPool, unit_bytes: int) -> int:
+    """Return the units per segment of a READ into this pool. A READ into a device's memory is not
     divided, since no core copies it."""
-    return max(1, SEGMENT_BYTES // pool.block_bytes) if pool.memory == DRAM else pool.blocks
+    return max(1, SEGMENT_BYTES // unit_bytes) if pool.memory == DRAM else pool.blocks
 
 
 def blocks_enough(pool: LocalPool) -> int:

@@ -3,10 +3,12 @@
     offer ─▶ READ ─▶ landed ─▶ lease still trusted? ─▶ own checksums ─▶ equal? ─▶ verified
              in the window                             while the next READ is in flight
 
+    from blocks of another size      equal? ─▶ whole own block ─▶ put into the own order ─▶ verified
+
 When `fetch` ends in any way, it posts nothing more, quarantines the destinations of READs in
-flight, and sends `closed` once none is left; `finished` waits for that. The owner of the
-destination blocks does not use quarantined blocks until their future is done. Time is the event
-loop's. A READ's futures are never cancelled.
+flight and blocks that are being put into the own order, and sends `closed` once no READ is left;
+`finished` waits for that. The owner of the destination blocks does not use quarantined blocks until
+their future is done. Time is the event loop's. A READ's futures are never cancelled.
 
 A granter may renew the lease and still withhold what it owes: checksums of landed blocks, further
 offers after the first tokens, the first tokens after the last offer, or what it holds of cached
@@ -23,9 +25,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.kv_transfer.block_sizes import ALIKE
 from baton.kv_transfer.fetch_ledger import FetchLedger, Window
 from baton.kv_transfer.fetch_report import FetchReport
 from baton.kv_transfer.mover import Mover, Read
+from baton.kv_transfer.own_order import OwnOrder
 from baton.kv_transfer.session import ReaderLink, ReaderSession
 from baton.proto import handoff_pb2
 from baton.runtime import waits
@@ -76,10 +80,12 @@ class HandoffReader:
         self._window = Window(config.window_reads, config.window_bytes)
         self._ready: deque[int] = deque()  # offered indices, not yet read
         self._suspect: set[int] = set()  # indices with a wrong checksum
-        self._reads: dict[Read, list[int]] = {}  # not landed, with their own blocks
+        self._reads: dict[Read, list[int]] = {}  # not landed, with their own cells
         self._tasks: set[asyncio.Task[None]] = set()  # per READ, until its checksums are computed
         self._unverified: list[_Landed] = []  # waiting for the granter's checksums
+        self._order: OwnOrder | None = None  # of blocks that have another size than the own ones
         self.report = FetchReport()
+        self._ratio = ALIKE
         self._first_received = False  # the first tokens, or what a granter of cached blocks holds
         self._begun = False
         self._checksums_at = 0.0  # time of the last checksums
@@ -94,8 +100,9 @@ class HandoffReader:
         on_first: Callable[[handoff_pb2.FirstTokens], None],
     ) -> FetchReport:
         """Fetch indices from `opening.held_blocks` on into the own `blocks`; `tags` are the
-        granter's of the full blocks (see FetchLedger). `on_first` gets the first tokens when they
-        arrive, once.
+        granter's of the full blocks (see FetchLedger). Indices are those of the granter's blocks;
+        where its size is another one, `blocks` hold all of them (`PeerPool.ratio`). `on_first` gets
+        the first tokens when they arrive, once.
 
         Returns when every block is verified and the first tokens have arrived; of a `cached_only`
         opening, when every block is verified that the granter holds. Raises WorkerLost
@@ -113,9 +120,13 @@ class HandoffReader:
         try:
             peer = self._mover.peer(self._peer)
             shape = self._mover.shape(self._peer)
-            self._block_bytes = shape.unit_bytes
+            self._block_bytes, self._ratio, count = shape.unit_bytes, peer.ratio, len(blocks)
+            if not peer.ratio.alike:
+                self._order = OwnOrder(self._mover, peer, self._config.read_bytes, self._ordered)
+                count = -(-len(opening.tokens) // peer.block_size) - opening.held_blocks
+            cells = peer.ratio.cells(blocks, count)
             self._ledger = FetchLedger(
-                opening, blocks, tags, peer, self._mover.slabs, shape.granter_parts
+                opening, cells, tags, peer, self._mover.slabs, shape.granter_parts
             )
             self._begun = True
             self._session.start(opening)
@@ -135,8 +146,9 @@ class HandoffReader:
 
     @property
     def leading(self) -> int:
-        """Return how many leading blocks are verified and may be used, however the fetch ended."""
-        return self._ledger.leading if self._begun else 0
+        """Return how many leading own blocks are verified and may be used, however the fetch
+        ended."""
+        return self._ratio.own_blocks(self._ledger.leading) if self._begun else 0
 
     def unverified_s(self) -> float:
         """Return how long the oldest blocks have waited for the granter's checksums."""
@@ -149,10 +161,15 @@ class HandoffReader:
             task.cancel()
         for read in self._reads:
             read.abandon()
-        unsettled = [read for read in self._reads if not read.settled.done()]
-        for read in unsettled:
-            self._quarantine(self._reads[read], read.settled)
-        self._session.leave([read.settled for read in unsettled])
+        unsettled = {
+            read.settled: cells for read, cells in self._reads.items() if not read.settled.done()
+        }
+        if self._order is None:
+            for settled, own in unsettled.items():
+                self._quarantine(own, settled)
+        else:
+            self._order.quarantine(unsettled, self._quarantine)
+        self._session.leave(list(unsettled))
 
     def _fail(self, error: Exception) -> None:
         outcome = self._outcome
@@ -331,8 +348,21 @@ class HandoffReader:
         )
 
     def _verified(self, indices: Sequence[int]) -> None:
+        if self._order is None:
+            self._record_verified(indices)
+        else:
+            self._order.add(self._ledger, self._ledger.record_checked(indices))
+
+    def _record_verified(self, indices: Sequence[int]) -> None:
         self._ledger.record_verified(indices)
         self.report.record_verified(indices, _now())
+
+    def _ordered(self, indices: Sequence[int], failure: BaseException | None) -> None:
+        if failure is not None:
+            self._fail(ReadFailed(f"blocks of another size were not put into order: {failure}"))
+            return
+        self._record_verified(indices)
+        self._conclude()
 
     def _conclude(self) -> None:
         """Complete the fetch once all blocks are verified and the first tokens have arrived."""

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from baton.kv_transfer.block_sizes import block_ratio
 from baton.kv_transfer.mover import Mover
 from baton.kv_transfer.peers.handoff_reads import HandoffReads, SharedConnectionLost
 from baton.kv_transfer.peers.registered_peers import Peers
@@ -156,7 +157,11 @@ class CachedReads:
                     raise HandoffError(
                         f"the source stores KV as {granter}, which its placement did not say"
                     )
+                ratio = self._reads.ratio(source.boot_id)
+                if ratio != block_ratio(source.block_size or self._block_size, self._block_size):
+                    raise HandoffError("the source has another block size than its placement said")
                 opening = self._opening(prompt, source.boot_id)
+                opening.held_blocks = ratio.granter_blocks(first)
                 await reader.fetch(
                     opening,
                     prompt.blocks[first:end],
@@ -175,7 +180,6 @@ class CachedReads:
             request_id=prompt.request_id,
             attempt=prompt.attempt,
             tokens=prompt.tokens[: prompt.reading_to * self._block_size],
-            held_blocks=prompt.cached,
             cache_salt=prompt.cache_salt,
             lease_ms=round(self._config.lease_s * 1000),
             deadline_ms=prompt.deadline_ms,

@@ -22,6 +22,7 @@ from baton.engine.scheduling.batch import EMPTY_BATCH, DraftWork, Slice, StepBat
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.engine.scheduling.chunks import Chunk, ChunkScheduler
 from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
+from baton.kv_transfer.block_sizes import block_ratio
 from baton.kv_transfer.granter import Computed
 from baton.prefill_worker.prompts import Prompt
 from baton.proto import worker_pb2
@@ -281,12 +282,17 @@ class PrefillScheduler:
         prompt.blocks += self._pool.match(
             prompt.identities, prompt.tokens, Hold.USED, limit, first=held
         )
+        readable, span = self._readable(prompt, limit)
+        if len(prompt.blocks) < readable:  # READ whole blocks of the source
+            kept = len(prompt.blocks) - len(prompt.blocks) % span
+            self._pool.release(prompt.blocks[kept:], Hold.USED)
+            del prompt.blocks[kept:]
         wanted = self._blocks_for(prompt) - len(prompt.blocks)
         targets = self._targets_for(prompt)
         if wanted + targets > self._pool.available:
             return False
         prompt.cached = len(prompt.blocks)
-        leased = max(0, self._readable(prompt, limit) - prompt.cached)
+        leased = max(0, readable - prompt.cached)
         fresh = self._pool.lease(leased) + self._pool.allocate(wanted - leased, Hold.USED)
         prompt.reading_to = prompt.cached + leased if leased else 0
         prompt.reserve = self._pool.pin_targets(targets)
@@ -310,13 +316,17 @@ class PrefillScheduler:
         self._pool.unpin(prompt.reserve)
         prompt.reserve = []
 
-    def _readable(self, prompt: Prompt, limit: int) -> int:
-        """Return how many of its first blocks its source holds, as far as the router knows; 0 where
-        the source may not be asked now."""
-        source = prompt.source
+    def _readable(self, prompt: Prompt, limit: int) -> tuple[int, int]:
+        """Return how many of its first blocks its source holds, as far as the router knows, 0 where
+        the source may not be asked now; and how many hold one of the source's: they are whole."""
+        source, size = prompt.source, self._pool.block_size
         if source is None or not self._source_usable(source.worker):
-            return 0
-        return min(source.blocks, limit)
+            return 0, 1
+        ratio = block_ratio(source.worker.block_size or size, size)
+        if ratio is None:
+            return 0, 1
+        readable = min(ratio.own_blocks(source.blocks), limit)
+        return readable - readable % ratio.split, ratio.split
 
     def _blocks_for(self, prompt: Prompt) -> int:
         return -(-len(prompt.tokens) // self._pool.block_size)

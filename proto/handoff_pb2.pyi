@@ -26,7 +26,7 @@ class HandshakeMessage(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., compatibility: _Optional[_Union[Compatibility, _Mapping]] = ..., pool: _Optional[_Union[PoolDescription, _Mapping]] = ..., host: _Optional[str] = ..., probe_after_ms: _Optional[int] = ..., read_gb_per_s: _Optional[float] = ...) -> None: ...
 
 class Compatibility(_message.Message):
-    __slots__ = ("protocol_version", "model_fingerprint", "kv_dtype", "block_size", "layout_version", "checksum_algorithm", "layers", "kv_heads", "head_dim", "tp_size", "tp_rank", "verify", "draft_fingerprint", "deterministic_split", "bridged_dtypes")
+    __slots__ = ("protocol_version", "model_fingerprint", "kv_dtype", "block_size", "layout_version", "checksum_algorithm", "layers", "kv_heads", "head_dim", "tp_size", "tp_rank", "verify", "draft_fingerprint", "deterministic_split", "bridged_dtypes", "bridges_sizes")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class Compatibility(_message.Message):
     DRAFT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_SPLIT_FIELD_NUMBER: _ClassVar[int]
     BRIDGED_DTYPES_FIELD_NUMBER: _ClassVar[int]
+    BRIDGES_SIZES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     model_fingerprint: str
     kv_dtype: str
@@ -57,7 +58,8 @@ class Compatibility(_message.Message):
     draft_fingerprint: str
     deterministic_split: str
     bridged_dtypes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol_version: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., layout_version: _Optional[int] = ..., checksum_algorithm: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tp_size: _Optional[int] = ..., tp_rank: _Optional[int] = ..., verify: _Optional[bool] = ..., draft_fingerprint: _Optional[str] = ..., deterministic_split: _Optional[str] = ..., bridged_dtypes: _Optional[_Iterable[str]] = ...) -> None: ...
+    bridges_sizes: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., layout_version: _Optional[int] = ..., checksum_algorithm: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tp_size: _Optional[int] = ..., tp_rank: _Optional[int] = ..., verify: _Optional[bool] = ..., draft_fingerprint: _Optional[str] = ..., deterministic_split: _Optional[str] = ..., bridged_dtypes: _Optional[_Iterable[str]] = ..., bridges_sizes: _Optional[bool] = ...) -> None: ...
 
 class PoolDescription(_message.Message):
     __slots__ = ("mover", "metadata", "base_address", "block_bytes", "num_blocks", "device_id", "memory", "versions")

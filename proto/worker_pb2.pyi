@@ -195,14 +195,16 @@ class Placement(_message.Message):
     def __init__(self, local: _Optional[bool] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., source: _Optional[_Union[Source, _Mapping]] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("worker_id", "boot_id", "address")
+    __slots__ = ("worker_id", "boot_id", "address", "block_size")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     boot_id: bytes
     address: str
-    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., address: _Optional[str] = ...) -> None: ...
+    block_size: int
+    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., address: _Optional[str] = ..., block_size: _Optional[int] = ...) -> None: ...
 
 class Source(_message.Message):
     __slots__ = ("worker", "blocks", "kv_dtype")

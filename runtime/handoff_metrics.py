@@ -39,6 +39,10 @@ READ_SECONDS = counter(
     "Seconds in which a completed handoff had offered blocks that had not landed.",
 )
 CONVERTED_BLOCKS = counter("baton_converted_blocks_total", "Blocks converted for their readers.")
+REORDERED_BLOCKS = counter(
+    "baton_reordered_blocks_total",
+    "Blocks read from a worker with another block size, and put into the own order.",
+)
 CACHED_READS = counter(
     "baton_cached_reads_total",
     "Reads by prefill workers of blocks that another worker held; what is missing is computed.",

@@ -85,7 +85,7 @@ class Run:
         )
         if scenario.named_hosts:
             self.world.host_of = str
-        self.world.wide = scenario.wide
+        self.world.wide, self.world.sizes = scenario.wide, scenario.sizes
         if scenario.shared_registry:
             self.world.share_registry()
         if scenario.constrained:

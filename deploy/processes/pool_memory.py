@@ -12,6 +12,7 @@ from torch import Tensor
 from baton.deploy.host.packages import INSTALL
 from baton.engine.memory.kv_pool import KvPool
 from baton.kv_transfer import checksum
+from baton.kv_transfer.block_sizes import SlabRows
 from baton.kv_transfer.checksum import SlabGroup
 from baton.kv_transfer.local_pool import DevicePool, HostPool, LocalPool
 from baton.runtime.errors import ConfigError
@@ -30,7 +31,8 @@ def local_pool(pool: KvPool) -> LocalPool:
         checksum_numba.warm_up()
         (target_slabs, _), *beside = pool.slab_groups
         draft = SlabGroup(*beside[0]) if beside else None
-        return HostPool(pool.bytes_view(), target_slabs, draft)
+        rows = [SlabRows(slabs, areas) for slabs, areas in pool.slab_rows]
+        return HostPool(pool.bytes_view(), target_slabs, draft, rows)
     return device_pool(pool.bytes_tensor(), pool.slabs)
 
 

@@ -30,10 +30,10 @@ from baton.engine.speculation.ngram_proposer import NgramProposer
 from baton.engine.speculation.suffix_proposer import SuffixProposer
 from baton.kv_transfer import handshake
 from baton.kv_transfer.conversion import Conversion
-from baton.kv_transfer.host_id import host_id
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.kv_transfer.peers.bandwidth_probe import BandwidthProbe
 from baton.kv_transfer.peers.handoff_service import HandoffService
+from baton.kv_transfer.peers.host_id import host_id
 from baton.kv_transfer.peers.peer_client import grpc_dial
 from baton.kv_transfer.peers.registered_peers import RegisteredPeers
 from baton.prefill_worker.worker import PrefillWorker
@@ -92,6 +92,7 @@ class Below:
             if settings.deterministic
             else "",
             bridged_dtypes=self._bridged_dtypes(),
+            bridges_sizes=self.mover.bridges_sizes and not settings.deterministic,
         )
         return handshake.build(self.boot.worker_id, self.mover.describe(), common, host_id())
 

@@ -92,6 +92,7 @@ class KvPool:
         self.quant = quant
         self.scales: torch.Tensor | None = None
         self.features: torch.Tensor | None = None
+        self._areas = _areas(spec, self.dtype, quant)
         slabs = 1 if spec.features else spec.kv_heads
         self.memory = memory.view(there, slabs, size_bytes // slabs)
         rows = _block_shape(spec, self.block_size)
@@ -115,6 +116,13 @@ class KvPool:
         """Return (slabs, bytes of a slab) of each layer group, in a block's order."""
         groups = (self,) if self.draft is None else (self, self.draft)
         return tuple((group.memory.shape[1], group.memory.shape[2]) for group in groups)
+
+    @property
+    def slab_rows(self) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
+        """Return (slabs, areas of a slab) of each layer group, in a block's order. An area is
+        (rows, bytes of a token in a row): [row, token, bytes]."""
+        groups = (self,) if self.draft is None else (self, self.draft)
+        return tuple((group.memory.shape[1], group._areas) for group in groups)
 
     @property
     def slabs(self) -> int:
@@ -236,6 +244,19 @@ def _block_shape(spec: ModelSpec, block_size: int) -> tuple[int, ...]:
     """Return the shape of a block. MLA's one head has no k|v axis: values are part of keys."""
     pair = () if spec.latent else (2,)
     return (spec.kv_heads, spec.layers, *pair, block_size, spec.head_dim)
+
+
+def _areas(
+    spec: ModelSpec, dtype: torch.dtype, quant: KvQuant | None
+) -> tuple[tuple[int, int], ...]:
+    """Return the areas of a slab: KV, then scales, or the features of an EAGLE-3 head."""
+    heads, *layers, _, _ = _block_shape(spec, 1)
+    rows, item_bytes = math.prod(layers), dtype.itemsize
+    if spec.features:
+        return (heads * rows, spec.head_dim * item_bytes), (1, spec.features * item_bytes)
+    if quant is None:
+        return ((rows, spec.head_dim * item_bytes),)
+    return (rows, spec.head_dim), (rows, _scales_of_row(spec) * SCALE_BYTES)
 
 
 def blocks_for(

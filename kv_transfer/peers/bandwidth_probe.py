@@ -61,13 +61,13 @@ class BandwidthProbe:
         return report
 
     async def _check(self, worker_id: str, peer: PeerPool, rounds: int) -> PreflightReport | None:
-        shape = self._mover.shape(peer.boot_id)
+        shape, ratio = self._mover.shape(peer.boot_id), peer.ratio
         units = min(
             READ_BLOCKS, READ_BYTES // shape.unit_bytes, peer.num_blocks // shape.granter_parts
         )
         units = max(1, units)
         try:
-            own = self._pool.lease(units * shape.reader_parts)
+            own = self._pool.lease(-(-units * ratio.split // ratio.joined))
         except OutOfBlocks:
             log.info("peer measurement skipped", worker=worker_id, reason="no free block")
             return None
@@ -76,7 +76,7 @@ class BandwidthProbe:
                 self._mover,
                 peer.boot_id,
                 range(units * shape.granter_parts),
-                own,
+                [cell for cells in ratio.cells(own, units) for cell in cells],
                 self.floor_gb_per_s,
                 rounds=rounds,
             )

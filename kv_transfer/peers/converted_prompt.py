@@ -1,7 +1,7 @@
 """A granted prompt for a reader with another KV dtype: its blocks are converted, then offered.
 
     prompt ─▶ blocks, with targets ─▶ convert in the checksums' thread ─▶ converted blocks ─▶ offer
-                                            └ end: targets are unpinned once no call writes there
+         └▶ first tokens: at once           └ end: targets are unpinned once no call writes there
 
 It wraps what either role grants. The prompt reserves the targets, pinned from then on, before it
 offers: a conversion never waits for blocks. What is offered, tagged and checksummed is the
@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ from baton.runtime.wire import ModelLimits
 # One thread converts KV, at 0.13 GB/s or more, and computes the checksums of all other handoffs:
 # it does so between two calls.
 CALLS_PER_READ = 8
+
+
+T = TypeVar("T")
 
 
 class ConvertiblePrompt(GrantedPrompt, Protocol):
@@ -117,19 +120,41 @@ class ConvertedPrompt:
         self._most = max(1, converter.call_bytes // each_bytes)
         self._waiting: deque[Computed] = deque()
         self._call: asyncio.Task[NDArray[np.uint64]] | None = None
+        self._converting: asyncio.Task[Computed] | None = None
+        self._asking: asyncio.Task[Granted | None] | None = None  # the prompt, for its next event
+        self._over = False  # it has no more events
 
     async def next(self) -> Granted | None:
-        while not self._waiting:
-            item = await self._prompt.next()
-            if not isinstance(item, Computed):
-                return item
-            self._waiting.extend(item.parts(self._most))
-        return await self._converted(self._waiting.popleft())
+        """Return the next converted part, or what needs no conversion as soon as it is there: a
+        prompt's first tokens come behind its last chunk, and wait for no conversion of it."""
+        while True:
+            if self._converting is None and self._waiting:
+                self._converting = _task(self._converted(self._waiting.popleft()))
+            if self._asking is None and not self._over:
+                self._asking = _task(self._prompt.next())
+            tasks = {task for task in (self._asking, self._converting) if task is not None}
+            if not tasks:
+                return None
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._asking is not None and self._asking.done():
+                asked, self._asking = self._asking, None
+                item = asked.result()
+                self._over = item is None
+                if isinstance(item, Computed):
+                    self._waiting.extend(item.parts(self._most))
+                elif item is not None:
+                    return item
+            elif self._converting is not None:
+                converted, self._converting = self._converting, None
+                return converted.result()
 
     def end(self) -> None:
         self.on_end(self)
 
     def _end(self) -> None:
+        for task in (self._asking, self._converting):
+            if task is not None:
+                task.cancel()  # one that has not begun begins no call
         self._prompt.end()
         if self._call is None or self._call.done():
             self._unpin()
@@ -162,3 +187,10 @@ class ConvertedPrompt:
         checksums = await asyncio.shield(self._call)  # the thread does not stop
         handoff_metrics.CONVERTED_BLOCKS.inc(len(part.blocks))
         return replace(part, blocks=part.targets, targets=(), each=each, checksums=checksums)
+
+
+def _task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Return a task of the work. If the handoff ends before, its exception has no reader."""
+    made = asyncio.create_task(work)
+    made.add_done_callback(lambda over: over.cancelled() or over.exception())
+    return made

@@ -14,6 +14,7 @@ import math
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
+from baton.kv_transfer.block_sizes import BlockRatio
 from baton.kv_transfer.checksum import converted_tag
 from baton.kv_transfer.fetch_report import FetchReport
 from baton.kv_transfer.mover import Mover
@@ -85,6 +86,11 @@ class HandoffReads:
             self._closing[task] = asyncio.get_running_loop().time()
             task.add_done_callback(self._closing.pop)
 
+    def ratio(self, boot_id: bytes) -> BlockRatio:
+        """Return the ratio of the block size of a granter, to which a stream is open, and the
+        own one."""
+        return self._mover.peer(boot_id).ratio
+
     def granter_kv_dtype(self, boot_id: bytes) -> str:
         """Return the KV dtype of a granter to which a stream is open."""
         return self._mover.peer(boot_id).kv_dtype or self._limits.kv_dtype
@@ -92,16 +98,18 @@ class HandoffReads:
     def tags(
         self, boot_id: bytes, opening: handoff_pb2.OpenHandoff, identities: Sequence[bytes]
     ) -> list[bytes]:
-        """Return the granter's tags of the full blocks from `opening.held_blocks` on, of which
-        `identities` are the own ones: the same, unless it converts them."""
+        """Return the granter's tags of its full blocks from `opening.held_blocks` on. `identities`
+        are the own ones from there on: the same, unless it converts them, or has another block
+        size."""
         granter, limits = self.granter_kv_dtype(boot_id), self._limits
-        if granter == limits.kv_dtype:
+        size = self._mover.peer(boot_id).block_size or self._block_size
+        if granter == limits.kv_dtype and size == self._block_size:
             return list(identities)
         root = identity.root(limits.key, limits.fingerprint, granter, salt=opening.cache_salt)
-        names = identity.chain(limits.key, root, opening.tokens, self._block_size)
-        first = opening.held_blocks
-        named = names[first : first + len(identities)]
-        return [converted_tag(name, limits.kv_dtype) for name in named]
+        names = identity.chain(limits.key, root, opening.tokens, size)[opening.held_blocks :]
+        if granter == limits.kv_dtype:
+            return names
+        return [converted_tag(name, limits.kv_dtype) for name in names]
 
     def ages(self) -> Iterator[tuple[str, float]]:
         """Yield the state of each handoff, and the seconds since it began to wait, since the last

@@ -236,7 +236,10 @@ def _source(placement: Placement) -> worker_pb2.Source | None:
 
 def _candidate(worker: WorkerView) -> worker_pb2.Candidate:
     return worker_pb2.Candidate(
-        worker_id=worker.worker_id, boot_id=worker.boot_id, address=worker.address
+        worker_id=worker.worker_id,
+        boot_id=worker.boot_id,
+        address=worker.address,
+        block_size=worker.block_size,
     )
 
 

@@ -217,7 +217,7 @@ class PrefillCosts:
     def at(self, worker: WorkerView, uncached: int) -> int:
         """Return the cost on a worker that lacks so many tokens."""
         cost = self.least(uncached) if self.reads(worker, uncached) else uncached * TOKEN_COST
-        return cost if worker.kv_format == self._decode else cost + self._convert_cost
+        return cost if worker.kv_format[1] == self._decode[1] else cost + self._convert_cost
 
     def total(self, worker: WorkerView, uncached: int) -> int:
         """Return the same with the worker's queue."""

@@ -143,9 +143,11 @@ class ViewField(Generic[_T]):
 
 
 def hands_over(granter: KvFormat, reader: KvFormat) -> bool:
-    """Return whether a worker can read the KV of another, which may convert it."""
+    """Return whether a worker can read the KV of another, which may convert it, in blocks of which
+    one size divides the other."""
     (model, dtype, size), (own_model, own_dtype, own_size) = granter, reader
-    return (model, size) == (own_model, own_size) and bridges(dtype, own_dtype)
+    sizes_fit = max(size, own_size) % min(size, own_size) == 0
+    return model == own_model and sizes_fit and bridges(dtype, own_dtype)
 
 
 def incompatible_prefill_workers(

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -20,6 +20,8 @@ from baton.decode_worker.speculator import Speculator
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.batch import StepBatch
 from baton.engine.scheduling.blocks import BlockPool
+from baton.kv_transfer import handshake
+from baton.kv_transfer.block_sizes import SlabRows
 from baton.kv_transfer.conversion import Conversions, no_conversions
 from baton.kv_transfer.granter import GranterLink
 from baton.kv_transfer.local_pool import HostPool
@@ -34,7 +36,7 @@ from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.grammar.vocabulary import Vocabulary
 from baton.runtime.links import MemoryLink, memory_link
 from baton.runtime.wire import ModelLimits
-from baton.simulation.fleet.hash_engine import HashEngine, block_bytes
+from baton.simulation.fleet.hash_engine import RECORD_BYTES, HashEngine, block_bytes
 
 SLABS = 2
 VOCAB = 50_000
@@ -66,6 +68,7 @@ class Cluster:
     ) -> None:
         """`speculator` makes that of each decode worker; none speculates without one."""
         self.config = config
+        self.block_size = config.pool.block_size  # of the workers that are added from now on
         self._speculator = speculator
         self.exchange = MemoryExchange()
         self.prefill: dict[str, Node[PrefillWorker]] = {}
@@ -75,7 +78,8 @@ class Cluster:
         self.vocabulary: Vocabulary | None = None  # of the workers that are added from now on
         self._ids = itertools.count(1)
         self._streams: dict[bytes, set[asyncio.Task[None]]] = {}
-        self._kv_dtypes: dict[bytes, str] = {}  # by boot id
+        # KV dtype and block size, by boot id.
+        self._stored: dict[bytes, tuple[str, int]] = {}
 
     def limits(self) -> ModelLimits:
         return ModelLimits(VOCAB, MAX_CONTEXT, "hash-engine", "uint8", b"cluster key")
@@ -87,10 +91,8 @@ class Cluster:
     def described(self, reader: MemoryMover, granter: MemoryMover) -> PeerPool:
         """Return a granter's pool as a reader knows it after their handshake."""
         here, pool = reader.describe(), granter.describe()
-        dtype = self._kv_dtypes[pool.boot_id]
-        if self._kv_dtypes[here.boot_id] == dtype:
-            return pool
-        return replace(pool, kv_dtype=dtype, unit_bytes=here.block_bytes)
+        own, other = self._stored[here.boot_id], self._stored[pool.boot_id]
+        return handshake.as_read(pool, here.block_bytes, own, other)
 
     def grammars(self) -> GrammarCompiler:
         """Return a compiler for one worker, which uses no threads."""
@@ -102,7 +104,7 @@ class Cluster:
 
     def add_prefill(self, name: str, blocks: int) -> Node[PrefillWorker]:
         boot_id, engine, pool, array, mover = self._below(blocks)
-        self._kv_dtypes[boot_id] = self.limits().kv_dtype
+        self._stored[boot_id] = self.limits().kv_dtype, pool.block_size
         worker = PrefillWorker(
             worker_id=name,
             boot_id=boot_id,
@@ -123,7 +125,7 @@ class Cluster:
 
     def add_decode(self, name: str, blocks: int) -> Node[DecodeWorker]:
         boot_id, engine, pool, array, mover = self._below(blocks)
-        self._kv_dtypes[boot_id] = self.limits().kv_dtype
+        self._stored[boot_id] = self.limits().kv_dtype, pool.block_size
         worker = DecodeWorker(
             worker_id=name,
             boot_id=boot_id,
@@ -145,10 +147,7 @@ class Cluster:
 
     def candidates(self) -> list[worker_pb2.Candidate]:
         """All prefill workers, as a router would rank them."""
-        return [
-            worker_pb2.Candidate(worker_id=name, boot_id=node.worker.boot_id, address=name)
-            for name, node in self.prefill.items()
-        ]
+        return [_candidate(name, node) for name, node in self.prefill.items()]
 
     def nodes(self) -> list[Node[Any]]:
         return [*self.decode.values(), *self.prefill.values()]
@@ -156,8 +155,7 @@ class Cluster:
     def source(self, name: str, blocks: int) -> worker_pb2.Source:
         """The worker of that name as a source of leading blocks, as a router names it."""
         (node,) = [node for node in self.nodes() if node.worker.worker_id == name]
-        worker = worker_pb2.Candidate(worker_id=name, boot_id=node.worker.boot_id, address=name)
-        return worker_pb2.Source(worker=worker, blocks=blocks)
+        return worker_pb2.Source(worker=_candidate(name, node), blocks=blocks)
 
     async def kill_prefill(self, name: str) -> None:
         """The process is gone: its streams break, its pool can no longer be read."""
@@ -221,13 +219,14 @@ class Cluster:
     def _below(
         self, blocks: int
     ) -> tuple[bytes, HashEngine, BlockPool, NDArray[np.uint8], MemoryMover]:
-        size = self.config.pool.block_size
+        size = self.block_size
         array = np.zeros((blocks, block_bytes(size, SLABS)), dtype=np.uint8)
         boot_id = self.new_id()
         engine = HashEngine(
             array, block_size=size, slabs=SLABS, vocab_size=VOCAB, step_s=self._step_s
         )
-        mover = MemoryMover(HostPool(array, SLABS), boot_id, self.exchange)
+        own = HostPool(array, SLABS, rows=[SlabRows(SLABS, ((1, RECORD_BYTES),))])
+        mover = MemoryMover(own, boot_id, self.exchange)
         pool = BlockPool(blocks, size, self.config.pool.tenant_share)
         return boot_id, engine, pool, array, mover
 
@@ -257,6 +256,15 @@ class MemoryPeers:
 
     async def close(self) -> None:
         pass
+
+
+def _candidate(name: str, node: Node[Any]) -> worker_pb2.Candidate:
+    return worker_pb2.Candidate(
+        worker_id=name,
+        boot_id=node.worker.boot_id,
+        address=name,
+        block_size=node.pool.block_size,
+    )
 
 
 async def _ended(tasks: set[asyncio.Task[None]]) -> None:

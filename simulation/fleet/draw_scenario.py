@@ -21,7 +21,7 @@ from baton.simulation.fleet.joining_world import joining
 from baton.simulation.fleet.ranked_world import ranked
 from baton.simulation.fleet.redis_world import over_redis
 from baton.simulation.fleet.scenario import BLOCK, READ_BLOCKS, Event, Fault, Scenario
-from baton.simulation.fleet.turns_world import talking, unlike
+from baton.simulation.fleet.turns_world import sized, talking, unlike
 
 # most fleets are small: a seed's time grows with its links
 ROUTERS = (1, 1, 1, 1, 1, 2, 2, 3)
@@ -51,6 +51,7 @@ REDIS_EVERY, REDIS_SEEDS = 40, (24, 37)  # seeds
 TURNS_EVERY, TURNS_SEEDS = 40, (6, 23, 27, 36)  # seeds
 JOINING_EVERY, JOINING_SEED = 200, 20  # seeds
 UNLIKE_EVERY, UNLIKE_SEEDS = 200, (60, 100, 140)  # seeds
+SIZED_EVERY, SIZED_SEEDS = 200, (80, 160, 180)  # seeds
 RIGHT_SHARES = (0.3, 0.8, 0.8, 1.0)
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
 
@@ -63,8 +64,9 @@ def draw(seed: int) -> Scenario:
     decode workers speculate; in two of CONSTRAINED_EVERY, they do, and requests have
     grammars; in two of RANKED_EVERY, workers have ranks, one of which is lost; in two of
     REDIS_EVERY, all meet over a Redis server; in four of TURNS_EVERY, conversations have
-    several turns; in three of UNLIKE_EVERY, so they have, between workers of unlike KV dtypes; and
-    in one of JOINING_EVERY, a worker joins a loaded fleet."""
+    several turns; in three of UNLIKE_EVERY, so they have, between workers of unlike KV dtypes; in
+    three of SIZED_EVERY, between workers with blocks of unlike sizes; and in one of JOINING_EVERY,
+    a worker joins a loaded fleet."""
     made = _speculating(_linked(_usual(seed)))
     if seed % HANG_EVERY == HANG_SEED:
         return _one_hangs(made)
@@ -84,6 +86,8 @@ def draw(seed: int) -> Scenario:
         return joining(made)
     if seed % UNLIKE_EVERY in UNLIKE_SEEDS:
         return unlike(talking(made))
+    if seed % SIZED_EVERY in SIZED_SEEDS:
+        return sized(talking(made))
     return _storm(made) if seed % STORM_EVERY == STORM_SEED else made
 
 

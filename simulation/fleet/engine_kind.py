@@ -15,12 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.scheduling.batch import Drawn, StepBatch
+from baton.kv_transfer.block_sizes import SlabRows
 from baton.kv_transfer.conversion import Conversions, HostConversion
 from baton.kv_transfer.local_pool import HostPool
 from baton.runtime.sampling import SamplingParams
 from baton.runtime.wire import ModelLimits
 from baton.runtime.worker.kv_bridge import bridges
 from baton.simulation.fleet.hash_engine import (
+    RECORD_BYTES,
+    WIDE_BYTES,
     HashEngine,
     block_bytes,
     expected_draws,
@@ -41,12 +44,15 @@ StepTime = Callable[[StepBatch], float]
 class PlainSums(HostPool):
     """A pool whose checksums cost a microsecond: a CRC beside the rest of the seed."""
 
-    def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
-        width = self.block_bytes // self.slabs
+    def _checksums_of(
+        self, stored: NDArray[np.uint8], blocks: Sequence[int], seeds: Sequence[int]
+    ) -> NDArray[np.uint64]:
+        block_bytes = stored.shape[1]
+        width = block_bytes // self.slabs
         found = []
         for block, seed in zip(blocks, seeds, strict=True):
-            content = self.array[block].tobytes()
-            for start in range(0, self.block_bytes, width):
+            content = stored[block].tobytes()
+            for start in range(0, block_bytes, width):
                 part = crc32(content[start : start + width], seed & _LOW)
                 found.append(part << 32 | seed >> 32)
         return np.array(found, dtype=np.uint64).reshape(len(found) // self.slabs, self.slabs)
@@ -55,6 +61,7 @@ class PlainSums(HostPool):
 class EngineKind(Protocol):
     slabs: int
     name: str  # as `baton faults --engine` takes it
+    rows: tuple[SlabRows, ...]  # of a block; empty: workers have blocks of one size
 
     def limits(self, key: bytes) -> ModelLimits: ...
 
@@ -94,6 +101,8 @@ class HashKind:
         self.drafts = drafts
         self.slabs = SLABS + drafts
         self._wide = form == "wide"
+        record_bytes = WIDE_BYTES if self._wide else RECORD_BYTES
+        self.rows: tuple[SlabRows, ...] = (SlabRows(self.slabs, ((1, record_bytes),)),)
         self._kv_dtype = {None: "uint8", "narrow": NARROW, "wide": WIDE}[form]
 
     def limits(self, key: bytes) -> ModelLimits:

@@ -241,10 +241,10 @@ class Striker:
     def _fate(self, attempt: Attempt) -> Fate:
         dice, world = self._dice, self._world
         granter = world.of_boot(attempt.granter)
-        delay_s = self._read_s * (1 + len(attempt.local) / 8) * (0.5 + dice.random())
+        delay_s = self._read_s * (1 + attempt.units / 8) * (0.5 + dice.random())
         for fault in self._reads:
             if fault.targets[0] == granter.machine.name and dice.random() < fault.share:
-                place = dice.randrange(len(attempt.local))
+                place = dice.randrange(attempt.units)
                 match fault.what:
                     case "failed":
                         return Fate(delay_s, failed=True)
@@ -261,7 +261,7 @@ class Striker:
                         return Fate(delay_s, stale=self._another(attempt))
         if not self._reachable(attempt):
             return Fate(stuck=True)
-        torn = dice.randint(1, len(attempt.local)) if dice.random() < TORN else 0
+        torn = dice.randint(1, attempt.units) if dice.random() < TORN else 0
         return Fate(delay_s, early=torn)
 
     def _another(self, attempt: Attempt) -> bytes:

@@ -20,6 +20,7 @@ from baton.engine.execution.loading import build_engine
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.memory.kv_conversion import conversion_to
 from baton.engine.scheduling.blocks import BlockPool
+from baton.kv_transfer.block_sizes import SlabRows
 from baton.kv_transfer.conversion import Conversions, HostConversion, numba_checksums
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryMover
@@ -38,8 +39,8 @@ _STEP = {
 
 class ModelCluster(Cluster):
     """Its engines compute the model of `folder` in bfloat16, on one thread each. `step` changes
-    settings of the section of that name. A worker stores KV as `kv_dtype` says when it is added;
-    workers that differ in it are not `deterministic`."""
+    settings of the section of that name. A worker stores KV as `kv_dtype` says when it is added,
+    in blocks of `block_size`; workers that differ in one are not `deterministic`."""
 
     def __init__(
         self,
@@ -53,7 +54,6 @@ class ModelCluster(Cluster):
         **step: int,
     ) -> None:
         self._folder = folder
-        self._block_size = block_size
         self.kv_dtype = kv_dtype
         self._deterministic = deterministic
         self.engines: list[TorchEngine] = []
@@ -79,7 +79,7 @@ class ModelCluster(Cluster):
             self._folder,
             EngineOptions(
                 blocks=blocks,
-                block_size=self._block_size,
+                block_size=self.block_size,
                 dtype="bfloat16",
                 threads=1,
                 deterministic=self._deterministic,
@@ -88,8 +88,10 @@ class ModelCluster(Cluster):
         )
         self.engines.append(engine)
         array, boot_id = engine.pool.bytes_view(), self.new_id()
-        mover = MemoryMover(HostPool(array, engine.pool.slabs), boot_id, self.exchange)
-        return boot_id, engine, BlockPool(blocks, self._block_size), array, mover
+        rows = [SlabRows(slabs, areas) for slabs, areas in engine.pool.slab_rows]
+        own = HostPool(array, engine.pool.slabs, rows=rows)
+        mover = MemoryMover(own, boot_id, self.exchange)
+        return boot_id, engine, BlockPool(blocks, self.block_size), array, mover
 
     def conversions(self, engine: TorchEngine) -> Conversions:
         return partial(_conversion_of, engine)

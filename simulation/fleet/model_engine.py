@@ -21,6 +21,7 @@ from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.scheduling.batch import Draw, Drawn, Slice, StepBatch
 from baton.engine.scheduling.token_history import history_of
+from baton.kv_transfer.block_sizes import SlabRows
 from baton.kv_transfer.conversion import Conversions, no_conversions
 from baton.runtime.sampling import SamplingParams
 from baton.runtime.wire import ModelLimits
@@ -35,6 +36,7 @@ class ModelKind:
     """Implements `EngineKind` with the model of `folder`. Raises ModelError and ConfigError."""
 
     name = "model"
+    rows: tuple[SlabRows, ...] = ()  # deterministic workers have blocks of one size
 
     def __init__(self, folder: Path, block_size: int) -> None:
         torch.set_num_threads(1)

@@ -6,7 +6,7 @@ by leaving events out. draw_scenario.py makes one of a seed. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from baton.runtime.config import Config
@@ -70,6 +70,7 @@ class Scenario:
     shared_registry: bool = False  # all meet over a Redis server
     named_hosts: bool = False  # workers pace and share their measurements
     wide: tuple[str, ...] = ()  # workers that store KV in another dtype than the others
+    sizes: dict[str, int] = field(default_factory=dict)  # of blocks, of workers with others
 
     @property
     def faults(self) -> list[Event]:
@@ -101,7 +102,7 @@ class Scenario:
         read = replace(self, config=replace(self.config, handoff=handoff))
         if kind.name == HASHES.name:
             return read
-        read = replace(read, wide=())
+        read = replace(read, wide=(), sizes={})
         plain = tuple([replace(event, does=_without_grammar(event.does)) for event in self.events])
         return replace(read, events=plain, constrained=False)
 

@@ -31,6 +31,7 @@ RANKS = (1, 1, 1, 2)
 RANK_FAULTS = (("dies", 0.0), ("stops", 0.4), ("stops", 6.0))
 PROPOSERS: tuple[Proposing | None, ...] = (None, None, "oracle", "ngram")
 RIGHT_SHARES = (0.3, 0.8)
+SIZES = (8, 16)  # tokens of a block, of workers with larger ones
 FOR_S = (0.1, 0.4, 1.5, 4.0)
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
 
@@ -85,6 +86,20 @@ def unlike(made: Scenario) -> Scenario:
     kept = [each for each in made.events if getattr(each.does, "kind", "") != "role"]
     wide = tuple(dice.choice([made.prefill, made.decode]))
     return replace(made, wide=wide, events=tuple(kept))
+
+
+def sized(made: Scenario) -> Scenario:
+    """Let some workers have larger blocks than the others: all of one role, or one of a role with
+    several. In some scenarios the roles differ in their KV dtype too, or a draft model proposes."""
+    dice = random.Random(made.seed ^ 0x512E)
+    role = dice.choice([made.prefill, made.decode])
+    named = list(role) if dice.random() < 0.7 else [dice.choice(list(role))]
+    sizes = dict.fromkeys(named, dice.choice(SIZES))
+    step = replace(made.config.step, chunk_tokens=max(SIZES), local_prefill_tokens=max(SIZES))
+    made = replace(made, sizes=sizes, config=replace(made.config, step=step))
+    if dice.random() < 0.3:
+        return unlike(made)
+    return replace(made, proposer="draft") if dice.random() < 0.4 else made
 
 
 def _talk(dice: random.Random, router: str) -> list[Event]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -98,6 +98,7 @@ class World:
     dice: random.Random
     kind: EngineKind = HASHES
     wide: tuple[str, ...] = ()  # workers whose kind is WIDE_HASHES
+    sizes: Mapping[str, int] = field(default_factory=dict)  # of blocks, of workers with others
     speculator: Callable[[], Speculator | None] = lambda: None  # of each decode worker
     vocabulary: Vocabulary | None = None  # of workers' grammars
     lost: Callable[[WorkerProcess], None] = lambda process: None  # a worker's device is lost
@@ -144,9 +145,9 @@ class World:
         assert before is None or not before.machine.alive  # as worker_lock.py sees to
         machine, boot_id = self._machine(name), self.dice.randbytes(16)
         registry = self.registry_of(machine)
-        size, handoff = self.config.pool.block_size, self.config.handoff
+        size, handoff = self.sizes.get(name, self.config.pool.block_size), self.config.handoff
         kind = WIDE_HASHES if name in self.wide else self.kind
-        if self.wide:
+        if self.wide or self.sizes:
             self.exchange.checksum_s = CONVERSION_S
         engine, array = kind.make(blocks, size, partial(self._step_time_s, machine))
         pool, limits, conversions = (
@@ -154,7 +155,7 @@ class World:
             kind.limits(KEY),
             kind.conversions(array),
         )
-        mover = MemoryMover(PlainSums(array, kind.slabs), boot_id, self.exchange)
+        mover = MemoryMover(PlainSums(array, kind.slabs, rows=kind.rows), boot_id, self.exchange)
         mine = cache(partial(_hello, name, mover, kind, size, self.host_of(name)))
         grammars = GrammarCompiler(self.vocabulary, threads=False)
         bandwidth_probe = BandwidthProbe(mover, pool, handoff.preflight_floor_gb_per_s)
@@ -337,6 +338,7 @@ def _hello(
         kv_heads=kind.slabs,
         head_dim=8,
         bridged_dtypes=bridged_dtypes(limits.kv_dtype),
+        bridges_sizes=mover.bridges_sizes,
     )
     return handshake.build(name, mover.describe(), common, host)
 

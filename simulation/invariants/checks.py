@@ -38,6 +38,7 @@ from baton.simulation.invariants.grammars import outside_grammar, watch_masks
 from baton.simulation.invariants.hangs import Hangs
 from baton.simulation.invariants.leases import Leases
 from baton.simulation.invariants.membership import Membership
+from baton.simulation.invariants.precision import Precision
 from baton.simulation.invariants.proposals import watch_blocks
 from baton.simulation.invariants.ranks import RankEnds
 from baton.simulation.invariants.readiness import Readiness
@@ -63,6 +64,7 @@ class Watch:
         self._reports = Reports(self.breaches)
         self._hangs = Hangs(world, self.breaches)
         self._leases = Leases(world, self.breaches)
+        self._precision = Precision(world, self.breaches)
         self._drains = Drains(world, self.breaches)
         self._readiness = Readiness(world, self.breaches)
         self._ranks = RankEnds(world, self.breaches)
@@ -106,6 +108,7 @@ class Watch:
 
         pool.allocate = watched  # type: ignore[method-assign]  # wraps this instance alone
         self._leases.over(process)
+        self._precision.over(process)
         if isinstance(process.worker, DecodeWorker):
             watch_blocks(process, process.worker, self.breaches)
             self._watch_given_up(process, process.worker)
@@ -277,6 +280,7 @@ class Watch:
     def _landing(self, attempt: Attempt) -> None:
         self._flying.pop(attempt.number, None)
         self._leases.landing(attempt)
+        self._precision.landing(attempt)
 
 
 def _accepted(active_request: ActiveRequest) -> int:

@@ -22,6 +22,7 @@ from baton.engine.scheduling.blocks import Hold
 from baton.kv_transfer import granter
 from baton.kv_transfer.conversion import HostConversion
 from baton.kv_transfer.lease import GranterLease
+from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import Attempt, Fate, MemoryRead
 from baton.kv_transfer.peers.cached_prefix import CachedPrefix
 from baton.kv_transfer.peers.converted_prompt import ConvertedPrompt
@@ -56,7 +57,8 @@ class Leases:
     def __init__(self, world: World, breaches: list[str]) -> None:
         self._world = world
         self._breaches = breaches
-        self._tainted: set[tuple[bytes, int]] = set()  # the reader's boot, its block
+        # The reader's boot, its block, and the cell of that: 0 where all of it is read at once.
+        self._tainted: set[tuple[bytes, int, int]] = set()
         self._granted: dict[bytes, Granted] = {}  # all admitted handoffs by their ids
         self._wanted: dict[tuple[bytes, int], bytes] = {}  # the last handoff that is to fill it
         self._reads: dict[int, bytes] = {}  # the handoffs of READs that have been posted
@@ -66,7 +68,9 @@ class Leases:
     def posted(self, attempt: Attempt, fate: Fate) -> None:
         """Record a READ as it starts: a handoff's own, or a measurement (without checksums)."""
         if attempt.checksummed:
-            self._reads[attempt.number] = self._wanted[attempt.reader, attempt.local[0]]
+            self._reads[attempt.number] = self._wanted[
+                attempt.reader, attempt.local[0] // attempt.joined
+            ]
         if fate.stale:
             self._stale.add(attempt.number)
 
@@ -79,12 +83,12 @@ class Leases:
             )
         for remote, own in _units(attempt, attempt.units):
             pinned = granted is not None and all(map(granted.pins, remote))
-            for local in own:
-                self._check_kept(attempt, local)
+            for block, cell in own:
+                self._check_kept(attempt, block)
                 if pinned:
-                    self._tainted.discard((attempt.reader, local))
+                    self._tainted.discard((attempt.reader, block, cell))
                 else:
-                    self._tainted.add((attempt.reader, local))
+                    self._tainted.add((attempt.reader, block, cell))
 
     def _landing_early(self, read: MemoryRead) -> None:
         """Some of its blocks, which land again with the others. (In a round of the loop both may
@@ -94,10 +98,10 @@ class Leases:
             return
         granted = self._granted.get(self._reads.get(attempt.number, b""))
         for remote, own in _units(attempt, count):
-            for local in own:
-                self._check_kept(attempt, local)
+            for block, cell in own:
+                self._check_kept(attempt, block)
                 if granted is None or not all(map(granted.pins, remote)):
-                    self._tainted.add((attempt.reader, local))
+                    self._tainted.add((attempt.reader, block, cell))
 
     def _check_kept(self, attempt: Attempt, local: int) -> None:
         reader = self._world.of_boot(attempt.reader)
@@ -118,6 +122,15 @@ class Leases:
                 f"{process.machine.name}: a conversion writes into blocks that are not pinned"
             )
 
+    def _orders(self, _: HostPool, blocks: list[int], *__: object) -> None:
+        """Blocks that are put in order are kept for their reader."""
+        machine, kept = OWNER.get(), (Hold.LEASED, Hold.QUARANTINED)
+        (process,) = [each for each in self._world.boots.values() if each.machine is machine]
+        if not all(any(process.pool.is_held(block, hold) for hold in kept) for block in blocks):
+            self._breaches.append(
+                f"{process.machine.name}: blocks that are kept for none are put in order"
+            )
+
     def over(self, process: WorkerProcess) -> None:
         """Watch what a worker that has just been started uses."""
         if isinstance(process.worker, DecodeWorker):
@@ -129,7 +142,9 @@ class Leases:
         fetched: Callable[[Group], None] = scheduler.fetched
 
         def watched(group: Group) -> None:
-            self._check_used(process, group.request.request_id, group.blocks[group.held :])
+            # without those behind its tokens, which only a granter with larger blocks fills
+            end = -(-len(group.tokens) // process.pool.block_size)
+            self._check_used(process, group.request.request_id, group.blocks[group.held : end])
             fetched(group)
 
         scheduler.fetched = watched  # type: ignore[method-assign]  # wraps this instance alone
@@ -145,7 +160,8 @@ class Leases:
         scheduler.read_ended = watched  # type: ignore[method-assign]  # wraps this instance alone
 
     def _check_used(self, process: WorkerProcess, request_id: str, blocks: list[int]) -> None:
-        if {(process.boot_id, block) for block in blocks} & self._tainted:
+        tainted = {block for boot_id, block, _ in self._tainted if boot_id == process.boot_id}
+        if tainted.intersection(blocks):
             self._breaches.append(
                 f"{process.machine.name}: {request_id} uses blocks that were read while their "
                 "handoff did not pin them"
@@ -160,6 +176,7 @@ class Leases:
             (ReaderSession, "_set_alarm", self._check_trust),
             (MemoryRead, "_land_early", self._landing_early),
             (HostConversion, "convert", self._converts),
+            (HostPool, "put_in_order", self._orders),
         ]
         before = [owner.__dict__[name] for owner, name, _ in watched]
         for (owner, name, look), own in zip(watched, before, strict=True):
@@ -179,8 +196,12 @@ class Leases:
     def _fetches(
         self, reader: Any, opening: handoff_pb2.OpenHandoff, blocks: list[int], *_: object
     ) -> None:
+        boot_id = opening.reader_boot_id
         for block in blocks:
-            self._wanted[opening.reader_boot_id, block] = opening.handoff_id
+            self._wanted[boot_id, block] = opening.handoff_id
+        if self._world.sizes:  # what fills a cell besides the first is not read again each time
+            kept = {each for each in self._tainted if each[0] != boot_id or each[2] == 0}
+            self._tainted -= {each for each in self._tainted - kept if each[1] in blocks}
 
     def _opens(self, session: ReaderSession, opening: handoff_pb2.OpenHandoff) -> None:
         self._sessions[session] = opening.handoff_id
@@ -201,12 +222,13 @@ class Leases:
             )
 
 
-def _units(attempt: Attempt, count: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield the granter's and the reader's blocks of the first units of a READ."""
+def _units(attempt: Attempt, count: int) -> Iterator[tuple[tuple[int, ...], list[tuple[int, int]]]]:
+    """Yield the granter's blocks of the first units of a READ, and the reader's with their cell."""
     theirs, ours = attempt.parts
     for unit in range(count):
         remote = attempt.remote[unit * theirs : (unit + 1) * theirs]
-        yield remote, attempt.local[unit * ours : (unit + 1) * ours]
+        cells = attempt.local[unit * ours : (unit + 1) * ours]
+        yield remote, [divmod(cell, attempt.joined) for cell in cells]
 
 
 def _looked_at(own: Any, look: Callable[..., None]) -> Any:

@@ -28,6 +28,7 @@ from baton.simulation.mutations.membership_mutations import OF_MEMBERSHIP
 from baton.simulation.mutations.patches import Break, always
 from baton.simulation.mutations.placement_mutations import OF_PLACEMENT
 from baton.simulation.mutations.speculation_mutations import OF_SPECULATION
+from baton.simulation.mutations.unlike_mutations import OF_UNLIKE_WORKERS
 
 
 def _its_step_alone(before: Any) -> Any:
@@ -177,4 +178,5 @@ OF_WORKERS = (
     | OF_CACHED_BLOCKS
     | OF_PLACEMENT
     | OF_CONVERTED_BLOCKS
+    | OF_UNLIKE_WORKERS
 )

@@ -10,6 +10,7 @@ NAMED = {
     "ttft_ratio_1024",
     "second_token_ratio_1024",
     "unequal_over_equal_ttft",
+    "unequal_sizes_over_equal_ttft",
 }
 
 

@@ -30,6 +30,7 @@ class StandIn:
 
     spec = read_spec(embedded_model())
     pool = KvPool(spec, BLOCKS, 16)
+    bridges_sizes = True
 
     def describe(self) -> PeerPool:
         return PeerPool(
@@ -60,6 +61,12 @@ def test_deterministic_workers_refuse_unequal_splits(other: dict[str, int]) -> N
     there = f"tp {other['tp']} ep {other.get('ep', 1)}"
     with pytest.raises(Incompatible, match=f"deterministic_split 'tp 4 ep 2' here, '{there}'"):
         handshake.check(mine, theirs)
+
+
+def test_deterministic_workers_read_no_blocks_of_another_size() -> None:
+    """Whether the same bits come of other blocks has not been proved."""
+    assert message().compatibility.bridges_sizes
+    assert not message(deterministic=True).compatibility.bridges_sizes
 
 
 def test_other_workers_of_unequal_splits_fit() -> None:

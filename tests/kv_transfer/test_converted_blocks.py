@@ -119,6 +119,7 @@ class Pair:
             self._wake,
         )
         self.woken = 0
+        self.on_first: Callable[[handoff_pb2.FirstTokens], None] = lambda first: None
         self.prompt = Prompt(self.pool, self.parts)
         self.expected = [self.form(self.granted[block]) for block in self.prompt.blocks]
         self.quarantined: list[int] = []
@@ -172,7 +173,7 @@ class Pair:
         )  # fmt: skip
         tags = [converted_tag(name_of(index), "other") for index in range(held, 5)]
         try:
-            return await reader.fetch(opening, own, tags, lambda first: None)
+            return await reader.fetch(opening, own, tags, self.on_first)
         finally:
             await reader.finished()
             self.report = await granted
@@ -275,6 +276,26 @@ def test_targets_stay_pinned_until_the_call_has_ended() -> None:
     on_virtual_time(leave)
 
 
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_first_tokens_wait_for_no_conversion(form: str) -> None:
+    """They go out while the thread converts; nothing is verified yet."""
+    pair, events = Pair(form, lease_s=1.0), list[str]()
+
+    async def ask() -> Any:
+        pair.mover.stick_checksums()
+        pair.on_first = lambda first: events.append("first tokens")
+        fetch = asyncio.create_task(pair.fetch(OWN))
+        await asyncio.sleep(0.3)
+        events.append("released")
+        pair.mover.release_checksums()
+        return await fetch
+
+    on_virtual_time(ask)
+    assert events == ["first tokens", "released"]
+    assert [pair.own[block].tolist() for block in OWN] == [e.tolist() for e in pair.expected]
+    assert pair.prompt.ended == 1 and pair.pool.counts().available == POOL_BLOCKS
+
+
 def test_a_failed_conversion_ends_its_handoff_alone() -> None:
     pair = Pair("half")
 
@@ -298,7 +319,7 @@ def test_a_dtype_that_is_not_converted_to_is_named() -> None:
 
 def test_an_offer_that_lacks_a_part_is_refused() -> None:
     peer = PeerPool(GRANTER, "memory", b"", 0, 64, 8)
-    ledger = FetchLedger(Pair("half").opening(), [1, 2], [b"a", b"b"], peer, SLABS, each=2)
+    ledger = FetchLedger(Pair("half").opening(), [(1,), (2,)], [b"a", b"b"], peer, SLABS, each=2)
     with pytest.raises(HandoffError, match="3 blocks; each index needs 2"):
         ledger.record_offer(handoff_pb2.Offer(first=0, blocks=[1, 2, 3]))
     with pytest.raises(HandoffError, match="block 8 of a pool of 8"):

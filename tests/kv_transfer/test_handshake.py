@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from baton.kv_transfer import handshake
+from baton.kv_transfer.block_sizes import BlockRatio
 from baton.kv_transfer.mover import PeerPool
 from baton.proto import handoff_pb2
 from baton.runtime.errors import Incompatible
@@ -168,3 +169,62 @@ def test_a_bridged_dtype_excuses_no_other_difference() -> None:
     other.compatibility.head_dim = 128
     with pytest.raises(Incompatible, match="head_dim 64 here, 128 there$"):
         handshake.check(PLAIN, other)
+
+
+def of_size(block_size: int, *, bridges: bool = True) -> handoff_pb2.HandshakeMessage:
+    pool = dataclasses.replace(POOL, block_bytes=256 * block_size)
+    return hello(pool, block_size=block_size, bridges_sizes=bridges)
+
+
+@pytest.mark.parametrize(("here", "there"), [(16, 32), (32, 16), (16, 64), (64, 16)])
+def test_sizes_of_which_one_divides_the_other_fit(here: int, there: int) -> None:
+    mine, theirs = of_size(here), of_size(there)
+    handshake.check(mine, theirs)
+    pool = handshake.bridged_pool(mine, theirs)
+    assert (pool.block_size, pool.kv_dtype, pool.unit_bytes) == (there, "", 256 * there)
+    assert pool.ratio == BlockRatio(max(1, there // here), max(1, here // there))
+    assert len(pool.shape(256 * here).cuts) == max(1, there // here)  # descriptors of a block
+
+
+def test_unlike_sizes_and_dtypes_fit_at_once() -> None:
+    """What travels is a block of the granter's size in the reader's dtype."""
+    mine, theirs = of_size(32), of_dtype("int8 of bfloat16", ["bfloat16"], 2112)
+    mine.compatibility.bridged_dtypes.append("int8 of bfloat16")
+    theirs.compatibility.bridges_sizes = True
+    handshake.check(mine, theirs)
+    pool = handshake.bridged_pool(mine, theirs)
+    assert (pool.block_size, pool.kv_dtype) == (16, "int8 of bfloat16")
+    assert (pool.unit_bytes, pool.ratio) == (4096, BlockRatio(joined=2))
+    assert len(pool.shape(mine.pool.block_bytes).cuts) == 2
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "said"),
+    [
+        (
+            of_size(16),
+            of_size(24),
+            "block_size 16 here, 24 there (neither divides the other: set pool.block_size of both "
+            "workers to the same, or so that one divides the other)",
+        ),
+        (
+            of_size(16),
+            of_size(32, bridges=False),
+            "block_size 16 here, 32 there (KV of other sizes is not exchanged there: set "
+            "pool.block_size of both workers to the same)",
+        ),
+        (of_size(16, bridges=False), of_size(32), "not exchanged here: set"),
+        (of_size(16, bridges=False), of_size(24, bridges=False), "here and there: set"),
+    ],
+)
+def test_sizes_that_are_not_bridged_are_named(mine: Any, theirs: Any, said: str) -> None:
+    with pytest.raises(Incompatible) as caught:
+        handshake.check(mine, theirs)
+    assert said in str(caught.value) and "worker worker-1 does not fit" in str(caught.value)
+
+
+def test_blocks_of_unlike_sizes_hold_as_many_bytes_a_token() -> None:
+    other = of_size(32)
+    other.pool.block_bytes -= 256
+    with pytest.raises(Incompatible, match="block_bytes 8192 here, 7936 there"):
+        handshake.check(of_size(16), other)

@@ -29,7 +29,7 @@ def ledger() -> FetchLedger:
         versions={},
     )
     names = [bytes([number]) * 16 for number in range(COUNT)]
-    return FetchLedger(opening, range(10, 10 + COUNT), names, pool, slabs=1)
+    return FetchLedger(opening, [(10 + place,) for place in range(COUNT)], names, pool, slabs=1)
 
 
 def offer(first: int, count: int) -> handoff_pb2.Offer:

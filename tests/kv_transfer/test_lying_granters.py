@@ -26,6 +26,7 @@ from baton.runtime.links import LinkClosed, memory_link
 from tests.support import handoff_stage
 
 OWN = [20, 3, 21, 5, 9, 30]
+CELLS = [(block,) for block in OWN]
 OPENED = pb.GranterMessage(opened=pb.Opened(lease_ms=2000))
 
 
@@ -157,8 +158,8 @@ def test_identities_must_fit_the_blocks() -> None:
     stage = handoff_stage.Stage()
     pool = stage.granter.describe()
     with pytest.raises(ValueError, match="do not match"):
-        FetchLedger(stage.opening(), OWN, [b"x"] * 4, pool, handoff_stage.SLABS)
-    places = FetchLedger(stage.opening(), OWN, [b"x"] * 6, pool, handoff_stage.SLABS)
+        FetchLedger(stage.opening(), CELLS, [b"x"] * 4, pool, handoff_stage.SLABS)
+    places = FetchLedger(stage.opening(), CELLS, [b"x"] * 6, pool, handoff_stage.SLABS)
     assert list(places.record_offer(pb.Offer(first=2, blocks=[9, 8]))) == [2, 3]
     assert places.own([2, 3]) == [21, 5] and places.remote([3, 2]) == [8, 9]
     assert places.seeds([3]) == [block_seed(handoff_stage.GRANTER, 8, b"x")]
@@ -168,7 +169,7 @@ def test_identities_must_fit_the_blocks() -> None:
 def test_a_prompt_shorter_than_a_block() -> None:
     stage = handoff_stage.Stage()
     opening = pb.OpenHandoff(handoff_id=b"h" * 16, tokens=[1, 2, 3])
-    places = FetchLedger(opening, [7], [], stage.granter.describe(), handoff_stage.SLABS)
+    places = FetchLedger(opening, [(7,)], [], stage.granter.describe(), handoff_stage.SLABS)
     with pytest.raises(HandoffError):
         places.record_offer(pb.Offer(first=0, blocks=[1], partial_tokens=2))
     assert list(places.record_offer(pb.Offer(first=0, blocks=[1], partial_tokens=3))) == [0]

@@ -16,9 +16,9 @@ from baton.kv_transfer.read_segments import (
     DEVICE_BYTES,
     SEGMENT_BYTES,
     SegmentedRead,
-    blocks_each,
     blocks_enough,
     cut,
+    units_each,
 )
 from baton.runtime.config import Config
 from baton.runtime.errors import ReadFailed
@@ -49,11 +49,11 @@ def test_the_pieces_of_a_read_are_its_blocks_in_order(blocks: int) -> None:
 
 def test_a_piece_holds_a_block_and_a_device_takes_a_whole_read() -> None:
     wide = HostPool(np.zeros((2, 64), dtype=np.uint8), 1)
-    assert blocks_each(wide) == SEGMENT_BYTES // 64
+    assert units_each(wide, 64) == SEGMENT_BYTES // 64
     wide.block_bytes = 3 * SEGMENT_BYTES
-    assert blocks_each(wide) == 1
+    assert units_each(wide, wide.block_bytes) == 1
     device = DevicePool(1 << 40, 9, 64, 1, 0, _no_sums, lambda: None)
-    assert blocks_each(device) == 9
+    assert units_each(device, device.block_bytes) == 9
     assert (
         blocks_enough(device) == DEVICE_BYTES // 64 >= on_gpu(Config(), ()).handoff.read_bytes // 64
     )

@@ -15,11 +15,11 @@ DECODE: KvFormat = ("f", "bfloat16", 16)
     [
         (("g", "bfloat16", 16), "model fingerprint 'g', decode workers have 'f'"),
         (("f", "float32", 16), "KV dtype 'float32', decode workers have 'bfloat16'"),
-        (("f", "bfloat16", 8), "block size 8, decode workers have 16"),
+        (("f", "bfloat16", 24), "block size 24, decode workers have 16"),
         (
-            ("f", "float32", 8),
+            ("f", "float32", 24),
             "KV dtype 'float32', decode workers have 'bfloat16'; "
-            "block size 8, decode workers have 16",
+            "block size 24, decode workers have 16",
         ),
     ],
 )
@@ -31,8 +31,15 @@ def test_what_differs_is_named(kv_format: KvFormat, said: str) -> None:
 
 def test_the_nearest_decode_worker_is_the_one_compared_with() -> None:
     decode = {"d": ("x", "y", 4), "e": DECODE}
-    found = incompatible_prefill_workers({"p": ("f", "bfloat16", 8)}, decode)
-    assert found == {"p": "block size 8, decode workers have 16"}
+    found = incompatible_prefill_workers({"p": ("f", "bfloat16", 24)}, decode)
+    assert found == {"p": "block size 24, decode workers have 16"}
+
+
+@pytest.mark.parametrize("size", [1, 4, 8, 32, 64, 256])
+def test_a_size_that_divides_the_other_fits(size: int) -> None:
+    other: KvFormat = ("f", "bfloat16", size)
+    assert hands_over(DECODE, other) and hands_over(other, DECODE)
+    assert incompatible_prefill_workers({"p": other}, {"d": DECODE}) == {}
 
 
 def test_without_decode_workers_nothing_can_be_said() -> None:
@@ -45,7 +52,8 @@ def test_eight_bits_of_the_same_dtype_fit_either_way(narrow: str) -> None:
     assert hands_over(DECODE, other) and hands_over(other, DECODE)
     assert incompatible_prefill_workers({"p": other}, {"d": DECODE}) == {}
     assert not hands_over(DECODE, ("g", narrow, 16))
-    assert not hands_over(DECODE, ("f", narrow, 8))
+    assert hands_over(DECODE, ("f", narrow, 8))  # both at once
+    assert not hands_over(DECODE, ("f", narrow, 24))
     assert most_targets("bfloat16", narrow) == 1 and most_targets(narrow, "bfloat16") == 2
 
 

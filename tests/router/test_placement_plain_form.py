@@ -45,9 +45,7 @@ def plainly_placed(
         decoders, key=lambda e: (e.boot_id in need.avoid, _decode_cost(need, e), e.worker_id)
     )
     prefills = [e for e in workers if e.role == "prefill" and not e.draining]
-    prefills = [
-        e for e in prefills if e.kv_format == decode.kv_format and e.boot_id not in need.left
-    ]
+    prefills = [e for e in prefills if _hands_over(e, decode) and e.boot_id not in need.left]
     source = _source(decode, workers)
     ranked = sorted(
         _trusted([worker for worker in prefills if _computes(need, worker)]),
@@ -67,6 +65,12 @@ def plainly_placed(
     if _computing(need, ranked[0], source) == TOKEN_COST * _uncached(need, ranked[0]):
         source = None
     return Placement(decode, tuple(ranked[:MAX_CANDIDATES]), local=False, source=source)
+
+
+def _hands_over(worker: Seen, decode: Seen) -> bool:
+    """Whether both store the same KV, in blocks of which one size divides the other."""
+    sizes = worker.block_size, decode.block_size
+    return worker.numerics == decode.numerics and max(sizes) % min(sizes) == 0
 
 
 def _source(decode: Seen, workers: Sequence[Seen]) -> Source | None:

@@ -105,6 +105,7 @@ def test_different_seeds_are_different_scenarios() -> None:
         talks = (
             scenario.seed % TURNS_EVERY in TURNS_SEEDS
             or scenario.seed % UNLIKE_EVERY in UNLIKE_SEEDS
+            or bool(scenario.sizes)
         )
         assert not times or not usual or talks or times[-1] - times[0] <= 0.1
         assert [e.at_s for e in scenario.events] == sorted(e.at_s for e in scenario.events)

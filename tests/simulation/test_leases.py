@@ -56,7 +56,7 @@ class Place:
             self.leases._landing_early(read)
         else:
             self.leases.landing(self.attempt)
-        return self.mark in self.leases._tainted
+        return (*self.mark, 0) in self.leases._tainted
 
 
 def on_loop(test: Callable[[Place], Awaitable[None]]) -> None:

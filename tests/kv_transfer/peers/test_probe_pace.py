@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.kv_transfer.host_id import host_id
 from baton.kv_transfer.peers import probe_pace
+from baton.kv_transfer.peers.host_id import host_id
 from baton.kv_transfer.peers.probe_pace import (
     AT_ONCE,
     KNOWN_S,
