@@ -36,10 +36,13 @@ def add_fleet(commands: Any) -> None:
         "--ray-address", default=os.environ.get("RAY_ADDRESS", "auto"), metavar="ADDRESS",
         help="the Ray cluster, of which this host is a node (default: RAY_ADDRESS, else auto)",
     )  # fmt: skip
-    for name, default, what in (("cpus", 1, "cores"), ("gpus", 0, "GPUs")):
+    for name, default, what in (
+        ("cpus", 1, "cores that Ray reserves for each rank of a worker, all on one node"),
+        ("gpus", 0, "GPUs that Ray reserves for each worker"),
+    ):
         command.add_argument(
             f"--{name}", type=whole(0, MAX_PER_WORKER), default=default, metavar="N",
-            help=f"{what} that Ray reserves for each worker (default: %(default)s)",
+            help=f"{what} (default: %(default)s)",
         )  # fmt: skip
     for role in ROLES:
         command.add_argument(

@@ -19,7 +19,8 @@ OF_ONE_NODE = ("worker.host", "worker.advertise", "worker.port", "worker.admin_p
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """The options of `baton fleet`. `settings` are `section.key`: text, of the command line."""
+    """The options of `baton fleet`. `settings` are `section.key`: text, of the command line. `cpus`
+    are those of a rank, `gpus` those of a worker."""
 
     config: Config
     settings: Mapping[str, str]
@@ -99,9 +100,10 @@ class FleetOptions:
             model=self.model,
             settings=tuple(sorted(settings.items())),
             grace_s=self.grace_s,
-            cpus=self.cpus,
+            cpus=self.cpus * self.config.worker.tp,
             gpus=gpus,
             by_role=self.by_role,
+            ranks=self.config.worker.tp,
         )
 
 

@@ -14,13 +14,15 @@ from pathlib import Path
 from baton.runtime.registry import Role
 
 ROLE_RESOURCE = "baton-"  # with the role behind it: a custom resource of Ray
+THREADS = "OMP_NUM_THREADS"  # Ray sets it to the cores of an actor, if the node does not
 EMBEDDED = ""  # the model that is part of the installation
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
     """One worker. `model` is a folder of each node. `settings` are pairs of `section.key` and
-    text. `grace_s` is from its SIGTERM to its SIGKILL. Ray reserves `cpus` and `gpus` for it."""
+    text. `grace_s` is from its SIGTERM to its SIGKILL. Ray reserves `cpus` and `gpus` for it, all
+    on one node, where its `ranks` share a pool."""
 
     worker_id: str
     role: Role
@@ -31,6 +33,7 @@ class WorkerOrder:
     cpus: float = 1.0
     gpus: float = 0.0
     by_role: bool = False
+    ranks: int = 1
 
     def resources(self) -> dict[str, float]:
         """Return the custom resources that its node must have."""
@@ -44,12 +47,15 @@ class WorkerOrder:
 
 def node_settings(order: WorkerOrder, node: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of the worker on a node: those of the order, and the node's address in
-    Ray unless the node's environment sets one."""
+    Ray unless the node's environment sets one. Ranks share the cores that Ray has reserved."""
     settings = dict(order.settings)
     if "BATON_WORKER__HOST" not in environ:
         settings["worker.host"] = node
     elif "BATON_WORKER__ADVERTISE" not in environ:
         settings["worker.advertise"] = node
+    given = "worker.threads" in settings or "BATON_WORKER__THREADS" in environ
+    if order.ranks > 1 and not given and environ.get(THREADS) == f"{order.cpus:g}":
+        settings["worker.threads"] = f"{max(1, order.cpus // order.ranks):g}"  # Ray counts all
     return settings
 
 

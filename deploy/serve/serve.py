@@ -57,6 +57,7 @@ KILL_TIMEOUT_S = 1.0  # for killed processes to end
 REPORT_AFTER_S = 1.0  # before it reports what it waits for
 OPEN_REQUESTS = "open requests may finish; Ctrl-C again cuts them off"
 OTHERS = "all requests have ended; waiting for the other processes"
+ON_ONE_NODE = "workers start on this host (on all nodes of Ray: `baton fleet`)"
 NEXT_STEP = "baton serve Qwen/Qwen3-0.6B"
 
 AfterReady = Callable[[str, str], bool]  # (url, model name) -> whether to go on serving
@@ -149,7 +150,7 @@ class Serving:
         if options.launcher == "process":
             return ProcessLauncher(folder, [ROUTER_JOB, *workers])
         self._progress(
-            f"joining Ray at {options.ray_address}"
+            f"joining Ray at {options.ray_address}; {ON_ONE_NODE}"
             if options.ray_address
             else "starting a local Ray (about ten seconds)"
         )

@@ -48,6 +48,28 @@ def test_roles_may_have_unlike_gpus() -> None:
     assert dict(decode.settings)["worker.device"] == "cuda"
 
 
+def test_the_ranks_of_a_worker_get_their_cores_on_one_node() -> None:
+    """An actor's resources are of one node, as the bundles of a STRICT_PACK group would be."""
+    (order,) = options(REDIS | {"worker.tp": "3"}, prefill=0, cpus=2).orders()
+    assert (order.cpus, order.ranks, order.needs()) == (6, 3, "CPU 6")
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ", "threads"),
+    [
+        ({}, {"OMP_NUM_THREADS": "6"}, "2"),  # Ray's: those of all ranks
+        ({}, {"OMP_NUM_THREADS": "5"}, None),  # the node's own
+        ({}, {"OMP_NUM_THREADS": "6", "BATON_WORKER__THREADS": "4"}, None),
+        ({"worker.threads": "4"}, {"OMP_NUM_THREADS": "6"}, "4"),
+    ],
+)
+def test_ranks_share_the_cores_that_ray_reserves(
+    settings: dict[str, str], environ: dict[str, str], threads: str | None
+) -> None:
+    (order,) = options(REDIS | {"worker.tp": "3"} | settings, prefill=0, cpus=2).orders()
+    assert node_settings(order, "10.0.0.7", environ).get("worker.threads") == threads
+
+
 @pytest.mark.parametrize(
     ("settings", "given", "message"),
     [
