@@ -28,7 +28,8 @@ class FetchLedger:
 
     `tags` are the granter's of the full blocks, one fewer than `cells` if the last block is
     partial: their identities, or `converted_tag`s. `each` is how many of the granter's blocks an
-    index has. Raises ValueError if their numbers do not match.
+    index has, `slabs` how many checksums. `read_slabs`: the places of those that are read (see
+    `ReadShape.slabs`); empty: all. Raises ValueError if their numbers do not match.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class FetchLedger:
         peer: PeerPool,
         slabs: int,
         each: int = 1,
+        read_slabs: Sequence[int] = (),
     ) -> None:
         if len(cells) - len(tags) not in (0, 1):
             raise ValueError(f"{len(tags)} tags do not match {len(cells)} blocks")
@@ -48,7 +50,7 @@ class FetchLedger:
         self._tokens = len(opening.tokens)
         self._handoff_id = opening.handoff_id
         self._peer = peer
-        self._slabs = slabs
+        self._slabs, self._read_slabs = slabs, list(read_slabs)
         self._own = list(cells)
         self._tags = list(tags)
         self._each = each
@@ -120,7 +122,11 @@ class FetchLedger:
             )
         indices = range(message.first, message.first + count)
         self._check_range(indices)
-        packed, width = array("Q", message.checksums).tobytes(), self._slabs * _CHECKSUM_BYTES
+        packed, slabs = array("Q", message.checksums).tobytes(), self._slabs
+        if self._read_slabs:
+            given = np.frombuffer(packed, dtype=np.uint64).reshape(count, slabs)
+            packed, slabs = given[:, self._read_slabs].tobytes(), len(self._read_slabs)
+        width = slabs * _CHECKSUM_BYTES
         for index, start in zip(indices, range(0, len(packed), width), strict=True):
             if index not in self._offered or index in self._checksums:
                 raise HandoffError(f"the granter's checksums of index {index} are out of order")

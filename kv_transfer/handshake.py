@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from baton.kv_transfer.block_sizes import ALIKE, block_ratio
 from baton.kv_transfer.checksum import CHECKSUM_ALGORITHM
-from baton.kv_transfer.layout import LAYOUT_VERSION
-from baton.kv_transfer.local_pool import MEMORY_KINDS
+from baton.kv_transfer.layout import LAYOUT_VERSION, heads_of
+from baton.kv_transfer.local_pool import MEMORY_KINDS, RankPool
 from baton.kv_transfer.mover import PeerPool
 from baton.proto import handoff_pb2
 from baton.runtime.errors import Incompatible
@@ -23,6 +23,7 @@ PROTOCOL_VERSION = 1
 BOOT_ID_BYTES = 16
 MAX_POOL_BLOCKS = 1 << 24  # NIXL keeps a descriptor of each
 MAX_METADATA_BYTES = 1 << 20
+MAX_RANKS = 64
 
 _MAY_DIFFER = {"tp_size", "tp_rank", "bridged_dtypes", "bridges_sizes"}
 
@@ -83,6 +84,12 @@ def build(
             device_id=pool.device_id,
             memory=pool.memory,
             versions=pool.versions,
+            rank_pools=[
+                handoff_pb2.RankPoolDescription(
+                    address=each.address, block_bytes=each.block_bytes, device_id=each.device_id
+                )
+                for each in pool.rank_pools
+            ],
         ),
     )
 
@@ -90,9 +97,13 @@ def build(
 def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessage) -> None:
     """Raise Incompatible, with both values of every difference, unless KV may be transferred."""
     ours, other = mine.compatibility, theirs.compatibility
-    bridged = ours.kv_dtype in other.bridged_dtypes and other.kv_dtype in ours.bridged_dtypes
+    ranked = bool(mine.pool.rank_pools or theirs.pool.rank_pools)
+    bridged = not ranked and (
+        ours.kv_dtype in other.bridged_dtypes and other.kv_dtype in ours.bridged_dtypes
+    )
     sizes_fit = ours.block_size == other.block_size or (
-        ours.bridges_sizes
+        not ranked
+        and ours.bridges_sizes
         and other.bridges_sizes
         and block_ratio(ours.block_size, other.block_size) is not None
     )
@@ -109,7 +120,9 @@ def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessa
         (f"{library} version", here_versions.get(library, ""), there_versions.get(library, ""))
         for library in sorted({*here_versions, *there_versions})
     ]
-    if ours.tp_size == other.tp_size and not bridged and sizes_fit:
+    if ranked:
+        pairs.append(("slab_bytes", _slab_bytes(mine), _slab_bytes(theirs)))
+    elif ours.tp_size == other.tp_size and not bridged and sizes_fit:
         own_bytes = mine.pool.block_bytes * other.block_size // max(1, ours.block_size)
         pairs.append(("block_bytes", own_bytes, theirs.pool.block_bytes))
     wrong = [
@@ -121,6 +134,16 @@ def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessa
             + ("" if bridged else _bridges(ours, other))
             + ("" if sizes_fit else _size_remedy(ours, other))
         )
+
+
+def _slab_bytes(side: handoff_pb2.HandshakeMessage) -> int:
+    """Return the bytes of one KV head in a block; 0 if heads do not divide over the ranks."""
+    heads, pools = side.compatibility.kv_heads, side.pool.rank_pools
+    try:
+        held = len(heads_of(heads, max(1, len(pools)), 0))
+    except ValueError:
+        return 0
+    return int(pools[0].block_bytes if pools else side.pool.block_bytes) // held
 
 
 def _bridges(ours: handoff_pb2.Compatibility, other: handoff_pb2.Compatibility) -> str:
@@ -164,6 +187,10 @@ def peer_pool(theirs: handoff_pb2.HandshakeMessage) -> PeerPool:
         )
     if pool.base_address + pool.num_blocks * pool.block_bytes >= 1 << 64:
         raise Incompatible(f"worker {theirs.worker_id} describes a pool beyond 64-bit addresses")
+    ranks = tuple(
+        RankPool(each.address, each.block_bytes, each.device_id) for each in pool.rank_pools
+    )
+    _check_ranks(theirs, ranks)
     return PeerPool(
         boot_id=theirs.boot_id,
         mover=pool.mover,
@@ -174,7 +201,29 @@ def peer_pool(theirs: handoff_pb2.HandshakeMessage) -> PeerPool:
         device_id=pool.device_id,
         memory=pool.memory,
         versions=dict(pool.versions),
+        rank_pools=ranks,
+        kv_heads=theirs.compatibility.kv_heads or 1,
     )
+
+
+def _check_ranks(theirs: handoff_pb2.HandshakeMessage, ranks: Sequence[RankPool]) -> None:
+    """Raise Incompatible for pools of ranks that cannot be those of the blocks described."""
+    if len(ranks) > MAX_RANKS:
+        raise Incompatible(
+            f"worker {theirs.worker_id} describes {len(ranks)} ranks; the limit is {MAX_RANKS}"
+        )
+    sizes = {each.block_bytes for each in ranks}
+    blocks = theirs.pool.num_blocks
+    beyond = any(each.address + blocks * each.block_bytes >= 1 << 64 for each in ranks)
+    if ranks and (
+        beyond
+        or len(sizes) > 1
+        or sum(each.block_bytes for each in ranks) != theirs.pool.block_bytes
+    ):
+        raise Incompatible(
+            f"worker {theirs.worker_id} describes {len(ranks)} ranks whose pools of "
+            f"{sorted(sizes)} bytes a block do not make up its {theirs.pool.block_bytes}"
+        )
 
 
 def bridged_pool(

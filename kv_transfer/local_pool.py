@@ -31,6 +31,15 @@ _OWN_SIZE = "blocks of another size are not read into a GPU's memory"
 _UCX_FOR_DEVICES = {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"}
 
 
+@dataclass(frozen=True, slots=True)
+class RankPool:
+    """The memory of one rank's pool: its blocks, of `block_bytes`, follow each other."""
+
+    address: int
+    block_bytes: int
+    device_id: int = 0
+
+
 class LocalPool(Protocol):
     """The interface of a pool: `blocks` of `block_bytes` each, contiguous from `address` on; a
     block has `slabs` KV head slabs, of equal length within a layer group."""
@@ -46,6 +55,16 @@ class LocalPool(Protocol):
 
     @property
     def slabs(self) -> int: ...
+
+    @property
+    def rank_pools(self) -> tuple[RankPool, ...]:
+        """Return the pools of a worker's ranks, if each has one; see rank_pools.py."""
+        ...
+
+    @property
+    def kv_heads(self) -> int:
+        """Return the KV heads of the target, without copies on several ranks."""
+        ...
 
     @property
     def memory(self) -> str:
@@ -100,6 +119,7 @@ class HostPool:
     """A pool in host memory: `array` uint8 [blocks, block_bytes], C-contiguous."""
 
     memory, device_id = DRAM, 0
+    rank_pools: tuple[RankPool, ...] = ()
 
     def __init__(
         self,
@@ -116,7 +136,7 @@ class HostPool:
         self.slabs = sum(group.slabs for group in groups)
         self.blocks, self.block_bytes = array.shape
         self.address = int(array.ctypes.data)
-        self._target_slabs, self._draft = slabs, draft
+        self.kv_heads, self._draft = slabs, draft
         self._rows = tuple(rows)
 
     @property
@@ -157,7 +177,7 @@ class HostPool:
         if draft is not None:
             slab_bytes = draft.slab_bytes * stored.shape[1] // self.block_bytes
             draft = SlabGroup(draft.slabs, slab_bytes)
-        return checksum_numba.checksums(stored, blocks, seeds, self._target_slabs, draft)
+        return checksum_numba.checksums(stored, blocks, seeds, self.kv_heads, draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +195,11 @@ class DevicePool:
     memory: str = VRAM
 
     bridges_sizes: bool = False
+    rank_pools: tuple[RankPool, ...] = ()
+
+    @property
+    def kv_heads(self) -> int:
+        return self.slabs
 
     def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
         return self.compute_checksums(blocks, seeds)

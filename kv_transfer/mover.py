@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.kv_transfer.block_sizes import ALIKE, BlockRatio
-from baton.kv_transfer.read_shape import ReadShape, read_shape
+from baton.kv_transfer.layout import heads_of
+from baton.kv_transfer.local_pool import RankPool
+from baton.kv_transfer.read_shape import ReadShape, ranks_shape, read_shape
 from baton.runtime.errors import ReadFailed
 
 T = TypeVar("T")
@@ -30,7 +32,9 @@ class PeerPool:
     the peer's device number; they may differ from the own ones. `versions` are those of the
     mover's libraries, which must be equal. `kv_dtype` and `block_size` are those of a peer that
     stores KV in another way, else empty and 0; `unit_bytes` is then what an offered index names
-    (see read_shape.py), else 0: a block. `ratio`: of its block size and the own one."""
+    (see read_shape.py), else 0: a block. `rank_pools` are those of its ranks, if each has one for
+    its part of the `kv_heads`; `block_bytes` is then their sum. `ratio`: of its block size and the
+    own one."""
 
     boot_id: bytes
     mover: str
@@ -45,10 +49,15 @@ class PeerPool:
     block_size: int = 0
     unit_bytes: int = 0
     ratio: BlockRatio = ALIKE
+    rank_pools: tuple[RankPool, ...] = ()
+    kv_heads: int = 1
 
-    def shape(self, own_block_bytes: int) -> ReadShape:
+    def shape(self, own_block_bytes: int, own_ranks: int = 0) -> ReadShape:
         """Return the shape of READs into own blocks, or into their cells (see block_sizes.py).
-        Raises ReadFailed if the blocks differ in size although their KV is stored alike."""
+        `own_ranks`: how many ranks have pools of their own, 0: none. Raises ReadFailed if the
+        blocks differ in size although their KV is stored alike."""
+        if self.rank_pools or own_ranks:
+            return self._ranks_shape(own_block_bytes, max(1, own_ranks))
         if not self.unit_bytes and self.block_bytes != own_block_bytes:
             raise ReadFailed(
                 f"the peer's blocks of {self.block_bytes} bytes differ from the own "
@@ -56,6 +65,21 @@ class PeerPool:
             )
         cell_bytes = own_block_bytes // self.ratio.joined
         return read_shape(self.unit_bytes or cell_bytes, self.block_bytes, cell_bytes)
+
+    def _ranks_shape(self, own_block_bytes: int, own_ranks: int) -> ReadShape:
+        ranks = max(1, len(self.rank_pools))
+        each = self.rank_pools[0].block_bytes if self.rank_pools else self.block_bytes
+        try:
+            slab_bytes, rest = divmod(each, len(heads_of(self.kv_heads, ranks, 0)))
+            shape = ranks_shape(self.kv_heads, slab_bytes, ranks, own_ranks)
+        except ValueError as error:
+            raise ReadFailed(f"the peer's ranks and the own do not fit: {error}") from error
+        if rest or shape.unit_bytes != own_block_bytes or self.unit_bytes:
+            raise ReadFailed(
+                f"the peer's {ranks} pools with blocks of {each} bytes do not fit the own blocks "
+                f"of {own_block_bytes} bytes on {own_ranks} ranks"
+            )
+        return shape
 
 
 class Read(Protocol):

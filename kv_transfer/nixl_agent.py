@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.kv_transfer.block_sizes import BlockRatio
-from baton.kv_transfer.local_pool import DRAM, LocalPool, memory_name, prepare_ucx
+from baton.kv_transfer.local_pool import DRAM, LocalPool, RankPool, memory_name, prepare_ucx
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_versions import library_versions
 from baton.kv_transfer.read_segments import ReadSegment, blocks_enough
@@ -161,10 +161,10 @@ class NixlAgent:
             return
         if any(peer.boot_id == pool.boot_id for peer in self._leaving):
             raise ReadFailed(f"earlier READs from {_short(pool.boot_id)} are still in flight")
-        shape = pool.shape(self._pool.block_bytes)
+        shape = pool.shape(self._pool.block_bytes, len(self._pool.rank_pools))
         try:
             name = self._agent.add_remote_agent(pool.metadata)
-            rows = [(cut.granter_offset, cut.length) for cut in shape.cuts]
+            rows = [(cut.granter_rank, cut.granter_offset, cut.length) for cut in shape.cuts]
             blocks = self._agent.prep_xfer_dlist(name, every_block(pool, rows), pool.memory)
             own = self._own_blocks(shape, pool.ratio)
         except Exception as error:  # NIXL's bindings raise classes of their own
@@ -174,8 +174,8 @@ class NixlAgent:
     def _own_blocks(self, shape: ReadShape, ratio: BlockRatio) -> Any:
         """Return the descriptors of the own pool's cells for a peer's units; None where they are
         whole blocks."""
-        rows = [(cut.reader_offset, cut.length) for cut in shape.cuts]
-        if rows == [(0, self._pool.block_bytes)]:
+        rows = [(cut.reader_rank, cut.reader_offset, cut.length) for cut in shape.cuts]
+        if rows == [(0, 0, self._pool.block_bytes)]:
             return None
         own = every_block(_described(self._pool, ratio.joined), rows)
         return self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", own, self._pool.memory)
@@ -264,9 +264,12 @@ class NixlAgent:
         self._agent = bindings.nixl_agent(self._name, config)
         self._agent.create_backend("UCX", {})
         self.versions = library_versions(bindings.__name__)
-        region = (pool.address, pool.blocks * pool.block_bytes, pool.device_id, "")
+        regions = [
+            (each.address, pool.blocks * each.block_bytes, each.device_id, "")
+            for each in memories(_described(pool))
+        ]
         try:
-            self._registered = self._agent.register_memory([region], pool.memory)
+            self._registered = self._agent.register_memory(regions, pool.memory)
         except Exception as error:  # NIXL's bindings raise classes of their own
             if pool.memory == DRAM:
                 raise
@@ -276,7 +279,8 @@ class NixlAgent:
                 "set, with cuda_copy and cuda_ipc; or set worker.device to cpu"
             ) from error
         _bind_thread(*self._share)  # NIXL's own threads, started before, may use all
-        own = every_block(_described(pool), [(0, pool.block_bytes)])
+        rows = [(rank, 0, each.block_bytes) for rank, each in enumerate(memories(_described(pool)))]
+        own = every_block(_described(pool), rows)
         self._blocks = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", own, pool.memory)
 
     def _run_once(self) -> None:
@@ -368,20 +372,30 @@ def _bind_thread(number: int, of: int) -> None:
             os.sched_setaffinity(0, cpus[number::of])
 
 
-def every_block(pool: PeerPool, rows: Sequence[tuple[int, int]]) -> NDArray[np.uint64]:
+def every_block(pool: PeerPool, rows: Sequence[tuple[int, int, int]]) -> NDArray[np.uint64]:
     """Return NIXL's compressed list (address, length, device, stride, count): for each of `rows`,
-    an offset and a length, these bytes of all blocks."""
-    base, stride, device, count = (
-        pool.base_address, pool.block_bytes, pool.device_id, pool.num_blocks,
-    )  # fmt: skip
-    listed = [[base + offset, length, device, stride, count] for offset, length in rows]
+    a rank (0 where ranks have no pools), an offset and a length, these bytes of all blocks."""
+    pools, count = memories(pool), pool.num_blocks
+    listed = [
+        [each.address + offset, length, each.device_id, each.block_bytes, count]
+        for rank, offset, length in rows
+        for each in (pools[rank],)
+    ]
     return np.array(listed, dtype=np.uint64)
+
+
+def memories(pool: PeerPool) -> tuple[RankPool, ...]:
+    """Return the pools of the ranks, or the one pool."""
+    one = RankPool(pool.base_address, pool.block_bytes, pool.device_id)
+    return pool.rank_pools or (one,)
 
 
 def _described(pool: LocalPool, joined: int = 1) -> PeerPool:
     """Return the pool as one of cells, of which a block has `joined`."""
     cell_bytes, cells = pool.block_bytes // joined, pool.blocks * joined
-    return PeerPool(b"", "", b"", pool.address, cell_bytes, cells, pool.device_id)
+    return PeerPool(
+        b"", "", b"", pool.address, cell_bytes, cells, pool.device_id, rank_pools=pool.rank_pools
+    )
 
 
 def _failed(error: Exception) -> ReadFailed:

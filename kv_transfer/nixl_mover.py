@@ -126,12 +126,14 @@ class NixlMover:
             device_id=pool.device_id,
             memory=pool.memory,
             versions=self._agent.versions,
+            rank_pools=pool.rank_pools,
+            kv_heads=pool.kv_heads,
         )
 
     async def connect(self, peer: PeerPool) -> None:
         if peer.boot_id in self._peers:
             return
-        shape = peer.shape(self._pool.block_bytes)
+        shape = peer.shape(self._pool.block_bytes, len(self._pool.rank_pools))
         try:
             for agent in self._agents:
                 await self._connect(agent, peer)

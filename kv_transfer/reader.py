@@ -126,7 +126,13 @@ class HandoffReader:
                 count = -(-len(opening.tokens) // peer.block_size) - opening.held_blocks
             cells = peer.ratio.cells(blocks, count)
             self._ledger = FetchLedger(
-                opening, cells, tags, peer, self._mover.slabs, shape.granter_parts
+                opening,
+                cells,
+                tags,
+                peer,
+                shape.granter_slabs or self._mover.slabs,
+                shape.granter_parts,
+                shape.slabs,
             )
             self._begun = True
             self._session.start(opening)

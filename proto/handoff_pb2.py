@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.proto import worker_pb2 as baton_dot_proto_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/proto/handoff.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/proto/worker.proto\"\xcc\x01\n\x10HandshakeMessage\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x0c\x12.\n\rcompatibility\x18\x03 \x01(\x0b\x32\x17.baton.v1.Compatibility\x12\'\n\x04pool\x18\x04 \x01(\x0b\x32\x19.baton.v1.PoolDescription\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x16\n\x0eprobe_after_ms\x18\x06 \x01(\r\x12\x15\n\rread_gb_per_s\x18\x07 \x01(\x01\"\xeb\x02\n\rCompatibility\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\x10\n\x08kv_dtype\x18\x03 \x01(\t\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x16\n\x0elayout_version\x18\x05 \x01(\r\x12\x1a\n\x12\x63hecksum_algorithm\x18\x06 \x01(\t\x12\x0e\n\x06layers\x18\x07 \x01(\r\x12\x10\n\x08kv_heads\x18\x08 \x01(\r\x12\x10\n\x08head_dim\x18\t \x01(\r\x12\x0f\n\x07tp_size\x18\n \x01(\r\x12\x0f\n\x07tp_rank\x18\x0b \x01(\r\x12\x0e\n\x06verify\x18\x0c \x01(\x08\x12\x19\n\x11\x64raft_fingerprint\x18\r \x01(\t\x12\x1b\n\x13\x64\x65terministic_split\x18\x0e \x01(\t\x12\x16\n\x0e\x62ridged_dtypes\x18\x0f \x03(\t\x12\x15\n\rbridges_sizes\x18\x10 \x01(\x08\"\x80\x02\n\x0fPoolDescription\x12\r\n\x05mover\x18\x01 \x01(\t\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62\x61se_address\x18\x03 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x11\n\tdevice_id\x18\x06 \x01(\r\x12\x0e\n\x06memory\x18\x07 \x01(\t\x12\x39\n\x08versions\x18\x08 \x03(\x0b\x32\'.baton.v1.PoolDescription.VersionsEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x84\x01\n\rReaderMessage\x12%\n\x04open\x18\x01 \x01(\x0b\x32\x15.baton.v1.OpenHandoffH\x00\x12 \n\x05renew\x18\x02 \x01(\x0b\x32\x0f.baton.v1.RenewH\x00\x12\"\n\x06\x63losed\x18\x03 \x01(\x0b\x32\x10.baton.v1.ClosedH\x00\x42\x06\n\x04kind\"\xac\x02\n\x0eGranterMessage\x12\"\n\x06opened\x18\x01 \x01(\x0b\x32\x10.baton.v1.OpenedH\x00\x12.\n\x0c\x61\x63knowledged\x18\x02 \x01(\x0b\x32\x16.baton.v1.AcknowledgedH\x00\x12 \n\x05offer\x18\x03 \x01(\x0b\x32\x0f.baton.v1.OfferH\x00\x12(\n\tchecksums\x18\x04 \x01(\x0b\x32\x13.baton.v1.ChecksumsH\x00\x12-\n\x0c\x66irst_tokens\x18\x05 \x01(\x0b\x32\x15.baton.v1.FirstTokensH\x00\x12#\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x12\x1e\n\x04held\x18\x07 \x01(\x0b\x32\x0e.baton.v1.HeldH\x00\x42\x06\n\x04kind\"\xe3\x03\n\x0bOpenHandoff\x12\x12\n\nhandoff_id\x18\x01 \x01(\x0c\x12\x17\n\x0fgranter_boot_id\x18\x02 \x01(\x0c\x12\x16\n\x0ereader_boot_id\x18\x03 \x01(\x0c\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x0e\n\x06tokens\x18\x06 \x03(\r\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12\x13\n\x0bheld_blocks\x18\x08 \x01(\r\x12$\n\x08sampling\x18\t \x01(\x0b\x32\x12.baton.v1.Sampling\x12\x0f\n\x07\x63hoices\x18\n \x03(\r\x12\x12\n\ncache_salt\x18\x0b \x01(\x0c\x12>\n\rtrace_context\x18\x0c \x03(\x0b\x32\'.baton.v1.OpenHandoff.TraceContextEntry\x12\x10\n\x08lease_ms\x18\r \x01(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0e \x01(\r\x12\x13\n\x0b\x63\x61\x63hed_only\x18\x0f \x01(\x08\x12 \n\x06source\x18\x10 \x01(\x0b\x32\x10.baton.v1.Source\x12\x10\n\x08kv_dtype\x18\x11 \x01(\t\x1a\x33\n\x11TraceContextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x12\n\x05Renew\x12\t\n\x01n\x18\x01 \x01(\r\"\x08\n\x06\x43losed\"\x1a\n\x06Opened\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\"\x19\n\x0c\x41\x63knowledged\x12\t\n\x01n\x18\x01 \x01(\r\">\n\x05Offer\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x0e\n\x06\x62locks\x18\x02 \x03(\r\x12\x16\n\x0epartial_tokens\x18\x03 \x01(\r\"-\n\tChecksums\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x11\n\tchecksums\x18\x02 \x03(\x06\"\x16\n\x04Held\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\"\xa3\x01\n\x0b\x46irstTokens\x12$\n\x06tokens\x18\x01 \x03(\x0b\x32\x14.baton.v1.FirstToken\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x31\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\x18.baton.v1.PromptLogprobs\x12$\n\x08timeline\x18\x04 \x01(\x0b\x32\x12.baton.v1.Timeline\"p\n\nFirstToken\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\x14\n\x07logprob\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12!\n\x03top\x18\x04 \x03(\x0b\x32\x14.baton.v1.TopLogprobB\n\n\x08_logprob2\x8d\x01\n\x07Handoff\x12\x43\n\tHandshake\x12\x1a.baton.v1.HandshakeMessage\x1a\x1a.baton.v1.HandshakeMessage\x12=\n\x04Open\x12\x17.baton.v1.ReaderMessage\x1a\x18.baton.v1.GranterMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/proto/handoff.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/proto/worker.proto\"\xcc\x01\n\x10HandshakeMessage\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x0c\x12.\n\rcompatibility\x18\x03 \x01(\x0b\x32\x17.baton.v1.Compatibility\x12\'\n\x04pool\x18\x04 \x01(\x0b\x32\x19.baton.v1.PoolDescription\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x16\n\x0eprobe_after_ms\x18\x06 \x01(\r\x12\x15\n\rread_gb_per_s\x18\x07 \x01(\x01\"\xeb\x02\n\rCompatibility\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\x10\n\x08kv_dtype\x18\x03 \x01(\t\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x16\n\x0elayout_version\x18\x05 \x01(\r\x12\x1a\n\x12\x63hecksum_algorithm\x18\x06 \x01(\t\x12\x0e\n\x06layers\x18\x07 \x01(\r\x12\x10\n\x08kv_heads\x18\x08 \x01(\r\x12\x10\n\x08head_dim\x18\t \x01(\r\x12\x0f\n\x07tp_size\x18\n \x01(\r\x12\x0f\n\x07tp_rank\x18\x0b \x01(\r\x12\x0e\n\x06verify\x18\x0c \x01(\x08\x12\x19\n\x11\x64raft_fingerprint\x18\r \x01(\t\x12\x1b\n\x13\x64\x65terministic_split\x18\x0e \x01(\t\x12\x16\n\x0e\x62ridged_dtypes\x18\x0f \x03(\t\x12\x15\n\rbridges_sizes\x18\x10 \x01(\x08\"\xb3\x02\n\x0fPoolDescription\x12\r\n\x05mover\x18\x01 \x01(\t\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62\x61se_address\x18\x03 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x11\n\tdevice_id\x18\x06 \x01(\r\x12\x0e\n\x06memory\x18\x07 \x01(\t\x12\x39\n\x08versions\x18\x08 \x03(\x0b\x32\'.baton.v1.PoolDescription.VersionsEntry\x12\x31\n\nrank_pools\x18\t \x03(\x0b\x32\x1d.baton.v1.RankPoolDescription\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"N\n\x13RankPoolDescription\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x02 \x01(\x04\x12\x11\n\tdevice_id\x18\x03 \x01(\r\"\x84\x01\n\rReaderMessage\x12%\n\x04open\x18\x01 \x01(\x0b\x32\x15.baton.v1.OpenHandoffH\x00\x12 \n\x05renew\x18\x02 \x01(\x0b\x32\x0f.baton.v1.RenewH\x00\x12\"\n\x06\x63losed\x18\x03 \x01(\x0b\x32\x10.baton.v1.ClosedH\x00\x42\x06\n\x04kind\"\xac\x02\n\x0eGranterMessage\x12\"\n\x06opened\x18\x01 \x01(\x0b\x32\x10.baton.v1.OpenedH\x00\x12.\n\x0c\x61\x63knowledged\x18\x02 \x01(\x0b\x32\x16.baton.v1.AcknowledgedH\x00\x12 \n\x05offer\x18\x03 \x01(\x0b\x32\x0f.baton.v1.OfferH\x00\x12(\n\tchecksums\x18\x04 \x01(\x0b\x32\x13.baton.v1.ChecksumsH\x00\x12-\n\x0c\x66irst_tokens\x18\x05 \x01(\x0b\x32\x15.baton.v1.FirstTokensH\x00\x12#\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x11.baton.v1.FailureH\x00\x12\x1e\n\x04held\x18\x07 \x01(\x0b\x32\x0e.baton.v1.HeldH\x00\x42\x06\n\x04kind\"\xe3\x03\n\x0bOpenHandoff\x12\x12\n\nhandoff_id\x18\x01 \x01(\x0c\x12\x17\n\x0fgranter_boot_id\x18\x02 \x01(\x0c\x12\x16\n\x0ereader_boot_id\x18\x03 \x01(\x0c\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x0e\n\x06tokens\x18\x06 \x03(\r\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12\x13\n\x0bheld_blocks\x18\x08 \x01(\r\x12$\n\x08sampling\x18\t \x01(\x0b\x32\x12.baton.v1.Sampling\x12\x0f\n\x07\x63hoices\x18\n \x03(\r\x12\x12\n\ncache_salt\x18\x0b \x01(\x0c\x12>\n\rtrace_context\x18\x0c \x03(\x0b\x32\'.baton.v1.OpenHandoff.TraceContextEntry\x12\x10\n\x08lease_ms\x18\r \x01(\r\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0e \x01(\r\x12\x13\n\x0b\x63\x61\x63hed_only\x18\x0f \x01(\x08\x12 \n\x06source\x18\x10 \x01(\x0b\x32\x10.baton.v1.Source\x12\x10\n\x08kv_dtype\x18\x11 \x01(\t\x1a\x33\n\x11TraceContextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x12\n\x05Renew\x12\t\n\x01n\x18\x01 \x01(\r\"\x08\n\x06\x43losed\"\x1a\n\x06Opened\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\"\x19\n\x0c\x41\x63knowledged\x12\t\n\x01n\x18\x01 \x01(\r\">\n\x05Offer\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x0e\n\x06\x62locks\x18\x02 \x03(\r\x12\x16\n\x0epartial_tokens\x18\x03 \x01(\r\"-\n\tChecksums\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x11\n\tchecksums\x18\x02 \x03(\x06\"\x16\n\x04Held\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\"\xa3\x01\n\x0b\x46irstTokens\x12$\n\x06tokens\x18\x01 \x03(\x0b\x32\x14.baton.v1.FirstToken\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x31\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\x18.baton.v1.PromptLogprobs\x12$\n\x08timeline\x18\x04 \x01(\x0b\x32\x12.baton.v1.Timeline\"p\n\nFirstToken\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\x14\n\x07logprob\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12!\n\x03top\x18\x04 \x03(\x0b\x32\x14.baton.v1.TopLogprobB\n\n\x08_logprob2\x8d\x01\n\x07Handoff\x12\x43\n\tHandshake\x12\x1a.baton.v1.HandshakeMessage\x1a\x1a.baton.v1.HandshakeMessage\x12=\n\x04Open\x12\x17.baton.v1.ReaderMessage\x1a\x18.baton.v1.GranterMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,35 +41,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMPATIBILITY']._serialized_start=273
   _globals['_COMPATIBILITY']._serialized_end=636
   _globals['_POOLDESCRIPTION']._serialized_start=639
-  _globals['_POOLDESCRIPTION']._serialized_end=895
-  _globals['_POOLDESCRIPTION_VERSIONSENTRY']._serialized_start=848
-  _globals['_POOLDESCRIPTION_VERSIONSENTRY']._serialized_end=895
-  _globals['_READERMESSAGE']._serialized_start=898
-  _globals['_READERMESSAGE']._serialized_end=1030
-  _globals['_GRANTERMESSAGE']._serialized_start=1033
-  _globals['_GRANTERMESSAGE']._serialized_end=1333
-  _globals['_OPENHANDOFF']._serialized_start=1336
-  _globals['_OPENHANDOFF']._serialized_end=1819
-  _globals['_OPENHANDOFF_TRACECONTEXTENTRY']._serialized_start=1768
-  _globals['_OPENHANDOFF_TRACECONTEXTENTRY']._serialized_end=1819
-  _globals['_RENEW']._serialized_start=1821
-  _globals['_RENEW']._serialized_end=1839
-  _globals['_CLOSED']._serialized_start=1841
-  _globals['_CLOSED']._serialized_end=1849
-  _globals['_OPENED']._serialized_start=1851
-  _globals['_OPENED']._serialized_end=1877
-  _globals['_ACKNOWLEDGED']._serialized_start=1879
-  _globals['_ACKNOWLEDGED']._serialized_end=1904
-  _globals['_OFFER']._serialized_start=1906
-  _globals['_OFFER']._serialized_end=1968
-  _globals['_CHECKSUMS']._serialized_start=1970
-  _globals['_CHECKSUMS']._serialized_end=2015
-  _globals['_HELD']._serialized_start=2017
-  _globals['_HELD']._serialized_end=2039
-  _globals['_FIRSTTOKENS']._serialized_start=2042
-  _globals['_FIRSTTOKENS']._serialized_end=2205
-  _globals['_FIRSTTOKEN']._serialized_start=2207
-  _globals['_FIRSTTOKEN']._serialized_end=2319
-  _globals['_HANDOFF']._serialized_start=2322
-  _globals['_HANDOFF']._serialized_end=2463
+  _globals['_POOLDESCRIPTION']._serialized_end=946
+  _globals['_POOLDESCRIPTION_VERSIONSENTRY']._serialized_start=899
+  _globals['_POOLDESCRIPTION_VERSIONSENTRY']._serialized_end=946
+  _globals['_RANKPOOLDESCRIPTION']._serialized_start=948
+  _globals['_RANKPOOLDESCRIPTION']._serialized_end=1026
+  _globals['_READERMESSAGE']._serialized_start=1029
+  _globals['_READERMESSAGE']._serialized_end=1161
+  _globals['_GRANTERMESSAGE']._serialized_start=1164
+  _globals['_GRANTERMESSAGE']._serialized_end=1464
+  _globals['_OPENHANDOFF']._serialized_start=1467
+  _globals['_OPENHANDOFF']._serialized_end=1950
+  _globals['_OPENHANDOFF_TRACECONTEXTENTRY']._serialized_start=1899
+  _globals['_OPENHANDOFF_TRACECONTEXTENTRY']._serialized_end=1950
+  _globals['_RENEW']._serialized_start=1952
+  _globals['_RENEW']._serialized_end=1970
+  _globals['_CLOSED']._serialized_start=1972
+  _globals['_CLOSED']._serialized_end=1980
+  _globals['_OPENED']._serialized_start=1982
+  _globals['_OPENED']._serialized_end=2008
+  _globals['_ACKNOWLEDGED']._serialized_start=2010
+  _globals['_ACKNOWLEDGED']._serialized_end=2035
+  _globals['_OFFER']._serialized_start=2037
+  _globals['_OFFER']._serialized_end=2099
+  _globals['_CHECKSUMS']._serialized_start=2101
+  _globals['_CHECKSUMS']._serialized_end=2146
+  _globals['_HELD']._serialized_start=2148
+  _globals['_HELD']._serialized_end=2170
+  _globals['_FIRSTTOKENS']._serialized_start=2173
+  _globals['_FIRSTTOKENS']._serialized_end=2336
+  _globals['_FIRSTTOKEN']._serialized_start=2338
+  _globals['_FIRSTTOKEN']._serialized_end=2450
+  _globals['_HANDOFF']._serialized_start=2453
+  _globals['_HANDOFF']._serialized_end=2594
 # @@protoc_insertion_point(module_scope)

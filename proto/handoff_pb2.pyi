@@ -62,7 +62,7 @@ class Compatibility(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., layout_version: _Optional[int] = ..., checksum_algorithm: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tp_size: _Optional[int] = ..., tp_rank: _Optional[int] = ..., verify: _Optional[bool] = ..., draft_fingerprint: _Optional[str] = ..., deterministic_split: _Optional[str] = ..., bridged_dtypes: _Optional[_Iterable[str]] = ..., bridges_sizes: _Optional[bool] = ...) -> None: ...
 
 class PoolDescription(_message.Message):
-    __slots__ = ("mover", "metadata", "base_address", "block_bytes", "num_blocks", "device_id", "memory", "versions")
+    __slots__ = ("mover", "metadata", "base_address", "block_bytes", "num_blocks", "device_id", "memory", "versions", "rank_pools")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class PoolDescription(_message.Message):
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    RANK_POOLS_FIELD_NUMBER: _ClassVar[int]
     mover: str
     metadata: bytes
     base_address: int
@@ -86,7 +87,18 @@ class PoolDescription(_message.Message):
     device_id: int
     memory: str
     versions: _containers.ScalarMap[str, str]
-    def __init__(self, mover: _Optional[str] = ..., metadata: _Optional[bytes] = ..., base_address: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device_id: _Optional[int] = ..., memory: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    rank_pools: _containers.RepeatedCompositeFieldContainer[RankPoolDescription]
+    def __init__(self, mover: _Optional[str] = ..., metadata: _Optional[bytes] = ..., base_address: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device_id: _Optional[int] = ..., memory: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., rank_pools: _Optional[_Iterable[_Union[RankPoolDescription, _Mapping]]] = ...) -> None: ...
+
+class RankPoolDescription(_message.Message):
+    __slots__ = ("address", "block_bytes", "device_id")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
+    address: int
+    block_bytes: int
+    device_id: int
+    def __init__(self, address: _Optional[int] = ..., block_bytes: _Optional[int] = ..., device_id: _Optional[int] = ...) -> None: ...
 
 class ReaderMessage(_message.Message):
     __slots__ = ("open", "renew", "closed")

@@ -17,7 +17,10 @@ from baton.kv_transfer.conversion import Conversion, HostConversion, numba_check
 
 
 def conversion_of(pool: KvPool, spec: ModelSpec, kv_dtype: str) -> Conversion | None:
-    """Return the conversion of the pool's blocks to a reader's `kv_dtype`; None: there is none."""
+    """Return the conversion of the pool's blocks to a reader's `kv_dtype`; None: there is none, as
+    for the pools of several ranks."""
+    if pool.parts:
+        return None
     engine = conversion_to(pool, spec, kv_dtype)
     if engine is None:
         return None

@@ -15,12 +15,20 @@ from baton.kv_transfer import checksum
 from baton.kv_transfer.block_sizes import SlabRows
 from baton.kv_transfer.checksum import SlabGroup
 from baton.kv_transfer.local_pool import DevicePool, HostPool, LocalPool
+from baton.kv_transfer.rank_pools import RankedPool
 from baton.runtime.errors import ConfigError
 
 
-def local_pool(pool: KvPool) -> LocalPool:
-    """Return the pool as a mover takes it, with its checksum kernel compiled. Raises ConfigError
-    if a GPU's kernels compute other checksums than the handoff."""
+def local_pool(pool: KvPool, kv_heads: int = 1) -> LocalPool:
+    """Return the pool as a mover takes it, with its checksum kernel compiled: one pool, or those of
+    all ranks, which hold `kv_heads` of the whole model. Raises ConfigError if a GPU's kernels
+    compute other checksums than the handoff."""
+    if pool.parts:
+        return RankedPool([_one_pool(part) for part in pool.parts], kv_heads)
+    return _one_pool(pool)
+
+
+def _one_pool(pool: KvPool) -> LocalPool:
     if pool.tensor.device.type == "cpu":
         try:
             from baton.kv_transfer import checksum_numba

@@ -234,7 +234,7 @@ class WorkerProcess:
         _publish_role(boot)
         pool = BlockPool(engine.pool.blocks, config.pool.block_size, config.pool.tenant_share)
         await first_step(engine, pool)
-        mover = NixlMover(local_pool(engine.pool), boot.boot_id, READ_THREADS)
+        mover = NixlMover(local_pool(engine.pool, engine.spec.kv_heads), boot.boot_id, READ_THREADS)
         below = Below(boot, engine, pool, mover, model_limits(boot, engine))
         served = decode_role(below) if boot.role == "decode" else prefill_role(below)
         orders = self._orders(boot, served)

@@ -82,11 +82,10 @@ class FollowingRanks:
 
 
 class LeadingPool(KvPool):
-    """The leader's KV heads of each block. `parts` are the pools of all ranks, the own one first;
-    the leader has allocated them, as `memories`."""
+    """The leader's KV heads of each block. The leader has allocated the memory of all ranks' pools,
+    its `parts`, as `memories`."""
 
     group: DeviceRankGroup
-    parts: tuple[KvPool, ...]
     memories: tuple[SharedTensor, ...]
 
     def copy_block(self, source: int, target: int) -> None:

@@ -45,6 +45,8 @@ class KvPool:
     view of the draft's layer group in the same blocks. The system allocates the memory when it is
     first written."""
 
+    parts: tuple[KvPool, ...] = ()  # of all ranks, the own one first, if each has a pool
+
     def __init__(
         self,
         spec: ModelSpec,

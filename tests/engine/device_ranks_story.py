@@ -4,13 +4,14 @@
     python -P tests/engine/device_ranks_story.py FOLDER --device cuda --ranks 2
 
 FOLDER holds a model. On a CPU the ranks run Triton's interpreter and gloo. Prints one JSON list:
-whether each sequence is equal, whether the copy of a block is, and whether the end of a rank was
-noticed.
+whether each sequence is equal, whether the copy of a block is, whether handoffs to and from one
+process are, and whether the end of a rank was noticed.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import signal
@@ -18,12 +19,15 @@ import sys
 import threading
 from pathlib import Path
 
+from baton.deploy.processes.pool_memory import local_pool
 from baton.engine.device_ranks.device_loading import build_device_rank_runner, watch
 from baton.engine.device_ranks.leading import DeviceRankRunner, LeadingPool
 from baton.engine.execution import determinism_proof
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
-from baton.engine.scheduling.batch import Slice, StepBatch
+from baton.engine.execution.runner import ModelRunner
+from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime.errors import DeviceLost
 
 sys.path.append(str(Path(__file__).parent))
@@ -31,6 +35,10 @@ from device_story import BLOCKS, SIZE, Counted, tokens
 from interpreter import patch_once_a_launch
 
 NOTICED_S = 3.0
+READ_S = 30.0
+GRANTER = b"the granter's id"
+GREEDY = SamplingParams(temperature=0.0)
+Runner = ModelRunner | DeviceRankRunner
 
 
 def copies_whole_blocks(runner: DeviceRankRunner) -> bool:
@@ -45,6 +53,39 @@ def copies_whole_blocks(runner: DeviceRankRunner) -> bool:
     pool.copy_block(source, target)
     runner.run(StepBatch((Slice([1], 0, [1], ()),)))  # every rank has carried out what was before
     return all(bool((part[source] == part[target]).all()) for part in blocks)
+
+
+async def hands_over(granter: Runner, reader: Runner) -> bool:
+    """Compute a prompt with one runner, READ its blocks into the other's pool by NIXL, and return
+    whether checksums and the next tokens of both are equal."""
+    theirs, ours, length = [40, 41], [52, 50], 20
+    prompt = [(7 * place + 3) % granter.spec.vocab_size for place in range(length)]
+    first = Draw(0, length, GREEDY)
+    result = granter.run(StepBatch((Slice(prompt, 0, theirs, (first,)),)))
+    token = result.drawn[0][0].token
+    movers = [
+        NixlMover(local_pool(each.pool, each.spec.kv_heads), boot)
+        for each, boot in ((granter, GRANTER), (reader, b"a reader's id 16"))
+    ]
+    try:
+        movers[0].hold_progress()
+        await movers[1].connect(movers[0].describe())
+        read = movers[1].read(GRANTER, theirs, ours, [5, 6])
+        async with asyncio.timeout(READ_S):
+            await read.landed
+        assert read.checksums is not None
+        offered, slabs = await movers[0].checksums(theirs, [5, 6]), movers[1].shape(GRANTER).slabs
+        wanted = offered[:, list(slabs)] if slabs else offered
+        equal = bool((await read.checksums == wanted).all())
+    finally:
+        for mover in movers:
+            await mover.close()
+    next_draw = Draw(0, length + 1, GREEDY)
+    tokens = [
+        each.run(StepBatch((Slice([token], length, blocks, (next_draw,)),))).drawn[0][0].token
+        for each, blocks in ((granter, theirs), (reader, ours))
+    ]
+    return equal and tokens[0] == tokens[1]
 
 
 def notices_the_end_of_a_rank(runner: DeviceRankRunner) -> bool:
@@ -121,6 +162,7 @@ def main() -> int:
     equal = [a == b for a, b in zip(found, wanted, strict=True)]
     assert bool(ours.numerics) == given.deterministic
     equal.append(copies_whole_blocks(ours))
+    equal.append(asyncio.run(hands_over(ours, plain)) and asyncio.run(hands_over(plain, ours)))
     equal.append(notices_the_end_of_a_rank(ours))
     print(json.dumps(equal))
     ours.close()

@@ -20,7 +20,7 @@ import pytest
     ],
 )
 def test_ranks_on_devices_equal_one_process(references, name, more):
-    """Three sequences, in chunks and by graphs; a copied block; a rank that is killed. Windows and
+    """Three sequences, in chunks and by graphs; a copied block; handoffs; a rank killed. Windows and
     KV in eight bits, over a pool that was sized after a first build; latents, and experts in two
     groups; more ranks than KV heads; bits that do not depend on the batch, proved at the start."""
     script = Path(__file__).with_name("device_ranks_story.py")
@@ -32,4 +32,4 @@ def test_ranks_on_devices_equal_one_process(references, name, more):
         timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout) == [True] * 5
+    assert json.loads(done.stdout) == [True] * 6

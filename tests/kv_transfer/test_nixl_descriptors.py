@@ -46,7 +46,9 @@ class Pair:
     def _list(self, owner: str, number: int, rows: list[tuple[int, int]]) -> Any:
         pool = self.pools[number]
         described = PeerPool(b"", "", b"", pool.ctypes.data, BLOCK_BYTES, BLOCKS)
-        return self.agents[0].prep_xfer_dlist(owner, every_block(described, rows), "DRAM")
+        return self.agents[0].prep_xfer_dlist(
+            owner, every_block(described, [(0, *row) for row in rows]), "DRAM"
+        )
 
     def descriptors(self, remote: list[int], local: list[int], unit_bytes: int) -> int:
         """Read units of one block each; return how many descriptors NIXL posted."""
