@@ -33,6 +33,7 @@ from baton.deploy.host.kv_device import kv_device
 from baton.deploy.host.load_progress import LoadProgress
 from baton.deploy.host.ports import address_of
 from baton.deploy.host.process_lifecycle import raise_open_file_limit
+from baton.deploy.host.restarts import UNHEALTHY_EXIT
 from baton.deploy.processes.admin import AdminServer
 from baton.deploy.processes.draft_choice import draft_folder
 from baton.deploy.processes.pool_memory import local_pool
@@ -174,17 +175,28 @@ def _load(config: Config, role: Role, model_folder: Path) -> TorchEngine:
 
 
 def _build_ranks(model_folder: Path, ranks: int, ep: int, options: EngineOptions) -> TorchEngine:
-    """Build an engine over `ranks` processes, which share this one's threads, in `ep` groups."""
-    if chosen_device(options.device).type != "cpu":
-        raise ConfigError(
-            f"worker.tp is {ranks} and worker.device {options.device}: ranks compute on the CPU "
-            "only; set worker.device to cpu, or worker.tp to 1"
+    """Build an engine over `ranks` processes, in `ep` groups: on GPUs that follow each other, or on
+    the CPU, where they share this one's threads."""
+    device = chosen_device(options.device)
+    if device.type != "cpu":
+        from baton.engine.device_ranks.device_loading import build_device_rank_engine
+
+        options = replace(options, device=str(device))
+        return build_device_rank_engine(
+            model_folder, ranks, options, LoadProgress(), ep=ep, lost=_end_without_a_rank
         )
     from baton.engine.ranks.loading import build_rank_engine  # it needs numba; GPUs do not
 
     threads = (options.threads or torch.get_num_threads()) // ranks
     options = replace(options, threads=max(1, threads))
     return build_rank_engine(model_folder, ranks, options, LoadProgress(), ep=ep)
+
+
+def _end_without_a_rank(reason: str) -> None:
+    """End this process at once: its device may wait for the lost rank for ever, and only the end of
+    the process tells routers and peers, whose requests migrate."""
+    log.error("a rank of the worker ended", detail=reason)
+    os._exit(UNHEALTHY_EXIT)
 
 
 class WorkerProcess:

@@ -265,7 +265,7 @@ def _notes(request: SizingRequest, spec: ModelSpec, tp: int, prefill: PrefillSiz
         notes.append("layers with a window are counted as if they attended to all tokens")
     if tp > 1:
         notes.append(
-            f"a worker of {tp} GPUs cannot be started yet: this version runs ranks on CPUs alone. "
-            "A larger GPU, --quantization or --kv-dtype may need only one"
+            f"a worker of {tp} GPUs has never run on GPUs, only its processes on CPUs: see "
+            "docs/progress.md. A larger GPU, --quantization or --kv-dtype may need only one"
         )
     return notes

@@ -96,20 +96,42 @@ def workers_per_gpu(options: ServeOptions, gpus: int) -> int:
     device = options.config.worker.device
     if device == "cpu" or not gpus:
         return 0
-    return -(-_workers(options) // (1 if ":" in device else gpus))
+    ranks = sum(_ranks(options, name) for name in worker_names(options))
+    return -(-ranks // (1 if ":" in device else gpus))
+
+
+def _ranks(options: ServeOptions, name: str) -> int:
+    return options.split_of(name.split("-")[0])[0]
 
 
 def devices(options: ServeOptions, gpus: int) -> dict[str, str]:
-    """Return `worker.device` of each worker: the GPUs in turn, unless the user named one for all.
-    Under Ray an actor sees none but those that Ray gave it. Empty: the CPU."""
+    """Return `worker.device` of each worker: the GPUs in turn, unless the user named one for all;
+    the ranks of a worker have GPUs that follow each other. Under Ray an actor sees none but those
+    that Ray gave it. Empty: the CPU. Raises ConfigError for ranks that cannot have GPUs."""
     names = worker_names(options)
     if not workers_per_gpu(options, gpus):
         return {}
     if ":" in options.config.worker.device:
         return dict.fromkeys(names, options.config.worker.device)
+    most = max(_ranks(options, name) for name in names)
+    if most > gpus:
+        raise ConfigError(
+            f"worker.tp is {most}, and torch sees {gpus} GPUs on this host: give at most {gpus}, "
+            "or --device cpu"
+        )
     if options.launcher == "ray":
+        if most > 1:
+            raise ConfigError(
+                f"worker.tp is {most}, and Ray gives each worker of `baton serve` one GPU: use "
+                f"--launcher process, or baton fleet with --gpus {most}"
+            )
         return dict.fromkeys(names, "cuda")
-    return {name: f"cuda:{index % gpus}" for index, name in enumerate(names)}
+    found, following = {}, 0
+    for name in names:
+        ranks = _ranks(options, name)
+        first = following if following + ranks <= gpus else 0
+        found[name], following = f"cuda:{first}", (first + ranks) % gpus
+    return found
 
 
 def makes_certificates(options: ServeOptions) -> bool:

@@ -196,6 +196,31 @@ def test_workers_go_round_the_gpus(
     assert "--set worker" not in planned["router"]
 
 
+@pytest.mark.parametrize(
+    ("tp", "gpus", "wanted", "sharing"),
+    [
+        ((2, 1), 4, ["cuda:0", "cuda:2", "cuda:3"], 1),  # one prefill, two decode workers
+        ((1, 2), 8, ["cuda:0", "cuda:1", "cuda:3"], 1),
+        ((4, 2), 4, ["cuda:0", "cuda:0", "cuda:2"], 2),
+        ((2, 2), 3, ["cuda:0", "cuda:0", "cuda:0"], 2),  # no pair of neighbours is left
+    ],
+)
+def test_ranks_have_gpus_that_follow_each_other(
+    tp: tuple[int, int], gpus: int, wanted: list[str], sharing: int
+) -> None:
+    options = replace(on("cuda", 1, 2), prefill_tp=tp[0], decode_tp=tp[1])
+    assert list(devices(options, gpus).values()) == wanted
+    assert workers_per_gpu(options, gpus) == sharing
+
+
+def test_ranks_without_gpus_of_their_own_are_refused() -> None:
+    options = replace(on("cuda", 1, 1), decode_tp=4)
+    with pytest.raises(ConfigError, match="worker.tp is 4, and torch sees 2 GPUs.*at most 2"):
+        devices(options, 2)
+    with pytest.raises(ConfigError, match="baton fleet with --gpus 4"):
+        devices(replace(options, launcher="ray"), 4)
+
+
 def test_ray_chooses_the_gpus_and_the_worker_takes_what_it_sees() -> None:
     found = devices(on("auto", 1, 3, "ray"), 2)
     assert set(found.values()) == {"cuda"} and len(found) == 4

@@ -14,7 +14,7 @@ from baton.proto import handoff_pb2
 from baton.runtime.errors import Incompatible
 
 VERSIONS = {"nixl": "1.5.1", "ucx": "1.23.0"}
-POOL = PeerPool(b"b" * 16, "nixl", b"meta", 1 << 40, 4096, 100, 1, "VRAM", VERSIONS)
+POOL = PeerPool(b"b" * 16, "nixl", b"meta", 1 << 40, 4096, 100, 1, "VRAM", VERSIONS, kv_heads=8)
 
 
 def hello(pool: PeerPool = POOL, **changes: Any) -> handoff_pb2.HandshakeMessage:
