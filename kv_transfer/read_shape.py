@@ -79,7 +79,8 @@ def read_shape(unit_bytes: int, granter_bytes: int, reader_bytes: int) -> ReadSh
 def ranks_shape(kv_heads: int, slab_bytes: int, granter_ranks: int, reader_ranks: int) -> ReadShape:
     """Return the shape of a block whose KV heads, each a slab of `slab_bytes`, are in the pools of
     these numbers of ranks; 1: in one pool. Raises ValueError if heads do not divide over ranks."""
-    cuts, slabs = [], []
+    cuts: list[Cut] = []
+    slabs: list[int] = []
     each = len(heads_of(kv_heads, granter_ranks, 0))
     for rank in range(reader_ranks):
         for run in runs(kv_heads, reader_ranks, rank, granter_ranks):

@@ -20,8 +20,8 @@ import pytest
     ],
 )
 def test_ranks_on_devices_equal_one_process(references, name, more):
-    """Three sequences, in chunks and by graphs; a copied block; handoffs; a rank killed. Windows and
-    KV in eight bits, over a pool that was sized after a first build; latents, and experts in two
+    """Three sequences, in chunks and by graphs; a copied block; handoffs; a rank killed. Windows,
+    and KV in eight bits, over a pool that was sized after a first build; latents, experts in two
     groups; more ranks than KV heads; bits that do not depend on the batch, proved at the start."""
     script = Path(__file__).with_name("device_ranks_story.py")
     done = subprocess.run(
