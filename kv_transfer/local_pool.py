@@ -1,6 +1,7 @@
 """The interface of the local pool for a mover: memory on a device, with a checksum function.
 
     HostPool      the host's memory; NumPy or numba computes checksums
+    RankedPool    the pools of several ranks, as one
     DevicePool    a GPU's memory; the engine computes checksums there, so that no KV leaves it
 
 The module knows no tensors and no NIXL. The engine owns the memory, which outlives the mover.
@@ -25,6 +26,7 @@ MEMORY_KINDS = (DRAM, VRAM)
 # From blocks and their seeds to uint64 [blocks, slabs]; see `checksum_numba.checksums`.
 ChecksumFunction = Callable[[Sequence[int], Sequence[int]], NDArray[np.uint64]]
 
+_OF_RANKS = "blocks of another size are not read into the pools of several ranks"
 _OWN_SIZE = "blocks of another size are not read into a GPU's memory"
 
 # Without this, UCX reads a GPU's memory over TCP if it finds no NVLink. A user's value stays.
@@ -214,6 +216,48 @@ class DevicePool:
 
     def enter_thread(self) -> None:
         self.enter()
+
+
+class RankedPool:
+    """The pools of all ranks of a worker, in their order, each with the KV heads of its rank.
+
+        block b of the worker    | block b of rank 0's pool | block b of rank 1's | ...
+
+    With more ranks than KV heads, several ranks hold the same head; all of these copies are slabs
+    of the block, read and verified each by itself."""
+
+    bridges_sizes = False
+
+    def __init__(self, pools: Sequence[LocalPool], kv_heads: int) -> None:
+        """Raises ValueError unless the pools are alike."""
+        first = pools[0]
+        alike = {(each.blocks, each.block_bytes, each.slabs, each.memory) for each in pools}
+        if len(alike) != 1:
+            raise ValueError(f"the pools of {len(pools)} ranks differ: {sorted(alike)}")
+        self._pools = tuple(pools)
+        self.kv_heads = kv_heads
+        self.address, self.blocks = first.address, first.blocks
+        self.memory, self.device_id = first.memory, first.device_id
+        self.block_bytes = sum(each.block_bytes for each in pools)
+        self.slabs = sum(each.slabs for each in pools)
+        self.rank_pools = tuple(
+            RankPool(each.address, each.block_bytes, each.device_id) for each in pools
+        )
+
+    def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
+        return np.concatenate([each.checksums(blocks, seeds) for each in self._pools], axis=1)
+
+    def landed_checksums(
+        self, cells: Sequence[int], seeds: Sequence[int], ratio: BlockRatio
+    ) -> NDArray[np.uint64]:
+        raise ReadFailed(_OF_RANKS)  # the handshake refuses such a peer
+
+    def put_in_order(self, blocks: Sequence[int], filled: Sequence[int], ratio: BlockRatio) -> None:
+        raise ReadFailed(_OF_RANKS)
+
+    def enter_thread(self) -> None:
+        for each in reversed(self._pools):  # the first one's device stays current
+            each.enter_thread()
 
 
 def prepare_ucx(memory: str, environ: MutableMapping[str, str]) -> None:

@@ -14,25 +14,25 @@ READ and keeps its peer.
 from __future__ import annotations
 
 import contextlib
-import importlib
-import logging
 import os
 import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from baton.kv_transfer.block_sizes import BlockRatio
-from baton.kv_transfer.local_pool import DRAM, LocalPool, RankPool, memory_name, prepare_ucx
+from baton.kv_transfer.local_pool import DRAM, LocalPool, memory_name, prepare_ucx
 from baton.kv_transfer.mover import PeerPool
-from baton.kv_transfer.nixl_versions import library_versions
+from baton.kv_transfer.nixl_library import (
+    every_block,
+    library_versions,
+    load_bindings,
+    memories,
+)
 from baton.kv_transfer.read_segments import ReadSegment, blocks_enough
 from baton.kv_transfer.read_shape import ReadShape
 from baton.kv_transfer.segment_queue import SegmentQueue
@@ -50,8 +50,6 @@ HELD_POLL_S = 0.001  # while leases exist
 IDLE_POLL_S = 0.02
 ERROR_PAUSE_S = 0.2
 MAX_POSTING_S = 0.005  # at a time, when posting copies
-
-_BINDINGS = ("nixl_cu13._api", "nixl_cu12._api", "nixl._api")
 
 
 @dataclass(slots=True)
@@ -73,19 +71,6 @@ class _Flight:
     handle: Any
     peer: _Peer
     segment: ReadSegment
-
-
-def load_bindings() -> Any:
-    """Import NIXL's Python module, if possible without torch. Raises ConfigError without NIXL."""
-    for name in _BINDINGS:
-        try:
-            module = importlib.import_module(name)
-        except ImportError:
-            continue
-        for known in [n for n in logging.root.manager.loggerDict if n.startswith("nixl")]:
-            logging.getLogger(known).setLevel(logging.WARNING)  # it prints on stdout
-        return module
-    raise ConfigError("NIXL is not installed: pip install 'baton-serve[worker]'")
 
 
 class NixlAgent:
@@ -370,24 +355,6 @@ def _bind_thread(number: int, of: int) -> None:
     if 1 < of <= len(cpus):
         with contextlib.suppress(OSError):  # without permission it is only slower
             os.sched_setaffinity(0, cpus[number::of])
-
-
-def every_block(pool: PeerPool, rows: Sequence[tuple[int, int, int]]) -> NDArray[np.uint64]:
-    """Return NIXL's compressed list (address, length, device, stride, count): for each of `rows`,
-    a rank (0 where ranks have no pools), an offset and a length, these bytes of all blocks."""
-    pools, count = memories(pool), pool.num_blocks
-    listed = [
-        [each.address + offset, length, each.device_id, each.block_bytes, count]
-        for rank, offset, length in rows
-        for each in (pools[rank],)
-    ]
-    return np.array(listed, dtype=np.uint64)
-
-
-def memories(pool: PeerPool) -> tuple[RankPool, ...]:
-    """Return the pools of the ranks, or the one pool."""
-    one = RankPool(pool.base_address, pool.block_bytes, pool.device_id)
-    return pool.rank_pools or (one,)
 
 
 def _described(pool: LocalPool, joined: int = 1) -> PeerPool:

@@ -19,8 +19,7 @@ import numpy as np
 
 from baton.kv_transfer import handshake
 from baton.kv_transfer.mover import PeerPool
-from baton.kv_transfer.nixl_agent import load_bindings
-from baton.kv_transfer.nixl_versions import library_versions
+from baton.kv_transfer.nixl_library import library_versions, load_bindings
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
 from baton.runtime.grpc_links import ClientLink, credentials, open_channel
 from baton.runtime.tls import Tls

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from baton.kv_transfer.nixl_agent import load_bindings
+from baton.kv_transfer.nixl_library import load_bindings
 from baton.kv_transfer.preflight import described
 
 TRANSPORTS = {"default": "", "tcp": "tcp"}

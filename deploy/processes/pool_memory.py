@@ -14,8 +14,7 @@ from baton.engine.memory.kv_pool import KvPool
 from baton.kv_transfer import checksum
 from baton.kv_transfer.block_sizes import SlabRows
 from baton.kv_transfer.checksum import SlabGroup
-from baton.kv_transfer.local_pool import DevicePool, HostPool, LocalPool
-from baton.kv_transfer.rank_pools import RankedPool
+from baton.kv_transfer.local_pool import DevicePool, HostPool, LocalPool, RankedPool
 from baton.runtime.errors import ConfigError
 
 

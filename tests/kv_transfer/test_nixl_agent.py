@@ -12,7 +12,8 @@ import pytest
 
 from baton.kv_transfer import nixl_agent
 from baton.kv_transfer.local_pool import DevicePool
-from baton.kv_transfer.nixl_agent import NixlAgent, load_bindings
+from baton.kv_transfer.nixl_agent import NixlAgent
+from baton.kv_transfer.nixl_library import load_bindings
 from baton.kv_transfer.segment_queue import SegmentQueue
 from baton.runtime.errors import ConfigError, ReadFailed
 from tests.support import handoff_stage, nixl_agents

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from baton.kv_transfer.mover import PeerPool
-from baton.kv_transfer.nixl_agent import every_block, load_bindings
+from baton.kv_transfer.nixl_library import every_block, load_bindings
 from baton.kv_transfer.read_shape import read_shape
 
 pytest.importorskip("nixl")

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.kv_transfer import checksum_numba, nixl_agent, nixl_mover, read_segments
+from baton.kv_transfer import checksum_numba, nixl_agent, nixl_library, nixl_mover, read_segments
 from baton.kv_transfer.checksum import reference
 from baton.kv_transfer.checksum_numba import checksums
 from baton.kv_transfer.local_pool import HostPool
@@ -248,7 +248,7 @@ async def test_a_pool_beyond_what_its_owner_registered_is_refused(lie: dict[str,
 
 def test_nixls_own_metadata_port_stays_closed() -> None:
     """Pools are described in greetings, which need the token; NIXL's port would ask for none."""
-    made = nixl_agent.load_bindings().nixl_agent_config(backends=[], enable_prog_thread=False)
+    made = nixl_library.load_bindings().nixl_agent_config(backends=[], enable_prog_thread=False)
     assert made.enable_listen is False
     assert "listen" not in Path(nixl_agent.__file__).read_text()
 

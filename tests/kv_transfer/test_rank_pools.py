@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from baton.kv_transfer import handshake
 from baton.kv_transfer.layout import heads_of
-from baton.kv_transfer.local_pool import HostPool, LocalPool, RankPool
+from baton.kv_transfer.local_pool import HostPool, LocalPool, RankedPool, RankPool
 from baton.kv_transfer.nixl_mover import NixlMover
-from baton.kv_transfer.rank_pools import RankedPool
 from baton.proto import handoff_pb2
 from baton.runtime.errors import Incompatible, ReadFailed
 
