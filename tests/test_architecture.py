@@ -102,7 +102,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             "deterministic",
             "execution",
             "ranks",
-        },
+        },  # fmt: skip
     },
     "router": {
         "text": set(),
