@@ -56,7 +56,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     (
         "kv_transfer/nixl_library.py",
         IMPORTS_BY_NAME,
-    ): "the first that is installed of two constants",
+    ): "the first installed one of constants",
     ("engine/cpu/compiled.py", IMPORTS_BY_NAME): "whether each of two constants can be imported",
     ("tests/engine/conftest.py", "exec_module"): "runs files beside it, named by tests beside it",
     ("tests/engine/parity.py", IMPORTS_BY_NAME): "one of a constant list of files beside it",
