@@ -72,14 +72,37 @@ class Case:
         return lay_out(StepBatch(tuple(slices)), Bounds(BLOCKS, SIZE, 9, 384))
 
 
-@pytest.fixture(params=["int8", "fp8_e4m3"])
-def name(request):
+def stored(name, dtype, *marks):
+    return pytest.param(
+        (name, dtype), id=f"{name}-{str(dtype).removeprefix('torch.')}", marks=marks
+    )
+
+
+@pytest.fixture(
+    params=[  # each pair compiles its kernels for ten seconds; `make nightly` has the others
+        stored("int8", torch.bfloat16),
+        stored("fp8_e4m3", torch.float32),
+        stored("int8", torch.float32, pytest.mark.nightly),
+        stored("fp8_e4m3", torch.bfloat16, pytest.mark.nightly),
+    ]
+)
+def formats(request):
     return request.param
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def dtype(request):
-    return request.param
+one_name = pytest.mark.parametrize(
+    "name", ["int8", pytest.param("fp8_e4m3", marks=pytest.mark.nightly)]
+)
+
+
+@pytest.fixture
+def name(formats):
+    return formats[0]
+
+
+@pytest.fixture
+def dtype(formats):
+    return formats[1]
 
 
 @pytest.fixture(params=list(SHAPES))
@@ -177,6 +200,7 @@ def test_rotate_and_write(name, dtype, turned):
     torch.testing.assert_close(rows[:, :, 1].float(), values.float(), rtol=0.07, atol=lost)
 
 
+@one_name
 @pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 def test_which_kernels_are_taken(name, monkeypatch):
     fast = Case("plain", name, torch.bfloat16)
@@ -197,6 +221,7 @@ def test_which_kernels_are_taken(name, monkeypatch):
     )
 
 
+@one_name
 @pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 def test_large_scores_and_views(name):
     case = Case("plain", name, torch.bfloat16)
