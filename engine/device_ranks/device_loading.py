@@ -8,7 +8,6 @@ pools, so that one mover reads and offers whole blocks; see docs/decisions/0130-
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -99,12 +98,11 @@ def build_device_rank_runner(
         )
     whole = read_spec(folder, options.max_context)
     check_split(whole, ranks, ep)
-    meeting = Path(tempfile.mkdtemp(prefix="baton-ranks-"))  # of this user alone
+    meeting = tempfile.TemporaryDirectory(prefix="baton-ranks-")  # of this user alone
     sizes = COUNTER_BYTES, SLOTS * SLOT_BYTES
-    mine = RankOptions(
-        0, ranks, folder, options, ep, memory_bytes=sizes, store=str(meeting / "group")
-    )
-    group = DeviceRankGroup(mine, [SharedMemory.create(size) for size in sizes])
+    store = str(Path(meeting.name) / "group")
+    mine = RankOptions(0, ranks, folder, options, ep, memory_bytes=sizes, store=store)
+    group = DeviceRankGroup(mine, [SharedMemory.create(size) for size in sizes], meeting)
     try:
         loaded = load_device_rank(mine, progress)
         group.wait_loaded()
@@ -115,8 +113,6 @@ def build_device_rank_runner(
     except BaseException:
         group.close()
         raise
-    finally:
-        shutil.rmtree(meeting)  # all have met, or will not
 
 
 class GroupMemory(CudaMemory):

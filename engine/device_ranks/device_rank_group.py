@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import IntEnum
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,15 @@ class DeviceRankGroup(RankGroup):
 
     module = "baton.engine.device_ranks.device_rank_process"
 
-    def __init__(self, options: RankOptions, memories: Sequence[SharedMemory]) -> None:
-        """Start the processes. `memories`: for the counters, and for commands."""
+    def __init__(
+        self,
+        options: RankOptions,
+        memories: Sequence[SharedMemory],
+        meeting: TemporaryDirectory[str],
+    ) -> None:
+        """Start the processes. `memories`: for the counters, and for commands. `meeting` has the
+        file by which the ranks find each other, which NCCL's threads read as long as they run."""
+        self._meeting = meeting
         self._sent = 0
         self.joined: Collectives | None = None  # the leader's end of the ranks' group
         self.closed = threading.Event()
@@ -79,6 +87,7 @@ class DeviceRankGroup(RankGroup):
         if self.joined is not None:
             self.joined.close()
             self.joined = None
+        self._meeting.cleanup()
 
 
 def counters(memory: SharedMemory, ranks: int) -> NDArray[np.int64]:

@@ -51,7 +51,7 @@ REDIS_EVERY, REDIS_SEEDS = 40, (24, 37)  # seeds
 TURNS_EVERY, TURNS_SEEDS = 40, (6, 23, 27, 36)  # seeds
 JOINING_EVERY, JOINING_SEED = 200, 20  # seeds
 UNLIKE_EVERY, UNLIKE_SEEDS = 200, (60, 100, 140)  # seeds
-SIZED_EVERY, SIZED_SEEDS = 200, (80, 160, 180)  # seeds
+SIZED_EVERY, SIZED_SEEDS = 200, (80, 120, 160)  # seeds
 RIGHT_SHARES = (0.3, 0.8, 0.8, 1.0)
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
 
