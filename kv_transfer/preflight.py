@@ -25,7 +25,7 @@ import numpy as np
 
 from baton.kv_transfer import tcp_bytes
 from baton.kv_transfer.block_sizes import BlockRatio
-from baton.kv_transfer.local_pool import DRAM, HostPool, memory_name
+from baton.kv_transfer.local_pool import DRAM, HostPool, RankPool, memory_name
 from baton.kv_transfer.mover import Mover, PeerPool
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime import waits
@@ -224,7 +224,8 @@ def described(line: str) -> PeerPool:
     """Parse the pool that a `serve` process has printed."""
     fields = json.loads(line)
     fields |= {key: bytes.fromhex(fields[key]) for key in ("boot_id", "metadata")}
-    return PeerPool(**fields | {"ratio": BlockRatio(**fields["ratio"])})
+    ranks = tuple(RankPool(**each) for each in fields["rank_pools"])
+    return PeerPool(**fields | {"ratio": BlockRatio(**fields["ratio"]), "rank_pools": ranks})
 
 
 async def read_from_child(blocks: int, block_bytes: int, ends: Processes) -> PreflightReport:

@@ -128,7 +128,8 @@ async def test_a_worker_stopped_for_seconds_and_continued(
 
 async def test_a_worker_terminated_under_load_drains(fleet: Any, under_load: Any) -> None:
     async with under_load(fleet, mid_stream(fleet, "decode-1")):
-        assert await asyncio.to_thread(fleet.terminate, "decode-1") == 0
+        ending = asyncio.create_task(asyncio.to_thread(fleet.terminate, "decode-1"))
+    assert await ending == 0
     fleet.quiet(within_s=LEASE_S + 1.0)
 
 

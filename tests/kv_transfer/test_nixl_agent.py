@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baton.kv_transfer import nixl_agent
+from baton.kv_transfer import nixl_agent, nixl_library
 from baton.kv_transfer.local_pool import DevicePool
 from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.nixl_library import load_bindings
@@ -232,7 +232,7 @@ def test_a_failing_start_is_raised_where_it_was_asked_for(scripted: ScriptedAgen
 
 
 def test_missing_bindings_name_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nixl_agent, "_BINDINGS", ("no.such.module", "neither.this"))
+    monkeypatch.setattr(nixl_library, "_BINDINGS", ("no.such.module", "neither.this"))
     with pytest.raises(ConfigError, match="pip install"):
         load_bindings()
 
