@@ -13,7 +13,8 @@ import pytest
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("qwen3-window", ["--sized", "--kv-dtype=int8"]),
+        ("qwen3-window-small", []),
+        pytest.param("qwen3-window", ["--sized", "--kv-dtype=int8"], marks=pytest.mark.nightly),
         pytest.param("deepseek-v3", ["--ep=2"], marks=pytest.mark.nightly),
         pytest.param("mixtral", ["--ranks=4"], marks=pytest.mark.nightly),
         pytest.param("qwen3-window-small", ["--deterministic"], marks=pytest.mark.nightly),

@@ -159,6 +159,7 @@ def test_a_handoff_moves_both_groups_between_any_ranks(tiny: Any) -> None:
         assert (second.proposed, second.accepted) == (first.proposed, first.accepted)
 
 
+@pytest.mark.nightly
 def test_a_draft_that_was_left_behind_catches_up_over_ranks(tiny: Any) -> None:
     prompt = list(range(40, 61))
     behind = DraftedSequence(tiny[1], prompt, BLOCKS, RULES[1])
@@ -169,6 +170,7 @@ def test_a_draft_that_was_left_behind_catches_up_over_ranks(tiny: Any) -> None:
     assert behind.output[:STEPS] == steady.output[:STEPS]
 
 
+@pytest.mark.nightly
 def test_compiled_passes_of_both_models_change_no_token(make: Make) -> None:
     """In bfloat16 each rank runs a decode step of either model in one call."""
     runner = make(TINY, TINY_DRAFT, dtype="bfloat16", block_size=16)
@@ -181,6 +183,7 @@ def test_compiled_passes_of_both_models_change_no_token(make: Make) -> None:
         assert sum(found.accepted) > 0
 
 
+@pytest.mark.nightly
 def test_a_trained_head_keeps_its_acceptance_over_ranks(tmp_path: Path, make: Make) -> None:
     pair = train_pair(tmp_path)
     wanted = alone(pair.target, pair.head, draft_kind="eagle3")
@@ -188,6 +191,7 @@ def test_a_trained_head_keeps_its_acceptance_over_ranks(tmp_path: Path, make: Ma
     assert assert_equal(wanted, found, pair.prompts[0]) > STEPS // 2
 
 
+@pytest.mark.nightly
 def test_a_head_reads_the_whole_embedding_of_a_divided_target(
     qwen3: Any, tmp_path: Path, make: Make
 ) -> None:
