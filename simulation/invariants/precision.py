@@ -1,16 +1,20 @@
 """Check that no worker keeps as exact what it has read from KV in eight bits.
 
 The lab's wide records lose nothing when they are made of narrow ones, so no token would be wrong:
-what is published is looked at instead. Sits on READs and pools of one world, and changes nothing.
+what is published is looked at instead. A block that was read for a handoff that failed, and was
+then computed here as a whole, is exact. Sits on READs, steps and pools of one world, and changes
+nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from baton.engine.scheduling.batch import StepBatch
 from baton.engine.scheduling.blocks import Hold
 from baton.kv_transfer.memory_mover import Attempt
 from baton.simulation.fleet.world import WorkerProcess, World
+from baton.simulation.virtual.virtual_steps import VirtualStep
 
 
 class Precision:
@@ -19,7 +23,8 @@ class Precision:
     def __init__(self, world: World, breaches: list[str]) -> None:
         self._world = world
         self._breaches = breaches
-        self._imprecise: set[tuple[bytes, int]] = set()  # boot and block, until it is taken again
+        # Boot and block, until it is taken again, and the slots that were computed since the READ.
+        self._imprecise: dict[tuple[bytes, int], set[int]] = {}
 
     def landing(self, attempt: Attempt) -> None:
         """Record what a wide worker reads from a narrow one."""
@@ -31,7 +36,7 @@ class Precision:
         )
         if reader in self._world.wide and granter not in self._world.wide:
             own = {cell // attempt.joined for cell in attempt.local}
-            self._imprecise |= {(attempt.reader, block) for block in own}
+            self._imprecise |= {(attempt.reader, block): set() for block in own}
 
     def over(self, process: WorkerProcess) -> None:
         """Watch what a wide worker publishes that has just been started."""
@@ -40,10 +45,19 @@ class Precision:
         pool, boot_id = process.pool, process.boot_id
         allocate: Callable[[int, Hold], list[int]] = pool.allocate
         identify = pool.identify
+        submit: Callable[[StepBatch], VirtualStep] = process.engine.submit
+
+        def submitted(batch: StepBatch) -> VirtualStep:
+            for piece in batch.slices:
+                for position in range(piece.start, piece.start + len(piece.tokens)):
+                    index, slot = divmod(position, pool.block_size)
+                    self._computed((boot_id, piece.blocks[index]), slot, pool.block_size)
+            return submit(batch)
 
         def allocated(count: int, hold: Hold) -> list[int]:
             blocks = allocate(count, hold)
-            self._imprecise -= {(boot_id, block) for block in blocks}
+            for block in blocks:
+                self._imprecise.pop((boot_id, block), None)
             return blocks
 
         def identified(
@@ -59,3 +73,11 @@ class Precision:
         # they wrap this instance alone
         pool.allocate = allocated  # type: ignore[method-assign]
         pool.identify = identified  # type: ignore[method-assign]
+        process.engine.submit = submitted  # type: ignore[method-assign]
+
+    def _computed(self, place: tuple[bytes, int], slot: int, block_size: int) -> None:
+        slots = self._imprecise.get(place)
+        if slots is not None:
+            slots.add(slot)
+            if len(slots) == block_size:
+                del self._imprecise[place]
