@@ -122,7 +122,7 @@ check: $(STAMP) $(LINKS) ## format, lint, types, architecture, words, generated 
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(PACKAGES:%=-p baton.%) -p chaos -p benchmarks -p tests.support
-	$(BIN)/python -P -m pytest -q tests/test_architecture.py tests/test_glossary.py \
+	$(BIN)/python -P -m pytest -q tests/test_architecture.py tests/test_loaded_packages.py tests/test_glossary.py \
 		tests/test_dangerous_calls.py tests/test_mutation_targets.py
 
 format: $(STAMP) ## put the code into its format

@@ -374,29 +374,3 @@ def test_the_generated_wire_code_is_current(tmp_path: Path) -> None:
     assert kept == set(fresh)
     stale = [n for n, code in fresh.items() if (ROOT / "proto" / n).read_bytes() != code]
     assert stale == [], "run `make proto`"
-
-
-HEAVY = ("torch", "ray", "transformers", "numba", "nixl", "nixl_cu13", "triton")
-
-
-@pytest.mark.parametrize(
-    ("module", "forbidden"),
-    [
-        ("baton.router.server", HEAVY),
-        ("baton.deploy.processes.router_process", HEAVY),
-        ("baton.deploy.serve.serve", HEAVY),
-        ("baton.deploy.cli.main", (*HEAVY, "grpc", "fastapi", "rich", "pydantic")),
-        ("baton.deploy.serve.supervisor", (*HEAVY, "grpc", "fastapi", "structlog")),
-        ("baton.engine.scheduling.batch", ("grpc", "redis", "structlog", "opentelemetry")),
-    ],
-)
-def test_a_process_loads_only_what_it_needs(module: str, forbidden: tuple[str, ...]) -> None:
-    code = (
-        f"import {module}, sys; "
-        f"loaded = [m for m in {forbidden!r} if m in sys.modules]; "
-        "sys.exit(f'{loaded} loaded' if loaded else 0)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=100
-    )
-    assert (done.returncode, done.stderr) == (0, "")

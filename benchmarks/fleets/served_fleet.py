@@ -74,7 +74,7 @@ class ServedFleet:
             if (url := _URL.search(text)) and (console := _CONSOLE.search(text)):
                 self.url, self._console = url[1], console[1]
                 return
-            time.sleep(0.2)
+            time.sleep(0.2)  # `baton serve` reports its readiness in its output alone
         raise RuntimeError(f"baton serve did not start:\n{self._log.read_text()[-3000:]}")
 
     def _stop(self) -> None:

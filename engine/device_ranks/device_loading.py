@@ -110,7 +110,7 @@ def build_device_rank_runner(
         group.joined = collectives
         leader = _Leader(loaded, group, collectives, buckets)
         return leader.runner(memory or GroupMemory(mine, group))
-    except BaseException:
+    except BaseException:  # an interrupted load leaves no rank behind
         group.close()
         raise
 
@@ -130,7 +130,7 @@ class GroupMemory(CudaMemory):
     def release(self) -> None:
         self._group.release()
         super().release()
-        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call] # torch has no types here
 
 
 class _Leader:

@@ -64,7 +64,7 @@ def instance() -> Iterator[Instance]:
 def start(
     instance: Instance, wait_for: Callable[[Callable[[], bool]], bool]
 ) -> Callable[[Job], JobStatus]:
-    """Starts the supervisor of a job; answers once the supervisor has told of it."""
+    """Starts a job's supervisor, and returns the first status that the supervisor writes."""
 
     def start(job: Job) -> JobStatus:
         instance.write_job(job)

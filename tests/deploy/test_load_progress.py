@@ -1,4 +1,4 @@
-"""Loading is told in the log and in the supervisor's file: first, last, and every few seconds."""
+"""A worker reports its loading in the log and to its supervisor: first, last, every few seconds."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ async def test_an_order_of_the_cluster_is_accepted_and_logged(worker: Any) -> No
 async def test_a_late_order_of_a_former_leader_is_refused(worker: Any) -> None:
     """The next controller has asked for the status only: its term counts from then on."""
     await asked(worker, term=2)
-    await asked(worker, term=1)  # a reading changes nothing, whoever asks
+    await asked(worker, term=1)  # a status request of any term changes nothing
     found = await ordered(worker, tls=own(worker), role="prefill", term=1)
     assert found.startswith(
         "UNAVAILABLE: the order is of the controller of term 1, and one of term 2"

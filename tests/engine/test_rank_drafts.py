@@ -50,7 +50,7 @@ def alone(target: Path, draft: Path, **changes: Any) -> ModelRunner:
 
 
 def without_kv(runner: Any) -> Any:
-    """What nobody computes shows itself."""
+    """Fill both pools with NaN, so that a row which reads KV that no rank wrote is seen."""
     runner.pool.tensor.fill_(float("nan"))
     runner.pool.draft.tensor.fill_(float("nan"))
     return runner

@@ -156,7 +156,7 @@ def test_a_drained_worker_is_started_again(site: Site) -> None:
     deadline_s = time.monotonic() + 60
     while site.cluster.pod("chat-baton-prefill-0").restarts == before:
         assert time.monotonic() < deadline_s, site.cluster.logs()
-        time.sleep(0.2)
+        time.sleep(0.2)  # pods change by themselves: they are asked again
     site.cluster.settle()
 
 

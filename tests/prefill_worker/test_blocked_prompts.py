@@ -1,5 +1,4 @@
-"""A prompt waits for blocks: it matches cached blocks meanwhile, reads others, and frees all at its
-end."""
+"""A prompt that waits for blocks matches cached ones and reads others; it frees all at its end."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class Container:
                 if found := children.read_text().split():
                     return int(found[0])
             except OSError:
-                return None  # it has ended meanwhile
+                return None  # the process has ended
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"{self.log.stem} does not start: {self.log.read_text()}")
             time.sleep(0.01)  # no event tells that a process has forked
