@@ -295,6 +295,7 @@ class Handoffs:
                 parent,
                 first=offer.first,
                 blocks=offer.blocks,
+                transport=report.transport,
                 landed_s=offer.landed + self._wall_offset_s,
             )
 

@@ -88,7 +88,9 @@ class RequestTimeline:
 
 def _fetch_times(report: FetchReport, offset_s: float) -> worker_pb2.FetchTimes:
     """Return the message of a fetch; `offset_s` makes its times relative to the receipt."""
-    times = worker_pb2.FetchTimes(bytes=report.bytes, reads=report.reads)
+    times = worker_pb2.FetchTimes(
+        bytes=report.bytes, reads=report.reads, transport=report.transport
+    )
     offers = report.offers
     for index in range(min(len(offers), MAX_OFFERS)):
         rest = offers[index:] if index == MAX_OFFERS - 1 else offers[index : index + 1]

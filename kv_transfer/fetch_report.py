@@ -32,6 +32,7 @@ class OfferTimes:
 class FetchReport:
     """The counts and times of one fetch. `offers` are in the order of their indices."""
 
+    transport: str = ""  # of its READs, in a word or two
     bytes: int = 0  # read, with rereads
     reads: int = 0
     rereads: int = 0  # READs of blocks with a wrong checksum

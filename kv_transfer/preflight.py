@@ -136,7 +136,7 @@ async def measure(
         else:
             over_tcp.add(arrived >= size)
     gb_per_s = size / statistics.median(seconds[1:]) / 1e9
-    name = transport or _name(mover, peer, over_tcp.pop() if len(over_tcp) == 1 else None)
+    name = transport or transport_name(mover, peer, over_tcp.pop() if len(over_tcp) == 1 else None)
     places = (memory_name(pool.memory, pool.device_id) for pool in (peer, mine))
     memory = " to ".join(places)
     return PreflightReport(
@@ -144,7 +144,9 @@ async def measure(
     )
 
 
-def _name(mover: Mover, peer: PeerPool, over_tcp: bool | None) -> str:
+def transport_name(mover: Mover, peer: PeerPool, over_tcp: bool | None) -> str:
+    """Return what is known about the transport of a peer's READs, `over_tcp` as for
+    `known_transport`."""
     if mover.kind != NixlMover.kind:
         return f"the {mover.kind} mover"
     here = {peer.memory, mover.describe().memory} == {DRAM} and not os.path.exists(_RDMA_DEVICES)

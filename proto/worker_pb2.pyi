@@ -380,20 +380,22 @@ class Timeline(_message.Message):
     def __init__(self, names: _Optional[_Iterable[_Union[PhaseName, str]]] = ..., micros: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., peer_first: _Optional[int] = ..., peer_end: _Optional[int] = ..., peer: _Optional[str] = ..., fetch: _Optional[_Union[FetchTimes, _Mapping]] = ..., preempted: _Optional[bool] = ...) -> None: ...
 
 class FetchTimes(_message.Message):
-    __slots__ = ("begin_us", "landed_us", "verified_us", "blocks", "bytes", "reads")
+    __slots__ = ("begin_us", "landed_us", "verified_us", "blocks", "bytes", "reads", "transport")
     BEGIN_US_FIELD_NUMBER: _ClassVar[int]
     LANDED_US_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_US_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     READS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     begin_us: _containers.RepeatedScalarFieldContainer[int]
     landed_us: _containers.RepeatedScalarFieldContainer[int]
     verified_us: _containers.RepeatedScalarFieldContainer[int]
     blocks: _containers.RepeatedScalarFieldContainer[int]
     bytes: int
     reads: int
-    def __init__(self, begin_us: _Optional[_Iterable[int]] = ..., landed_us: _Optional[_Iterable[int]] = ..., verified_us: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[int]] = ..., bytes: _Optional[int] = ..., reads: _Optional[int] = ...) -> None: ...
+    transport: str
+    def __init__(self, begin_us: _Optional[_Iterable[int]] = ..., landed_us: _Optional[_Iterable[int]] = ..., verified_us: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[int]] = ..., bytes: _Optional[int] = ..., reads: _Optional[int] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class TopLogprob(_message.Message):
     __slots__ = ("token", "logprob")

@@ -20,4 +20,7 @@ class NoPeers:
     def degraded(self) -> list[worker_pb2.DegradedPeer]:
         return []
 
+    def transport(self, boot_id: bytes) -> str:
+        raise NotImplementedError("no stream is ever open")
+
     async def close(self) -> None: ...

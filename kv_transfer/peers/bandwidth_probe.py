@@ -12,7 +12,13 @@ import asyncio
 
 from baton.kv_transfer.mover import Mover, PeerPool
 from baton.kv_transfer.peers.block_store import BlockStore
-from baton.kv_transfer.preflight import ROUNDS, PreflightFailed, PreflightReport, measure
+from baton.kv_transfer.preflight import (
+    ROUNDS,
+    PreflightFailed,
+    PreflightReport,
+    measure,
+    transport_name,
+)
 from baton.proto import worker_pb2
 from baton.runtime import handoff_metrics, logs
 from baton.runtime.errors import OutOfBlocks
@@ -33,14 +39,24 @@ class BandwidthProbe:
         self.floor_gb_per_s = floor_gb_per_s
         self._checks: set[asyncio.Task[PreflightReport | None]] = set()
         self._degraded: dict[bytes, worker_pb2.DegradedPeer] = {}  # by boot id, the oldest first
+        self._transports: dict[bytes, str] = {}  # by boot id, of those that were measured
 
     def degraded(self) -> list[worker_pb2.DegradedPeer]:
         """Return the peers whose last measurement was below the floor."""
         return list(self._degraded.values())
 
+    def transport(self, boot_id: bytes) -> str:
+        """Return in a word or two how READs of a connected peer travel: as it was measured, else
+        as UCX_TLS permits."""
+        known = self._transports.get(boot_id)
+        if known is None:
+            known = transport_name(self._mover, self._mover.peer(boot_id), None)
+        return known.split(", ")[0].split(" (")[0]
+
     def forget(self, boot_id: bytes) -> None:
-        """Remove a peer's mark."""
+        """Remove a peer's mark, and what was measured of it."""
         self._degraded.pop(boot_id, None)
+        self._transports.pop(boot_id, None)
 
     async def check(
         self, worker_id: str, peer: PeerPool, rounds: int = ROUNDS
@@ -57,6 +73,7 @@ class BandwidthProbe:
         check.add_done_callback(lambda done: done.cancelled() or done.exception())
         report = await asyncio.shield(check)
         if report is not None:
+            self._transports[peer.boot_id] = report.transport
             self.mark(worker_id, peer.boot_id, report.gb_per_s)
         return report
 
@@ -100,7 +117,7 @@ class BandwidthProbe:
 
     def mark(self, worker_id: str, boot_id: bytes, gb_per_s: float) -> None:
         """Mark a peer as degraded if it is below the floor, else remove its mark."""
-        self.forget(boot_id)
+        self._degraded.pop(boot_id, None)
         if gb_per_s >= self.floor_gb_per_s:
             return
         self._degraded[boot_id] = worker_pb2.DegradedPeer(

@@ -70,6 +70,7 @@ class HandoffReads:
         reader = HandoffReader(
             link, self._mover, granter.boot_id, self._boot_id, self._config, quarantine
         )
+        reader.report.transport = self._peers.transport(granter.boot_id)
         self._open.add(reader)
         try:
             yield reader

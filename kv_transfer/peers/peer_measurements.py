@@ -62,6 +62,10 @@ class PeerMeasurements:
     def degraded(self) -> list[worker_pb2.DegradedPeer]:
         return self._probe.degraded()
 
+    def transport(self, boot_id: bytes) -> str:
+        """Same as `BandwidthProbe.transport`."""
+        return self._probe.transport(boot_id)
+
     def forget(self, boot_id: bytes) -> None:
         """Remove a peer's mark: it is measured again before its next stream."""
         self._probe.forget(boot_id)

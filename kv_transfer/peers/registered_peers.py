@@ -54,6 +54,10 @@ class Peers(Protocol):
         """Return the peers whose last measurement was below the configured floor."""
         ...
 
+    def transport(self, boot_id: bytes) -> str:
+        """Return in a word or two how READs of a peer travel, to which a stream is open."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -134,6 +138,9 @@ class RegisteredPeers:
 
     def degraded(self) -> list[worker_pb2.DegradedPeer]:
         return self._measurements.degraded()
+
+    def transport(self, boot_id: bytes) -> str:
+        return self._measurements.transport(boot_id)
 
     def forget(self, boot_id: bytes) -> None:
         self._mover.forget(boot_id)

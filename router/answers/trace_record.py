@@ -52,6 +52,7 @@ def trace_record(trace: RequestTrace, end: RequestEnd, kept: list[str]) -> dict[
         "offers": [[*map(_us, times), blocks] for *times, blocks in trace.offers],
         "read_bytes": trace.read_bytes,
         "reads": trace.reads,
+        "transport": trace.transport,
         "prompt_blocks": [trace.named_tokens, trace.block_names.hex()],
     }
 

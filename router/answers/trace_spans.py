@@ -34,7 +34,15 @@ def export_trace(
         for begin_s, landed_s, verified_s, blocks in trace.offers:
             begin, end = trace.begun_wall_s + begin_s, trace.begun_wall_s + verified_s
             landed = trace.begun_wall_s + landed_s
-            tracing.record(tracing.FETCH, begin, end, root, blocks=blocks, landed_s=landed)
+            tracing.record(
+                tracing.FETCH,
+                begin,
+                end,
+                root,
+                blocks=blocks,
+                transport=trace.transport,
+                landed_s=landed,
+            )
 
 
 def _export_phases(

@@ -23,6 +23,7 @@ from baton.runtime.telemetry.timeline import MAX_OFFERS, Timeline, read
 NAME_BYTES = 8  # of a block's identity, kept in a trace
 MAX_NAMES = 64  # of a prompt, unless it has more than MAX_NAMES * MAX_NAMED_TOKENS tokens
 MAX_NAMED_TOKENS = 512  # that one name stands for
+_MAX_TRANSPORT = 64  # characters
 _MAX_BYTES = 1 << 53  # a number that all readers of JSON know exactly
 
 Mark = Callable[[str], None]
@@ -50,6 +51,7 @@ class RequestTrace:
         self.worker = ""  # the decode worker that has it, or had it last
         self.offers: list[tuple[float, float, float, int]] = []
         self.read_bytes = self.reads = 0
+        self.transport = ""  # of its last fetch
         self.named_tokens, self.block_names = 0, b""  # see `record_prompt`
         self._receipt_s = 0.0  # when that worker received it
         self._sent = False  # and no output has come since
@@ -134,3 +136,4 @@ class RequestTrace:
         del self.offers[: -4 * MAX_OFFERS]
         self.read_bytes = min(self.read_bytes + fetch.bytes, _MAX_BYTES)
         self.reads += fetch.reads
+        self.transport = fetch.transport[:_MAX_TRANSPORT]

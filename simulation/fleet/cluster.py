@@ -254,6 +254,9 @@ class MemoryPeers:
     def degraded(self) -> list[worker_pb2.DegradedPeer]:
         return []  # no first contact measures here
 
+    def transport(self, boot_id: bytes) -> str:
+        return "memory"
+
     async def close(self) -> None:
         pass
 

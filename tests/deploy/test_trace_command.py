@@ -26,6 +26,7 @@ FOUND: dict[str, Any] = {
     "after_us": 95_000,
     "after": [["fetch", 20_000, 9, "decode-0"], ["step", 85_000, 0, "decode-0"]],
     "offers": [[50_000, 60_000, 70_000, 9]], "read_bytes": 4_000_000, "reads": 2,
+    "transport": "shared memory",
 }  # fmt: skip
 
 
@@ -38,7 +39,7 @@ def test_each_phase_has_a_bar_where_it_was() -> None:
     assert ends == [pytest.approx(50 / 200 * room, abs=1), pytest.approx(90 / 200 * room, abs=1)]
     (hidden,) = [line for line in lines if "9 blocks fetched" in line]
     assert "." * 3 in hidden and "#" not in hidden
-    assert any("4.0 MB, 2 READs, 0.40 GB/s" in line for line in lines)
+    assert any("4.0 MB, 2 READs, 0.40 GB/s over shared memory (" in line for line in lines)
 
 
 def test_the_speed_counts_overlapping_reads_once() -> None:

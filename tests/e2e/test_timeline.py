@@ -176,6 +176,6 @@ def test_a_path_has_each_part_once_in_order(
     assert "stone" not in json.dumps(found)
     if placement == "disaggregated":
         ends = [end for _, _, end, _ in found["offers"]]
-        assert len(ends) > 2 and found["read_bytes"] and found["reads"]
+        assert len(ends) > 2 and found["read_bytes"] and found["reads"] and found["transport"]
         assert ends[0] < found["after_us"] < ends[-1] + 1e6  # the first was hidden
         assert {"fetch", "verify"} <= {name for name, *_ in found["after"]}

@@ -40,10 +40,11 @@ async def traced(**fetch: Any) -> RequestTrace:
 
 async def test_a_workers_numbers_are_bounded_by_what_the_router_saw() -> None:
     times = {"begin_us": [MOST], "landed_us": [MOST], "verified_us": [MOST], "blocks": [MOST]}
-    trace = await traced(bytes=(1 << 64) - 1, reads=MOST, **times)
+    trace = await traced(bytes=(1 << 64) - 1, reads=MOST, transport="x" * 4096, **times)
     end = RequestEnd("r", "finished", 1.0, 1, 1, 0, 0)
     found = trace_record(trace, end, [])
     assert found["read_bytes"] == 1 << 53
+    assert found["transport"] == "x" * 64
     now_us = 1e6 * (asyncio.get_running_loop().time() - trace.begun_s)
     assert all(0 <= time <= now_us for *times, _ in found["offers"] for time in times)
     assert sum(took for _, took, *_ in found["path"]) <= now_us

@@ -48,7 +48,7 @@ export function waterfall(trace) {
     `${count(trace.output_tokens)} output tokens`,
     `decoded on ${trace.decode_worker || "no worker"}`,
   ];
-  if (trace.reads) facts.push(`${(trace.read_bytes / 1e6).toFixed(1)} MB in ${plural(trace.reads, "READ")}`);
+  if (trace.reads) facts.push(`${(trace.read_bytes / 1e6).toFixed(1)} MB in ${plural(trace.reads, "READ")}${trace.transport && ` over ${trace.transport}`}`);
   const head = ["Phase", "Where", "Time"].map((name) =>
     el("th", { scope: "col", class: name === "Time" ? "number" : null, text: name }),
   );

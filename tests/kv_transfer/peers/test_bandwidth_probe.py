@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import Fate, MemoryExchange, MemoryMover
 from baton.kv_transfer.peers import bandwidth_probe
 from baton.kv_transfer.peers.bandwidth_probe import BandwidthProbe
-from baton.kv_transfer.preflight import PreflightFailed
+from baton.kv_transfer.preflight import PreflightFailed, PreflightReport
 from baton.runtime import handoff_metrics
 
 pytestmark = pytest.mark.timed
@@ -64,6 +65,24 @@ async def test_a_mark_ends_when_measured_as_good_or_forgotten() -> None:
     await bench.check()
     bench.contact.forget(PEER)
     assert bench.contact.degraded() == []
+
+
+async def test_a_transport_is_as_measured_until_the_peer_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    await bench.mover.connect(bench.peer)
+    assert bench.contact.transport(PEER) == "the memory mover"  # before it is measured
+
+    async def over_shared_memory(*_: Any, **__: Any) -> PreflightReport:
+        name = "shared memory, a transport of UCX's choice (a hint)"
+        return PreflightReport(name, 5.0, 0.1, 64, False, "host to host")
+
+    monkeypatch.setattr(bandwidth_probe, "measure", over_shared_memory)
+    await bench.check()
+    assert bench.contact.transport(PEER) == "shared memory"
+    bench.contact.forget(PEER)
+    assert bench.contact.transport(PEER) == "the memory mover"
 
 
 async def test_marks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
