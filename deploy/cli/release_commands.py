@@ -59,6 +59,26 @@ def add_release(commands: Any) -> None:
         help="time limit until they have ended",
     )  # fmt: skip
     add_settings(leave)
+    _add_replace(steps)
+
+
+def _add_replace(steps: Any) -> None:
+    replace = add_command(
+        steps,
+        "replace",
+        "replace the pods of a RayCluster that are older than its definition, one by one, with "
+        "kubectl: each worker drains before its pod goes",
+        _replace,
+    )
+    replace.add_argument("name", metavar="RAYCLUSTER", help="the release's RayCluster")
+    replace.add_argument(
+        "--namespace", default="", help="its namespace (default: that of kubectl's context)"
+    )
+    replace.add_argument(
+        "--within", type=seconds(86_400), default=1800.0, metavar="SECONDS",
+        help="time limit for each pod to drain, and for its successor to be ready "
+        "(default: %(default)g)",
+    )  # fmt: skip
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -76,6 +96,14 @@ def _leave(options: argparse.Namespace) -> None:
     cluster = config_of(options).registry.cluster
     if not leave(cluster, os.environ, time.monotonic() + options.within):
         raise Unavailable(f"a worker has not ended within {options.within:g} s: see its log")
+
+
+def _replace(options: argparse.Namespace) -> None:
+    from baton.deploy.nodes.pod_replacement import Replacement, kubectl_in
+
+    replacement = Replacement(options.name, options.within, kubectl_in(options.namespace))
+    count = replacement.run()
+    print(f"{count} pods replaced; all are of the present definition")
 
 
 def _secrets(options: argparse.Namespace) -> None:

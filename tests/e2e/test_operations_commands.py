@@ -75,6 +75,7 @@ NOT_HERE = {
     "kubectl delete pod": "a Kubernetes cluster",
     "kubectl get hpa": "a Kubernetes cluster",
     "kubectl exec POD -- baton drain POD": PODS,
+    "baton release replace RAYCLUSTER": "KubeRay; tests/deploy/test_ray_pods.py",
 }
 
 

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-import yaml
 
 from baton.deploy.cli.arguments import config_of
 from baton.deploy.cli.main import parser
 from tests.support.chart import (
+    CRDS,
     FOLDER,
     ROOT,
     Document,
     Release,
     Values,
     chart,
+    custom_schemas,
     example,
     merged,
     render,
@@ -32,7 +31,6 @@ from tests.support.chart import (
 
 EXAMPLES = ("cpu-demo", "single-node-8gpu", "production")
 VERSIONS = ("1.35", "1.36", "1.37")
-CRDS = Path(os.environ.get("BATON_CRDS", ROOT.parent / "shared" / "crds"))
 CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject", "RayCluster"}
 FOREIGN = {"Issuer", "Certificate", "HTTPRoute", *CUSTOM}
 COMBINATIONS = 240
@@ -155,14 +153,7 @@ def test_every_object_is_valid_in_three_versions_of_kubernetes(unlike: list[Docu
 
 @pytest.mark.skipif(not CRDS.is_dir(), reason=f"no custom resource definitions at {CRDS}")
 def test_custom_resources_have_no_unknown_field(unlike: list[Document]) -> None:
-    schemas = {}
-    for path in itertools.chain.from_iterable(
-        CRDS.glob(f"{group}_*.yaml") for group in ("monitoring.coreos.com", "keda.sh", "ray.io")
-    ):
-        definition = yaml.load(path.read_text(), yaml.CSafeLoader)
-        served = [each for each in definition["spec"]["versions"] if each["served"]]
-        closed = _closed(served[0]["schema"]["openAPIV3Schema"])
-        schemas[definition["spec"]["names"]["kind"]] = closed
+    schemas = custom_schemas()
     found = [document for document in unlike if document["kind"] in schemas]
     assert {document["kind"] for document in found} == CUSTOM
     for document in found:
@@ -170,26 +161,6 @@ def test_custom_resources_have_no_unknown_field(unlike: list[Document]) -> None:
     with pytest.raises(jsonschema.ValidationError):
         wrong = merged(found[0], {"spec": {"unknown": 1}})
         jsonschema.Draft202012Validator(schemas[wrong["kind"]]).validate(wrong)
-
-
-def _closed(schema: Any, root: bool = True) -> Any:
-    """Refuse fields that a structural schema does not list, as the API server's strict mode."""
-    if isinstance(schema, list):
-        return [_closed(each, root=False) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {
-        key: _closed(value, root=False)
-        for key, value in schema.items()
-        if key != "pattern" or isinstance(value, dict) or "(?i)" not in value  # not Python's syntax
-    }
-    keeps = schema.get("x-kubernetes-preserve-unknown-fields") or root
-    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
-        if not keeps and "additionalProperties" not in schema:
-            made["additionalProperties"] = False
-        if root:
-            made["properties"]["metadata"] = {"type": "object"}
-    return made
 
 
 def test_two_renders_are_equal() -> None:

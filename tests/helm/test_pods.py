@@ -3,6 +3,7 @@ what names mean. Without namespaces; test_running_release.py has them."""
 
 from __future__ import annotations
 
+import shlex
 import socket
 import struct
 from pathlib import Path
@@ -13,12 +14,22 @@ from baton.deploy.host.release_secrets import create_credentials
 from baton.deploy.host.secrets_api import SecretsApi
 from baton.runtime.errors import BatonError
 from tests.support.chart import example, merged, render
-from tests.support.pods.cluster import hooks_of, service_address
 from tests.support.pods.dns import answered
+from tests.support.pods.kuberay import operated, patched
+from tests.support.pods.manifests import evictions_allowed, hooks_of, service_address
 from tests.support.pods.network import Endpoint, policy_rules, selects, service_rules
 from tests.support.pods.pod import Probing, expanded
 from tests.support.pods.secrets_server import SecretsServer
-from tests.support.pods.workloads import Actions, PodState, deployment, fully_new, stateful_set
+from tests.support.pods.workloads import (
+    Actions,
+    PodState,
+    deployment,
+    fully_new,
+    ray_group,
+    stateful_set,
+)
+
+KUBERAY = {"orchestrator": "kuberay"}
 
 
 def pod(
@@ -49,6 +60,52 @@ def test_a_deployment_never_has_fewer_ready_pods_than_wanted() -> None:
     leaving = [pod(0, "old", ready=False, terminating=True), pod(1, "old"), pod(7)]
     assert deployment(2, "new", leaving, 8) == Actions(make=(8,))
     assert deployment(2, "new", [], 0) == Actions(make=(0, 1))
+
+
+def test_a_ray_group_keeps_its_pods_until_they_are_named() -> None:
+    old = [pod(3, "old"), pod(4, "old")]
+    assert ray_group(2, [], old, 7) == Actions()
+    assert ray_group(2, ["p-3"], old, 7) == Actions(make=(7,), end=("p-3",))
+    ending = [pod(3, "old", terminating=True), pod(4, "old")]
+    assert ray_group(2, ["p-3"], [*ending, pod(7)], 8) == Actions()
+    assert ray_group(2, [], ending, 8) == Actions()  # it counts until it is gone
+    assert ray_group(1, [], old, 8).end == ("p-3",)
+
+
+def test_a_budget_counts_the_pods_that_its_controllers_want() -> None:
+    budget = {"spec": {"maxUnavailable": 1}}
+    assert evictions_allowed(budget, wanted=2, ready=2) == 1
+    assert evictions_allowed(budget, wanted=2, ready=1) == 0
+    assert evictions_allowed({"spec": {"minAvailable": 2}}, wanted=9, ready=2) == 0
+
+
+def test_a_patch_is_refused_where_its_test_fails() -> None:
+    document = {"spec": {"groups": [{"name": "a"}, {"name": "b"}]}}
+    check = {"op": "test", "path": "/spec/groups/1/name", "value": "b"}
+    add = {"op": "add", "path": "/spec/groups/1/size", "value": 2}
+    assert patched(document, [check, add])["spec"]["groups"][1] == {"name": "b", "size": 2}
+    assert document["spec"]["groups"][1] == {"name": "b"}
+    with pytest.raises(ValueError, match="/spec/groups/1/name is b"):
+        patched(document, [{**check, "value": "a"}])
+    with pytest.raises(ValueError, match="remove"):
+        patched(document, [{"op": "remove", "path": "/spec/groups"}])
+
+
+def test_ray_starts_with_the_flags_that_kuberay_adds() -> None:
+    (cluster,) = render(merged(example("cpu-demo"), KUBERAY)).of_kind("RayCluster")
+    head, prefill, _, service = operated(cluster)
+    (ray, _) = head["spec"]["template"]["spec"]["containers"]
+    assert "ray start --head --block --dashboard" in ray["args"][0]
+    assert "--include-dashboard=false" in ray["args"][0] and "--num-cpus=0" in ray["args"][0]
+    pod = prefill["spec"]["template"]["spec"]
+    command = shlex.split(pod["containers"][0]["args"][0])
+    address = "chat-baton-ray-head-svc.llm.svc.cluster.local:6379"
+    assert {f"--address={address}", "--memory=4294967296", "--num-cpus=1"} <= set(command)
+    assert '--resources={"baton-prefill": 1}' in command
+    (waiting,) = pod["initContainers"]
+    assert f"ray health-check --address {address}" in waiting["args"][0]
+    labels = head["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
 
 
 def test_probes_fail_after_their_threshold_and_pass_again() -> None:

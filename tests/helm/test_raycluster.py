@@ -4,16 +4,47 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from baton.deploy.cli.main import parser
 from baton.deploy.nodes.fleet_plan import FleetOptions
+from baton.deploy.nodes.ray_pods import RayPod, deletion_patch
 from baton.runtime.settings.loading import load
-from tests.support.chart import Document, Release, Values, example, merged, render
+from tests.support.chart import (
+    CRDS,
+    Document,
+    Release,
+    Values,
+    custom_schemas,
+    example,
+    merged,
+    render,
+)
+from tests.support.pods.kuberay import patched
 
 KUBERAY = {"orchestrator": "kuberay"}
+CHANGES: tuple[Values, ...] = (
+    {"image": {"worker": "baton-worker:9"}},
+    {"image": {"pullSecrets": ["registry"]}},
+    {"model": {"revision": "0a1b2c"}},
+    {"workers": {"settings": {"pool.blocks": 9}}},
+    {"workers": {"drainSeconds": 7}},
+    {"workers": {"kvDevices": "eth1"}},
+    {"prefill": {"resources": {"requests": {"cpu": "3"}}}},
+    {"decode": {"nodeSelector": {"gpu": "h200"}}},
+    {"decode": {"rdma": {"resource": "rdma/hca", "count": 1}}},
+    {"kuberay": {"head": {"resources": {"limits": {"memory": "9Gi"}}}}},
+    {"redis": {"enabled": False, "url": "redis://redis"}, "secrets": {"existing": "mine"}},
+    {"tls": {"mode": "off"}},
+    {"topologySpread": False},
+    {"monitoring": {"enabled": True, "otlpEndpoint": "otel:4317"}},
+)
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +182,56 @@ def test_settings_of_a_pool_are_in_its_pods_environment() -> None:
     config = load(None, environ, {})
     assert (config.step.max_sequences, config.pool.blocks) == (128, 9)
     assert (config.worker.host, config.worker.advertise) == ("0.0.0.0", "10.1.2.3")
+
+
+def templates(release: Release) -> dict[str, Document]:
+    spec = cluster_of(release)
+    groups = {each["groupName"]: each["template"] for each in spec["workerGroupSpecs"]}
+    return {"head": spec["headGroupSpec"]["template"], **groups}
+
+
+def test_a_pod_that_changes_has_another_annotation() -> None:
+    """`baton release replace` finds old pods by it."""
+    base = merged(example("production"), KUBERAY)
+    before = templates(render(base))
+    changed = set()
+    for values in CHANGES:
+        for name, after in templates(render(merged(base, values))).items():
+            if after["spec"] != before[name]["spec"]:
+                changed.add(name)
+                assert after["metadata"]["annotations"] != before[name]["metadata"]["annotations"]
+    assert changed == {"head", "prefill", "decode"}
+
+
+def test_pods_keep_their_annotation_when_others_change() -> None:
+    base = merged(example("production"), KUBERAY)
+    before = templates(render(base))
+    decode = {"decode": {"replicas": 9, "settings": {"pool.blocks": 9}}}
+    after = templates(render(merged(base, decode, {"router": {"replicas": 5}})))
+    kept = [name for name in before if after[name]["metadata"] == before[name]["metadata"]]
+    assert kept == ["prefill"]
+    more = templates(render(merged(base, {"decode": {"replicas": 9}})))
+    kept = [name for name in before if more[name]["metadata"] == before[name]["metadata"]]
+    assert kept == ["prefill", "decode"]
+
+
+@pytest.mark.skipif(not CRDS.is_dir(), reason=f"no custom resource definitions at {CRDS}")
+def test_kuberay_accepts_the_patch_of_workers_to_delete(release: Release, tmp_path: Path) -> None:
+    (cluster,) = release.of_kind("RayCluster")
+    pod = RayPod("chat-baton-ray-decode-worker-x7k2p", "decode", False, True, False)
+    operations = deletion_patch(cluster, pod)
+    accepts = jsonschema.Draft202012Validator(custom_schemas()["RayCluster"]).validate
+    after = patched(cluster, operations)
+    accepts(after)
+    assert after["spec"]["workerGroupSpecs"][1]["scaleStrategy"]["workersToDelete"] == [pod.name]
+    for wrong in ({"workersToDelete": pod.name}, {"workers": [pod.name]}):
+        with pytest.raises(jsonschema.ValidationError):
+            accepts(patched(cluster, [{**operations[1], "value": wrong}]))
+    if (kubectl := shutil.which("kubectl")) is not None:
+        path = tmp_path / "raycluster.json"
+        path.write_text(json.dumps(cluster))
+        command = [kubectl, "patch", "--local", "-f", str(path), "--type=json", "-o", "json"]
+        done = subprocess.run(
+            [*command, "-p", json.dumps(operations)], capture_output=True, text=True, check=True
+        )
+        assert json.loads(done.stdout) == after

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +17,8 @@ from referencing import Registry, Resource
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "helm" / "baton"
+CRDS = Path(os.environ.get("BATON_CRDS", ROOT.parent / "shared" / "crds"))
+CRD_GROUPS = ("monitoring.coreos.com", "keda.sh", "ray.io")
 Document = dict[str, Any]
 Values = dict[str, Any]
 
@@ -126,3 +130,36 @@ def _definitions(version: str) -> Registry[Any]:
 
 def _folder(version: str) -> str:
     return f"kubernetes-json-schema/v{version}.0-local-strict"
+
+
+@cache
+def custom_schemas() -> dict[str, Any]:
+    """Return the schema of each kind that a custom resource definition in CRDS describes; it
+    refuses unknown fields."""
+    schemas = {}
+    for path in itertools.chain.from_iterable(CRDS.glob(f"{each}_*.yaml") for each in CRD_GROUPS):
+        definition = yaml.load(path.read_text(), yaml.CSafeLoader)
+        served = [each for each in definition["spec"]["versions"] if each["served"]]
+        closed = _closed(served[0]["schema"]["openAPIV3Schema"])
+        schemas[definition["spec"]["names"]["kind"]] = closed
+    return schemas
+
+
+def _closed(schema: Any, root: bool = True) -> Any:
+    """Refuse fields that a structural schema does not list, as the API server's strict mode."""
+    if isinstance(schema, list):
+        return [_closed(each, root=False) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {
+        key: _closed(value, root=False)
+        for key, value in schema.items()
+        if key != "pattern" or isinstance(value, dict) or "(?i)" not in value  # not Python's syntax
+    }
+    keeps = schema.get("x-kubernetes-preserve-unknown-fields") or root
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
+        if not keeps and "additionalProperties" not in schema:
+            made["additionalProperties"] = False
+        if root:
+            made["properties"]["metadata"] = {"type": "object"}
+    return made

@@ -8,10 +8,10 @@ times a second, and when a pod says that it has changed. Owns all pods, and ends
 
 from __future__ import annotations
 
-import hashlib
+import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,25 @@ from typing import Any
 from tests.support.chart import Release
 from tests.support.pods.container import ContainerPlace, Image
 from tests.support.pods.dns import NameServer
+from tests.support.pods.kuberay import operated, patched, token_secret
+from tests.support.pods.manifests import (
+    evictions_allowed,
+    hook_weight,
+    hooks_of,
+    service_address,
+    target_port,
+)
 from tests.support.pods.network import Endpoint, PodNetwork, policy_rules, selects, service_rules
-from tests.support.pods.pod import Pod, PodParts, port_number
+from tests.support.pods.pod import Pod, PodParts
 from tests.support.pods.secrets_server import SecretsServer
 from tests.support.pods.volumes import account_mounts, volumes_of
 from tests.support.pods.workloads import (
+    KINDS,
     Actions,
     PodState,
-    deployment,
-    fully_new,
+    next_actions,
     revision_of,
-    stateful_set,
+    settled,
 )
 
 Document = dict[str, Any]
@@ -39,6 +47,10 @@ HOOK_S = 300.0
 KILLED_S = 30.0
 NAMESPACE = "llm"
 ZONE = "svc.cluster.local"
+
+
+class EvictionRefused(Exception):
+    """A PodDisruptionBudget does not allow it now."""
 
 
 class PodCluster:
@@ -80,11 +92,28 @@ class PodCluster:
         before. Raises RuntimeError for a hook that fails."""
         hooks = [each for each in release.documents if hook in hooks_of(each)]
         self._grant(hooks)
-        for job in sorted((e for e in hooks if e["kind"] == "Job"), key=_weight):
+        for job in sorted((e for e in hooks if e["kind"] == "Job"), key=hook_weight):
             self.run_once(job["metadata"]["name"], job["spec"]["template"])
         documents = [each for each in release.documents if not hooks_of(each)]
+        for cluster in release.of_kind("RayCluster"):
+            documents += operated(cluster)
+            name = token_secret(cluster)
+            if name not in self.api.secrets:
+                self.api.put(name, {"auth_token": secrets.token_urlsafe(32).encode()})
         with self._lock:
             self._wanted = {(each["kind"], each["metadata"]["name"]): each for each in documents}
+        self._look.set()
+
+    def raycluster(self, name: str) -> Document:
+        with self._lock:
+            return self._wanted["RayCluster", name]
+
+    def patch_raycluster(self, name: str, operations: Sequence[Document]) -> None:
+        """Change a RayCluster by a JSON patch. Raises ValueError or LookupError (`patched`)."""
+        with self._lock:
+            cluster = patched(self.raycluster(name), operations)
+            for each in (cluster, *operated(cluster)):
+                self._wanted[each["kind"], each["metadata"]["name"]] = each
         self._look.set()
 
     def run_once(self, name: str, template: Document) -> str:
@@ -130,6 +159,23 @@ class PodCluster:
         """Delete a pod; its controller makes another. A grace of 0 kills it."""
         self.pod(name).delete(grace_s)
 
+    def evict(self, name: str) -> None:
+        """Delete a pod as a node's drain does. Raises EvictionRefused."""
+        pod = self.pod(name)
+        for budget in self._of_kind("PodDisruptionBudget"):
+            selector = budget["spec"]["selector"]
+            if not selects(selector, pod.labels):
+                continue
+            wanted = sum(
+                int(each["spec"]["replicas"])
+                for each in self._controllers()
+                if selects(selector, each["spec"]["template"]["metadata"]["labels"])
+            )
+            ready = sum(each.ready for each in self.pods() if selects(selector, each.labels))
+            if evictions_allowed(budget, wanted, ready) <= 0:
+                raise EvictionRefused(f"{name}: {ready} of {wanted} pods are ready")
+        pod.delete()
+
     def pod(self, name: str) -> Pod:
         with self._lock:
             return self._pods[name]
@@ -172,7 +218,7 @@ class PodCluster:
         found = self._wanted[("Service", service)]
         (entry,) = [each for each in found["spec"]["ports"] if each["name"] == port]
         return [
-            (pod.address, _target(pod, entry["targetPort"]))
+            (pod.address, target_port(pod, entry["targetPort"]))
             for pod in self._behind(found)
             if pod.ready
         ]
@@ -184,6 +230,9 @@ class PodCluster:
     def _of_kind(self, kind: str) -> list[Document]:
         with self._lock:
             return [each for (found, _), each in self._wanted.items() if found == kind]
+
+    def _controllers(self) -> list[Document]:
+        return [each for kind in KINDS for each in self._of_kind(kind)]
 
     def _grant(self, hooks: list[Document]) -> None:
         rules = {e["metadata"]["name"]: e["rules"] for e in hooks if e["kind"] == "Role"}
@@ -197,24 +246,17 @@ class PodCluster:
                 self._look.wait(CONTROL_S)
                 self._look.clear()
                 self._clear_ended()
-                for kind in ("StatefulSet", "Deployment"):
-                    for document in self._of_kind(kind):
-                        self._control(document)
+                for document in self._controllers():
+                    self._control(document)
                 self._end_unwanted()
                 self._wire()
         except BaseException as error:  # `check` raises it in the test's thread
             self._error = error
 
     def _control(self, document: Document) -> None:
-        name = document["metadata"]["name"]
-        template = document["spec"]["template"]
-        revision = revision_of(template)
-        replicas = int(document["spec"]["replicas"])
-        if document["kind"] == "StatefulSet":
-            actions = stateful_set(replicas, revision, self._states(name))
-        else:
-            actions = deployment(replicas, revision, self._states(name), self._made)
-        self._act(name, template, revision, actions)
+        name, template = document["metadata"]["name"], document["spec"]["template"]
+        actions = next_actions(document, self._states(name), self._made)
+        self._act(name, template, revision_of(template), actions)
 
     def _act(self, owner: str, template: Document, revision: str, actions: Actions) -> None:
         for number in actions.make:
@@ -237,25 +279,15 @@ class PodCluster:
                 yield each, int(number)
 
     def _end_unwanted(self) -> None:
-        owners = {name for kind, name in self._wanted if kind in ("StatefulSet", "Deployment")}
+        owners = {each["metadata"]["name"] for each in self._controllers()}
         for each in self.pods():
             if each.name in self._revisions and each.name.rpartition("-")[0] not in owners:
                 each.delete()
 
     def _settled(self, only: str) -> bool:
-        wanted = [
-            each
-            for kind in ("StatefulSet", "Deployment")
-            for each in self._of_kind(kind)
-            if only in ("", each["metadata"]["name"])
-        ]
+        wanted = [each for each in self._controllers() if only in ("", each["metadata"]["name"])]
         return bool(wanted) and all(
-            fully_new(
-                int(each["spec"]["replicas"]),
-                revision_of(each["spec"]["template"]),
-                self._states(each["metadata"]["name"]),
-            )
-            for each in wanted
+            settled(each, self._states(each["metadata"]["name"])) for each in wanted
         )
 
     def _start(self, name: str, template: Document) -> Pod:
@@ -348,26 +380,3 @@ class PodCluster:
             each.delete(0)
         for each in self.pods():
             each.join(KILLED_S)
-
-
-def hooks_of(document: Document) -> list[str]:
-    """Return when Helm runs an object: pre-install, test, ...; none for what it installs."""
-    found = document["metadata"].get("annotations", {}).get("helm.sh/hook", "")
-    return [each for each in found.split(",") if each]
-
-
-def service_address(name: str) -> str:
-    """Return the address of a Service, which its name determines."""
-    digest = hashlib.sha256(name.encode()).digest()
-    return f"10.96.{digest[0]}.{digest[1] % 250 + 2}"
-
-
-def _weight(document: Document) -> int:
-    return int(document["metadata"]["annotations"].get("helm.sh/hook-weight", 0))
-
-
-def _target(pod: Pod, port: str | int) -> int:
-    for container in pod.spec["containers"]:
-        if isinstance(port, int) or any(e["name"] == port for e in container.get("ports", ())):
-            return port_number(container, port)
-    raise KeyError(f"{pod.name} has no port {port}")

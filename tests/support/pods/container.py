@@ -61,7 +61,8 @@ class ContainerPlace:
 
 
 class Container:
-    """A started container. `code`: how it ended, None while it runs."""
+    """A started container. `code`: how it ended, None while it runs. `joined`: a container whose
+    processes it shares."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class Container:
         command: Sequence[str],
         environment: Mapping[str, str],
         mounts: Sequence[Mount],
+        joined: Container | None = None,
     ) -> None:
         self._environment = {"PATH": PATH, **environment}
         self._place = place
@@ -78,14 +80,19 @@ class Container:
         root.mkdir(exist_ok=True)
         script = "\n".join([*_root(root, place, mounts), f"exec {_confined(place, root, command)}"])
         outside = {**self._environment, "PATH": os.environ["PATH"]}
+        spaces = NAMESPACES if joined is None else joined.to_join()
         with self.log.open("ab") as out:
-            self._process = start(
-                [*place.prefix, *NAMESPACES, "/bin/sh", "-ec", script], outside, out
-            )
+            self._process = start([*place.prefix, *spaces, "/bin/sh", "-ec", script], outside, out)
 
     @property
     def code(self) -> int | None:
         return self._process.poll()
+
+    def to_join(self) -> tuple[str, ...]:
+        """Return the words that start a container among this one's processes, as
+        `shareProcessNamespace` does."""
+        enter = ("nsenter", f"--target={self._first()}", "--pid", "--ipc", "--uts", "--no-fork")
+        return (*enter, "unshare", "--mount", "--fork", "--kill-child")
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the container's process 1, if it lives."""

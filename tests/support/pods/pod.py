@@ -25,7 +25,7 @@ from tests.support.pods.container import Container, ContainerPlace, Image, Mount
 Document = dict[str, Any]
 TICK_S = 0.1
 KILLED_S = 10.0
-EXEC_S = 600.0
+PAUSE = ("sleep", "infinity")  # process 1 where containers share their processes
 
 
 @dataclass(slots=True)
@@ -95,6 +95,7 @@ class Pod:
     ) -> None:
         self.name, self.address = name, address
         self.labels: dict[str, str] = template["metadata"]["labels"]
+        self.annotations: dict[str, str] = template["metadata"].get("annotations", {})
         self.spec: Document = template["spec"]
         self.place = place
         self.code: int | None = None  # of a pod that is to end by itself
@@ -102,6 +103,7 @@ class Pod:
         self.killed_late: list[str] = []  # containers that outlived their grace period
         self._parts = parts
         self._running: dict[str, Running] = {}
+        self._pause: Container | None = None
         self._leaving = threading.Event()
         self._grace_s = float(self.spec.get("terminationGracePeriodSeconds", 30))
         self._was_ready = False
@@ -167,6 +169,8 @@ class Pod:
         finally:
             for each in self._running.values():
                 each.container.signal(signal.SIGKILL)
+            if self._pause is not None:
+                self._pause.signal(signal.SIGKILL)
             for volume in self._parts.volumes.values():
                 if volume.source.is_relative_to("/dev/shm"):
                     shutil.rmtree(volume.source, ignore_errors=True)
@@ -193,6 +197,9 @@ class Pod:
         self.code = code
 
     def _keep_running(self) -> None:
+        if self.spec.get("shareProcessNamespace"):
+            mounts = self._parts.images(self.spec["containers"][0]["image"]).mounts
+            self._pause = Container(self.place, "pause", PAUSE, {}, mounts)
         for spec in self.spec["containers"]:
             self._running[spec["name"]] = self._fresh(spec)
         while not self._leaving.wait(TICK_S):
@@ -288,7 +295,7 @@ class Pod:
             mounts.append(Mount(volume.source, each["mountPath"], read_only))
         words = [*spec["command"], *spec.get("args", ())]
         command = [expanded(word, environment) for word in words]
-        return Container(self.place, spec["name"], command, environment, mounts)
+        return Container(self.place, spec["name"], command, environment, mounts, self._pause)
 
     def _value(self, variable: Document) -> str | None:
         source = variable.get("valueFrom")

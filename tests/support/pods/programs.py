@@ -1,8 +1,9 @@
 """`helm` and `kubectl` of a user whose cluster is a PodCluster: what the documents tell to type.
 
 Each is a small program that passes its arguments to the test by a socket, and prints the answer.
-helm: install, upgrade, test. kubectl: rollout status, get secret, port-forward, exec, delete pod,
-logs. Anything else is refused, so that a document cannot ask for more unseen.
+helm: install, upgrade, test. kubectl: rollout status, get secret, raycluster or pods, patch
+raycluster, port-forward, exec, delete pod, logs. Anything else is refused, so that a document
+cannot ask for more unseen.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import yaml
 
 from tests.support.chart import FOLDER, ROOT, Release, merged, render
 from tests.support.pods.cluster import NAMESPACE, PodCluster
+from tests.support.pods.pod import Pod
 
 EXEC_S = 120.0
 PROGRAM = """#!{python} -IS
@@ -123,12 +125,38 @@ class Programs:
             return {"text": text, "code": 0, "forward": address, "listen": int(words[2])}
         if words[0] == "exec":
             pod = self._cluster.pod(words[1])
-            container = pod.container(pod.spec["containers"][0]["name"])
-            done = container.run(words[words.index("--") + 1 :], EXEC_S)
+            name = words[3] if words[2] == "-c" else pod.spec["containers"][0]["name"]
+            done = pod.container(name).run(words[words.index("--") + 1 :], EXEC_S)
             return {"text": done.stdout + done.stderr, "code": done.returncode}
+        if words[0] == "get" and words[-2:] == ["-o", "json"]:
+            return {"text": json.dumps(self._objects(words[1:-2])), "code": 0}
+        if words[:2] == ["patch", "raycluster"] and words[3:5] == ["--type=json", "-p"]:
+            self._cluster.patch_raycluster(words[2], json.loads(words[5]))
+            return {"text": f"raycluster.ray.io/{words[2]} patched\n", "code": 0}
         if words[0] == "delete":
             self._cluster.delete(words[2])
             return {"text": f'pod "{words[2]}" deleted\n', "code": 0}
         if words[0] == "logs":
             return {"text": self._cluster.pod(words[1]).logs(), "code": 0}
         raise ValueError(f"{words[0]} is not known here")
+
+    def _objects(self, words: list[str]) -> dict[str, Any]:
+        """Return a RayCluster, or a list of the pods with a label."""
+        if words[0] == "raycluster":
+            return self._cluster.raycluster(words[1])
+        if words[:2] != ["pods", "-l"]:
+            raise ValueError(f"get {' '.join(words)} is not known here")
+        name, _, value = words[2].partition("=")
+        found = [each for each in self._cluster.pods() if each.labels.get(name) == value]
+        return {"kind": "List", "items": [object_of(each) for each in found]}
+
+
+def object_of(pod: Pod) -> dict[str, Any]:
+    """Return what the Kubernetes API shows of a pod."""
+    metadata: dict[str, Any] = {
+        "name": pod.name, "labels": pod.labels, "annotations": pod.annotations,
+    }  # fmt: skip
+    if pod.terminating:
+        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    ready = {"type": "Ready", "status": str(pod.ready)}
+    return {"metadata": metadata, "spec": pod.spec, "status": {"conditions": [ready]}}

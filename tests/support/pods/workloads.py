@@ -1,17 +1,21 @@
-"""The next actions of a StatefulSet and a Deployment: pure, from the wish and the pods there are.
+"""The next actions of controllers: pure, from the wish and the pods there are.
 
 A StatefulSet (podManagementPolicy Parallel) makes all missing pods at once, and replaces old ones
 from the last to the first, each once all others are ready. A Deployment (maxSurge 1,
-maxUnavailable 0) adds one new pod, and takes an old one away once as many as wanted are ready.
+maxUnavailable 0) adds one new pod, and takes an old one away once as many as wanted are ready. A
+RayGroup stands for a group of a RayCluster (kuberay.py): its pods stay as they are, whatever its
+template has become, until they are named in workersToDelete or deleted.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+KINDS = ("StatefulSet", "Deployment", "RayGroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,39 @@ def deployment(replicas: int, revision: str, pods: Sequence[PodState], next_numb
     elif len(new) > replicas:
         end = (new[-1].name,)
     return Actions(make, end)
+
+
+def ray_group(
+    replicas: int, named: Collection[str], pods: Sequence[PodState], next_number: int
+) -> Actions:
+    """Take KubeRay's step. A pod that ends counts until it is gone, unless it is named."""
+    left = [each for each in pods if each.name not in named]
+    end = [each.name for each in pods if each.name in named and not each.terminating]
+    missing = max(0, replicas - len(left))
+    surplus = max(0, len(left) - replicas)
+    end += [each.name for each in left[:surplus] if not each.terminating]
+    return Actions(tuple(range(next_number, next_number + missing)), tuple(end))
+
+
+def next_actions(document: dict[str, Any], pods: Sequence[PodState], next_number: int) -> Actions:
+    """Return what the controller of an object of KINDS does next. `next_number`: of a pod that
+    has no place of its own."""
+    spec = document["spec"]
+    replicas = int(spec["replicas"])
+    if document["kind"] == "RayGroup":
+        return ray_group(replicas, spec["workersToDelete"], pods, next_number)
+    revision = revision_of(spec["template"])
+    if document["kind"] == "Deployment":
+        return deployment(replicas, revision, pods, next_number)
+    return stateful_set(replicas, revision, pods)
+
+
+def settled(document: dict[str, Any], pods: Sequence[PodState]) -> bool:
+    """Return whether the controller has nothing left to do, and all its pods are ready."""
+    replicas = int(document["spec"]["replicas"])
+    if document["kind"] == "RayGroup":
+        return len(pods) == replicas and all(e.ready and not e.terminating for e in pods)
+    return fully_new(replicas, revision_of(document["spec"]["template"]), pods)
 
 
 def fully_new(replicas: int, revision: str, pods: Sequence[PodState]) -> bool:

@@ -1,0 +1,130 @@
+"""The next pod of a RayCluster to replace, so that all become those of its definition. Pure.
+
+    head ─▶ workers, from the group with the smaller share of new pods, prefill first
+
+KubeRay changes no pod that runs. A pod is old if its annotation `baton/definition` is not its
+group's. Roles take turns, so that new workers, which may be unable to exchange KV with old ones,
+find a partner early, and old ones keep theirs long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton.runtime.errors import ConfigError
+
+Document = Mapping[str, Any]
+DEFINITION = "baton/definition"
+HEAD = "head"  # the group's name here
+GROUP_LABEL, KIND_LABEL, CLUSTER_LABEL = "ray.io/group", "ray.io/node-type", "ray.io/cluster"
+FIRST_ROLE = "prefill"
+
+
+@dataclass(frozen=True, slots=True)
+class RayPod:
+    """A pod of a RayCluster. `drain`: the command and its container, none for the head's pod."""
+
+    name: str
+    group: str
+    current: bool  # made from the group's present template
+    ready: bool
+    ending: bool
+    container: str = ""
+    drain: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """The pod to replace now; or what has to happen before, in `waits_for`; neither: no pod is
+    old."""
+
+    pod: RayPod | None = None
+    waits_for: str = ""
+
+
+def pods_of(cluster: Document, listed: Document) -> list[RayPod]:
+    """Return the pods in a PodList that belong to groups of a RayCluster. Raises ConfigError for a
+    RayCluster without such annotations."""
+    groups = {each["groupName"]: each["template"] for each in worker_groups(cluster)}
+    groups[HEAD] = cluster["spec"]["headGroupSpec"]["template"]
+    wanted = {name: _definition(template["metadata"]) for name, template in groups.items()}
+    for name, found in wanted.items():
+        if not found:
+            raise ConfigError(
+                f"the group {name} of the RayCluster has no annotation {DEFINITION}: install the "
+                "release with this version of the chart first"
+            )
+    made = []
+    for pod in listed["items"]:
+        metadata, labels = pod["metadata"], pod["metadata"]["labels"]
+        group = HEAD if labels[KIND_LABEL] == HEAD else labels[GROUP_LABEL]
+        if group in wanted:
+            current = _definition(metadata) == wanted[group]
+            made.append(_pod(pod, group, current))
+    return sorted(made, key=lambda each: each.name)
+
+
+def next_step(cluster: Document, pods: Sequence[RayPod]) -> NextStep:
+    """Return the next step. An old pod that is not ready goes first; else all must be ready."""
+    for pod in pods:
+        if pod.ending:
+            return NextStep(waits_for=f"{pod.name} to end")
+    counts = {each["groupName"]: int(each["replicas"]) for each in worker_groups(cluster)}
+    for group, wanted in {HEAD: 1, **counts}.items():
+        there = sum(each.group == group for each in pods)
+        if there != wanted:
+            return NextStep(waits_for=f"the group {group} to have {wanted} pods, it has {there}")
+    for pod in pods:
+        if pod.current and not pod.ready:
+            return NextStep(waits_for=f"{pod.name} to be ready")
+    old = [each for each in pods if not each.current]
+    if not old:
+        return NextStep()
+    shares = {
+        group: sum(each.current for each in pods if each.group == group) / wanted
+        for group, wanted in counts.items()
+        if wanted
+    }
+    return NextStep(min(old, key=lambda each: _order(each, shares)))
+
+
+def deletion_patch(cluster: Document, pod: RayPod) -> list[dict[str, Any]]:
+    """Return the JSON patch (RFC 6902) that names a worker's pod in `workersToDelete`. KubeRay
+    deletes it and makes another; names of pods do not come again, so the name may stay."""
+    names = [each["groupName"] for each in worker_groups(cluster)]
+    group = f"/spec/workerGroupSpecs/{names.index(pod.group)}"
+    return [
+        {"op": "test", "path": f"{group}/groupName", "value": pod.group},
+        {"op": "add", "path": f"{group}/scaleStrategy", "value": {"workersToDelete": [pod.name]}},
+    ]
+
+
+def worker_groups(cluster: Document) -> Sequence[Document]:
+    groups: Sequence[Document] = cluster["spec"]["workerGroupSpecs"]
+    return groups
+
+
+def _order(pod: RayPod, shares: Mapping[str, float]) -> tuple[Any, ...]:
+    share = shares.get(pod.group, 0.0)
+    return (pod.group != HEAD, pod.ready, share, not pod.group.startswith(FIRST_ROLE), pod.name)
+
+
+def _pod(pod: Document, group: str, current: bool) -> RayPod:
+    conditions = pod.get("status", {}).get("conditions", ())
+    container = pod["spec"]["containers"][0]
+    hook = container.get("lifecycle", {}).get("preStop", {}).get("exec", {})
+    return RayPod(
+        name=pod["metadata"]["name"],
+        group=group,
+        current=current,
+        ready=any(e["type"] == "Ready" and e["status"] == "True" for e in conditions),
+        ending="deletionTimestamp" in pod["metadata"],
+        container=container["name"],
+        drain=() if group == HEAD else tuple(hook.get("command", ())),
+    )
+
+
+def _definition(metadata: Document) -> str:
+    return str(metadata.get("annotations", {}).get(DEFINITION, ""))

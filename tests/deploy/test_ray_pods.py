@@ -1,0 +1,187 @@
+"""`baton release replace`: which pod of a RayCluster goes next, and what is done to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from baton.deploy.nodes import pod_replacement
+from baton.deploy.nodes.pod_replacement import Replacement, kubectl_in
+from baton.deploy.nodes.ray_pods import (
+    DEFINITION,
+    NextStep,
+    RayPod,
+    deletion_patch,
+    next_step,
+    pods_of,
+)
+from baton.runtime.errors import ConfigError, Unavailable
+
+Document = dict[str, Any]
+DRAIN = ["baton", "release", "leave", "--within=9"]
+
+
+def template(definition: str) -> Document:
+    container = {"name": "worker", "lifecycle": {"preStop": {"exec": {"command": DRAIN}}}}
+    metadata = {"annotations": {DEFINITION: definition}}
+    return {"metadata": metadata, "spec": {"containers": [container]}}
+
+
+def raycluster(prefill: int = 2, decode: int = 2, definition: str = "new") -> Document:
+    groups = [
+        {"groupName": name, "replicas": count, "template": template(definition)}
+        for name, count in (("prefill", prefill), ("decode", decode))
+    ]
+    head = {"template": template(definition)}
+    return {"spec": {"headGroupSpec": head, "workerGroupSpecs": groups}}
+
+
+def pod(name: str, definition: str = "new", ready: bool = True, ending: bool = False) -> Document:
+    kind, group = ("head", "headgroup") if name == "head" else ("worker", name.partition("-")[0])
+    made = template(definition)
+    made["metadata"] |= {"name": name, "labels": {"ray.io/node-type": kind, "ray.io/group": group}}
+    if ending:
+        made["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    made["status"] = {"conditions": [{"type": "Ready", "status": str(ready)}]}
+    return made
+
+
+def step(cluster: Document, *pods: Document) -> NextStep:
+    return next_step(cluster, pods_of(cluster, {"items": list(pods)}))
+
+
+def test_roles_take_turns_behind_the_head() -> None:
+    cluster, order = raycluster(), []
+    state = dict.fromkeys(("decode-1", "decode-2", "head", "prefill-1", "prefill-2"), "old")
+    while (found := step(cluster, *(pod(*each) for each in state.items()))).pod is not None:
+        order.append(found.pod.name)
+        state[found.pod.name] = "new"
+    assert order == ["head", "prefill-1", "decode-1", "prefill-2", "decode-2"]
+    assert found == NextStep()
+
+
+@pytest.mark.parametrize(
+    ("pods", "waits_for"),
+    [
+        ([pod("head"), pod("decode-1", "old", ending=True)], "decode-1 to end"),
+        ([pod("decode-1", "old")], "the group head to have 1 pods, it has 0"),
+        ([pod("head")], "the group decode to have 1 pods, it has 0"),
+        ([pod("head"), pod("decode-1", "old"), pod("decode-2")], "1 pods, it has 2"),
+        ([pod("head", ready=False), pod("decode-1", "old")], "head to be ready"),
+    ],
+)
+def test_no_pod_is_replaced_before_the_others_are_ready(
+    pods: list[Document], waits_for: str
+) -> None:
+    found = step(raycluster(0, 1), *pods)
+    assert found.pod is None and waits_for in found.waits_for
+
+
+def test_an_old_pod_that_is_not_ready_goes_first() -> None:
+    broken = pod("decode-2", "old", ready=False)
+    found = step(raycluster(0, 2), pod("head"), pod("decode-1", "old"), broken)
+    assert found.pod is not None and found.pod.name == "decode-2"
+
+
+def test_pods_of_another_group_are_left_alone() -> None:
+    assert step(raycluster(0, 0), pod("head"), pod("other-1", "old")) == NextStep()
+
+
+def test_a_raycluster_without_annotations_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no annotation baton/definition"):
+        pods_of(raycluster(definition=""), {"items": []})
+
+
+def test_the_patch_names_the_pod_in_its_own_group() -> None:
+    patch = deletion_patch(raycluster(), RayPod("decode-1", "decode", False, True, False))
+    assert patch == [
+        {"op": "test", "path": "/spec/workerGroupSpecs/1/groupName", "value": "decode"},
+        {
+            "op": "add",
+            "path": "/spec/workerGroupSpecs/1/scaleStrategy",
+            "value": {"workersToDelete": ["decode-1"]},
+        },
+    ]
+
+
+class ScriptedCluster:
+    """Answers as kubectl; a pod that is deleted has a successor at the `later`th look after."""
+
+    def __init__(self, *pods: Document, later: int = 1, drains: bool = True) -> None:
+        self.pods = {each["metadata"]["name"]: each for each in pods}
+        self.calls: list[tuple[str, ...]] = []
+        self._later, self._drains = later, drains
+        self._made: list[tuple[int, str, str]] = []  # looks to go, old name, new name
+
+    def kubectl(self, words: Sequence[str], within_s: float) -> str:
+        if words[0] != "get":
+            self.calls.append(tuple(words))
+            self._act(words)
+            return ""
+        if words[1] == "raycluster":
+            return json.dumps(raycluster(1, 1))
+        self._look()
+        return json.dumps({"items": list(self.pods.values())})
+
+    def _act(self, words: Sequence[str]) -> None:
+        if words[0] == "exec" and not self._drains:
+            raise Unavailable("a worker has not ended within 9 s")
+        if words[0] == "patch":
+            name = json.loads(words[-1])[1]["value"]["workersToDelete"][0]
+            self._made.append((self._later, name, f"{name}x"))
+        elif words[0] == "delete":
+            self._made.append((self._later, words[2], words[2]))
+
+    def _look(self) -> None:
+        for at, (looks, old, new) in enumerate(self._made):
+            self._made[at] = (looks - 1, old, new)
+            if looks == 0:
+                del self.pods[old]
+                self.pods[new] = pod(new)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_replacement, "POLL_S", 0.0)
+
+
+def test_each_worker_drains_before_its_pod_is_named(quick: None) -> None:
+    old = [pod("head", "old"), pod("prefill-1", "old"), pod("decode-1", "old")]
+    cluster = ScriptedCluster(*old, later=3)
+    said: list[str] = []
+    assert Replacement("ray", 60.0, cluster.kubectl, said.append).run() == 3
+    assert [each[:2] for each in cluster.calls] == [
+        ("delete", "pod"),
+        ("exec", "prefill-1"), ("patch", "raycluster"),
+        ("exec", "decode-1"), ("patch", "raycluster"),
+    ]  # fmt: skip
+    assert cluster.calls[1] == ("exec", "prefill-1", "-c", "worker", "--", *DRAIN)
+    assert "waiting for prefill-1 to be deleted by the operator" in said
+    assert Replacement("ray", 60.0, cluster.kubectl, said.append).run() == 0
+
+
+def test_a_worker_that_does_not_drain_keeps_its_pod(quick: None) -> None:
+    cluster = ScriptedCluster(pod("head"), pod("prefill-1", "old"), pod("decode-1"), drains=False)
+    with pytest.raises(Unavailable, match="has not ended within 9 s"):
+        Replacement("ray", 60.0, cluster.kubectl).run()
+    assert [each[0] for each in cluster.calls] == ["exec"]
+
+
+def test_a_pod_without_a_successor_ends_the_wait(quick: None) -> None:
+    cluster = ScriptedCluster(pod("head"), pod("prefill-1", "old"), pod("decode-1"), later=1 << 30)
+    with pytest.raises(Unavailable, match="waited 0.1 s for prefill-1 to be deleted"):
+        Replacement("ray", 0.1, cluster.kubectl).run()
+
+
+def test_errors_of_kubectl_name_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="not on PATH"):
+        kubectl_in("llm")(("get", "pods"), 5.0)
+    program = tmp_path / "kubectl"
+    program.write_text('#!/bin/sh\necho "no $*" >&2\nexit 1\n')
+    program.chmod(0o755)
+    with pytest.raises(Unavailable, match="`kubectl -n llm get pods` failed: no -n llm get pods"):
+        kubectl_in("llm")(("get", "pods"), 5.0)

@@ -1,0 +1,44 @@
+"""The parts of a release's objects that several parts of the runner read. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from tests.support.pods.pod import Pod, port_number
+
+Document = dict[str, Any]
+
+
+def hooks_of(document: Document) -> list[str]:
+    """Return when Helm runs an object: pre-install, test, ...; none for what it installs."""
+    found = document["metadata"].get("annotations", {}).get("helm.sh/hook", "")
+    return [each for each in found.split(",") if each]
+
+
+def hook_weight(document: Document) -> int:
+    """Return a hook's place in the order of hooks."""
+    return int(document["metadata"]["annotations"].get("helm.sh/hook-weight", 0))
+
+
+def service_address(name: str) -> str:
+    """Return the address of a Service, which its name determines."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return f"10.96.{digest[0]}.{digest[1] % 250 + 2}"
+
+
+def target_port(pod: Pod, port: str | int) -> int:
+    """Return the number of a pod's port that a Service names. Raises KeyError."""
+    for container in pod.spec["containers"]:
+        if isinstance(port, int) or any(e["name"] == port for e in container.get("ports", ())):
+            return port_number(container, port)
+    raise KeyError(f"{pod.name} has no port {port}")
+
+
+def evictions_allowed(budget: Document, wanted: int, ready: int) -> int:
+    """Return how many more pods of a PodDisruptionBudget may leave now: `wanted` by their
+    controllers, of which so many are ready."""
+    spec = budget["spec"]
+    if "minAvailable" in spec:
+        return ready - int(spec["minAvailable"])
+    return ready - (wanted - int(spec["maxUnavailable"]))
