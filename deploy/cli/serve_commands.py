@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from baton.deploy.cli.arguments import add_command, add_settings, config_of, flags_of
+from baton.deploy.cli.arguments import add_command, add_registry, add_settings, config_of, flags_of
 from baton.deploy.serve.flag_values import (
     FLAG_SETTINGS,
     MAX_PORT,
@@ -70,14 +70,7 @@ def _add_serve(
         "--deterministic", action="store_const", const="true",
         help="a request's tokens depend on nothing else that is served (worker.deterministic)",
     )  # fmt: skip
-    command.add_argument(
-        "--launcher", choices=("ray", "process"), default="ray",
-        help="what starts and restarts the workers; process: no Ray (default: %(default)s)",
-    )  # fmt: skip
-    command.add_argument(
-        "--ray-address", default=os.environ.get("RAY_ADDRESS", ""), metavar="ADDRESS",
-        help="a running Ray (default: RAY_ADDRESS, else a local one is started)",
-    )  # fmt: skip
+    _add_launcher(command)
     command.add_argument(
         "--admin-port", type=whole(NO_ADMIN, MAX_PORT), default=0, metavar="PORT",
         help="port of the console, on 127.0.0.1; -1: none, 0: the system chooses one "
@@ -89,6 +82,22 @@ def _add_serve(
     )  # fmt: skip
     add_settings(command)
     return command
+
+
+def _add_launcher(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--launcher", choices=("ray", "process"), default="ray",
+        help="what starts and restarts the workers; process: no Ray (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--ray-address", default=os.environ.get("RAY_ADDRESS", ""), metavar="ADDRESS",
+        help="a running Ray (default: RAY_ADDRESS, else a local one is started)",
+    )  # fmt: skip
+    add_registry(
+        command,
+        "with --ray-address: redis://HOST:PORT, where workers register that start on all nodes of "
+        "that Ray (registry.location); none: they start on this host",
+    )
 
 
 def _serve_options(options: argparse.Namespace) -> Any:

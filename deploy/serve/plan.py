@@ -20,6 +20,7 @@ from baton.runtime.config import Config, PoolConfig
 from baton.runtime.errors import ConfigError
 from baton.runtime.settings.checks import check_groups
 from baton.runtime.settings.loading import given_names
+from baton.runtime.shared_registry.registry_location import folder_of
 
 LauncherName = Literal["ray", "process"]
 ROUTER_JOB = "router"
@@ -67,11 +68,52 @@ class ServeOptions:
                 check_groups(*self.split_of(role))
             except ConfigError as error:
                 raise ConfigError(f"{role} workers: {error} (--{role}-tp, --{role}-ep)") from error
+        if self.over_nodes:
+            self._check_over_nodes()
+        elif "registry.location" in (self.flags or {}):
+            raise ConfigError(
+                f"--registry is {self.config.registry.location}, and workers of this host register "
+                "in its own folder: with --ray-address and redis://HOST:PORT they start on all "
+                "nodes of Ray; to start them one by one use `baton worker` and `baton router`"
+            )
         device = self.config.worker.device
         if self.launcher == "ray" and ":" in device:
             raise ConfigError(
                 f"worker.device is {device}, and Ray chooses the GPUs of its actors: give cuda, or "
                 "use --launcher process"
+            )
+
+    @property
+    def over_nodes(self) -> bool:
+        """Whether the workers go to all nodes of a running Ray, and so register on a server."""
+        registry = self.config.registry
+        on_ray = self.launcher == "ray" and bool(self.ray_address)
+        return on_ray and bool(registry.location) and folder_of(registry) is None
+
+    def _check_over_nodes(self) -> None:
+        if self.config_file is not None:
+            raise ConfigError(
+                f"--config {self.config_file} is a file of this host, and workers start on other "
+                "nodes: give its settings by --set"
+            )
+        own = {
+            "--prefill-tp": self.prefill_tp, "--decode-tp": self.decode_tp,
+            "--prefill-ep": self.prefill_ep, "--decode-ep": self.decode_ep,
+            "--prefill-kv-dtype": self.prefill_kv_dtype,
+            "--decode-kv-dtype": self.decode_kv_dtype,
+        }  # fmt: skip
+        if given := [name for name, value in own.items() if value is not None]:
+            raise ConfigError(
+                f"{given[0]} is for workers of this host: on the nodes of {self.ray_address} both "
+                "roles have the same settings; set BATON_WORKER__TP, say, in the environment of "
+                "the nodes of one role and give `baton fleet --by-role`"
+            )
+        if makes_certificates(self):
+            raise ConfigError(
+                "security.certificate is not set, and workers on other nodes need certificates of "
+                "one authority: issue them (baton authority issue) and set security.authority, "
+                "security.certificate and security.key here and on each node, or set "
+                "security.tls to off"
             )
 
     def split_of(self, role: str) -> tuple[int, int]:
@@ -147,8 +189,9 @@ def grace_s(config: Config) -> float:
 
 
 def jobs(options: ServeOptions, model: ModelSource, folder: Path, gpus: int = 0) -> list[Job]:
-    """The router's job, then the workers', for the instance in `folder`."""
-    shared = ["--model", str(model.folder), "--registry", str(folder / "registry")]
+    """The router's job, then the workers' of this host, for the instance in `folder`."""
+    location = options.config.registry.location if options.over_nodes else folder / "registry"
+    shared = ["--model", str(model.folder), "--registry", str(location)]
     if options.config_file is not None:
         shared += ["--config", str(options.config_file.resolve())]
     address_file = str(folder / "router.address")
@@ -157,7 +200,7 @@ def jobs(options: ServeOptions, model: ModelSource, folder: Path, gpus: int = 0)
         router += ["--admin-port", str(options.admin_port)]
     chosen = devices(options, gpus)
     workers = []
-    for name in worker_names(options):
+    for name in [] if options.over_nodes else worker_names(options):
         own = ["--role", name.split("-")[0], "--worker-id", name]
         own += ["--set", f"worker.device={chosen[name]}"] if name in chosen else []
         tp, ep = options.split_of(name.split("-")[0])
@@ -167,12 +210,12 @@ def jobs(options: ServeOptions, model: ModelSource, folder: Path, gpus: int = 0)
         kv_dtype = options.prefill_kv_dtype if prefills else options.decode_kv_dtype
         own += ["--set", f"pool.kv_dtype={kv_dtype}"] if kv_dtype else []
         own += _certificate(options, folder, name)
-        command = _baton("worker", *own, *shared)
+        command = baton("worker", *own, *shared)
         workers.append(Job(name, command, grace_s(options.config)))
     router += _certificate(options, folder, ROUTER_JOB)
     leaving = options.config.router
     router_grace_s = leaving.leave_s + leaving.drain_s + 2 * END_S  # and the streams' last events
-    return [Job(ROUTER_JOB, _baton(*router), router_grace_s), *workers]
+    return [Job(ROUTER_JOB, baton(*router), router_grace_s), *workers]
 
 
 def _certificate(options: ServeOptions, folder: Path, name: str) -> list[str]:
@@ -241,5 +284,6 @@ def _workers(options: ServeOptions) -> int:
     return options.prefill + options.decode
 
 
-def _baton(*arguments: str) -> tuple[str, ...]:
+def baton(*arguments: str) -> tuple[str, ...]:
+    """Return the command that runs `baton` with these arguments."""
     return (sys.executable, "-P", "-m", "baton.deploy.cli.main", *arguments)

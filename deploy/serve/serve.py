@@ -35,6 +35,7 @@ from baton.deploy.host.packages import check_worker_packages
 from baton.deploy.host.ports import check_grpc_port, check_port
 from baton.deploy.serve import plan
 from baton.deploy.serve.flag_values import NO_ADMIN
+from baton.deploy.serve.fleet_launcher import FLEET_JOB, FleetLauncher
 from baton.deploy.serve.model_source import ModelSource, check_model, find_model
 from baton.deploy.serve.plan import ROUTER_JOB, ServeOptions
 from baton.deploy.serve.process_launcher import Launcher, ProcessLauncher
@@ -57,7 +58,7 @@ KILL_TIMEOUT_S = 1.0  # for killed processes to end
 REPORT_AFTER_S = 1.0  # before it reports what it waits for
 OPEN_REQUESTS = "open requests may finish; Ctrl-C again cuts them off"
 OTHERS = "all requests have ended; waiting for the other processes"
-ON_ONE_NODE = "workers start on this host (on all nodes of Ray: `baton fleet`)"
+ON_ONE_NODE = "workers start on this host: --registry redis://HOST:PORT uses all nodes of Ray"
 NEXT_STEP = "baton serve Qwen/Qwen3-0.6B"
 
 AfterReady = Callable[[str, str], bool]  # (url, model name) -> whether to go on serving
@@ -72,9 +73,10 @@ class Serving:
         self._stopping = False  # plain flags: an Event's lock is not safe in a signal handler
         self._hurried = False
         self._began = time.monotonic()
-        self._names = [ROUTER_JOB, *plan.worker_names(options)]
+        self._workers = [] if options.over_nodes else plan.worker_names(options)  # of this host
+        self._names = [ROUTER_JOB, *self._workers]
         if options.launcher == "ray":
-            self._names.append(RAY_JOB)
+            self._names.append(FLEET_JOB if options.over_nodes else RAY_JOB)
         self._starts: dict[str, int] = {}
         self._reported: dict[str, str] = {}  # the last line on each worker and other subject
         self._gpus = 0  # that torch sees on this host, for workers that may use them
@@ -96,7 +98,8 @@ class Serving:
         check_port(self._options.config.router)
         check_grpc_port(self._options.config.router)
         check_worker_packages(self._options.config.worker.device)
-        self._gpus = visible_gpus(self._options.config.worker.device, lambda: self._stopping)
+        if self._workers:
+            self._gpus = visible_gpus(self._options.config.worker.device, lambda: self._stopping)
         if self._stopping:
             return
         model = find_model(self._options.model, self._progress, lambda: self._stopping)
@@ -146,16 +149,21 @@ class Serving:
             placed = plan.devices(options, gpus).items()
             assignments = ", ".join(f"{name} on {device}" for name, device in placed)
             self._progress(f"torch sees {gpus} GPUs: {assignments}")
-        workers = plan.worker_names(options)
         if options.launcher == "process":
-            return ProcessLauncher(folder, [ROUTER_JOB, *workers])
+            return ProcessLauncher(folder, [ROUTER_JOB, *self._workers])
+        if options.over_nodes:
+            self._progress(
+                f"workers start on the nodes of Ray at {options.ray_address}; {FLEET_JOB}.log has "
+                "what each waits for"
+            )
+            return FleetLauncher(instance, options, model)
         self._progress(
             f"joining Ray at {options.ray_address}; {ON_ONE_NODE}"
             if options.ray_address
             else "starting a local Ray (about ten seconds)"
         )
         sharing = plan.workers_per_gpu(options, gpus)
-        return RayLauncher(instance, [ROUTER_JOB], workers, options.ray_address, sharing)
+        return RayLauncher(instance, [ROUTER_JOB], self._workers, options.ray_address, sharing)
 
     def _admin_key(self, folder: Path) -> dict[str, str]:
         """Return the variable with the operator's key, which is kept in a file of this user."""
@@ -178,8 +186,8 @@ class Serving:
     def _until_ready(self, instance: Instance, launcher: Launcher) -> str | None:
         """The router's URL once a request can be served; None when stopped before."""
         registry = DirectoryRegistry(instance.folder / "registry")
-        missing = set(plan.worker_names(self._options))
-        placing = self._options.launcher == "ray"
+        missing = set(self._workers)
+        placing = self._options.launcher == "ray" and not self._options.over_nodes
         deadline = self._began + self._options.start_timeout_s
         while not self._stopping:
             launcher.tend()
@@ -199,7 +207,7 @@ class Serving:
             if not missing and address is not None and self._all_linked(address):
                 return f"http://{address}"
             if time.monotonic() > deadline:
-                waited = ", ".join(sorted(missing)) or ROUTER_JOB
+                waited = ", ".join(sorted(missing)) or f"{ROUTER_JOB} or its workers"
                 raise Unavailable(f"{waited} not ready in time: see the logs, or --start-timeout")
             time.sleep(TICK_S)
         return None

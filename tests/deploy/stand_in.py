@@ -102,7 +102,7 @@ def main() -> None:
     if os.environ.get("STAND_IN") == "slow-gpus":
         gpus.built_for_cuda = gpus.has_driver = lambda: True
         gpus._QUESTION = "import time; time.sleep(100)"
-    plan._baton = lambda *arguments: (sys.executable, "-P", __file__, *arguments)
+    plan.baton = lambda *arguments: (sys.executable, "-P", __file__, *arguments)
     options = ServeOptions(
         config=Config(
             router=RouterConfig(port=int(port)),

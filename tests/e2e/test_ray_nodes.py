@@ -36,6 +36,10 @@ BATON = (sys.executable, "-P", "-m", "baton.deploy.cli.main")
 TOKEN = "the token that only nodes know"
 PASSWORD = "the-password-of-redis"
 ADMIN_PORT = 9400  # of the driver
+ROUTER_PORT = 8000
+RANK = "engine.ranks"  # in the command line of a rank
+API_KEY = "a-key-of-clients"  # of the router that other hosts reach
+KEY = {"Authorization": f"Bearer {API_KEY}"}
 QUESTION = "Name three rivers, please, and say where each begins."
 TOKENS = 300
 JOINED = "Ray runtime started"  # in the log of a node
@@ -54,6 +58,7 @@ class Fleet:
         self.folder = folder
         self.nodes = nodes
         self.registry = f"redis://{nodes.machine}:{server.port}/0"
+        self.model = "small"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._run("authority", "create", "--folder", str(folder / "authority"))
 
@@ -70,6 +75,21 @@ class Fleet:
         environment = self._secrets("driver", "client", None)
         environment["BATON_WORKER__HOST"] = self.nodes.address_of(HEAD)
         return self.nodes.in_node(HEAD, command, environment, "driver")
+
+    def start_serve(self) -> subprocess.Popen[bytes]:
+        """Start `baton serve` beside the head; its router is this fleet's."""
+        host = self.nodes.address_of(HEAD)
+        command = [*BATON, "serve", "--ray-address", self.nodes.address, "--host", host]
+        command += ["--port", str(ROUTER_PORT), "--registry", self.registry, *self._flags(SIZES)]
+        self.url, self.model = f"http://{host}:{ROUTER_PORT}", embedded_model().name
+        secrets = self._secrets("router", "router", None) | {"BATON_ROUTER__API_KEYS": API_KEY}
+        return self.nodes.in_node(HEAD, command, secrets, "driver")
+
+    def audit(self) -> dict[str, Any]:
+        """Return the driver's view of the fleet."""
+        url = f"http://{self.nodes.address_of(HEAD)}:{ADMIN_PORT}/audit"
+        found: dict[str, Any] = httpx.get(url, timeout=10).json()
+        return found
 
     def metric(self, name: str) -> float:
         """Return a value of the driver's metrics."""
@@ -102,7 +122,8 @@ class Fleet:
 
     def ask(self, tokens: int = 12) -> str:
         """Return a greedy answer."""
-        answer = httpx.post(f"{self.url}/v1/chat/completions", json=body(tokens), timeout=120)
+        asked = body(tokens) | {"model": self.model}
+        answer = httpx.post(f"{self.url}/v1/chat/completions", json=asked, headers=KEY, timeout=120)
         assert answer.status_code == 200, answer.text
         content: str = answer.json()["choices"][0]["message"]["content"]
         return content
@@ -133,6 +154,10 @@ class Fleet:
         """Return the pids of `baton worker` on a node."""
         found = self.nodes.processes(node).items()
         return [pid for pid, line in found if "baton.deploy.cli.main worker" in line]
+
+    def ranks_on(self, node: str) -> int:
+        """Return how many ranks a node has, without leaders."""
+        return sum(RANK in line for line in self.nodes.processes(node).values())
 
     def logs(self) -> str:
         names = ("driver", "router", HEAD, "n1", "n2", "n3")
@@ -292,6 +317,37 @@ def test_workers_are_placed_by_role_and_found_again(fleet: Fleet) -> None:
     assert driver.wait(90) == 0, fleet.logs()
     assert fleet.workers_on("n1") == fleet.workers_on("n2") == []
     assert fleet.nodes.files_with(TOKEN) == fleet.nodes.files_with(PASSWORD) == []
+
+
+def test_the_ranks_of_a_worker_are_on_one_node(fleet: Fleet) -> None:
+    """Two ranks with a core each: the node with one core is not taken."""
+    fleet.add_node("n1", {"baton-decode": 1}, cpus=1)
+    fleet.add_node("n2", {"baton-decode": 1}, cpus=2)
+    driver = fleet.start_driver(
+        "--by-role", "--prefill=0", "--decode=2", "--cpus=1", "--set=worker.tp=2"
+    )
+    until(lambda: fleet.ranks_on("n2") == 1, fleet.logs)  # beside the leader
+    assert fleet.workers_on("n1") == [] and fleet.ranks_on("n1") == 0
+    waiting = fleet.audit()["waiting"].values()
+    assert "no node has room for it (CPU 2, baton-decode 1)" in waiting
+    driver.send_signal(signal.SIGTERM)
+    assert driver.wait(90) == 0, fleet.logs()
+
+
+def test_serve_places_its_workers_on_all_nodes(fleet: Fleet) -> None:
+    fleet.add_node("n1", {})
+    fleet.add_node("n2", {})
+    serve = fleet.start_serve()
+    fleet.until_linked(prefill=1, decode=1)
+    until(lambda: "Ready at" in fleet.nodes.log("driver"), fleet.logs)
+    assert {fleet.host_of("prefill-0"), fleet.host_of("decode-0")} == {
+        fleet.nodes.address_of("n1"), fleet.nodes.address_of("n2")
+    }  # fmt: skip
+    assert fleet.ask()
+    assert fleet.nodes.files_with(TOKEN) == fleet.nodes.files_with(PASSWORD) == []
+    serve.send_signal(signal.SIGINT)
+    assert serve.wait(120) == 0, fleet.logs()
+    assert fleet.workers_on("n1") == fleet.workers_on("n2") == []
 
 
 def test_a_lost_node_moves_its_workers_and_fails_no_request(fleet: Fleet) -> None:
