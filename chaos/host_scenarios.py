@@ -158,7 +158,7 @@ async def _lose_head(stage: Stage) -> None:
     before = await stage.do(hosts.boots)
     await stage.do(hosts.lose_head)
     await stage.hold()
-    await stage.do(hosts.return_ray)
+    await stage.do(hosts.return_head)
     await _serve_on(stage, before)
 
 
@@ -231,7 +231,7 @@ HOSTS = (
              bound(_outage, _kill_redis, _start_redis, "decode-0"), "hosts", hold_s=OUTAGE_S),
 )  # fmt: skip
 RAY = (
-    Scenario("ray-kill-head", "Ray's head and the driver killed; all of Ray started again",
+    Scenario("ray-kill-head", "Ray's head and the driver killed",
              _lose_head, "ray"),
     Scenario("ray-pause-head", "SIGSTOP of Ray's head and the driver", _pause_head, "ray"),
     Scenario("ray-cut-head", "link of Ray's head down", _cut_head, "ray", hold_s=10.0),

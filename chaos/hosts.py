@@ -93,7 +93,9 @@ class Hosts:
         self.redis = RedisServer(
             folder, binary, *options, host=net.address(REDIS), prefix=place.prefix
         )
-        self.nodes = RayNodes(net, folder) if with_ray else None
+        # Ray's own state is on a server of its own, as in the chart
+        self._store = RedisServer(folder, binary, host=net.address(REDIS), prefix=place.prefix)
+        self.nodes = RayNodes(net, folder, self._store.address) if with_ray else None
         kept = WORKERS if with_ray else ()
         members = RedisMembers(self.redis)
         self.cluster = Cluster(folder, settings, self._place, members=members, kept=kept)
@@ -105,7 +107,8 @@ class Hosts:
         if self.nodes is None:
             self.cluster.start(prefill=2, decode=3, routers=2)
             return
-        self.start_ray()
+        self._store.start()
+        self._start_ray()
         self.cluster.start(prefill=0, decode=0, routers=2)
         self.cluster.wait_ready(len(WORKERS))
 
@@ -113,6 +116,7 @@ class Hosts:
         self.cluster.close()
         if self.nodes is not None:
             self.nodes.close()
+        self._store.kill()
         self.redis.kill()
 
     def on(self, host: str) -> list[str]:
@@ -123,8 +127,7 @@ class Hosts:
         """Return the boot id of each registered worker."""
         return {name: record.boot_id for name, record in self.cluster.records().items()}
 
-    def start_ray(self) -> None:
-        """Start the head, its nodes and the driver."""
+    def _start_ray(self) -> None:
         self._ray.start_head()
         for host in HOSTS:
             self.start_node(host)
@@ -150,11 +153,10 @@ class Hosts:
         """Kill every process of the head at once, the driver too."""
         self._ray.kill(HEAD)
 
-    def return_ray(self) -> None:
-        """End what is left of Ray on the nodes, as it would by itself after a minute without its
-        head, and start it again; the workers run on."""
-        self._ray.kill_ray()
-        self.start_ray()
+    def return_head(self) -> None:
+        """Start the head again, with the state that it had, and another driver."""
+        self._ray.start_head()
+        self.start_driver()
 
     def signal_head(self, number: signal.Signals) -> None:
         self._ray.signal(HEAD, number)

@@ -28,6 +28,7 @@ from chaos.starter import start
 HEAD = "head"
 GCS_PORT = 6379
 START_S = 90.0
+RECONNECT_S = "600"  # as KubeRay sets it where the head's state is on Redis
 OBJECT_STORE = 80 << 20  # bytes; Ray's least is 75 MiB
 RAY = (sys.executable, "-P", "-m", "ray.scripts.scripts")
 MARKER = "BATON_TEST_NODE"
@@ -35,11 +36,14 @@ OF_RAY = r"ray::|/ray/|ray\.scripts|ray\.util|baton\.deploy\.cli\.main fleet"
 
 
 class RayNodes:
-    """Nodes of one cluster. `folder` holds logs; sockets are in a folder with a short name."""
+    """Nodes of one cluster. `folder` holds logs; sockets are in a folder with a short name. `store`
+    is the address of a Redis server that keeps the head's state, so that the nodes outlive it;
+    empty: the head has it in memory, and the nodes end a minute after it."""
 
-    def __init__(self, network: Network, folder: Path) -> None:
+    def __init__(self, network: Network, folder: Path, store: str = "") -> None:
         self._network = network
         self._logs = folder
+        self._store = store
         self._short = Path(tempfile.mkdtemp(prefix="rn"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._token = self._short / "token"
@@ -53,7 +57,8 @@ class RayNodes:
         """Start a head without cores for actors, and wait until it listens."""
         self._network.add(HEAD)
         options = ("--head", "--port", str(GCS_PORT), "--num-cpus", "0")
-        self._start(HEAD, {}, *options, "--include-dashboard", "false")
+        environment = {"RAY_REDIS_ADDRESS": self._store} if self._store else {}
+        self._start(HEAD, environment, *options, "--include-dashboard", "false")
         deadline_s = time.monotonic() + START_S
         while True:
             with contextlib.suppress(OSError):
@@ -176,7 +181,7 @@ class RayNodes:
             "RAY_AUTH_TOKEN_PATH": str(self._token),
             "RAY_USAGE_STATS_ENABLED": "0",
             "UCX_TLS": "tcp",
-            "UCX_NET_DEVICES": "eth0",
+            "RAY_gcs_rpc_server_reconnect_timeout_s": RECONNECT_S if self._store else "60",
         }
 
 

@@ -55,8 +55,12 @@ class RedisServer:
         self.port = _free_port()
 
     @property
+    def address(self) -> str:
+        return f"{self._host}:{self.port}"
+
+    @property
     def url(self) -> str:
-        return f"redis://{self._host}:{self.port}/0"
+        return f"redis://{self.address}/0"
 
     def start(self) -> None:
         """Start it, empty, and wait until it listens."""
