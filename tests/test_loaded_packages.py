@@ -15,9 +15,9 @@ HEAVY = ("torch", "ray", "transformers", "numba", "nixl", "nixl_cu13", "triton")
     [
         ("baton.router.server", HEAVY),
         ("baton.deploy.processes.router_process", HEAVY),
-        ("baton.deploy.serve.serve", HEAVY),
+        ("baton.deploy.serve.serve", (*HEAVY, "redis")),
         ("baton.deploy.cli.main", (*HEAVY, "grpc", "fastapi", "rich", "pydantic")),
-        ("baton.deploy.serve.supervisor", (*HEAVY, "grpc", "fastapi", "structlog")),
+        ("baton.deploy.serve.supervisor", (*HEAVY, "grpc", "fastapi", "structlog", "redis")),
         ("baton.engine.scheduling.batch", ("grpc", "redis", "structlog", "opentelemetry")),
     ],
 )

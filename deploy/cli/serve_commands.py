@@ -98,6 +98,10 @@ def _add_launcher(command: argparse.ArgumentParser) -> None:
         "with --ray-address: redis://HOST:PORT, where workers register that start on all nodes of "
         "that Ray (registry.location); none: they start on this host",
     )
+    command.add_argument(
+        "--pack", action="store_true",
+        help="with --registry: fill the nodes of Ray one by one (default: spread workers)",
+    )  # fmt: skip
 
 
 def _serve_options(options: argparse.Namespace) -> Any:
@@ -118,6 +122,7 @@ def _serve_options(options: argparse.Namespace) -> Any:
         flags=flags_of(options),
         launcher=options.launcher,
         ray_address=options.ray_address,
+        pack=options.pack,
         start_timeout_s=options.start_timeout,
         admin_port=options.admin_port,
     )

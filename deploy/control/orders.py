@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -21,6 +22,7 @@ from baton.deploy.host.instance import live_instances, read_client_settings, rea
 from baton.proto import control_pb2, control_pb2_grpc
 from baton.runtime import waits
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
+from baton.runtime.config import Config
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 from baton.runtime.grpc_links import ERROR_KEY, credentials, open_channel, translate
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
@@ -82,16 +84,21 @@ def live_clusters(instance: str | None = None) -> list[Cluster]:
         known = ", ".join(folder.name for folder in folders) or "none"
         raise ConfigError(f"no instance {instance} runs here; there are: {known}")
     return [
-        cluster_at(
-            RegistryConfig(location=str(folder / "registry")),
-            read_secrets(read_environment(folder)),
-            load(None, {}, settings).security,
-            folder.name,
-        )
+        _cluster_of(folder, load(None, {}, settings))
         for folder in folders
         if instance in (None, folder.name)
         if (settings := read_client_settings(folder)) is not None  # else it has no worker yet
     ]
+
+
+def _cluster_of(folder: Path, config: Config) -> Cluster:
+    """Return the cluster of an instance, by the settings for its commands: they name a registry
+    only if its workers are on other hosts too."""
+    registry = config.registry
+    if not registry.location:
+        registry = RegistryConfig(location=str(folder / "registry"))
+    secrets = read_secrets(read_environment(folder))
+    return cluster_at(registry, secrets, config.security, folder.name)
 
 
 def cluster_at(

@@ -61,5 +61,6 @@ def fleet_command(options: ServeOptions, model: ModelSource) -> tuple[str, ...]:
         f"--decode={options.decode}",
         f"--cpus={CPUS}",
         f"--gpus={config.worker.tp if config.worker.device == 'cuda' else 0}",
+        *(["--pack"] if options.pack else []),
         *(f"--set={name}={value}" for name, value in sorted(settings.items())),
     )

@@ -33,7 +33,8 @@ MEMORY_FRACTION_LEAST = 0.01  # the setting's own bound
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """`flags` are settings given on the command line, as `section.key`: value."""
+    """`flags` are settings given on the command line, as `section.key`: value. `pack`: few nodes of
+    Ray rather than many."""
 
     config: Config
     prefill: int = 1
@@ -49,6 +50,7 @@ class ServeOptions:
     flags: Mapping[str, str] | None = None
     launcher: LauncherName = "ray"
     ray_address: str = ""
+    pack: bool = False
     start_timeout_s: float = 600.0
     admin_port: int = 0  # of the router; 0: the system chooses, NO_ADMIN: none
 
@@ -75,6 +77,11 @@ class ServeOptions:
                 f"--registry is {self.config.registry.location}, and workers of this host register "
                 "in its own folder: with --ray-address and redis://HOST:PORT they start on all "
                 "nodes of Ray; to start them one by one use `baton worker` and `baton router`"
+            )
+        elif self.pack:
+            raise ConfigError(
+                "--pack is given, and all workers start on this host: give --ray-address and "
+                "--registry redis://HOST:PORT, or leave it out"
             )
         device = self.config.worker.device
         if self.launcher == "ray" and ":" in device:
@@ -228,14 +235,19 @@ def _certificate(options: ServeOptions, folder: Path, name: str) -> list[str]:
 def client_settings(options: ServeOptions, folder: Path) -> dict[str, str]:
     """Return the settings with which a command of this user calls the instance's workers from any
     working directory."""
-    security = options.config.security
+    security, registry = options.config.security, options.config.registry
     settings = {"security.tls": security.tls, "security.server_name": security.server_name}
+    if options.over_nodes:
+        settings["registry.location"] = registry.location
+        settings["registry.cluster"] = registry.cluster
+        settings["registry.password"] = registry.password
     if makes_certificates(options):
         return settings | files_of(folder / CERTIFICATES, CLIENT).settings()
     files = {
         "security.authority": security.authority,
         "security.certificate": security.certificate,
         "security.key": security.key,
+        "registry.authority": registry.authority if options.over_nodes else "",
     }
     return settings | {name: str(Path(file).resolve()) for name, file in files.items() if file}
 

@@ -208,7 +208,8 @@ class Serving:
                 return f"http://{address}"
             if time.monotonic() > deadline:
                 waited = ", ".join(sorted(missing)) or f"{ROUTER_JOB} or its workers"
-                raise Unavailable(f"{waited} not ready in time: see the logs, or --start-timeout")
+                where = f"{FLEET_JOB}.log" if self._options.over_nodes else "the logs"
+                raise Unavailable(f"{waited} not ready in time: see {where}, or --start-timeout")
             time.sleep(TICK_S)
         return None
 
@@ -226,12 +227,15 @@ class Serving:
     def _all_linked(self, address: str) -> bool:
         """Whether the router can place on every worker: a request that came while only the
         decode workers were linked would be prefilled there, whatever the placement."""
-        workers = linked_workers(address)
-        options = self._options
-        return (
-            workers.get("prefill", 0) >= options.prefill
-            and workers.get("decode", 0) >= options.decode
-        )
+        workers, options = linked_workers(address), self._options
+        prefill, decode = workers.get("prefill", 0), workers.get("decode", 0)
+        if options.over_nodes and workers:  # which report their progress on their own nodes
+            self._report(
+                "linked",
+                f"the router is linked to {prefill} of {options.prefill} prefill and {decode} of "
+                f"{options.decode} decode workers",
+            )
+        return prefill >= options.prefill and decode >= options.decode
 
     def _watch(self, instance: Instance, launcher: Launcher) -> None:
         """Watch the instance until `stop`, or until a job is given up."""

@@ -9,11 +9,13 @@ import pytest
 
 from baton.deploy.cli.main import parser
 from baton.deploy.cli.serve_commands import _serve_options
-from baton.deploy.host.instance import Instance, read_job
+from baton.deploy.control.orders import live_clusters
+from baton.deploy.host.instance import TOKEN_KEY, Instance, read_job
 from baton.deploy.nodes.fleet_plan import FleetOptions
 from baton.deploy.serve.fleet_launcher import FLEET_JOB, FleetLauncher, fleet_command
 from baton.deploy.serve.model_source import ModelSource
-from baton.deploy.serve.plan import ServeOptions, jobs
+from baton.deploy.serve.plan import ServeOptions, client_settings, jobs
+from baton.runtime.cluster_config import RegistryConfig
 from baton.runtime.errors import ConfigError
 from baton.runtime.settings.loading import load
 
@@ -52,6 +54,29 @@ def test_the_router_stays_and_workers_go_to_the_driver(tmp_path: Path) -> None:
     assert {each.model for each in orders} == {"/models/m"}
     assert {(each.cpus, each.gpus, each.ranks) for each in orders} == {(2, 0, 2)}
     assert dict(orders[0].settings)["pool.blocks"] == "9"
+
+
+def test_workers_are_spread_unless_they_are_packed() -> None:
+    assert "--pack" not in fleet_command(options(), MODEL)
+    packed = fleet_command(options("--pack"), MODEL)
+    assert parser().parse_args(packed[packed.index("fleet") :]).pack
+
+
+def test_pack_without_other_nodes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--pack is given.*--ray-address and --registry"):
+        _serve_options(parser().parse_args(["serve", "--pack"])).check()
+
+
+def test_commands_of_this_host_find_the_workers_of_other_nodes(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_REGISTRY__PASSWORD", "of-redis")
+    serve = options("--set", "registry.cluster=blue")
+    instance.write_environment({TOKEN_KEY: "a token"})
+    instance.write_client_settings(client_settings(serve, instance.folder))
+    (found,) = live_clusters(instance.folder.name)
+    assert found.registry == RegistryConfig("redis://db:6379/0", "of-redis", cluster="blue")
+    assert (found.secrets.token, found.security.tls) == ("a token", "off")
 
 
 def test_gpus_are_those_of_all_ranks() -> None:

@@ -21,10 +21,12 @@ PLAIN = SecurityConfig(tls="off")
 
 _FOLDER_ALONE = """
 import sys, tempfile
-from baton.deploy.processes import router_process
+from baton.deploy.processes import router_process, worker_process
+from baton.deploy.serve import serve
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
-from baton.runtime.shared_registry.registry_location import open_registry
-open_registry(RegistryConfig(location=sys.argv[1]), SecurityConfig(tls="off"), ("t",))
+from baton.runtime.shared_registry.registry_location import open_registry, open_reports
+for opened in (open_registry, open_reports):
+    opened(RegistryConfig(location=sys.argv[1]), SecurityConfig(tls="off"), ("t",))
 print("redis" in sys.modules)
 """
 
