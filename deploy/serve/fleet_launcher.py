@@ -14,11 +14,17 @@ import os
 
 from baton.deploy.host.instance import TOKEN_KEY, Instance, Job
 from baton.deploy.serve.model_source import ModelSource
-from baton.deploy.serve.plan import EMBEDDED_BLOCKS, ROUTER_JOB, ServeOptions, baton, grace_s
+from baton.deploy.serve.plan import (
+    EMBEDDED_BLOCKS,
+    FLEET_JOB,
+    ROUTER_JOB,
+    ServeOptions,
+    baton,
+    grace_s,
+)
 from baton.deploy.serve.process_launcher import ProcessLauncher
 from baton.runtime.errors import ConfigError
 
-FLEET_JOB = "fleet"
 END_S = 60.0  # beside the grace of the workers: the driver's own, and Ray's
 CPUS = 1  # of each rank
 ROUTERS_OWN = ("router.api_keys", "router.host", "router.port", "router.grpc_port")

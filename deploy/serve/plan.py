@@ -20,10 +20,10 @@ from baton.runtime.config import Config, PoolConfig
 from baton.runtime.errors import ConfigError
 from baton.runtime.settings.checks import check_groups
 from baton.runtime.settings.loading import given_names
-from baton.runtime.shared_registry.registry_location import folder_of
 
 LauncherName = Literal["ray", "process"]
 ROUTER_JOB = "router"
+FLEET_JOB = "fleet"  # the driver of workers on all nodes of Ray
 CERTIFICATES = "tls"  # in the instance's folder
 CLIENT = "client"  # the certificate of `baton drain` and `baton role`
 EMBEDDED_BLOCKS = 2048  # the embedded model needs no half of a laptop
@@ -94,8 +94,11 @@ class ServeOptions:
     def over_nodes(self) -> bool:
         """Whether the workers go to all nodes of a running Ray, and so register on a server."""
         registry = self.config.registry
-        on_ray = self.launcher == "ray" and bool(self.ray_address)
-        return on_ray and bool(registry.location) and folder_of(registry) is None
+        if self.launcher != "ray" or not self.ray_address or not registry.location:
+            return False
+        from baton.runtime.shared_registry.registry_location import folder_of  # not on one host
+
+        return folder_of(registry) is None
 
     def _check_over_nodes(self) -> None:
         if self.config_file is not None:

@@ -35,9 +35,8 @@ from baton.deploy.host.packages import check_worker_packages
 from baton.deploy.host.ports import check_grpc_port, check_port
 from baton.deploy.serve import plan
 from baton.deploy.serve.flag_values import NO_ADMIN
-from baton.deploy.serve.fleet_launcher import FLEET_JOB, FleetLauncher
 from baton.deploy.serve.model_source import ModelSource, check_model, find_model
-from baton.deploy.serve.plan import ROUTER_JOB, ServeOptions
+from baton.deploy.serve.plan import FLEET_JOB, ROUTER_JOB, ServeOptions
 from baton.deploy.serve.process_launcher import Launcher, ProcessLauncher
 from baton.deploy.serve.ray_launcher import RAY_JOB, RayLauncher
 from baton.deploy.serve.router_state import (
@@ -156,6 +155,8 @@ class Serving:
                 f"workers start on the nodes of Ray at {options.ray_address}; {FLEET_JOB}.log has "
                 "what each waits for"
             )
+            from baton.deploy.serve.fleet_launcher import FleetLauncher  # not on one host
+
             return FleetLauncher(instance, options, model)
         self._progress(
             f"joining Ray at {options.ray_address}; {ON_ONE_NODE}"

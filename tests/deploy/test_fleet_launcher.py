@@ -12,9 +12,9 @@ from baton.deploy.cli.serve_commands import _serve_options
 from baton.deploy.control.orders import live_clusters
 from baton.deploy.host.instance import TOKEN_KEY, Instance, read_job
 from baton.deploy.nodes.fleet_plan import FleetOptions
-from baton.deploy.serve.fleet_launcher import FLEET_JOB, FleetLauncher, fleet_command
+from baton.deploy.serve.fleet_launcher import FleetLauncher, fleet_command
 from baton.deploy.serve.model_source import ModelSource
-from baton.deploy.serve.plan import ServeOptions, client_settings, jobs
+from baton.deploy.serve.plan import FLEET_JOB, ServeOptions, client_settings, jobs
 from baton.runtime.cluster_config import RegistryConfig
 from baton.runtime.errors import ConfigError
 from baton.runtime.settings.loading import load

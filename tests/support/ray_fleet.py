@@ -143,7 +143,7 @@ class Fleet:
         return self._run_on(node, {}, command)
 
     def operator_on(self, node: str, *command: str) -> str:
-        """Return the same of an operator, who has a certificate and names the registry."""
+        """Return the same with an operator's certificate and the registry's location."""
         secrets = self._secrets("operator", "client", None)
         return self._run_on(node, secrets, (*command, "--registry", self.registry))
 
