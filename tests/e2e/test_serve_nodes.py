@@ -10,7 +10,7 @@ import pytest
 
 from chaos.network import unavailable
 from chaos.ray_nodes import HEAD, until
-from tests.support.ray_fleet import PASSWORD, TOKEN, Fleet, running_fleet
+from tests.support.ray_fleet import PASSWORD, ROUTER_PORT, TOKEN, Fleet, running_fleet
 
 pytestmark = [
     pytest.mark.nightly,
@@ -43,7 +43,10 @@ def test_serve_answers_by_workers_on_different_nodes(fleet: Fleet) -> None:
     first = fleet.ask()
     read = [fleet.worker_metric(name, HANDOFFS) for name in WORKERS[1:]]
     assert sum(read) == 1, "the decode worker read the prompt's KV from another node"
-    assert fleet.nodes.files_with(TOKEN) == fleet.nodes.files_with(PASSWORD) == []
+    for secret in (TOKEN, PASSWORD):
+        found = [Path(each) for each in fleet.nodes.files_with(secret)]
+        assert {each.parent.name for each in found} == {f"port-{ROUTER_PORT}"}  # of `baton serve`
+        assert [each for each in found if each.stat().st_mode & 0o077] == []
 
     for command in (("ps",), ("cluster", "status")):
         said = fleet.operator_on("n1", *command)
