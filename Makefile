@@ -38,7 +38,8 @@ PACKAGES := decode_worker deploy engine kv_transfer models planner prefill_worke
 # Tests that start processes do not run beside those that fill all cores: tests of whole fleets run
 # one after the other, the others two at a time. Tests that measure how long something takes are
 # marked `timed` and run last.
-FLEETS := tests/chaos tests/clients tests/e2e
+PODS := $(patsubst %,tests/helm/test_%.py,release_under_load rendered_pods running_release)
+FLEETS := tests/chaos tests/clients tests/e2e $(PODS)
 STARTERS := tests/benchmarks tests/deploy
 TIMED = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.timed' tests)
 # In these folders a conftest marks tests: all but a smoke test, or those on most of the models.

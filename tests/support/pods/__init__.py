@@ -9,6 +9,7 @@
     dns.py         names of Services
     secrets_server.py  the Kubernetes API, as far as Secrets
     programs.py    kubectl and helm for what the documents tell a user to type
+    load.py        clients that call a Service, and compare each answer with the right one
 
 Needs root, iproute2 and nftables. It has no scheduler, no limits of CPU and memory and no seccomp.
 """
