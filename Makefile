@@ -59,7 +59,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_WAIT_POLICY := passive
 export GOMP_SPINCOUNT := 0
 
-.PHONY: help install clients demo test nightly check format proto settings dashboards models ship faults chaos soak bench gpu wheels clean
+.PHONY: help install clients demo test nightly check format proto settings dashboards locks models ship faults chaos soak bench gpu wheels clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -138,6 +138,9 @@ settings: $(STAMP) ## generate the default settings file and the settings refere
 
 dashboards: $(STAMP) ## generate Prometheus' rules and Grafana's dashboards
 	$(BIN)/python -P -m baton.deploy.monitoring.generate
+
+locks: $(STAMP) ## generate requirements/*.lock: packages of the images with their hashes
+	$(BIN)/python -P -m baton.deploy.docker.locks
 
 models: $(STAMP) ## train baton-tiny and its draft from nothing, in two stages, and measure them (MINUTES=130)
 	$(BIN)/python -P -m baton.models.training.train --folder build/models --minutes $(MINUTES)

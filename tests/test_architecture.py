@@ -176,6 +176,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "host": set(),
         "processes": {"host"},
         "control": {"host", "processes"},
+        "docker": set(),
         "serve": {"host"},
         "nodes": {"host", "processes", "control", "serve"},
         "monitoring": set(),

@@ -1,17 +1,28 @@
 # Workers, and the model's download. Build from the repository's root:
 #   docker build -f deploy/docker/worker.Dockerfile -t baton-worker:0.1.0 .
 #   docker build -f deploy/docker/worker.Dockerfile --build-arg REQUIREMENTS=cuda -t baton-worker:0.1.0-cuda .
-# The CUDA libraries are in torch's wheels; the driver is the node's.
+# Each package has the hash that `make locks` wrote; /opt/venv/sbom.cdx.json lists them. torch's CPU
+# build comes from its own index. The CUDA libraries are packages of their own; the driver is the
+# node's.
 FROM python:3.11-slim-bookworm AS build
 ARG REQUIREMENTS=cpu
-RUN python -m venv /opt/venv
-ENV PATH=/opt/venv/bin:$PATH
 WORKDIR /src
 COPY requirements requirements
-RUN pip install --no-cache-dir --no-deps -r requirements/${REQUIREMENTS}.txt setuptools
+RUN python3 -m venv /opt/build \
+    && /opt/build/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements/build.lock \
+    && python3 -m venv /opt/sbom \
+    && /opt/sbom/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements/sbom.lock \
+    && python3 -m venv --without-pip /opt/venv
+RUN /opt/build/bin/pip --python /opt/venv/bin/python install --no-cache-dir --no-deps \
+        --require-hashes --extra-index-url https://download.pytorch.org/whl/cpu \
+        -r requirements/${REQUIREMENTS}.lock
 COPY . .
-RUN pip install --no-cache-dir --no-deps --no-build-isolation . \
-    && ln -s "$(python -c 'from baton.models.embedded import embedded_model; print(embedded_model())')" /opt/venv/baton-tiny
+RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+    && /opt/build/bin/pip --python /opt/venv/bin/python install --no-cache-dir --no-deps --no-index \
+        /wheels/*.whl \
+    && /opt/sbom/bin/cyclonedx-py environment --output-reproducible --of JSON \
+        --output-file /opt/venv/sbom.cdx.json /opt/venv/bin/python \
+    && ln -s "$(/opt/venv/bin/python -c 'from baton.models.embedded import embedded_model; print(embedded_model())')" /opt/venv/baton-tiny
 
 FROM python:3.11-slim-bookworm
 # Triton builds the launchers of its kernels with a C compiler

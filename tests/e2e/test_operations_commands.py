@@ -60,6 +60,7 @@ PODS = "needs pods; tests/helm/test_running_release.py runs it"
 NOT_HERE = {
     "make dashboards": "rewrites files of this tree; tests/deploy/test_monitoring.py compares them",
     "make install": "installs packages",
+    "make locks": "asks the package index; tests/test_locks.py holds what it wrote against cpu.txt",
     "baton advise --set slo.ttft_s=2 --set slo.itl_s=0.05": "needs traffic; "
     "tests/deploy/test_advise.py runs it",
     "baton controller --act": "acts for as long as it runs; tests/e2e/test_controller.py runs it",
