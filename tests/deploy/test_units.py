@@ -1,4 +1,5 @@
-"""Units, the compose file and the images' files: their commands exist, and they are confined."""
+"""Units, the compose file and the images' files: commands, settings and paths exist, processes get
+the time that they take to stop, and they are confined."""
 
 from __future__ import annotations
 
@@ -7,12 +8,17 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
+from baton.deploy.cli.arguments import config_of
 from baton.deploy.cli.main import parser
 from baton.models.embedded import embedded_model
+from baton.router.http_frontend.auth_middleware import OPEN_PATHS
+from baton.runtime.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
@@ -50,6 +56,36 @@ def test_a_unit_starts_a_command_that_exists(unit: Path) -> None:
         assert (options.role, options.worker_id) == ("prefill", "node-1-prefill-0")
 
 
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_settings_and_files_of_a_unit_exist(unit: Path) -> None:
+    """Each file in a setting is a credential that the unit loads."""
+    _, *arguments = command_of(unit)
+    config = config_of(parser().parse_args(_without_config(arguments)))
+    text = without_comments(unit)
+    loaded = {f"/run/credentials/{x}" for x in re.findall(r"^LoadCredential=(.*?):", text, re.M)}
+    security = config.security
+    named = {security.authority, security.certificate, security.key} - {""}
+    assert named == loaded
+    assert arguments[arguments.index("--config") + 1] == "/etc/baton/baton.toml"
+    assert "EnvironmentFile=/etc/baton/baton.env" in text.splitlines()
+
+
+def stop_s(command: str) -> float:
+    """Return the longest time that a command takes to stop with the default settings."""
+    config = Config()
+    router_s = config.router.leave_s + config.router.drain_s
+    times = {"router": router_s, "worker": config.worker.drain_s}
+    return times.get(
+        command, router_s + config.worker.drain_s
+    )  # `baton serve`: one, then the other
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_unit_waits_until_its_process_has_stopped(unit: Path) -> None:
+    (given,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit.read_text(), re.MULTILINE)
+    assert int(given) >= stop_s(command_of(unit)[1]) + 10
+
+
 def _without_config(arguments: list[str]) -> list[str]:
     place = arguments.index("--config")
     return arguments[:place] + arguments[place + 2 :]
@@ -84,15 +120,40 @@ def test_systemd_accepts_a_unit(unit: Path, tmp_path: Path) -> None:
     assert [line for line in done.stderr.splitlines() if name in line] == []
 
 
-def test_the_compose_file_starts_a_command_that_exists() -> None:
+def compose_service() -> dict[str, Any]:
+    """Return the service, with the defaults of its variables and "a-key" for the API key."""
     text = (ROOT / "deploy" / "compose.yaml").read_text()
-    service = yaml.safe_load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text))["services"]["baton"]
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+    text = re.sub(r"\$\{BATON_API_KEY:\?[^}]*\}", "a-key", text)
+    assert "${" not in text
+    (service,) = yaml.safe_load(text)["services"].values()
+    return dict(service)
+
+
+def test_the_compose_file_starts_a_command_that_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = compose_service()
     program, *arguments = service["command"]
     options = parser().parse_args(arguments)
     assert (program, options.command) == ("baton", "serve")
+    for name, value in service["environment"].items():
+        monkeypatch.setenv(name, value)
+    config = config_of(options)
+    assert (config.router.host, config.router.api_keys) == ("0.0.0.0", ("a-key",))
+    assert service["ports"] == [f"127.0.0.1:{config.router.port}:{config.router.port}"]
     assert service["cap_drop"] == ["ALL"] and service["read_only"] is True
-    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
-    assert "BATON_ROUTER__API_KEYS" in service["environment"]
+    assert int(service["stop_grace_period"].removesuffix("s")) >= stop_s("serve") + 10
+
+
+def test_paths_of_the_compose_file_exist() -> None:
+    service = compose_service()
+    image = (ROOT / "deploy" / "docker" / "worker.Dockerfile").read_text()
+    (model,) = [word for word in service["command"] if word.startswith("/")]
+    assert f"ln -s /opt/venv/baton-tiny {model}" in image
+    (built,) = re.findall(r"docker build .*-t (\S+) \.$", image, re.MULTILINE)[:1]
+    assert service["image"] == built
+    url = urlsplit(re.findall(r'urlopen\("([^"]+)"', service["healthcheck"]["test"][-1])[0])
+    assert url.port == Config().router.port and url.path in OPEN_PATHS
+    assert service["environment"]["HOME"] == service["tmpfs"]  # all else is read-only
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.name)
@@ -101,6 +162,6 @@ def test_an_image_is_built_from_files_that_exist(image: Path) -> None:
     for sources in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE):
         assert all((ROOT / source).exists() for source in sources.split())
     for name in ("cpu", "cuda"):
-        assert (ROOT / "requirements" / f"{name}.txt").exists()
+        assert (ROOT / "requirements" / f"{name}.lock").exists()
     assert "USER 10001:10001" in text and "/opt/baton/baton-tiny" in text
     assert (embedded_model() / "config.json").exists()
