@@ -95,7 +95,8 @@ def build(
 
 
 def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessage) -> None:
-    """Raise Incompatible, with both values of every difference, unless KV may be transferred."""
+    """Raise Incompatible, with both workers and both values of every difference, unless KV may be
+    transferred."""
     ours, other = mine.compatibility, theirs.compatibility
     ranked = bool(mine.pool.rank_pools or theirs.pool.rank_pools)
     bridged = not ranked and (
@@ -130,10 +131,15 @@ def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessa
     ]
     if wrong:
         raise Incompatible(
-            f"worker {theirs.worker_id} does not fit: {'; '.join(wrong)}"
+            f"{_pair(mine, theirs)}: {'; '.join(wrong)}"
             + ("" if bridged else _bridges(ours, other))
             + ("" if sizes_fit else _size_remedy(ours, other))
         )
+
+
+def _pair(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessage) -> str:
+    """Name both workers: the message is read on either side."""
+    return f"worker {theirs.worker_id} (there) does not fit worker {mine.worker_id} (here)"
 
 
 def _slab_bytes(side: handoff_pb2.HandshakeMessage) -> int:
@@ -240,8 +246,8 @@ def bridged_pool(
     unit = pool.unit_bytes
     if here != there and unit > most_targets(there, here) * pool.block_bytes:
         raise Incompatible(
-            f"worker {theirs.worker_id} does not fit: block_bytes {unit} of {here!r} here take "
-            f"more than {most_targets(there, here)} of its {pool.block_bytes} of {there!r}"
+            f"{_pair(mine, theirs)}: block_bytes {unit} of {here!r} here take "
+            f"more than {most_targets(there, here)} of {pool.block_bytes} of {there!r} there"
         )
     return pool
 
