@@ -61,6 +61,7 @@ LIMITS = {  # seconds; in the order in which they run, each alone on the device
     "checksum": 10.0,
     "workers": 80.0,
     "transformers_floor": 23.0,
+    "ranks": 0.0,  # it needs several GPUs, and gets what all others leave
 }
 ORDER = (SMOKE, *PARITY, *LIMITS)
 TOTAL_S = 528.0  # the last part may take KILL_S more to be gone
@@ -296,6 +297,10 @@ def _function(part: str) -> Callable[[Any], Iterable[Figure]]:
 
         linked = {"handoff": handoff.handoff, "checksum": handoff.checksum}
         return linked.get(part, workers.workers)
+    if part == "ranks":
+        from benchmarks.gpu_parts import ranks
+
+        return ranks.ranks
     from benchmarks.gpu_parts import deterministic, draws, experts, kv_codes, speculation, speed
 
     return {

@@ -86,5 +86,5 @@ def _build_ranks(model_folder: Path, ranks: int, ep: int, options: EngineOptions
 def _end_without_a_rank(reason: str) -> None:
     """End this process at once: its device may wait for the lost rank for ever, and only the end of
     the process tells routers and peers, whose requests migrate."""
-    log.error("a rank of the worker ended", detail=reason)
+    log.error("rank lost", detail=reason)
     os._exit(UNHEALTHY_EXIT)

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -42,7 +43,11 @@ from baton.engine.spec.model_spec import read_spec
 from baton.engine.spec.rank_split import RankSplit, check_split, spec_of_rank
 from baton.runtime.errors import ConfigError, DeviceLost
 
+Stalls: TypeAlias = dict[int, tuple[int, int]]  # by rank: commands that it has read, polls since
+
 _WATCH_S = 0.1
+_HUNG_S = 2.0  # in which a rank reads none of the commands that wait for it
+HUNG_POLLS = round(_HUNG_S / _WATCH_S)  # time in which this process is stopped has none
 
 
 def build_device_rank_engine(
@@ -56,7 +61,7 @@ def build_device_rank_engine(
 ) -> TorchEngine:
     """Start the ranks on the GPUs from `options.device` on, load the model of `folder` on all of
     them, and start the leader's device thread. `lost` is called, in a thread of its own, with the
-    reason when a rank has ended: the leader's device may then wait for it for ever.
+    reason when a rank has ended or stands still: the leader's device may wait for it for ever.
 
     Raises ConfigError and ModelError like `build_engine`, also for errors of a rank, and
     ConfigError for a number of ranks or of groups that does not fit, or for too few GPUs.
@@ -200,14 +205,29 @@ class _Leader:
 
 
 def watch(group: DeviceRankGroup, lost: Callable[[str], None]) -> None:
-    """Call `lost` once a rank of `group` has ended, until the group is closed."""
+    """Call `lost` once a rank of `group` has ended or stands still, until the group is closed."""
 
     def poll() -> None:
+        stalls: Stalls = {}
         while not group.closed.wait(_WATCH_S):
+            stalls = counted_stalls(stalls, group.behind())
             try:
                 group.check()
+                for rank, (_, polls) in stalls.items():
+                    if polls > HUNG_POLLS:
+                        raise DeviceLost(f"rank {rank} has read no command for {_HUNG_S:g} s")
             except DeviceLost as error:
                 lost(str(error))
                 return
 
     threading.Thread(target=poll, name="ranks", daemon=True).start()
+
+
+def counted_stalls(before: Stalls, behind: dict[int, int]) -> Stalls:
+    """Return how many commands each rank has read that is `behind`, and for how many polls it has
+    read no other."""
+    found = {}
+    for rank, read in behind.items():
+        known, polls = before.get(rank, (read, -1))
+        found[rank] = (read, polls + 1 if known == read else 0)
+    return found

@@ -62,6 +62,11 @@ class DeviceRankGroup(RankGroup):
         super().send(command, arrays)
         self._sent += 1
 
+    def behind(self) -> dict[int, int]:
+        """Return how many commands each rank has read that has others to read."""
+        reads = enumerate(self._reads[1:].tolist(), start=1)
+        return {rank: read for rank, read in reads if read < self._sent}
+
     def give_pools(
         self, options: RankOptions, handles: Sequence[tuple[str, Sequence[int]]]
     ) -> None:

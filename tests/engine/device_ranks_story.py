@@ -5,7 +5,7 @@
 
 FOLDER holds a model. On a CPU the ranks run Triton's interpreter and gloo. Prints one JSON list:
 whether each sequence is equal, whether the copy of a block is, whether handoffs to and from one
-process are, and whether the end of a rank was noticed.
+process are, and whether a rank that stands still, and the end of one, were noticed.
 """
 
 from __future__ import annotations
@@ -88,6 +88,24 @@ async def hands_over(granter: Runner, reader: Runner) -> bool:
     return equal and tokens[0] == tokens[1]
 
 
+def notices_a_rank_that_stands_still(runner: DeviceRankRunner) -> bool:
+    """Stop the last rank for a while, and return whether the watch names it in time."""
+    said: list[str] = []
+    noticed = threading.Event()
+
+    def lost(reason: str) -> None:
+        said.append(reason)
+        noticed.set()
+
+    watch(runner.group, lost)
+    rank = len(runner.group.process_ids)
+    os.kill(runner.group.process_ids[-1], signal.SIGSTOP)
+    runner.pool.copy_block(0, 1)
+    noticed.wait(NOTICED_S)
+    os.kill(runner.group.process_ids[-1], signal.SIGCONT)
+    return said == [f"rank {rank} has read no command for 2 s"]
+
+
 def notices_the_end_of_a_rank(runner: DeviceRankRunner) -> bool:
     """Kill the last rank, and return whether the watch says which one, and commands are refused."""
     said: list[str] = []
@@ -163,6 +181,7 @@ def main() -> int:
     assert bool(ours.numerics) == given.deterministic
     equal.append(copies_whole_blocks(ours))
     equal.append(asyncio.run(hands_over(ours, plain)) and asyncio.run(hands_over(plain, ours)))
+    equal.append(notices_a_rank_that_stands_still(ours))
     equal.append(notices_the_end_of_a_rank(ours))
     print(json.dumps(equal))
     ours.close()
