@@ -288,6 +288,11 @@ PROMISED_BLOCKS = gauge(
 WORKER_PRICE = gauge(
     "baton_worker_price_per_hour", "Price of this worker for an hour: `slo.price_per_hour`."
 )
+RANKS = gauge("baton_ranks", "Processes over which this worker's model is split: `worker.tp`.")
+EXPERT_GROUPS = gauge(
+    "baton_expert_groups",
+    "Groups of this worker's ranks that hold different experts of a mixture: `worker.ep`.",
+)
 QUEUE_SECONDS = histogram("baton_queue_seconds", "From a request's receipt to its admission.")
 GRAMMARS_COMPILED = counter("baton_grammars_compiled_total", "Grammars compiled on this worker.")
 GRAMMAR_COMPILE_SECONDS = histogram(

@@ -31,11 +31,13 @@ settings.load_profile("baton")
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """`all` in order of arrival; `spans` the last one of each name."""
+    """`all` in order of arrival; `spans` the last one of each name. `services`: the names of the
+    processes; `numbers`: what they say of themselves beside."""
 
     def __init__(self) -> None:
         self.all: list[Span] = []
         self.services: set[str] = set()
+        self.numbers: dict[str, int] = {}
 
     @property
     def spans(self) -> dict[str, Span]:
@@ -48,6 +50,8 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             for attribute in resource.resource.attributes:
                 if attribute.key == "service.name":
                     self.services.add(attribute.value.string_value)
+                else:
+                    self.numbers[attribute.key] = attribute.value.int_value
             for scope in resource.scope_spans:
                 self.all += scope.spans
         return trace_service_pb2.ExportTraceServiceResponse()

@@ -89,7 +89,8 @@ def run_worker(
     """Serve until SIGTERM or SIGINT. Raises ConfigError or ModelError if it cannot start."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     logs.setup(worker_id, config.telemetry.log_level)
-    tracing.setup(worker_id, config.telemetry.otlp_endpoint)
+    split = {"ranks": config.worker.tp, "expert_groups": config.worker.ep}
+    tracing.setup(worker_id, config.telemetry.otlp_endpoint, of_process=split)
     # before the model: they may have to be refused
     registry = open_registry(config.registry, config.security, secrets.accepted)
     registry_folder = folder_of(config.registry)
@@ -259,6 +260,8 @@ def _publish_role(boot: Boot) -> None:
     """Begin to publish the metrics of a role."""
     process_gauges.set_role(boot.role)
     metrics.WORKER_PRICE.set(boot.config.slo.price_per_hour)
+    metrics.RANKS.set(boot.config.worker.tp)
+    metrics.EXPERT_GROUPS.set(boot.config.worker.ep)
     standard_names.publish_worker(boot.model_folder.name, boot.config.pool.block_size)
 
 

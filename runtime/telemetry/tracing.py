@@ -47,12 +47,16 @@ class _State:
 
 
 def setup(
-    service: str, endpoint: str = "", queue_spans: int = QUEUE_SPANS, ratio: float = 1.0
+    service: str,
+    endpoint: str = "",
+    queue_spans: int = QUEUE_SPANS,
+    ratio: float = 1.0,
+    of_process: Mapping[str, Attribute] | None = None,
 ) -> None:
     """Export spans as `service` to an OTLP gRPC endpoint ("host:port" or "http://host:port";
     "https://" for TLS), at most `queue_spans` waiting for it. Empty: no spans. `ratio` is the share
-    of traces that begin here and are sampled; others follow their parent. A second call ends the
-    first exporter."""
+    of traces that begin here and are sampled; others follow their parent. `of_process` are resource
+    attributes, on all spans of this process. A second call ends the first exporter."""
     shutdown()
     if not endpoint:
         return
@@ -62,7 +66,7 @@ def setup(
         timeout=_EXPORT_TIMEOUT_S,
     )
     provider = TracerProvider(
-        resource=Resource({"service.name": f"baton-{service}"}),
+        resource=Resource({"service.name": f"baton-{service}", **_named(of_process or {})}),
         sampler=ParentBased(TraceIdRatioBased(ratio)),
         shutdown_on_exit=False,
     )

@@ -64,6 +64,15 @@ def test_roots_are_separate_traces_and_failures_are_marked(
     assert tracing.trace_id(one)
 
 
+def test_what_a_process_is_stands_beside_its_spans(collector: tuple[Any, str]) -> None:
+    servicer, endpoint = collector
+    tracing.setup("decode-0", endpoint, of_process={"ranks": 4, "expert_groups": 2})
+    tracing.record(tracing.DECODE, 1.0, 2.0)
+    tracing.shutdown()
+    assert servicer.services == {"baton-decode-0"}
+    assert servicer.numbers == {"baton.ranks": 4, "baton.expert_groups": 2}
+
+
 def test_an_end_before_the_start_becomes_an_empty_span(collector: tuple[Any, str]) -> None:
     servicer, endpoint = collector
     tracing.setup("router", endpoint)
