@@ -29,6 +29,7 @@ CLIENT = "client"  # the certificate of `baton drain` and `baton role`
 EMBEDDED_BLOCKS = 2048  # the embedded model needs no half of a laptop
 END_S = 10.0  # of a worker's loop, server and threads
 MEMORY_FRACTION_LEAST = 0.01  # the setting's own bound
+GPU_UNITS = 10_000  # of a GPU, as Ray counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +173,10 @@ def devices(options: ServeOptions, gpus: int) -> dict[str, str]:
             "or --device cpu"
         )
     if options.launcher == "ray":
-        if most > 1:
+        if most > 1 and workers_per_gpu(options, gpus) > 1:
             raise ConfigError(
-                f"worker.tp is {most}, and Ray gives each worker of `baton serve` one GPU: use "
-                f"--launcher process, or baton fleet with --gpus {most}"
+                f"worker.tp is {most}, and Ray has {gpus} GPUs for the ranks of all workers, each "
+                "of which needs one: start fewer workers, or use --launcher process"
             )
         return dict.fromkeys(names, "cuda")
     found, following = {}, 0
@@ -184,6 +185,14 @@ def devices(options: ServeOptions, gpus: int) -> dict[str, str]:
         first = following if following + ranks <= gpus else 0
         found[name], following = f"cuda:{first}", (first + ranks) % gpus
     return found
+
+
+def gpus_of_actors(options: ServeOptions, gpus: int) -> dict[str, float]:
+    """Return how many GPUs Ray gives each worker: one for each rank, or a share of one in Ray's
+    unit of 1/10,000; 0 on the CPU."""
+    sharing = workers_per_gpu(options, gpus)
+    share = GPU_UNITS // sharing / GPU_UNITS if sharing else 0.0
+    return {name: share * _ranks(options, name) for name in worker_names(options)}
 
 
 def makes_certificates(options: ServeOptions) -> bool:

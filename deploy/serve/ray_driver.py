@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ TEND_S = 0.5
 READY_TIMEOUT_S = 60.0
 CPU_SHARE = 0.001  # of a core: a bundle must hold something, and actors do no work
 NODE_SHARE = 0.001
-GPU_UNITS = 10_000
 HEAD_LOST_S = 10  # Ray waits a minute for its head, and no process restarts a local one
 PATH_BYTES = 107  # of a socket, at most
 SOCKET_BYTES = len("/session_2026-01-31_12-30-59_123456_1234567/sockets/plasma_store")
@@ -123,33 +122,37 @@ def _own_files(folder: Path) -> str | None:
     return str(own)
 
 
-def place(ray: Any, folder: Path, names: Sequence[str], sharing: int = 0) -> list[Any]:
-    """The actors of the jobs, in one placement group on this host; `sharing` of them to a GPU,
-    0: without GPUs. Ray names an actor's GPU in CUDA_VISIBLE_DEVICES, which its worker inherits.
+def place(ray: Any, folder: Path, gpus: Mapping[str, float]) -> list[Any]:
+    """Make the actors of the jobs in one placement group on this host. `gpus` of each job: one for
+    each of its worker's ranks, or a share of one. A job has one bundle, since an actor takes its
+    GPUs from one; Ray names them in CUDA_VISIBLE_DEVICES, which its worker inherits.
 
     Raises ConfigError when the cluster has no room for them here, Unavailable when an actor
     does not start in time or cannot do its work.
     """
     node = f"node:{ray.util.get_node_ip_address()}"
-    gpus = gpu_share(sharing)
-    bundle = {"CPU": CPU_SHARE, node: NODE_SHARE} | ({"GPU": gpus} if gpus else {})
-    group = ray.util.placement_group([dict(bundle) for _ in names], strategy="STRICT_PACK")
+    bundles = [
+        {"CPU": CPU_SHARE, node: NODE_SHARE} | ({"GPU": each} if each else {})
+        for each in gpus.values()
+    ]
+    group = ray.util.placement_group(bundles, strategy="STRICT_PACK")
     if not group.wait(READY_TIMEOUT_S):
-        each = f", each with {gpus:g} of a GPU: give --device cpu, or use --launcher process"
+        wanted = ", ".join(f"{each:g}" for each in gpus.values())
+        remedy = f", which want {wanted} GPUs: give --device cpu, or use --launcher process"
         raise ConfigError(
-            f"Ray has no room for {len(names)} workers on this host ({node})"
-            + (each if gpus else "")
+            f"Ray has no room for {len(gpus)} workers on this host ({node})"
+            + (remedy if any(gpus.values()) else "")
         )
     actor = ray.remote(WorkerActor)
     strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
     actors = [
         actor.options(
             num_cpus=0,
-            num_gpus=gpus,
+            num_gpus=each,
             max_restarts=-1,
             scheduling_strategy=strategy(group, placement_group_bundle_index=index),
         ).remote(str(folder), name)
-        for index, name in enumerate(names)
+        for index, (name, each) in enumerate(gpus.items())
     ]
     try:
         ray.get([one.check.remote() for one in actors], timeout=READY_TIMEOUT_S)
@@ -158,19 +161,14 @@ def place(ray: Any, folder: Path, names: Sequence[str], sharing: int = 0) -> lis
     return actors
 
 
-def gpu_share(sharing: int) -> float:
-    """Return one worker's share of a GPU that `sharing` workers use, in Ray's unit of 1/10,000."""
-    return GPU_UNITS // sharing / GPU_UNITS if sharing else 0.0
-
-
-def drive(folder: Path, names: Sequence[str], address: str, sharing: int = 0) -> None:
-    """Place the jobs and stay until SIGTERM."""
+def drive(folder: Path, gpus: Mapping[str, float], address: str) -> None:
+    """Place the jobs, as in `place`, and stay until SIGTERM."""
     ending: list[int] = []  # signals; a list, because an Event's lock is not safe in a handler
     ray = connect(folder, address)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: ending.append(got))
     try:
-        actors = place(ray, folder, names, sharing)  # they live as long as this reference
+        actors = place(ray, folder, gpus)  # they live as long as this reference
         write_private(folder / "ray.placed", os.environ.get(INSTANCE_KEY, ""))
         while not ending:
             time.sleep(TEND_S)
@@ -184,12 +182,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="baton-ray-driver")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--address", default="")
-    parser.add_argument("--sharing", type=int, default=0, help="workers to a GPU; 0: no GPUs")
-    parser.add_argument("names", nargs="+")
+    parser.add_argument("jobs", nargs="+", metavar="NAME=GPUS")
     options = parser.parse_args()
-    return run_to_exit_code(
-        lambda: drive(options.folder, options.names, options.address, options.sharing)
-    )
+    jobs = (job.split("=") for job in options.jobs)
+    gpus = {name: float(each) for name, each in jobs}
+    return run_to_exit_code(lambda: drive(options.folder, gpus, options.address))
 
 
 if __name__ == "__main__":

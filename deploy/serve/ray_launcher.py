@@ -16,7 +16,7 @@ lifeline are files, all workers run on this host; the placement group asks for i
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from baton.deploy.host.instance import Instance, Job
@@ -30,28 +30,25 @@ class RayLauncher:
     """Keeps `local` jobs from this process and `placed` jobs through Ray.
 
     `address` is Ray's own (host:port, `auto`, ray://...); empty: a local Ray is started, and
-    stopped with the instance. `sharing`: how many workers share a GPU, 0: they need none.
+    stopped with the instance. `placed` has the GPUs of each job.
     """
 
     def __init__(
         self,
         instance: Instance,
         local: Sequence[str],
-        placed: Sequence[str],
+        placed: Mapping[str, float],
         address: str,
-        sharing: int = 0,
     ) -> None:
         folder = instance.folder
-        instance.write_job(Job(RAY_JOB, driver_command(folder, placed, address, sharing), GRACE_S))
+        instance.write_job(Job(RAY_JOB, driver_command(folder, placed, address), GRACE_S))
         self._processes = ProcessLauncher(folder, [*local, RAY_JOB])
 
     def tend(self) -> None:
         self._processes.tend()
 
 
-def driver_command(
-    folder: Path, placed: Sequence[str], address: str, sharing: int = 0
-) -> tuple[str, ...]:
+def driver_command(folder: Path, placed: Mapping[str, float], address: str) -> tuple[str, ...]:
     return (
         sys.executable,
         "-P",
@@ -60,7 +57,5 @@ def driver_command(
         str(folder),
         "--address",
         address,
-        "--sharing",
-        str(sharing),
-        *placed,
+        *(f"{name}={gpus:g}" for name, gpus in placed.items()),
     )

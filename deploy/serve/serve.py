@@ -163,8 +163,8 @@ class Serving:
             if options.ray_address
             else "starting a local Ray (about ten seconds)"
         )
-        sharing = plan.workers_per_gpu(options, gpus)
-        return RayLauncher(instance, [ROUTER_JOB], self._workers, options.ray_address, sharing)
+        wanted = plan.gpus_of_actors(options, gpus)
+        return RayLauncher(instance, [ROUTER_JOB], wanted, options.ray_address)
 
     def _admin_key(self, folder: Path) -> dict[str, str]:
         """Return the variable with the operator's key, which is kept in a file of this user."""

@@ -15,6 +15,7 @@ from baton.deploy.serve.plan import (
     client_settings,
     devices,
     environment,
+    gpus_of_actors,
     grace_s,
     jobs,
     makes_certificates,
@@ -217,7 +218,7 @@ def test_ranks_without_gpus_of_their_own_are_refused() -> None:
     options = replace(on("cuda", 1, 1), decode_tp=4)
     with pytest.raises(ConfigError, match="worker.tp is 4, and torch sees 2 GPUs.*at most 2"):
         devices(options, 2)
-    with pytest.raises(ConfigError, match="baton fleet with --gpus 4"):
+    with pytest.raises(ConfigError, match="Ray has 4 GPUs for the ranks of all workers.*fewer"):
         devices(replace(options, launcher="ray"), 4)
 
 
@@ -225,6 +226,29 @@ def test_ray_chooses_the_gpus_and_the_worker_takes_what_it_sees() -> None:
     found = devices(on("auto", 1, 3, "ray"), 2)
     assert set(found.values()) == {"cuda"} and len(found) == 4
     assert devices(on("auto", 1, 3, "ray"), 0) == {}
+    ranked = replace(on("auto", 1, 1, "ray"), decode_tp=4)
+    assert devices(ranked, 5) == {"prefill-0": "cuda", "decode-0": "cuda"}
+
+
+@pytest.mark.parametrize(
+    ("tp", "gpus", "wanted"),
+    [
+        ((1, 1), 2, [1.0, 1.0]),
+        ((1, 1), 1, [0.5, 0.5]),
+        ((2, 4), 8, [2.0, 4.0]),
+        ((2, 4), 0, [0.0, 0.0]),
+    ],
+)
+def test_an_actor_asks_for_the_gpus_of_all_ranks(
+    tp: tuple[int, int], gpus: int, wanted: list[float]
+) -> None:
+    options = replace(on("auto", 1, 1, "ray"), prefill_tp=tp[0], decode_tp=tp[1])
+    assert list(gpus_of_actors(options, gpus).values()) == wanted
+
+
+@pytest.mark.parametrize("workers", [3, 7, 128])
+def test_as_many_workers_as_planned_fit_on_a_gpu(workers: int) -> None:
+    assert sum(gpus_of_actors(on("auto", 1, workers - 1, "ray"), 1).values()) <= 1.0
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from baton.deploy.serve.ray_driver import WorkerActor, connect, drive, place
 from baton.deploy.serve.ray_launcher import RayLauncher, driver_command
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 
+ON_CPU = {"prefill-0": 0.0, "decode-0": 0.0}
+
 
 class RayError(Exception): ...
 
@@ -146,7 +148,7 @@ def test_a_local_ray_keeps_its_files_with_the_instance(
 
 
 def test_workers_have_local_bundles_and_restarting_actors(ray: FakeRay) -> None:
-    actors = place(ray, Path("/run/i"), ["prefill-0", "decode-0"])
+    actors = place(ray, Path("/run/i"), ON_CPU)
     assert [actor.name for actor in actors] == ["prefill-0", "decode-0"]
     assert ray.made == [("/run/i", "prefill-0"), ("/run/i", "decode-0")]
     assert ray.strategy == "STRICT_PACK" and len(ray.bundles) == 2
@@ -157,37 +159,37 @@ def test_workers_have_local_bundles_and_restarting_actors(ray: FakeRay) -> None:
     assert {options["num_gpus"] for options in ray.options} == {0}
 
 
-@pytest.mark.parametrize(("sharing", "each"), [(1, 1.0), (2, 0.5), (3, 0.3333), (128, 0.0078)])
-def test_workers_ask_for_their_share_of_a_gpu(ray: FakeRay, sharing: int, each: float) -> None:
-    place(ray, Path("/run/i"), ["prefill-0", "decode-0"], sharing)
-    assert [bundle["GPU"] for bundle in ray.bundles] == [each, each]
-    assert [options["num_gpus"] for options in ray.options] == [each, each]
-    assert sharing * each <= 1.0  # as many as were planned fit on one
+@pytest.mark.parametrize("gpus", [{"prefill-0": 0.5, "decode-0": 0.5}, {"p": 1.0, "d": 4.0}])
+def test_workers_get_their_gpus_from_one_bundle(ray: FakeRay, gpus: dict[str, float]) -> None:
+    """Also those of all ranks: an actor sees the GPUs of its bundle alone."""
+    place(ray, Path("/run/i"), gpus)
+    assert [bundle["GPU"] for bundle in ray.bundles] == [*gpus.values()]
+    assert [options["num_gpus"] for options in ray.options] == [*gpus.values()]
 
 
 def test_workers_on_the_cpu_take_no_gpu_from_others(ray: FakeRay) -> None:
-    place(ray, Path("/run/i"), ["prefill-0", "decode-0"])
+    place(ray, Path("/run/i"), ON_CPU)
     assert all("GPU" not in bundle for bundle in ray.bundles)
     assert [options["num_gpus"] for options in ray.options] == [0, 0]
 
 
 def test_a_ray_without_gpus_is_reported_with_a_remedy(ray: FakeRay) -> None:
     ray.room = False
-    with pytest.raises(ConfigError, match="each with 0.5 of a GPU: give --device cpu"):
-        place(ray, Path("/run/i"), ["prefill-0", "decode-0"], 2)
+    with pytest.raises(ConfigError, match="which want 0.5, 2 GPUs: give --device cpu"):
+        place(ray, Path("/run/i"), {"prefill-0": 0.5, "decode-0": 2.0})
 
 
 def test_a_host_without_room_is_reported(ray: FakeRay) -> None:
     ray.room = False
     with pytest.raises(ConfigError, match="no room for 1 workers.*10.0.0.1"):
-        place(ray, Path("/run/i"), ["decode-0"])
+        place(ray, Path("/run/i"), {"decode-0": 0.0})
     assert ray.made == []
 
 
 def test_an_actor_that_does_not_start_is_our_error(ray: FakeRay) -> None:
     ray.failure = RayError("actor died")
     with pytest.raises(Unavailable, match="no actor for a worker: actor died"):
-        place(ray, Path("/run/i"), ["decode-0"])
+        place(ray, Path("/run/i"), {"decode-0": 0.0})
 
 
 def test_the_driver_stays_until_a_signal_and_then_lets_ray_go(
@@ -203,7 +205,7 @@ def test_the_driver_stays_until_a_signal_and_then_lets_ray_go(
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(ray_driver.time, "sleep", pause)
-    drive(tmp_path, ["prefill-0", "decode-0"], "")
+    drive(tmp_path, ON_CPU, "")
     assert placed == ["id"] * 3
     assert ray.killed == ["prefill-0", "decode-0"] and ray.shutdowns == 1
 
@@ -213,7 +215,7 @@ def test_ray_is_let_go_where_nothing_could_be_placed(
 ) -> None:
     ray.room = False
     with pytest.raises(ConfigError):
-        drive(tmp_path, ["decode-0"], "")
+        drive(tmp_path, {"decode-0": 0.0}, "")
     assert ray.shutdowns == 1 and not (tmp_path / "ray.placed").exists()
 
 
@@ -298,10 +300,11 @@ def test_an_actor_that_cannot_look_at_the_lifeline_looks_again(
 
 
 def test_the_launcher_keeps_one_more_job_that_names_the_others(instance: Instance) -> None:
-    RayLauncher(instance, ["router"], ["prefill-0", "decode-0"], "auto", sharing=3)
+    gpus = {"prefill-0": 0.3333, "decode-0": 2.0}
+    RayLauncher(instance, ["router"], gpus, "auto")
     job = read_job(instance.folder, "ray")
-    assert job.argv == driver_command(instance.folder, ["prefill-0", "decode-0"], "auto", 3)
-    assert job.argv[-5:] == ("auto", "--sharing", "3", "prefill-0", "decode-0")
+    assert job.argv == driver_command(instance.folder, gpus, "auto")
+    assert job.argv[-3:] == ("auto", "prefill-0=0.3333", "decode-0=2")
     assert "baton.deploy.serve.ray_driver" in job.argv
 
 
