@@ -122,11 +122,12 @@ def _words(rng: random.Random, count: int) -> str:
 
 
 def right_answers(
-    wanted: Sequence[Ask], settings: tuple[str, ...], parent: Path
+    wanted: Sequence[Ask], settings: tuple[str, ...], parent: Path, model: Path | None = None
 ) -> dict[int, Answer]:
-    """Those of one worker that prefills by itself, one ask at a time; each with its usage."""
+    """Those of one worker that prefills by itself, one ask at a time; each with its usage.
+    `model` None: the embedded one."""
     with tempfile.TemporaryDirectory(dir=parent) as folder:
-        cluster = Cluster(Path(folder), (*settings, "router.placement=local"))
+        cluster = Cluster(Path(folder), (*settings, "router.placement=local"), model=model)
         try:
             cluster.start(0, 1)
             return asyncio.run(_answers(cluster.url, wanted))

@@ -284,10 +284,16 @@ class Cluster:
             time.sleep(0.05)
 
     def logs(self) -> str:
+        """Return the end of each process's log, with the code of one that has ended."""
         return "".join(
-            f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}"
+            f"--- {path.name}{self._end(path.stem)}\n{path.read_text(errors='replace')[-3000:]}"
             for path in sorted(self.folder.glob("*.log"))
         )
+
+    def _end(self, name: str) -> str:
+        process = self._processes.get(name)
+        code = None if process is None else process.poll()
+        return "" if code is None else f" (ended with code {code})"
 
     def close(self) -> None:
         """End every process; none is left, however it behaves."""

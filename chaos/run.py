@@ -29,11 +29,12 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks.inputs.mixture_model import mixture_model
 from chaos import held_thread, hosts, network, small_disk
 from chaos.answers import Answer
 from chaos.asks import Ask, asks, long_asks, right_answers
 from chaos.clients import Clients, Outcome, capacity, offer
-from chaos.cluster import Cluster, ClusterError, end_cleanly
+from chaos.cluster import Cluster, ClusterError, end_cleanly, here
 from chaos.hosts import Hosts, running_hosts
 from chaos.network import Network
 from chaos.report import report, write
@@ -139,18 +140,20 @@ class Chaos:
 
     def _fleet(self, held: contextlib.ExitStack, scenarios: Sequence[Scenario]) -> Fleet:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(dir=self._folder)))
-        kind, ranks, transport = scenarios[0].fleet, scenarios[0].ranks, scenarios[0].transport
+        first = scenarios[0]
+        kind, ranks, transport = first.fleet, first.ranks, first.transport
         net = None if transport == "memory" else held.enter_context(Network())
         needed = any(scenario.needs == "disk" for scenario in scenarios)
         disk = held.enter_context(SmallDisk(folder)) if needed else None
-        settings = (*SETTINGS, f"worker.tp={ranks}")
+        settings = (*SETTINGS, *split_settings(ranks, first.ep))
         size, many = self._size, None
         if net is not None and transport in ("hosts", "ray"):
             running = running_hosts(net, folder, settings, with_ray=transport == "ray")
             many = held.enter_context(running)
             cluster = many.cluster
         else:
-            cluster = Cluster(folder, settings, net.add) if net else Cluster(folder, settings)
+            place = net.add if net else here
+            cluster = Cluster(folder, settings, place, model_for(first.ep, self._folder))
             held.callback(cluster.close)
             cluster.start(size.prefill, size.decode, size.routers)
         fleet = Fleet(cluster, net, disk, many)
@@ -265,6 +268,15 @@ def size_for(ranks: int, size: RunSize) -> RunSize:
     return replace(size, prefill=1, decode=2, asks=min(size.asks, RANK_ASKS), longs=0)
 
 
+def split_settings(ranks: int, ep: int) -> tuple[str, str]:
+    return f"worker.tp={ranks}", f"worker.ep={ep}"
+
+
+def model_for(ep: int, folder: Path) -> Path | None:
+    """Return a mixture, kept in `folder`, for workers with groups of experts; None: embedded."""
+    return mixture_model(folder / "mixture") if ep > 1 else None
+
+
 def wanted(size: RunSize) -> tuple[list[Ask], list[Ask]]:
     return asks(size.asks, SEED), long_asks(size.longs, SEED, size.asks)
 
@@ -334,9 +346,10 @@ def _run(chosen: Sequence[Scenario], size: RunSize, json_file: Path | None) -> i
         verdicts, per_s = list[Verdict](), dict[str, float]()
 
         @functools.cache
-        def right(ranks: int) -> dict[int, Answer]:
+        def right(ranks: int, ep: int) -> dict[int, Answer]:
             usual, longs = wanted(size_for(ranks, size))
-            return right_answers([*usual, *longs], (*ALONE, f"worker.tp={ranks}"), folder)
+            settings, model = (*ALONE, *split_settings(ranks, ep)), model_for(ep, folder)
+            return right_answers([*usual, *longs], settings, folder, model)
 
         def keep() -> None:
             if json_file is not None:
@@ -348,10 +361,10 @@ def _run(chosen: Sequence[Scenario], size: RunSize, json_file: Path | None) -> i
                 scenarios = [s for s in chosen if s.fleet == fleet and s.name not in passed_over]
                 if not scenarios:
                     continue
-                ranks = scenarios[0].ranks
+                ranks, ep = scenarios[0].ranks, scenarios[0].ep
                 own = size_for(ranks, size)
                 try:
-                    Chaos(own, folder, right(ranks), keep, verdicts, per_s).all_of(scenarios)
+                    Chaos(own, folder, right(ranks, ep), keep, verdicts, per_s).all_of(scenarios)
                 except NOT_BACK as error:  # the next fleet may start
                     print(f"{fleet}: no fleet: {error!r}", flush=True)
         finally:  # ended from outside, it reports what it has seen

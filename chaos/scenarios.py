@@ -207,6 +207,8 @@ RANKS = (
              bound(strike_rank, "decode-0", "SIGKILL"), ranks=2),
     Scenario("rank-pause", "SIGSTOP of one rank of a decode worker",
              bound(strike_rank, "decode-0", "SIGSTOP"), ranks=2),
+    Scenario("experts-kill", "kill -9 of one rank of a decode worker, which holds half the experts",
+             bound(strike_rank, "decode-0", "SIGKILL"), ranks=2, ep=2),
 )  # fmt: skip
 ALL = (*MEMORY, *TCP, *RANKS, *HOSTS, *RAY)
 SHORT = ("kill-decode", "pause-prefill", "kill-router", "leave")

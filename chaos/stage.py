@@ -116,16 +116,17 @@ Needs = Literal["disk", "trace"]  # a small disk of its own; the right to hold a
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`transport`: how KV moves, and on which hosts. `ranks`: of each worker. `hold_s`: of the
-    fault. `may_cut`: routers that it kills. `settle_s`: what it takes longer than others to work
-    off what has waited. `quiet_s`: within which no block may be held any more, after the load has
-    ended."""
+    """`transport`: how KV moves, and on which hosts. `ranks`: of each worker, in `ep` groups of
+    experts; above 1 the model is a mixture. `hold_s`: of the fault. `may_cut`: routers that it
+    kills. `settle_s`: what it takes longer than others to work off what has waited. `quiet_s`:
+    within which no block may be held any more, after the load has ended."""
 
     name: str
     fault: str
     inject: Inject
     transport: Transport = "memory"
     ranks: int = 1
+    ep: int = 1
     redundant: bool = True
     may_cut: tuple[str, ...] = ()
     hold_s: float = 5.0
@@ -137,7 +138,10 @@ class Scenario:
     @property
     def fleet(self) -> str:
         """Name the fleet that the scenario runs on: one serves all scenarios of the same name."""
-        return self.transport if self.ranks == 1 else f"{self.transport}, {self.ranks} ranks"
+        if self.ranks == 1:
+            return self.transport
+        experts = f", {self.ep} groups of experts" if self.ep > 1 else ""
+        return f"{self.transport}, {self.ranks} ranks{experts}"
 
 
 def bound(inject: Callable[..., Awaitable[None]], *arguments: Any) -> Inject:
