@@ -1,5 +1,5 @@
-"""Workers of one and two ranks in one fleet, with a draft model and without: the same tokens, and
-a rank that dies."""
+"""Workers of one and two ranks in one fleet, with a draft model and without: the same tokens, also
+while they change roles, drain, or lose a rank."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,12 +60,33 @@ def ranks_of(cluster: Cluster, name: str) -> list[int]:
     return [int(pid) for pid in found.stdout.split()]
 
 
+def lives(process: int) -> bool:
+    return Path(f"/proc/{process}").exists()
+
+
 async def test_unlike_numbers_of_ranks_exchange_kv(
     fleet: Cluster, load: Any, expected: Any, compare: Callable[..., list[str]], speculate: str
 ) -> None:
     assert not compare(await load.run(fleet.url, concurrency=6), expected)
     accepted = fleet.total("baton_accepted_tokens_total", proposer="draft")
     assert (accepted > 0) == (speculate == "draft")
+    assert {name: fleet.metric(name, "baton_ranks") for name in RANKS} == RANKS
+    fleet.quiet(within_s=5.0)
+
+
+@pytest.mark.nightly
+async def test_ranks_that_change_their_role_cost_no_answer(
+    fleet: Cluster, load: Any, expected: Any, compare: Callable[..., list[str]], until: Any
+) -> None:
+    """The ranks are the same processes in both roles."""
+    before = ranks_of(fleet, "decode-1")
+    for role in ("prefill", "decode"):
+        asking = asyncio.create_task(load.run(fleet.url, concurrency=8, salt=role))
+        await until(lambda: fleet.audit("decode-0")["running"] >= 1)
+        await asyncio.to_thread(fleet.change_role, "decode-1", role)
+        assert not compare(await asking, expected)
+        assert ranks_of(fleet, "decode-1") == before
+        assert not compare(await load.run(fleet.url, concurrency=8, salt=f"as {role}"), expected)
     fleet.quiet(within_s=5.0)
 
 
@@ -76,3 +98,17 @@ async def test_a_rank_that_dies_costs_no_answer(
     os.kill(ranks_of(fleet, "decode-1")[0], signal.SIGKILL)
     await until(lambda: not fleet.alive("decode-1"), within_s=5.0)
     assert not compare(await asking, expected)
+
+
+@pytest.mark.nightly
+async def test_ranks_that_drain_cost_no_answer(
+    fleet: Cluster, load: Any, expected: Any, compare: Callable[..., list[str]], until: Any
+) -> None:
+    """Of the prefill worker with ranks, while decode workers read from it."""
+    ranks = ranks_of(fleet, "prefill-0")
+    asking = asyncio.create_task(load.run(fleet.url, concurrency=8, salt="ranks drain"))
+    await until(lambda: fleet.audit("prefill-0")["open_handoffs"] >= 1)
+    assert await asyncio.to_thread(fleet.terminate, "prefill-0") == 0
+    assert not compare(await asking, expected)
+    assert ranks and not any(map(lives, ranks))
+    fleet.quiet(within_s=5.0)

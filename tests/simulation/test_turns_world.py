@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("quiet_logs")
 SEEDS = [seed for seed in range(400) if seed % TURNS_EVERY in TURNS_SEEDS]
 TURNS_S = (0.1, 1.0, 3.0)
 SECOND_S = TURNS_S[1]
+LARGE = 16  # tokens of a block, four times the others'
 ANSWER_TOKENS = 46  # a READ of so many costs less than to compute them
 Reads = list[tuple[float, str]]
 GRAMMAR = regex_grammar("[ab]{34,40}(,[a-c]{2,6}){1,3}")
@@ -74,6 +75,8 @@ def talks(
         decode={f"d{number}": 160 for number in range(decode)},
     )
     handoff = replace(made.config.handoff, lease_s=0.5, read_timeout_s=0.3)
+    step = replace(made.config.step, chunk_tokens=LARGE, local_prefill_tokens=LARGE)
+    config = replace(made.config, handoff=handoff, **({"step": step} if "sizes" in how else {}))
     events = list(faults)
     for number in range(3):
         prompt, stops = tuple(range(number, number + 13)), (END,) if grammar else ()
@@ -84,7 +87,7 @@ def talks(
     plain = {"step_s": 0.003, "delay_s": 0.0005, "read_s": 0.01, "blocks_per_s": None}
     return replace(
         made,
-        config=replace(made.config, handoff=handoff),
+        config=config,
         events=tuple(sorted(events, key=lambda event: event.at_s)),
         **{**plain, "proposer": None, **how},
     )
@@ -137,19 +140,31 @@ def test_worlds_have_turns_reads_and_faults_of_many_kinds(reads: Reads) -> None:
     assert {draw(seed).ranks for seed in SEEDS} == {1, 2}
 
 
+SPOKEN: dict[str, Any] = {
+    "proposer": "oracle",
+    "right_share": 0.7,
+    "constrained": True,
+    "grammar": GRAMMAR,
+}
+# The decode workers, of which some fleets have one: larger blocks; KV in fewer bits.
+LARGER: dict[str, Any] = {"sizes": {"d0": LARGE, "d1": LARGE}}
+NARROWER: dict[str, Any] = {"wide": ("p0", "p1")}
 BESIDE: dict[str, dict[str, Any]] = {
     "ranks": {"ranks": 2},
     "an oracle": {"proposer": "oracle", "right_share": 0.5},
     "n-grams": {"proposer": "ngram"},
     "a draft model": {"proposer": "draft"},
     "grammars": {"constrained": True, "grammar": GRAMMAR},
-    "all": {
-        "ranks": 2,
-        "proposer": "oracle",
-        "right_share": 0.7,
-        "constrained": True,
-        "grammar": GRAMMAR,
-    },
+    "all": {"ranks": 2, **SPOKEN},
+    "larger blocks, all": {"ranks": 2, **LARGER, **SPOKEN},
+    "larger blocks, a draft model": {**LARGER, "proposer": "draft"},
+    "fewer bits, all": {"ranks": 2, **NARROWER, **SPOKEN},
+}
+MOVED: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "ranks": {"ranks": 2},
+    "larger blocks": LARGER,
+    "fewer bits": NARROWER,
 }
 READ_FAULTS = [Fault("reads", ("d0",), 4.0, what) for what in ("failed", "stuck", "corrupt")]
 
@@ -180,11 +195,12 @@ def test_a_lost_rank_of_either_side_costs_no_answer(
     assert outcome.breaches == [] and outcome.ends == {"finished": 6}
 
 
-def test_a_migrated_conversation_reads_from_its_new_worker(reads: Reads) -> None:
+@pytest.mark.parametrize("beside", MOVED)
+def test_a_migrated_conversation_reads_from_its_new_worker(beside: str, reads: Reads) -> None:
     """It moves in the midst of its second answer; the third turn needs all of that answer."""
     moved_s = SECOND_S + 0.3
     kill = Event(moved_s, Fault("kill", ("d0",), 8.0))
-    outcome = lab.run(talks(kill, turns=3, decode=2, step_s=0.01))
+    outcome = lab.run(talks(kill, turns=3, decode=2, step_s=0.01, **MOVED[beside]))
     assert outcome.breaches == [] and outcome.ends == {"finished": 9}
     assert set(granters(reads, TURNS_S[2])) == {"d1", "p0"}
 
@@ -199,10 +215,13 @@ def test_a_migrated_conversation_reads_from_its_new_worker(reads: Reads) -> None
     ],
     ids=str,
 )
-def test_workers_that_leave_or_change_cost_no_answer(fault: Fault, after_s: float) -> None:
+@pytest.mark.parametrize("beside", MOVED)
+def test_workers_that_leave_or_change_cost_no_answer(
+    beside: str, fault: Fault, after_s: float
+) -> None:
     """A worker that grants history, or reads it, drains or takes on the other role."""
     event = Event(SECOND_S + after_s, fault)
-    outcome = lab.run(talks(event, turns=3, prefill=2, decode=2))
+    outcome = lab.run(talks(event, turns=3, prefill=2, decode=2, **MOVED[beside]))
     assert outcome.breaches == [] and outcome.ends == {"finished": 9}
 
 
