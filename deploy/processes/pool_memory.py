@@ -1,4 +1,5 @@
-"""Turns the engine's KV pool into what a mover takes: plain memory, its kind, its checksums.
+"""Turns the engine's KV pool into what a handoff takes: plain memory, its kind, its checksums, and
+its conversions for readers that store KV in another dtype.
 
 The one place that knows both sides of that seam. Keeps no state.
 """
@@ -7,13 +8,18 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.deploy.host.packages import INSTALL
+from baton.engine.memory.kv_conversion import conversion_to
 from baton.engine.memory.kv_pool import KvPool
+from baton.engine.spec.model_spec import ModelSpec
 from baton.kv_transfer import checksum
 from baton.kv_transfer.block_sizes import SlabRows
 from baton.kv_transfer.checksum import SlabGroup
+from baton.kv_transfer.conversion import Conversion, HostConversion, numba_checksums
 from baton.kv_transfer.local_pool import DevicePool, HostPool, LocalPool, RankedPool
 from baton.runtime.errors import ConfigError
 
@@ -64,3 +70,25 @@ def device_pool(stored: Tensor, slabs: int) -> DevicePool:
         compute_checksums=DeviceChecksums(stored, slabs),
         enter=partial(enter_device, stored.device),
     )
+
+
+def conversion_of(pool: KvPool, spec: ModelSpec, kv_dtype: str) -> Conversion | None:
+    """Return the conversion of the pool's blocks to a reader's `kv_dtype`; None: there is none, as
+    for the pools of several ranks."""
+    if pool.parts:
+        return None
+    engine = conversion_to(pool, spec, kv_dtype)
+    if engine is None:
+        return None
+    if pool.tensor.device.type != "cpu":
+        from baton.engine.triton.device_conversion import DeviceConversion
+
+        return None if pool.draft is not None else DeviceConversion(pool, engine, kv_dtype)
+    (slabs, _), *beside = pool.slab_groups
+    checksums = numba_checksums(slabs, SlabGroup(*beside[0]) if beside else None)
+
+    def converted(block: int) -> NDArray[np.uint8]:
+        content: NDArray[np.uint8] = engine.converted([block]).numpy()
+        return content
+
+    return HostConversion(kv_dtype, engine.block_bytes, pool.bytes_view(), converted, checksums)

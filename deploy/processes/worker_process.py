@@ -34,7 +34,7 @@ from baton.deploy.host.process_lifecycle import raise_open_file_limit
 from baton.deploy.processes.admin import AdminServer
 from baton.deploy.processes.engine_loading import load_engine
 from baton.deploy.processes.pool_memory import local_pool
-from baton.deploy.processes.worker_control import WorkerControl
+from baton.deploy.processes.worker_control import WorkerControl, worker_status
 from baton.deploy.processes.worker_roles import (
     Below,
     Boot,
@@ -43,7 +43,6 @@ from baton.deploy.processes.worker_roles import (
     model_limits,
     prefill_role,
 )
-from baton.deploy.processes.worker_status import worker_status
 from baton.engine.execution.device_choice import device_label
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.scheduling.blocks import BlockPool, Hold

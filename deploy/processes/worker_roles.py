@@ -22,7 +22,7 @@ from baton.decode_worker.speculator import Speculator
 from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.processes.draft_choice import draft_fingerprint
-from baton.deploy.processes.kv_conversions import conversion_of
+from baton.deploy.processes.pool_memory import conversion_of
 from baton.engine.checkpoint.fingerprint import model_fingerprint
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.scheduling.blocks import BlockPool
