@@ -13,7 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from baton.engine.execution.decode_graph import STAGINGS, largest_bucket
+from baton.engine.execution.decode_graph import (
+    STAGINGS,
+    copy_tables,
+    largest_bucket,
+    rows_layout,
+)
 from baton.engine.execution.graph_device import DeviceEvent, GraphDevice, Replay
 from baton.engine.model.decoder import Decoder
 from baton.engine.model.step_layout import StepLayout
@@ -82,23 +87,11 @@ class FollowingGraphs:
 
     def _send(self, staging: _StepInputs, bucket: int, width: int) -> None:
         self._inputs.copy_(staging.inputs, non_blocking=True)
-        moved = self._moved[: bucket * width]
-        moved.copy_(staging.tables[0, : bucket * width], non_blocking=True)
-        self._tables[:bucket, :width].copy_(moved.view(bucket, width))
+        copy_tables(staging.tables[0], self._moved, self._tables, bucket, width)
 
     def _step(self, rows: int) -> None:
         """The captured work."""
-        inputs = self._inputs[:, :rows]
-        layout = StepLayout(
-            tokens=self._tokens[:rows],
-            positions=inputs[_POSITION],
-            write_blocks=inputs[_BLOCK],
-            write_slots=inputs[_SLOT],
-            decode_tables=self._tables[:rows],
-            decode_lengths=inputs[_LENGTH].to(torch.int32),
-            chunks=(),
-            spans=(),
-        )
+        layout = rows_layout(self._tokens[:rows], self._inputs[:, :rows], self._tables[:rows])
         self._decoder.logits(self._decoder.hidden(layout))
 
 

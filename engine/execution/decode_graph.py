@@ -85,6 +85,30 @@ def largest_bucket(max_rows: int) -> int:
     return next((bucket for bucket in BUCKETS if bucket >= max_rows), BUCKETS[-1])
 
 
+def rows_layout(tokens: Tensor, inputs: Tensor, tables: Tensor) -> StepLayout:
+    """Return the layout of decode rows, a token each, as a graph reads it. `inputs`, int64
+    [4, rows], are the positions, the written blocks and slots, and the lengths."""
+    positions, blocks, slots, lengths = inputs
+    return StepLayout(
+        tokens=tokens,
+        positions=positions,
+        write_blocks=blocks,
+        write_slots=slots,
+        decode_tables=tables,
+        decode_lengths=lengths.to(torch.int32),
+        chunks=(),
+        spans=(),
+    )
+
+
+def copy_tables(flat: Tensor, moved: Tensor, tables: Tensor, rows: int, width: int) -> None:
+    """Queue the copy of `rows` block tables of `width` from the host's `flat` into wider ones.
+    They pass through `moved`: a full device has no memory for a temporary."""
+    count = rows * width
+    moved[:count].copy_(flat[:count], non_blocking=True)
+    tables[:rows, :width].copy_(moved[:count].view(rows, width))
+
+
 class Followers(Protocol):
     """Other ranks, which capture and replay the same decoder steps; their collective operations
     meet this rank's."""
@@ -225,11 +249,8 @@ class DecodeGraphs:
             self._amounts[:count].copy_(staging.amounts[0, :count], non_blocking=True)
         if not np.array_equal(tables, self._sent):
             width = tables.shape[1]
-            flat = staging.tables[0, : bucket * width]
-            flat.numpy()[:] = tables.ravel()
-            # One copy, then into wider rows: a full device has no memory for a temporary.
-            moved = self._moved[: bucket * width].copy_(flat, non_blocking=True)
-            self._tables[:bucket, :width].copy_(moved.view(bucket, width))
+            staging.tables[0, : bucket * width].numpy()[:] = tables.ravel()
+            copy_tables(staging.tables[0], self._moved, self._tables, bucket, width)
             self._sent = tables
 
     def _padding(self, bucket: int) -> np.ndarray:
@@ -244,16 +265,8 @@ class DecodeGraphs:
     def _decode(self, rows: int) -> None:
         """The decoder's captured work. Reads inputs, tables and the last drawn tokens."""
         inputs, fed = self._inputs[:, :rows], self._fed_tokens(rows)
-        layout = StepLayout(
-            tokens=torch.where(fed >= 0, fed, inputs[_TOKEN]),
-            positions=inputs[_POSITION],
-            write_blocks=inputs[_BLOCK],
-            write_slots=inputs[_SLOT],
-            decode_tables=self._tables[:rows],
-            decode_lengths=inputs[_LENGTH].to(torch.int32),
-            chunks=(),
-            spans=(),
-        )
+        tokens = torch.where(fed >= 0, fed, inputs[_TOKEN])
+        layout = rows_layout(tokens, inputs[_POSITION : _LENGTH + 1], self._tables[:rows])
         self._logits = self._decoder.logits(self._decoder.hidden(layout))
 
     def _draw(self, rows: int) -> None:

@@ -22,8 +22,6 @@ from baton.engine.execution import determinism_proof
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.determinism_proof import prove_graphs
 from baton.engine.execution.device_runner import device_runner
-from baton.engine.execution.engine_options import EngineOptions
-from baton.engine.execution.loading import build_runner
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.kv_quant import KV_QUANTS
 from baton.engine.scheduling.batch import Slice, StepBatch
@@ -33,9 +31,10 @@ from baton.engine.triton.matrices import TritonMatrices
 from baton.runtime.errors import ConfigError
 
 sys.path.append(str(Path(__file__).parent))
-from interpreter import patch_once_a_launch
+from device_story import BLOCKS, torch_runner
+from interpreter import patch_once_a_launch, shorten_proof
 
-BLOCKS, SIZE = 64, 8
+SIZE = 8
 Sizes = tuple[int, ...]
 
 
@@ -74,10 +73,8 @@ def main() -> int:
     given = parser.parse_args()
     patch_once_a_launch()
     device, tiny = torch.device(given.device), given.device == "cpu"
-    if tiny:  # a program takes the interpreter milliseconds
-        determinism_proof._PROOF_TOKENS = determinism_proof._SIZES_TOKENS = 9
-        determinism_proof._GRAPH_TOKENS = SIZE
-        determinism_proof._SIZES = ((3,),)
+    if tiny:
+        shorten_proof(SIZE)
     spec, codes = read_spec(given.folder), KV_QUANTS.get(given.kv_dtype)
     weights = load_weights(
         given.folder, spec, torch.float32, TritonMatrices(device), None, given.quantization
@@ -89,17 +86,7 @@ def main() -> int:
     tokens = [(31 * place + 7) % spec.vocab_size for place in range(18 if tiny else 120)]
     cuts = ((5,), (17,)) if tiny else ((5, 6, 40), (57, 90, 91))
     found, held["from a shared prefix"] = shared_prefix(ours, tokens, *cuts)
-    plain = build_runner(
-        given.folder,
-        EngineOptions(
-            blocks=BLOCKS,
-            block_size=SIZE,
-            dtype="float32",
-            backend="torch",
-            quantization=given.quantization,
-            kv_dtype=given.kv_dtype,
-        ),
-    )
+    plain = torch_runner(given.folder, given.kv_dtype, given.quantization, SIZE)
     (wanted,) = plain.all_logits(StepBatch((Slice(tokens, 0, range(BLOCKS // 2)),)))
     apart = ((found - wanted).norm() / wanted.norm()).item()
     held["near the CPU's"] = apart < (2e-2 if codes else 1e-4)

@@ -22,17 +22,15 @@ from pathlib import Path
 from baton.deploy.processes.pool_memory import local_pool
 from baton.engine.device_ranks.device_loading import build_device_rank_runner, watch
 from baton.engine.device_ranks.leading import DeviceRankRunner, LeadingPool
-from baton.engine.execution import determinism_proof
 from baton.engine.execution.engine_options import EngineOptions
-from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime.errors import DeviceLost
 
 sys.path.append(str(Path(__file__).parent))
-from device_story import BLOCKS, SIZE, Counted, tokens
-from interpreter import patch_once_a_launch
+from device_story import BLOCKS, SIZE, Counted, tokens, torch_runner
+from interpreter import patch_once_a_launch, shorten_proof
 
 NOTICED_S = 3.0
 READ_S = 30.0
@@ -140,10 +138,8 @@ def main() -> int:
     given = parser.parse_args()
     patch_once_a_launch()
     on_cpu = given.device == "cpu"
-    if on_cpu:  # a program takes the interpreter milliseconds
-        determinism_proof._PROOF_TOKENS = determinism_proof._SIZES_TOKENS = 9
-        determinism_proof._GRAPH_TOKENS = SIZE
-        determinism_proof._SIZES = ((3,),)
+    if on_cpu:
+        shorten_proof(SIZE)
     options = EngineOptions(
         blocks=0 if given.sized else BLOCKS,
         block_size=SIZE,
@@ -164,16 +160,7 @@ def main() -> int:
         memory=Counted() if on_cpu else None,
         buckets=(4,) if on_cpu else (1, 2, 8),
     )
-    plain = build_runner(
-        given.folder,
-        EngineOptions(
-            blocks=BLOCKS,
-            block_size=SIZE,
-            dtype="float32",
-            backend="torch",
-            kv_dtype=given.kv_dtype,
-        ),
-    )
+    plain = torch_runner(given.folder, given.kv_dtype)
     lengths = [9, 20, 2] if on_cpu else [9, 30, 2, 77, 16]
     found = tokens(ours, lengths, given.steps, ours.spec.vocab_size)
     wanted = tokens(plain, lengths, given.steps, ours.spec.vocab_size)

@@ -104,6 +104,23 @@ def _take(done: object, drawn: list[list[int]], best: list[list[list[int]]]) -> 
         best[index].append([token for token, _ in each[0].top])
 
 
+def torch_runner(
+    folder: Path, kv_dtype: str, quantization: str = "none", block_size: int = SIZE
+) -> ModelRunner:
+    """What a device is held against: the model in float32 on torch, on the CPU."""
+    return build_runner(
+        folder,
+        EngineOptions(
+            blocks=BLOCKS,
+            block_size=block_size,
+            dtype="float32",
+            backend="torch",
+            kv_dtype=kv_dtype,
+            quantization=quantization,
+        ),
+    )
+
+
 class Counted:
     """Memory of which each look finds a sixteenth less, where the device cannot be asked."""
 
@@ -160,16 +177,7 @@ def main() -> int:
         ours = build(KvPool(spec, BLOCKS, SIZE, torch.float32, device, codes))
     unwritten = ours.pool.tensor if ours.pool.scales is None else ours.pool.scales
     unwritten.fill_(float("nan"))
-    plain: ModelRunner = build_runner(
-        given.folder,
-        EngineOptions(
-            blocks=BLOCKS,
-            block_size=SIZE,
-            dtype="float32",
-            backend="torch",
-            kv_dtype=given.kv_dtype,
-        ),
-    )
+    plain = torch_runner(given.folder, given.kv_dtype)
     lengths = [9, 20, 2] if given.device == "cpu" else [9, 30, 2, 77, 16]
     found = tokens(ours, lengths, given.steps, spec.vocab_size)
     wanted = tokens(plain, lengths, given.steps, spec.vocab_size)

@@ -1,11 +1,14 @@
 """Triton's interpreter, nearly twice as fast: it puts its own functions in the place of Triton's
-once for each launch, not again at every call of a function inside a kernel."""
+once for each launch, not again at every call of a function inside a kernel. And a proof of
+determinism that it can bear."""
 
 from __future__ import annotations
 
 import os
 from functools import cache
 from typing import Any
+
+from baton.engine.execution import determinism_proof
 
 
 def patch_once_a_launch() -> None:
@@ -39,3 +42,10 @@ def patch_once_a_launch() -> None:
 
     interpreter._patch_lang = patched
     interpreter.GridExecutor.__call__ = launched
+
+
+def shorten_proof(block_size: int) -> None:
+    """Prove on few tokens: a program takes the interpreter milliseconds."""
+    determinism_proof._PROOF_TOKENS = determinism_proof._SIZES_TOKENS = 9
+    determinism_proof._GRAPH_TOKENS = block_size
+    determinism_proof._SIZES = ((3,),)
