@@ -36,11 +36,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PACKAGES := decode_worker deploy engine kv_transfer models planner prefill_worker proto router runtime simulation
 # Tests that start processes do not run beside those that fill all cores: tests of whole fleets run
-# one after the other, the others two at a time. Tests that measure how long something takes are
-# marked `timed` and run last.
+# one after the other, the others, which wait for most of their time, four at a time. Tests that
+# measure how long something takes are marked `timed` and run last.
 PODS := $(patsubst %,tests/helm/test_%.py,release_under_load rendered_pods running_release)
 FLEETS := tests/chaos tests/clients tests/e2e $(PODS)
 STARTERS := tests/benchmarks tests/deploy
+# Tests over the text of all code: part of `make check`, and not run again by `make test`.
+CHECKED := $(addprefix tests/test_,architecture.py loaded_packages.py glossary.py dangerous_calls.py mutation_targets.py)
 TIMED = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.timed' tests)
 # In these folders a conftest marks tests: all but a smoke test, or those on most of the models.
 NIGHTLY_FOLDERS := tests/benchmarks tests/chaos tests/engine
@@ -99,14 +101,14 @@ build/clients/vercel/.installed: requirements/clients/vercel/package-lock.json
 	    touch $@; \
 	else echo "npm is absent: the client vercel is left out"; fi
 
-test: $(STAMP) ## all tests that need no GPU (TESTS=tests/engine: some of them)
+test: $(STAMP) ## all tests that need no GPU, but those of `make check` (TESTS=tests/engine: some of them)
 ifeq ($(TESTS),tests)
 	@result=0; \
 	$(PYTEST) --numprocesses=logical --maxprocesses=4 $(BY_FILE) \
-	    -m "not timed and not nightly" $(FLEETS:%=--ignore=%) $(STARTERS:%=--ignore=%) || result=$$?; \
-	$(PYTEST) --numprocesses=2 $(BY_FILE) -m "not nightly" $(STARTERS) || result=$$?; \
+	    -m "not timed and not nightly" $(patsubst %,--ignore=%,$(FLEETS) $(STARTERS) $(CHECKED)) || result=$$?; \
+	$(PYTEST) --numprocesses=4 $(BY_FILE) -m "not timed and not nightly" $(STARTERS) || result=$$?; \
 	$(PYTEST) -m "not nightly" $(FLEETS) || result=$$?; \
-	$(PYTEST) --numprocesses=2 $(BY_FILE) -m "timed and not nightly" $(TIMED) || result=$$?; \
+	$(PYTEST) --numprocesses=3 $(BY_FILE) -m "timed and not nightly" $(TIMED) || result=$$?; \
 	exit $$result
 else
 	$(PYTEST) $(TESTS)
@@ -123,8 +125,7 @@ check: $(STAMP) $(LINKS) ## format, lint, types, architecture, words, generated 
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(PACKAGES:%=-p baton.%) -p chaos -p benchmarks -p tests.support
-	$(BIN)/python -P -m pytest -q tests/test_architecture.py tests/test_loaded_packages.py tests/test_glossary.py \
-		tests/test_dangerous_calls.py tests/test_mutation_targets.py
+	$(BIN)/python -P -m pytest -q $(CHECKED)
 
 format: $(STAMP) ## put the code into its format
 	$(BIN)/ruff check --fix .

@@ -4,6 +4,7 @@ programs in processes of their own."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import subprocess
@@ -28,6 +29,13 @@ PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthChe
 settings.register_profile("search", **PATIENT)
 settings.register_profile("baton", **PATIENT, derandomize=True)
 settings.load_profile("baton")
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported out of every later collection of garbage: it stays until the end, and
+    to walk it takes a large part of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):

@@ -134,6 +134,7 @@ async def test_a_killed_worker_is_visible_within_three_seconds() -> None:
     assert "decode-1 lost its link" in found["event"].replace("\n", " ").replace("  ", " ")
 
 
+@pytest.mark.nightly
 async def test_axe_finds_no_violation_in_either_theme() -> None:
     async with fleet() as running:
         found = await seen(await browse(running, "axe"))

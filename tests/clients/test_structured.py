@@ -17,7 +17,7 @@ def reported(printed: str) -> list[str]:
     ("environment", "program", "expected"),
     [
         ("openai3", "openai_parse.py", ["Person", "Person", "Find"]),
-        ("openai2", "instructor_models.py", ["Person"] * 3),
+        pytest.param("openai2", "instructor_models.py", ["Person"] * 3, marks=pytest.mark.nightly),
         pytest.param(
             "openai3",
             "langchain_structured.py",

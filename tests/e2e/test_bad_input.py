@@ -252,7 +252,7 @@ def nightly(arguments: list[str], words: str) -> Any:
     ("arguments", "words"),
     [
         (["--worker-id", "a", "--model", "{tmp}", "--registry", "{tmp}/r"], "config.json"),
-        ([*HERE, "--set=worker.host=256.1.1.1", "--set=pool.blocks=64"], "worker.host"),
+        nightly([*HERE, "--set=worker.host=256.1.1.1", "--set=pool.blocks=64"], "worker.host"),
         nightly([*HERE, "--worker-id", "../x"], "--worker-id"),
         nightly([*HERE, "--registry", "{tmp}/file/r"], "registry"),
         nightly([*HERE, "--set=security.tls=on"], "security.certificate is not set"),

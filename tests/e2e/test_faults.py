@@ -102,10 +102,11 @@ async def test_a_decode_worker_killed_mid_stream(fleet: Any, under_load: Any) ->
     ("name", "stopped_s"),
     [
         ("decode-1", 3.0),
-        pytest.param("decode-1", 10.0, marks=pytest.mark.nightly),
-        pytest.param("prefill-0", 10.0, marks=pytest.mark.nightly),
+        ("decode-1", 10.0),
+        ("prefill-0", 10.0),
     ],
 )
+@pytest.mark.nightly
 async def test_a_worker_stopped_for_seconds_and_continued(
     fleet: Any,
     under_load: Any,

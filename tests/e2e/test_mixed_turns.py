@@ -53,11 +53,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[in
 
 GRAMMAR = {"structured_outputs": {"regex": PATTERN}}
 FLEETS: dict[str, tuple[dict[str, int], tuple[str, ...], dict[str, Any]]] = {
-    "ranks on both sides": ({"prefill": 2, "decode": 2}, (), {}),
-    "ranks of the reader": ({"prefill": 2}, (), {}),
-    "ranks of the granter": ({"decode": 2}, (), {}),
-    "speculation": ({}, ("worker.speculate=ngram",), {}),
-    "a grammar": ({}, (), GRAMMAR),
+    "ranks of the reader": ({"prefill": 2}, ("worker.speculate=ngram",), {}),
+    "ranks of the granter": ({"decode": 2}, (), GRAMMAR),
     "all": ({"prefill": 2, "decode": 2}, ("worker.speculate=ngram",), GRAMMAR),
 }
 

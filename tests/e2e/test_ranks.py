@@ -26,7 +26,7 @@ def place(name: str) -> Place:
 
 @pytest.fixture(scope="module")
 def load(make_load: Callable[..., Any]) -> Any:
-    return make_load(24, seed=31)
+    return make_load(14, seed=31)
 
 
 @pytest.fixture(scope="module", params=["draft", pytest.param("off", marks=pytest.mark.nightly)])

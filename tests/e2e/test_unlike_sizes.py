@@ -28,7 +28,7 @@ FLEETS: dict[str, tuple[str, str, bool]] = {
 
 @pytest.fixture(scope="module")
 def load(make_load: Callable[..., Any]) -> Any:
-    return make_load(16, seed=41)
+    return make_load(10, seed=41)
 
 
 @pytest.fixture(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -116,17 +117,35 @@ def triton_parity(parity: ModuleType) -> ModuleType:
     return neighbour("triton_parity")
 
 
-def checked_by_interpreter(name: str, file: Path) -> dict[str, dict[str, Any]]:
-    """Every check of `parity.py name` by its own name, run under Triton's interpreter: in another
-    process, since that is chosen when Triton is imported."""
-    done = subprocess.run(
-        [sys.executable, "-P", HERE / "parity.py", name, "--device=cpu", f"--json={file}"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert file.exists(), done.stdout + done.stderr
+def folder_of_run(folders: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this run of pytest share."""
+    own = folders.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+def checked_by_interpreter(names: tuple[str, ...], folder: Path) -> dict[str, dict[str, Any]]:
+    """Every check of `parity.py names` by its own name, run under Triton's interpreter: in another
+    process, since that is chosen when Triton is imported. The first of the processes that share
+    `folder` runs them, the others read what it found."""
+    file = folder / f"{'-'.join(names)}.json"
+    with open(file.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    "-P",
+                    HERE / "parity.py",
+                    *names,
+                    "--device=cpu",
+                    f"--json={file}",
+                ],
+                env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+                timeout=100,
+            )
+            assert file.exists(), done.stdout + done.stderr
     found: list[dict[str, Any]] = json.loads(file.read_text())
     return {each["name"]: each for each in found}
 
@@ -146,20 +165,19 @@ def spec_of(tmp_path: Path) -> Callable[..., ModelSpec]:
     return read
 
 
-def checks_of(name: str) -> Any:
-    """A fixture: what `checked_by_interpreter` finds."""
+def checks_of(*names: str) -> Any:
+    """A fixture: what `checked_by_interpreter` finds. Scripts share a process, whose imports take
+    seconds, as far as two workers of pytest can each start one."""
 
     @pytest.fixture(scope="session")
     def checks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-        return checked_by_interpreter(name, tmp_path_factory.mktemp("triton") / f"{name}.json")
+        return checked_by_interpreter(names, folder_of_run(tmp_path_factory))
 
     return checks
 
 
-triton_checks = checks_of("triton")
+product_checks = checks_of("triton", "fixed")
+attention_checks = checks_of("attention", "step")
 draw_checks = checks_of("draw")
-attention_checks = checks_of("attention")
-step_checks = checks_of("step")
 codes_checks = checks_of("codes")
 latent_checks = checks_of("latent")
-fixed_checks = checks_of("fixed")

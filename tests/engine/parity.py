@@ -1,4 +1,4 @@
-"""Runs the parity checks of one script beside this one, on a GPU or in Triton's interpreter.
+"""Runs the parity checks of scripts beside this one, on a GPU or in Triton's interpreter.
 
     TRITON_INTERPRET=1 python -P tests/engine/parity.py attention --device cpu   what CI runs
     python -P tests/engine/parity.py attention --device cuda                     in `make gpu`
@@ -67,14 +67,19 @@ def run_checks(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("script", choices=NAMES, help="its name, without _parity.py")
+    parser.add_argument("scripts", nargs="+", choices=NAMES, help="names, without _parity.py")
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--only", default="", metavar="TEXT", help="checks with TEXT in the name")
     parser.add_argument("--json", metavar="FILE", help="write the results there too")
     given = parser.parse_args()
     sys.modules["parity"] = sys.modules["__main__"]  # what the scripts import
     sys.path.append(str(Path(__file__).parent))
-    checks = importlib.import_module(f"{given.script}_parity").CHECKS
+    checks: dict[str, Check] = {}
+    for script in given.scripts:
+        more = importlib.import_module(f"{script}_parity").CHECKS
+        if twice := checks.keys() & more.keys():
+            parser.error(f"two of the scripts have checks of one name: {', '.join(sorted(twice))}")
+        checks |= more
     importlib.import_module("interpreter").patch_once_a_launch()
     results = run_checks(checks, torch.device(given.device), given.device == "cpu", given.only)
     if given.json:

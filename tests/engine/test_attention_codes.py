@@ -81,7 +81,7 @@ def stored(name, dtype, *marks):
 @pytest.fixture(
     params=[  # each pair compiles its kernels for ten seconds; `make nightly` has the others
         stored("int8", torch.bfloat16),
-        stored("fp8_e4m3", torch.float32),
+        stored("fp8_e4m3", torch.float32, pytest.mark.nightly),
         stored("int8", torch.float32, pytest.mark.nightly),
         stored("fp8_e4m3", torch.bfloat16, pytest.mark.nightly),
     ]

@@ -34,8 +34,8 @@ class Model:
         "experts",
     ],
 )
-def test_parity(fixed_checks, name):
-    assert fixed_checks[name]["good"], fixed_checks[name]["said"]
+def test_parity(product_checks, name):
+    assert product_checks[name]["good"], product_checks[name]["said"]
 
 
 def test_every_kind_is_found_however_deep_and_keeps_its_numbers():

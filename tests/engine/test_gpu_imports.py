@@ -59,9 +59,11 @@ def test_a_gpu_workers_process_starts_without_numba():
 
 
 def test_a_gpu_workers_steps_need_no_numba(references):
+    """Its tokens are those of the CPU, too; its pool was sized after a first build."""
     program = f"sys.argv[1:] = sys.argv[1:]\nrunpy.run_path({str(STORY)!r}, run_name='__main__')"
     folder = references("qwen3-window").folder
-    assert json.loads(run_blocked(program, folder, "--device=cpu", "--steps=2")) == [True] * 3
+    found = run_blocked(program, folder, "--device=cpu", "--steps=2", "--sized")
+    assert json.loads(found) == [True] * 3
 
 
 def test_what_is_blocked_here_is_what_a_cpu_worker_needs():

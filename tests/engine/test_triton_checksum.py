@@ -11,8 +11,8 @@ from baton.kv_transfer.checksum_numba import checksums
 
 
 @pytest.mark.parametrize("name", ["of one short slab", "summed in parts"])
-def test_parity(triton_checks, name):
-    found = triton_checks[f"checksum {name}"]
+def test_parity(product_checks, name):
+    found = product_checks[f"checksum {name}"]
     assert found["good"], found["said"]
 
 

@@ -9,8 +9,8 @@ from baton.engine.triton.experts import expert_matmul_reference, sort_by_expert
 @pytest.mark.parametrize(
     "name", ["fp32 gathered, few rows", "bf16 gathered, few rows", "bf16 sorted, many rows"]
 )
-def test_parity(triton_checks, name):
-    found = triton_checks[f"expert_matmul {name}"]
+def test_parity(product_checks, name):
+    found = product_checks[f"expert_matmul {name}"]
     assert found["good"], found["said"]
 
 

@@ -9,8 +9,8 @@ from baton.engine.triton.gate import gated_reference
 
 @pytest.mark.parametrize("kind", ["fp32", "bf16"])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_parity(triton_checks, activation, kind):
-    found = triton_checks[f"gated {activation} {kind}"]
+def test_parity(product_checks, activation, kind):
+    found = product_checks[f"gated {activation} {kind}"]
     assert found["good"], found["said"]
 
 

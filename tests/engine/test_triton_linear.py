@@ -14,5 +14,5 @@ import pytest
         "products of heads",
     ],
 )
-def test_parity(fixed_checks, name):
-    assert fixed_checks[name]["good"], fixed_checks[name]["said"]
+def test_parity(product_checks, name):
+    assert product_checks[name]["good"], product_checks[name]["said"]

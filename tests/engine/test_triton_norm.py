@@ -9,5 +9,5 @@ OTHERS = ["rms_norm of heads inside a wider row", "rms_norm bits do not depend o
 
 
 @pytest.mark.parametrize("name", [*KINDS, *OTHERS])
-def test_parity(triton_checks, name):
-    assert triton_checks[name]["good"], triton_checks[name]["said"]
+def test_parity(product_checks, name):
+    assert product_checks[name]["good"], product_checks[name]["said"]

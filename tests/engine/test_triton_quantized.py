@@ -20,8 +20,8 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_parity(triton_checks, name):
-    assert triton_checks[name]["good"], triton_checks[name]["said"]
+def test_parity(product_checks, name):
+    assert product_checks[name]["good"], product_checks[name]["said"]
 
 
 def test_int4_holds_the_even_column_in_the_low_half():

@@ -15,8 +15,8 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     "name", ["int8, few rows", "int4 by groups of 32, many rows", "fp8", "int8, fixed"]
 )
-def test_parity(fixed_checks, name):
-    assert fixed_checks[f"experts, {name}"]["good"], fixed_checks[f"experts, {name}"]["said"]
+def test_parity(product_checks, name):
+    assert product_checks[f"experts, {name}"]["good"], product_checks[f"experts, {name}"]["said"]
 
 
 def test_matrices_are_stacked_in_their_order():

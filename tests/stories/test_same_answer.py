@@ -115,7 +115,7 @@ async def test_so_too_by_the_kernels_of_bfloat16(made: list[ModelCluster], wide:
     await made[2].quiet()
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("fp8_e4m3", marks=pytest.mark.nightly)])
 async def test_kv_in_eight_bits_sent_for_or_not(made: list[ModelCluster], kv_dtype: str) -> None:
     """What one process computes is what two do: codes and scales move with their block."""
     client = start(made, kv_dtype=kv_dtype)
