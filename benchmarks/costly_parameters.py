@@ -117,7 +117,7 @@ def _url(process: subprocess.Popen[bytes], log: Path) -> str:
                     return found[0]
             except httpx.HTTPError:
                 pass  # it does not listen yet
-        time.sleep(0.5)
+        time.sleep(0.5)  # `baton serve` reports its readiness in its output alone
     raise RuntimeError(f"baton serve did not start:\n{log.read_text()[-3000:]}")
 
 

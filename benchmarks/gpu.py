@@ -179,7 +179,7 @@ def _run(
                     outcomes.append(_outcome(part, child, seconds, limit_s, folder))
                     _tell(outcomes[-1], _said(logs[part], read_from, log))
                     del running[part]
-            time.sleep(0.02)
+            time.sleep(0.02)  # there is no wait for the first of several children
     finally:  # where this run is interrupted
         for part, child in running.items():
             _state(child, limit_s)

@@ -178,7 +178,7 @@ class Cluster:
             self._check_alive()
             if time.monotonic() > deadline:
                 raise ClusterError(f"not ready: {self.records()}\n{self.logs()}")
-            time.sleep(0.1)
+            time.sleep(0.1)  # processes announce themselves in files
 
     def records(self) -> dict[str, WorkerRecord]:
         """The announced workers whose process this cluster started last, and which lives; of those

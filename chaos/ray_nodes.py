@@ -65,7 +65,7 @@ class RayNodes:
                 socket.create_connection((self._network.address(HEAD), GCS_PORT), 1).close()
                 return
             assert time.monotonic() < deadline_s, self.log(HEAD)
-            time.sleep(0.1)
+            time.sleep(0.1)  # Ray reports its start to no one
 
     def start_node(
         self, name: str, environment: Mapping[str, str], resources: Mapping[str, float], cpus: int
@@ -105,7 +105,7 @@ class RayNodes:
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            time.sleep(0.05)
+            time.sleep(0.05)  # the kernel ends them after the signal
         self._processes.pop(name).wait()
 
     def signal(self, name: str, number: signal.Signals) -> None:
@@ -124,7 +124,7 @@ class RayNodes:
         """Kill everything of Ray on all nodes, drivers included; supervisors and workers live."""
         names = [name for name in self._network.names if self.processes(name)]
         while any([self.kill_programs(name, OF_RAY) for name in names]):
-            time.sleep(0.05)
+            time.sleep(0.05)  # the kernel ends them after the signal
 
     def processes(self, name: str) -> dict[int, str]:
         """Return the command lines of a node's live processes."""

@@ -74,7 +74,7 @@ class RedisServer:
                 return
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 raise RuntimeError((self._folder / "redis.log").read_text())
-            time.sleep(0.01)
+            time.sleep(0.01)  # Redis reports its start to no one
 
     def kill(self) -> None:
         if self._process is not None:

@@ -234,7 +234,7 @@ class NixlAgent:
                 self._run_once()
             except Exception:  # READs in flight must still be polled
                 log.exception("NIXL polling failed")
-                time.sleep(ERROR_PAUSE_S)
+                time.sleep(ERROR_PAUSE_S)  # what fails at once would fill a core
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while self._flights and time.monotonic() < deadline:
             self._run_once()

@@ -67,7 +67,7 @@ def _locked(path: Path, until_s: float, folder: Path, worker_id: str) -> int:
                 raise _refusal(lock, folder, worker_id)
             if _is_at(lock, path):
                 return lock
-        except BaseException:
+        except BaseException:  # interrupted too: the lock is not left taken
             os.close(lock)
             raise
         os.close(lock)

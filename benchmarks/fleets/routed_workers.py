@@ -65,7 +65,7 @@ class RoutedWorkers:
         while not (address.exists() and address.read_text()):
             if router.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the router did not start:\n{self.log('router')}")
-            time.sleep(0.002)
+            time.sleep(0.002)  # a router announces itself in a file
         return address.read_text().strip()
 
     @property
@@ -90,7 +90,7 @@ class RoutedWorkers:
         while len(list((self._base / "registry").glob("*.worker"))) < count:
             if self._processes[0].poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the workers did not start:\n{self.log('workers')}")
-            time.sleep(0.05)
+            time.sleep(0.05)  # workers announce themselves in files
 
     def cpu_s(self) -> float:
         """Return the processor time that all processes have used so far, in seconds."""

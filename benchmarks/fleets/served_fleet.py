@@ -55,7 +55,7 @@ class ServedFleet:
             )
         try:
             self._wait_ready()
-        except BaseException:
+        except BaseException:  # interrupted too: no process stays
             self._stop()
             raise
         return self

@@ -65,7 +65,7 @@ class SpanCollector(trace_service_pb2_grpc.TraceServiceServicer):
                     return span
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no span {name} {received} of trace {trace_id}")
-            time.sleep(0.05)
+            time.sleep(0.05)  # spans come to other threads, in batches
 
     def close(self) -> None:
         self._server.stop(None).wait(5)

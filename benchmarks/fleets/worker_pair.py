@@ -80,7 +80,7 @@ class WorkerPair:
                 why = f"{ended[0]} ended" if ended else f"not ready within {START_S:g} s"
                 log = self._log.read_text()[-3000:]
                 raise RuntimeError(f"the workers did not start ({why}):\n{log}")
-            time.sleep(0.1)
+            time.sleep(0.1)  # workers announce themselves in files
 
     def record(self, name: str) -> WorkerRecord:
         """The record of a ready worker."""

@@ -215,7 +215,7 @@ def signal_supervisor(folder: Path, name: str, number: signal.Signals) -> bool:
             return True
         if time.monotonic() > deadline:
             break
-        time.sleep(0.02)
+        time.sleep(0.02)  # another process holds the lock, and flock waits without a limit
     return False
 
 
@@ -246,7 +246,7 @@ def wait_unkept(
     while any(is_locked(path) for path in folder.glob(locks)):
         if time.monotonic() > deadline or stopped():
             return False
-        time.sleep(0.02)
+        time.sleep(0.02)  # another process holds the lock, and flock waits without a limit
     return True
 
 

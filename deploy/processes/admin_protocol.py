@@ -28,7 +28,7 @@ class AdminHttpProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _head_complete = False
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP's
         super().connection_made(transport)
         self._accepted_s = self.loop.time()
         self._close_after(HEAD_TIMEOUT_S)

@@ -49,7 +49,7 @@ from baton.runtime.errors import BatonError, ConfigError, Unavailable
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from baton.runtime.registry_client import answer_within
 
-TICK_S = 0.1
+TICK_S = 0.1  # between looks at jobs, the registry and signals, which call nothing here
 EARLY_DEATHS = 3  # of one job before it was ready
 LOG_TAIL_LINES = 20
 SWEEP_S = 5.0
@@ -317,7 +317,7 @@ class Serving:
             try:
                 if after_ready(url, model.name):
                     return
-            except BaseException as error:
+            except BaseException as error:  # `serve` raises it in its own thread
                 self._after_error = error
             self._stopping = True  # without cutting requests off
 

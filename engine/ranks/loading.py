@@ -86,7 +86,7 @@ def build_rank_runner(
     group = RankGroup(mine, memories)
     try:
         return _join(group, memories, load_rank(mine, progress))
-    except BaseException:
+    except BaseException:  # an interrupted load leaves no rank behind
         group.close()
         raise
 

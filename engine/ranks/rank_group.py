@@ -53,7 +53,7 @@ class RankGroup:
         try:
             for rank in range(1, options.ranks):
                 self._start(rank)
-        except BaseException:
+        except BaseException:  # an interrupted start leaves no rank behind
             self.close()
             raise
 

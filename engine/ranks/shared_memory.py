@@ -33,7 +33,7 @@ class SharedMemory:
         try:
             os.ftruncate(descriptor, size_bytes)
             return SharedMemory(descriptor, size_bytes)
-        except BaseException:
+        except BaseException:  # nothing else closes the descriptor
             os.close(descriptor)
             raise
 

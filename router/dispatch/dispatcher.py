@@ -107,7 +107,7 @@ class Dispatcher:
         self._retries.recheck()
         try:
             link = await self._queue.place(attempt, self.place_wait_s)
-        except BaseException:
+        except BaseException:  # a caller that is cancelled leaves no attempt behind
             self.attempts.remove(request_id)
             raise
         self.attempts.assign(attempt, link)

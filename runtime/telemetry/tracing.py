@@ -123,7 +123,7 @@ def span(
     )
     try:
         yield trace.set_span_in_context(made, parent if parent is not None else Context())
-    except BaseException as error:
+    except BaseException as error:  # a cancelled phase failed too
         made.set_status(trace.StatusCode.ERROR, type(error).__name__)
         raise
     finally:

@@ -362,5 +362,5 @@ async def _send_blocks(link: SimLink, worker: PrefillWorker | DecodeWorker) -> N
             await link.send(event)
     finally:
         link.tell_end(None)
-        await events.aclose()  # type: ignore[attr-defined]
+        await events.aclose()  # type: ignore[attr-defined]  # it is a generator
         await link.close()

@@ -99,7 +99,7 @@ _blank: Any = object.__new__
 _LoopInterface: Any = asyncio.AbstractEventLoop
 
 
-class VirtualLoop(_LoopInterface):  # type: ignore[misc]
+class VirtualLoop(_LoopInterface):  # type: ignore[misc]  # mypy knows no base that is Any
     """`trace`, if it is a list, gets a line for each callback that runs. `failures` are what a
     real loop would log: exceptions of callbacks, and of tasks whose exceptions were never
     retrieved."""
@@ -321,7 +321,7 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]
                 tasks, self.tasks = self.tasks, []
                 for task in tasks:
                     if not task.done():
-                        task._log_destroy_pending = False  # type: ignore[attr-defined]
+                        task._log_destroy_pending = False  # type: ignore[attr-defined]  # private
                         _close(task.get_coro())
                 generators, self._generators = self._generators, []
                 for generator in generators:
