@@ -116,6 +116,7 @@ def test_an_assert_only_narrows_a_type() -> None:
     assert set(NARROWING) - found == set(), "no longer needed"
 
 
+@pytest.mark.nightly
 def test_checks_hold_without_asserts() -> None:
     """`-O` reaches the code under test; these tests themselves use `pytest.raises`."""
     tests = (

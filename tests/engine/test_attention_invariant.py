@@ -27,7 +27,12 @@ def spec(request):
     return SPECS[request.param]
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.fixture(
+    params=[
+        pytest.param(torch.float32, id="float32"),
+        pytest.param(torch.bfloat16, id="bfloat16", marks=pytest.mark.nightly),
+    ]
+)
 def dtype(request):
     return request.param
 

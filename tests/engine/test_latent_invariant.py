@@ -16,7 +16,12 @@ SPEC = LatentSpec(32, 8, 12, 16, query_rank=None, interleaved=True)
 ATTENTION = AttentionSpec(scale=0.3, windows=(0, 0, 0))
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.fixture(
+    params=[
+        pytest.param(torch.float32, id="float32"),
+        pytest.param(torch.bfloat16, id="bfloat16", marks=pytest.mark.nightly),
+    ]
+)
 def pool(request, references):
     torch.manual_seed(6)
     pool = KvPool(read_spec(references("deepseek-v2").folder), BLOCKS, SIZE, request.param)

@@ -96,7 +96,8 @@ def assert_equal(one: ModelRunner, other: ModelRunner, prompt: list[int]) -> int
         ("llama", 2),
         # one KV head, which both ranks compute
         pytest.param("qwen2", 2, marks=pytest.mark.nightly),
-        ("llama-three-heads", 2),  # which the leader computes alone
+        # which the leader computes alone
+        pytest.param("llama-three-heads", 2, marks=pytest.mark.nightly),
         pytest.param("llama", 4, marks=pytest.mark.nightly),
         pytest.param("deepseek-v3", 2, marks=pytest.mark.nightly),
         pytest.param("mixtral", 2, marks=pytest.mark.nightly),
@@ -206,7 +207,9 @@ def test_a_head_reads_the_whole_embedding_of_a_divided_target(
     assert two.draft.head._weights.embedding.shape[0] == 199  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.nightly)]
+)
 def test_a_rank_lost_under_speculation_ends_the_step(make: Make, how: signal.Signals) -> None:
     runner = make(TINY, TINY_DRAFT)
     sequence = DraftedSequence(runner, list(range(40, 61)), BLOCKS, GREEDY)
@@ -224,7 +227,8 @@ def test_a_draft_that_does_not_fit_is_refused_beside_ranks(qwen3: Any, make: Mak
         make(qwen3.folder, TINY_DRAFT)
 
 
-@pytest.mark.parametrize("deterministic", [pytest.param(True, marks=pytest.mark.nightly), False])
+@pytest.mark.nightly
+@pytest.mark.parametrize("deterministic", [True, False])
 def test_given_proposals_are_verified_over_ranks(
     qwen3: Any, make: Make, deterministic: bool
 ) -> None:

@@ -66,7 +66,7 @@ HOSTILE = {
     "much_constant_output": "{% for i in range(99999) %}{{ '" + "x" * 9999 + "' }}{% endfor %}",
     "macro_for_ever": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "straight_comparisons": "{% set a = messages[0].content * 999 %}{% set b = a ~ 'x' %}"
-    + "{% if a ~ 'y' == b %}{% endif %}" * 5000,
+    + "{% if a ~ 'y' == b %}{% endif %}" * 1000,
     "slices_kept": "{% set a = messages[0].content * 4000 %}"
     + "".join(f"{{% set v{i} = a[1:] %}}" for i in range(2000)),
     "mutation": "{{ messages.append(1) }}",

@@ -144,6 +144,7 @@ def test_a_broken_promise_and_an_unnoticed_mutation_end_with_1(
 def test_void_seeds_are_named_and_a_run_of_nothing_else_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(regressions, "PAST_BUGS", {})
     most = fault_report.MAX_VOID
     real = lab.Run._note_load
 

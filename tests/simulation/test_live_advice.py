@@ -13,7 +13,7 @@ from baton.planner.traced_requests import traced_requests
 from baton.planner.traces import TraceRequest, in_order
 from baton.simulation.capacity.advice_text import advice_json, advice_table, findings, ttft_shares
 from baton.simulation.capacity.layout import CapacityScenario, Layout, Objectives
-from baton.simulation.capacity.live_advice import MeasuredFleet, advise, changes
+from baton.simulation.capacity.live_advice import FleetAdvice, MeasuredFleet, advise, changes
 from tests.support.traced_records import record, simulated_records
 
 MODEL = TimingModel("test", 1e5, ChunkTiming(0.004, 2e-4), StepTiming(0.008, 3e-4))
@@ -30,8 +30,24 @@ def fleet(traffic: str, layout: Layout = LAYOUT, goals: Objectives = GOALS) -> M
     return MeasuredFleet(layout, FIT, traced_requests(records), goals)
 
 
-def test_prefill_workers_are_wanted_where_prompts_wait() -> None:
-    found = advise(fleet(PROMPTS, goals=STRICT))
+Advised = tuple[MeasuredFleet, FleetAdvice]
+
+
+@pytest.fixture(scope="module")
+def crowded() -> Advised:
+    """A fleet whose prompts wait, and its advice."""
+    measured = fleet(PROMPTS, goals=STRICT)
+    return measured, advise(measured)
+
+
+@pytest.fixture(scope="module")
+def at_ease() -> Advised:
+    measured = fleet(QUIET)
+    return measured, advise(measured)
+
+
+def test_prefill_workers_are_wanted_where_prompts_wait(crowded: Advised) -> None:
+    _, found = crowded
     assert found.error < 0.05 and found.measured.good_share < 0.8
     assert found.recommended is not None
     assert found.recommended.change.name == "2 prefill, 2 decode"
@@ -42,10 +58,10 @@ def test_prefill_workers_are_wanted_where_prompts_wait() -> None:
     assert low <= found.recommended.times.good_share <= high
 
 
-def test_nothing_is_changed_where_all_is_well() -> None:
-    measured = fleet(QUIET)
-    found = advise(measured)
+def test_nothing_is_changed_where_all_is_well(at_ease: Advised) -> None:
+    measured, found = at_ease
     assert found.measured.good_share == 1.0 and found.recommended is None
+    assert found.growth is None
     assert findings(measured, found)[2].level == "good"
     assert "Change nothing" in findings(measured, found)[2].text
 
@@ -64,7 +80,6 @@ def test_another_worker_is_wanted_where_no_change_suffices() -> None:
     assert found.growth is not None and found.growth.change.layout.prefill == 2
     so_far = found.recommended or found.now
     assert so_far.times.good_share < min(0.9, found.growth.times.good_share - 0.1)
-    assert advise(fleet(QUIET)).growth is None
 
 
 @pytest.mark.nightly
@@ -103,9 +118,8 @@ def test_without_objectives_the_time_to_the_end_counts() -> None:
     assert "objective" not in findings(measured, found)[2].text
 
 
-def test_sentences_name_cause_change_and_error() -> None:
-    measured = fleet(PROMPTS, goals=STRICT)
-    found = advise(measured)
+def test_sentences_name_cause_change_and_error(crowded: Advised) -> None:
+    measured, found = crowded
     ttft, itl, advised = findings(measured, found)[:3]
     assert ttft.level == "bad" and "100% the wait for a worker's step" in ttft.text
     assert "objective 500.0 ms" in ttft.text and "sequences in a step" in itl.text

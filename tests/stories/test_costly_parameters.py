@@ -208,7 +208,17 @@ def broken_promises(kind: Costly, costs: DrawCosts) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+# Those of `make test`; `make nightly` has the others.
+REPRESENTATIVES = {"choices", "penalties over a long context", "all at once"}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, id=name, marks=[] if name in REPRESENTATIVES else pytest.mark.nightly)
+        for name, kind in KINDS.items()
+    ],
+)
 def test_others_take_at_most_twice_as_long(kind: Costly) -> None:
     assert broken_promises(kind, COSTS) == []
 

@@ -74,7 +74,8 @@ def one_process(asked: list[dict[str, Any]]) -> Served:
 
 
 @pytest.mark.parametrize(
-    ("prefill", "decode"), [(1, 2), (2, 1), pytest.param(2, 2, marks=pytest.mark.nightly)]
+    ("prefill", "decode"),
+    [(1, 2), *(pytest.param(*ranks, marks=pytest.mark.nightly) for ranks in ((2, 1), (2, 2)))],
 )
 async def test_answers_and_acceptance_equal_those_of_one_process(
     asked: list[dict[str, Any]], plain: Any, one_process: Served, prefill: int, decode: int
