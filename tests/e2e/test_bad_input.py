@@ -22,6 +22,7 @@ from baton.models.embedded import embedded_model
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.runtime.grpc_links import credentials
 from baton.runtime.links import LINK_PROTOCOL_VERSION
+from chaos.cluster import Cluster
 
 TOKEN = "a secret of this test"
 WORST = 2**32 - 1
@@ -38,7 +39,7 @@ async def served(client: httpx.AsyncClient) -> None:
     ("numbers", "param"), [(2_700_000, None), (1_000_000, "prompt[0]")], ids=["counted", "read"]
 )
 async def test_the_largest_bad_body_delays_no_other_request(
-    pair: Any, client: httpx.AsyncClient, numbers: int, param: str | None
+    pair: Cluster, client: httpx.AsyncClient, numbers: int, param: str | None
 ) -> None:
     """A stream of another client goes on without a migration: no link fell silent."""
     bad = '{"model":"small","prompt":[' + "-1," * numbers + "-1]}"
@@ -54,7 +55,9 @@ async def test_the_largest_bad_body_delays_no_other_request(
     assert pair.logs().count("link lost") == before
 
 
-async def test_a_crowd_that_vanishes_leaves_nothing(pair: Any, client: httpx.AsyncClient) -> None:
+async def test_a_crowd_that_vanishes_leaves_nothing(
+    pair: Cluster, client: httpx.AsyncClient
+) -> None:
     host, port = pair.url.removeprefix("http://").split(":")
     body = json.dumps(
         {"model": "small", "prompt": "hi", "max_tokens": 500, "n": 16, "stream": True}
@@ -88,7 +91,7 @@ async def test_a_body_over_the_default_limit_is_refused_for_its_size(
     await served(client)
 
 
-async def test_no_prompt_is_in_a_log(pair: Any, client: httpx.AsyncClient) -> None:
+async def test_no_prompt_is_in_a_log(pair: Cluster, client: httpx.AsyncClient) -> None:
     secret = "xyzzy plugh"
     for body in (
         {"prompt": secret, "max_tokens": 2},
@@ -131,7 +134,7 @@ REFUSED_SUBMITS = [
 ]
 
 
-async def test_bad_submits_end_alone(pair: Any) -> None:
+async def test_bad_submits_end_alone(pair: Cluster) -> None:
     async with pair.channel("decode-0") as channel:
         call = worker_pb2_grpc.WorkerStub(channel).Link(metadata=credentials(TOKEN))
         hello = worker_pb2.RouterHello(
@@ -152,7 +155,7 @@ async def test_bad_submits_end_alone(pair: Any) -> None:
     await asyncio.to_thread(pair.quiet, 5)
 
 
-async def test_lying_readers_leave_no_pin(pair: Any) -> None:
+async def test_lying_readers_leave_no_pin(pair: Cluster) -> None:
     record = pair.records()["prefill-0"]
     good: dict[str, Any] = {
         "handoff_id": os.urandom(16),
@@ -191,7 +194,7 @@ async def test_lying_readers_leave_no_pin(pair: Any) -> None:
     await asyncio.to_thread(pair.quiet, 10)
 
 
-async def test_a_call_without_the_token_is_refused(pair: Any) -> None:
+async def test_a_call_without_the_token_is_refused(pair: Cluster) -> None:
     async with pair.channel("decode-0") as channel:
         for metadata in ((), credentials("guessed")):
             call = worker_pb2_grpc.WorkerStub(channel).Link(metadata=metadata)
@@ -199,7 +202,7 @@ async def test_a_call_without_the_token_is_refused(pair: Any) -> None:
 
 
 async def test_a_caller_without_a_certificate_is_refused(
-    pair: Any, client: httpx.AsyncClient
+    pair: Cluster, client: httpx.AsyncClient
 ) -> None:
     address = pair.records()["decode-0"].address
     trusted = (pair.folder / "tls" / "authority.pem").read_bytes()
@@ -215,7 +218,7 @@ async def test_a_caller_without_a_certificate_is_refused(
 
 
 async def test_with_tls_switched_off_by_name_it_serves_and_warns(
-    make_cluster: Callable[..., Any],
+    make_cluster: Callable[..., Cluster],
 ) -> None:
     cluster = make_cluster("security.tls=off").start(0, 1)
     async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
@@ -227,7 +230,7 @@ async def test_with_tls_switched_off_by_name_it_serves_and_warns(
         assert await call.code() is grpc.StatusCode.UNAUTHENTICATED  # the token is asked for still
 
 
-async def test_garbage_on_a_workers_ports(pair: Any) -> None:
+async def test_garbage_on_a_workers_ports(pair: Cluster) -> None:
     record = pair.records()["decode-0"]
     for address in (record.address, record.admin_address):
         host, port = address.split(":")

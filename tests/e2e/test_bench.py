@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from baton.deploy.cli import main
+from chaos.cluster import Cluster
 
 
 @pytest.mark.parametrize("load", [["--concurrency", "3"], ["--rate", "20"]])
 def test_the_bench_counts_what_the_router_counts(
-    pair: Any, tmp_path: Path, load: list[str]
+    pair: Cluster, tmp_path: Path, load: list[str]
 ) -> None:
     trace, file = tmp_path / "trace.jsonl", tmp_path / "report.json"
     row = {"timestamp": 0, "input_length": 1200, "output_length": 48}

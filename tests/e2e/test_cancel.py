@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from chaos.cluster import Cluster
+
 # 1,000 tokens take longer than the longest delay on any machine.
 LONG = " ".join(f"word {n}" for n in range(200))
 
@@ -32,7 +34,9 @@ MORE_DELAYS_S = [
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("delay_s", [0.0, 0.06, 0.25, *MORE_DELAYS_S])
-async def test_a_client_that_leaves_after_a_while(pair: Any, delay_s: float, stream: bool) -> None:
+async def test_a_client_that_leaves_after_a_while(
+    pair: Cluster, delay_s: float, stream: bool
+) -> None:
     """The delays reach from tokenizing over queue, prefill and fetch into decoding."""
     prompt = f"{delay_s} {stream} {LONG}"  # no help from a prefix cache
     async with httpx.AsyncClient(base_url=pair.url, timeout=30) as client:
@@ -44,7 +48,7 @@ async def test_a_client_that_leaves_after_a_while(pair: Any, delay_s: float, str
     assert pair.audit("decode-0")["requests"] == 0
 
 
-async def test_a_client_that_leaves_after_the_first_token(pair: Any) -> None:
+async def test_a_client_that_leaves_after_the_first_token(pair: Cluster) -> None:
     async with (
         httpx.AsyncClient(base_url=pair.url, timeout=30) as client,
         client.stream("POST", "/v1/completions", json=body()) as answer,
@@ -56,7 +60,7 @@ async def test_a_client_that_leaves_after_the_first_token(pair: Any) -> None:
     assert pair.audit("decode-0")["requests"] == 0
 
 
-async def test_others_go_on_when_one_leaves(pair: Any) -> None:
+async def test_others_go_on_when_one_leaves(pair: Cluster) -> None:
     async with httpx.AsyncClient(base_url=pair.url, timeout=60) as client:
         staying = asyncio.create_task(
             client.post("/v1/completions", json=body(stream=False, max_tokens=60, seed=3))

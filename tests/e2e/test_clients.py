@@ -10,12 +10,14 @@ from typing import Any
 import openai
 import pytest
 
+from chaos.cluster import Cluster
+
 MESSAGES: list[Any] = [{"role": "user", "content": "Where is the red lamp?"}]
 SETTINGS: dict[str, Any] = {"model": "small", "max_tokens": 12, "temperature": 0.7, "seed": 5}
 
 
 @pytest.fixture
-def sync_client(pair: Any) -> Iterator[openai.OpenAI]:
+def sync_client(pair: Cluster) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{pair.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
@@ -53,7 +55,7 @@ def test_a_repeated_prompt_is_cached(sync_client: openai.OpenAI) -> None:
         assert (tokens > 0) is cached and tokens < answer.usage.prompt_tokens
 
 
-async def test_the_async_client(pair: Any) -> None:
+async def test_the_async_client(pair: Cluster) -> None:
     async with openai.AsyncOpenAI(base_url=f"{pair.url}/v1", api_key="none") as client:
         whole = await client.chat.completions.create(messages=MESSAGES, **SETTINGS)
         stream = await client.chat.completions.create(messages=MESSAGES, stream=True, **SETTINGS)
@@ -68,7 +70,7 @@ def test_the_clients_own_errors(sync_client: openai.OpenAI) -> None:
         sync_client.completions.create(prompt="x", model="small", temperature=-1)
 
 
-def test_curl(pair: Any) -> None:
+def test_curl(pair: Cluster) -> None:
     body = json.dumps({"messages": MESSAGES, "stream": True, **SETTINGS})
     command = ["curl", "-sS", "-N", f"{pair.url}/v1/chat/completions"]
     command += ["-H", "Content-Type: application/json", "-d", body]
@@ -78,7 +80,7 @@ def test_curl(pair: Any) -> None:
     assert events[-1] == "data: [DONE]"
 
 
-def test_curl_with_a_bad_body(pair: Any) -> None:
+def test_curl_with_a_bad_body(pair: Cluster) -> None:
     command = ["curl", "-sS", "-o", "-", "-w", "\n%{http_code}", f"{pair.url}/v1/completions"]
     command += ["-H", "Content-Type: application/json", "-d", '{"model": "small", "prompt": ']
     out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+
+from chaos.cluster import Cluster
+from tests.support.request_load import Choices, Load
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
@@ -16,7 +19,7 @@ LONG = " ".join(f"stone {n}" for n in range(120))  # a prompt of several chunks
 
 
 @pytest.fixture(scope="module")
-def load(make_streams: Callable[..., Any]) -> Any:
+def load(make_streams: Callable[..., Load]) -> Load:
     """Half of the requests are prompts with few tokens to answer, the other half the reverse."""
     made = make_streams(24, seed=31)
     for number, body in enumerate(made.bodies):
@@ -30,10 +33,10 @@ def load(make_streams: Callable[..., Any]) -> Any:
 
 
 async def test_roles_follow_a_shifting_mix_and_nothing_fails(
-    until: Any,
-    make_busy: Callable[..., Any],
-    load: Any,
-    expected: Any,
+    until: Callable[..., Awaitable[None]],
+    make_busy: Callable[..., Cluster],
+    load: Load,
+    expected: list[Choices],
     compare: Callable[..., list[str]],
 ) -> None:
     """Prompts alone overload the only prefill worker; then answers follow."""
@@ -70,16 +73,16 @@ async def test_roles_follow_a_shifting_mix_and_nothing_fails(
     cluster.quiet(within_s=5.0)
 
 
-def lines(cluster: Any, event: str) -> list[dict[str, Any]]:
+def lines(cluster: Cluster, event: str) -> list[dict[str, Any]]:
     """The controller's log lines of an event."""
     text = (cluster.folder / "controller.log").read_text()
     found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     return [each for each in found if each["event"] == event]
 
 
-def accepted(cluster: Any) -> list[dict[str, Any]]:
+def accepted(cluster: Cluster) -> list[dict[str, Any]]:
     return lines(cluster, "role step accepted")
 
 
-def roles(cluster: Any) -> dict[str, str]:
+def roles(cluster: Cluster) -> dict[str, str]:
     return {record.worker_id: record.role for record in cluster.records().values()}

@@ -4,26 +4,29 @@ gets its tokens. Started anew one after the other, nothing is lost."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
 
+from chaos.cluster import Cluster
+from tests.support.request_load import Choices, Load
+
 pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
-def load(make_streams: Callable[..., Any]) -> Any:
+def load(make_streams: Callable[..., Load]) -> Load:
     return make_streams(20, seed=23)
 
 
 @pytest.mark.nightly
 async def test_ending_and_role_changes_under_load_lose_nothing(
-    until: Any,
-    make_busy: Callable[..., Any],
-    load: Any,
-    expected: Any,
+    until: Callable[..., Awaitable[None]],
+    make_busy: Callable[..., Cluster],
+    load: Load,
+    expected: list[Choices],
     compare: Callable[..., list[str]],
 ) -> None:
     """A prefill and a decode worker are started anew; then the other decode worker becomes a
@@ -53,7 +56,7 @@ async def test_ending_and_role_changes_under_load_lose_nothing(
     cluster.quiet(within_s=3.0)
 
 
-def holding(cluster: Any, name: str) -> Callable[[], bool]:
+def holding(cluster: Cluster, name: str) -> Callable[[], bool]:
     """Whether the worker has work now."""
 
     def look() -> bool:
@@ -63,11 +66,11 @@ def holding(cluster: Any, name: str) -> Callable[[], bool]:
     return look
 
 
-def is_a(cluster: Any, name: str, role: str) -> Callable[[], bool]:
+def is_a(cluster: Cluster, name: str, role: str) -> Callable[[], bool]:
     return lambda: (name, role) in {(r.worker_id, r.role) for r in cluster.records().values()}
 
 
-def moved(cluster: Any) -> float:
+def moved(cluster: Cluster) -> float:
     """Requests that the router has placed again."""
     text = httpx.get(f"{cluster.url}/metrics", timeout=10).text
     lines = [each for each in text.splitlines() if each.startswith("baton_migrations_total{")]
@@ -111,8 +114,8 @@ class Balancer:
 
 @pytest.mark.nightly
 async def test_routers_restart_one_by_one_and_nothing_is_lost(
-    until: Any,
-    make_busy: Callable[..., Any],
+    until: Callable[..., Awaitable[None]],
+    make_busy: Callable[..., Cluster],
 ) -> None:
     cluster = make_busy("router.leave_s=2.0").start(0, 1)
     bodies = [

@@ -7,9 +7,8 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -132,7 +131,7 @@ def decoders(fleet: Cluster) -> list[str]:
 
 
 async def test_a_lost_rank_with_experts_costs_no_answer(
-    fleet: Cluster, expected: list[list[int]], until: Any
+    fleet: Cluster, expected: list[list[int]], until: Callable[..., Awaitable[None]]
 ) -> None:
     asking = asyncio.create_task(answers(fleet.url, salt="a rank is lost"))
     await until(lambda: fleet.audit("decode-1")["running"] >= 1)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
+
+from chaos.cluster import Cluster
+from tests.support.request_load import Choices, Load
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -19,7 +22,7 @@ SILENCE = "router.link_silence_s=1.5"
 
 
 @pytest.fixture(scope="module")
-def load(make_streams: Callable[..., Any]) -> Any:
+def load(make_streams: Callable[..., Load]) -> Load:
     return make_streams(24, seed=11)
 
 
@@ -37,9 +40,9 @@ def fleet(kept: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def under_load(
-    until: Any,
-    load: Any,
-    expected: Any,
+    until: Callable[..., Awaitable[None]],
+    load: Load,
+    expected: list[Choices],
     compare: Callable[..., list[str]],
     request: pytest.FixtureRequest,
 ) -> Callable[..., AbstractAsyncContextManager[None]]:
@@ -47,7 +50,7 @@ def under_load(
     holds, and `happens`. What is done then is done in time, and everybody gets the right tokens."""
 
     @asynccontextmanager
-    async def begin(cluster: Any, happens: Callable[[], bool]) -> AsyncIterator[None]:
+    async def begin(cluster: Cluster, happens: Callable[[], bool]) -> AsyncIterator[None]:
         asking = load.run(cluster.url, concurrency=16, salt=request.node.name)
         running = asyncio.create_task(asking)
         await until(happens)
@@ -58,7 +61,7 @@ def under_load(
     return begin
 
 
-def in_handoff(cluster: Any, name: str) -> Callable[[], bool]:
+def in_handoff(cluster: Cluster, name: str) -> Callable[[], bool]:
     """Whether a reader is in the middle of fetching from this prefill worker."""
 
     def look() -> bool:
@@ -68,13 +71,13 @@ def in_handoff(cluster: Any, name: str) -> Callable[[], bool]:
     return look
 
 
-def mid_stream(cluster: Any, name: str) -> Callable[[], bool]:
+def mid_stream(cluster: Cluster, name: str) -> Callable[[], bool]:
     return lambda: cluster.audit(name)["running"] >= 2
 
 
 @pytest.mark.nightly
 async def test_a_prefill_worker_killed_in_a_handoff(
-    make_busy: Callable[..., Any], under_load: Any
+    make_busy: Callable[..., Cluster], under_load: Any
 ) -> None:
     cluster = make_busy(SILENCE).start(2, 1)
     async with under_load(cluster, in_handoff(cluster, "prefill-0")):
@@ -83,7 +86,7 @@ async def test_a_prefill_worker_killed_in_a_handoff(
     cluster.quiet(within_s=LEASE_S + 1.0)
 
 
-async def test_the_only_prefill_worker_killed_in_a_handoff(fleet: Any, under_load: Any) -> None:
+async def test_the_only_prefill_worker_killed_in_a_handoff(fleet: Cluster, under_load: Any) -> None:
     before = fleet.total("baton_local_prefills_total", reason="no_candidate")
     async with under_load(fleet, in_handoff(fleet, "prefill-0")):
         fleet.kill("prefill-0")
@@ -91,7 +94,7 @@ async def test_the_only_prefill_worker_killed_in_a_handoff(fleet: Any, under_loa
     fleet.quiet(within_s=LEASE_S + 1.0)
 
 
-async def test_a_decode_worker_killed_mid_stream(fleet: Any, under_load: Any) -> None:
+async def test_a_decode_worker_killed_mid_stream(fleet: Cluster, under_load: Any) -> None:
     async with under_load(fleet, mid_stream(fleet, "decode-0")):
         fleet.kill("decode-0")
     fleet.quiet(within_s=LEASE_S + 1.0)
@@ -108,10 +111,10 @@ async def test_a_decode_worker_killed_mid_stream(fleet: Any, under_load: Any) ->
 )
 @pytest.mark.nightly
 async def test_a_worker_stopped_for_seconds_and_continued(
-    fleet: Any,
+    fleet: Cluster,
     under_load: Any,
-    load: Any,
-    expected: Any,
+    load: Load,
+    expected: list[Choices],
     compare: Callable[..., list[str]],
     name: str,
     stopped_s: float,
@@ -127,7 +130,7 @@ async def test_a_worker_stopped_for_seconds_and_continued(
     assert not compare(answers, expected[:12])
 
 
-async def test_a_worker_terminated_under_load_drains(fleet: Any, under_load: Any) -> None:
+async def test_a_worker_terminated_under_load_drains(fleet: Cluster, under_load: Any) -> None:
     async with under_load(fleet, mid_stream(fleet, "decode-1")):
         ending = asyncio.create_task(asyncio.to_thread(fleet.terminate, "decode-1"))
     assert await ending == 0
@@ -136,7 +139,7 @@ async def test_a_worker_terminated_under_load_drains(fleet: Any, under_load: Any
 
 @pytest.mark.nightly
 async def test_a_killed_worker_that_comes_back_is_used_again(
-    fleet: Any, load: Any, expected: Any, compare: Callable[..., list[str]]
+    fleet: Cluster, load: Load, expected: list[Choices], compare: Callable[..., list[str]]
 ) -> None:
     fleet.kill("prefill-0")
     fleet.start_worker("prefill", "prefill-0")

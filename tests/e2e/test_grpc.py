@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from baton.proto import client_pb2, client_pb2_grpc
+from chaos.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LONG = " ".join(f"word {n}" for n in range(200))
@@ -24,7 +25,7 @@ REASONS = {client_pb2.STOP: "stop", client_pb2.LENGTH: "length"}
 
 
 @pytest.fixture
-async def stub(pair: Any) -> AsyncIterator[Any]:
+async def stub(pair: Cluster) -> AsyncIterator[Any]:
     address = (pair.folder / "router.grpc_address").read_text().strip()
     async with grpc.aio.insecure_channel(address) as channel:
         yield client_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
@@ -76,7 +77,7 @@ async def test_the_same_tokens_by_grpc_as_by_http(
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/api.md"])
-def test_the_client_that_the_documentation_shows(pair: Any, page: str) -> None:
+def test_the_client_that_the_documentation_shows(pair: Cluster, page: str) -> None:
     (code,) = re.findall(r"```python\n(import grpc.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert code.count("\n") <= 12
     address = (pair.folder / "router.grpc_address").read_text().strip()
@@ -94,7 +95,7 @@ MORE_DELAYS_S = [
 @pytest.mark.parametrize("delay_s", [0.0, 0.1, *MORE_DELAYS_S])
 @pytest.mark.parametrize("way", ["cancel", "deadline"])
 async def test_what_a_client_gives_up_is_freed(
-    pair: Any, stub: Any, way: str, delay_s: float
+    pair: Cluster, stub: Any, way: str, delay_s: float
 ) -> None:
     """The delays reach from tokenizing over queue, prefill and fetch into decoding."""
     asked = client_pb2.GenerateRequest(

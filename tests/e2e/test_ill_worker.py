@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
+
+from chaos.cluster import Cluster
+from tests.support.request_load import Load
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -18,8 +20,8 @@ UNHEALTHY_EXIT = 70  # as deploy/host/restarts.py has it
 
 @pytest.mark.nightly
 async def test_a_worker_whose_steps_all_fail_is_replaced_without_loss(
-    make_cluster: Callable[..., Any],
-    make_load: Callable[..., Any],
+    make_cluster: Callable[..., Cluster],
+    make_load: Callable[..., Load],
     compare: Callable[..., list[str]],
     failing: tuple[str, ...],
 ) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,7 +42,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
 
 
 async def test_a_migrated_turn_is_read_by_the_next(
-    expected: list[list[int]], tmp_path: Path, until: Any
+    expected: list[list[int]], tmp_path: Path, until: Callable[..., Awaitable[None]]
 ) -> None:
     """The worker that decodes the second answer is killed; later turns read from the other."""
     with fleet(tmp_path, 1, 2) as cluster:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from baton.deploy.monitoring.dashboards import DASHBOARDS
 from baton.deploy.monitoring.rules import ALERTS, RECORDINGS
 from chaos.cluster import Cluster
 from tests.support.prometheus_server import PROMETHEUS, PrometheusServer
+from tests.support.request_load import Load
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = (
@@ -41,7 +41,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def load(make_load: Callable[..., Any]) -> Any:
+def load(make_load: Callable[..., Load]) -> Load:
     return make_load(64, seed=5)
 
 
@@ -68,7 +68,7 @@ def prometheus(fleet: Cluster, tmp_path: Path) -> Iterator[PrometheusServer]:
         made.close()
 
 
-async def under_load(fleet: Cluster, load: Any, prometheus: PrometheusServer) -> None:
+async def under_load(fleet: Cluster, load: Load, prometheus: PrometheusServer) -> None:
     until_s = asyncio.get_running_loop().time() + LOAD_S
     turn = 0
     while asyncio.get_running_loop().time() < until_s:
@@ -77,7 +77,7 @@ async def under_load(fleet: Cluster, load: Any, prometheus: PrometheusServer) ->
 
 
 async def test_each_query_returns_data_under_load(
-    fleet: Cluster, prometheus: PrometheusServer, load: Any
+    fleet: Cluster, prometheus: PrometheusServer, load: Load
 ) -> None:
     await under_load(fleet, load, prometheus)
     up = prometheus.query("up == 1")

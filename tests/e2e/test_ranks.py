@@ -7,13 +7,13 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from chaos.cluster import Cluster, Place
+from tests.support.request_load import Choices, Load
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -25,7 +25,7 @@ def place(name: str) -> Place:
 
 
 @pytest.fixture(scope="module")
-def load(make_load: Callable[..., Any]) -> Any:
+def load(make_load: Callable[..., Load]) -> Load:
     return make_load(14, seed=31)
 
 
@@ -65,7 +65,11 @@ def lives(process: int) -> bool:
 
 
 async def test_unlike_numbers_of_ranks_exchange_kv(
-    fleet: Cluster, load: Any, expected: Any, compare: Callable[..., list[str]], speculate: str
+    fleet: Cluster,
+    load: Load,
+    expected: list[Choices],
+    compare: Callable[..., list[str]],
+    speculate: str,
 ) -> None:
     assert not compare(await load.run(fleet.url, concurrency=6), expected)
     accepted = fleet.total("baton_accepted_tokens_total", proposer="draft")
@@ -91,7 +95,11 @@ async def test_ranks_that_change_their_role_cost_no_answer(
 
 
 async def test_a_rank_that_dies_costs_no_answer(
-    fleet: Cluster, load: Any, expected: Any, compare: Callable[..., list[str]], until: Any
+    fleet: Cluster,
+    load: Load,
+    expected: list[Choices],
+    compare: Callable[..., list[str]],
+    until: Callable[..., Awaitable[None]],
 ) -> None:
     asking = asyncio.create_task(load.run(fleet.url, concurrency=8, salt="a rank dies"))
     await until(lambda: fleet.audit("decode-1")["running"] >= 1)

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from chaos.cluster import Cluster
+from tests.support.request_load import Load
+
 pytestmark = pytest.mark.timeout(420)
 
 CONCURRENCY = 32
@@ -17,12 +20,12 @@ Expected = Callable[[int], Awaitable[Any]]
 
 
 @pytest.fixture(scope="module")
-def load(make_load: Callable[..., Any]) -> Any:
+def load(make_load: Callable[..., Load]) -> Load:
     return make_load(200, seed=7)
 
 
 @pytest.fixture(scope="module")
-def expected(load: Any, alone: Any) -> Expected:
+def expected(load: Load, alone: Cluster) -> Expected:
     """`await expected(count)`: the right answers to the first requests of the load."""
     known: list[Any] = []
 
@@ -37,8 +40,8 @@ def expected(load: Any, alone: Any) -> Expected:
 
 @pytest.mark.parametrize("requests", [40, pytest.param(200, marks=pytest.mark.nightly)])
 async def test_mixed_requests_give_the_tokens_of_one_process(
-    make_cluster: Callable[..., Any],
-    load: Any,
+    make_cluster: Callable[..., Cluster],
+    load: Load,
     expected: Expected,
     compare: Callable[..., list[str]],
     requests: int,
@@ -66,8 +69,8 @@ async def test_mixed_requests_give_the_tokens_of_one_process(
 
 @pytest.mark.parametrize("verify", [True, pytest.param(False, marks=pytest.mark.nightly)])
 async def test_corrupted_blocks_change_tokens_unless_they_are_verified(
-    make_cluster: Callable[..., Any],
-    load: Any,
+    make_cluster: Callable[..., Cluster],
+    load: Load,
     expected: Expected,
     compare: Callable[..., list[str]],
     corrupting: tuple[str, ...],

@@ -13,6 +13,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from chaos.cluster import Cluster
+from tests.support.request_load import Choices, Load
+
 pytestmark = [pytest.mark.timeout(300), pytest.mark.nightly]
 
 SCHEMA: dict[str, Any] = {
@@ -46,7 +49,7 @@ def constrained(number: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def load(make_streams: Callable[..., Any]) -> Any:
+def load(make_streams: Callable[..., Load]) -> Load:
     """Plain streams, some of which a stop string may end, then those with a grammar."""
     made = make_streams(16, seed=23)
     for number, body in enumerate(made.bodies):
@@ -59,9 +62,9 @@ def load(make_streams: Callable[..., Any]) -> Any:
 
 
 async def test_killing_a_speculating_decode_worker_changes_no_token(
-    make_busy: Callable[..., Any],
-    load: Any,
-    expected: Any,
+    make_busy: Callable[..., Cluster],
+    load: Load,
+    expected: list[Choices],
     compare: Callable[..., list[str]],
     until: Callable[..., Any],
 ) -> None:

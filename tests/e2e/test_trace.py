@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from chaos.cluster import Cluster
+
 PHASES = {"request", "queue", "prefill", "chunk", "handoff", "fetch", "decode"}
 TRACE, OTHER_TRACE = "4bf92f3577b34da6a3ce929d0e0e4736", "0af7651916cd43dd8448eb211c80319c"
 BODY = {"model": "small", "prompt": "a stone " * 150, "max_tokens": 4}
@@ -48,7 +50,7 @@ class Reported:
 
 @pytest.fixture(scope="module")
 def reported(
-    make_shared_cluster: Callable[..., Any],
+    make_shared_cluster: Callable[..., Cluster],
     shared_collector: tuple[Any, str],
     corrupting: tuple[str, ...],
 ) -> Reported:
@@ -126,7 +128,7 @@ def test_no_prompt_text_is_in_spans_or_logs(reported: Reported) -> None:
 
 @pytest.mark.nightly
 async def test_a_locally_computed_prompt_has_the_same_phases(
-    make_cluster: Callable[..., Any], collector: tuple[Any, str]
+    make_cluster: Callable[..., Cluster], collector: tuple[Any, str]
 ) -> None:
     servicer, endpoint = collector
     cluster = make_cluster(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
+from chaos.cluster import Cluster
 from tests.support.conversation import ANSWER_TOKENS, FIRST, NEW, talk
 
 pytestmark = pytest.mark.timeout(420)
@@ -18,7 +18,7 @@ SAMPLED = {"temperature": 0.9, "seed": 5}
 
 @pytest.mark.nightly
 async def test_later_turns_read_what_the_decode_worker_has(
-    make_cluster: Callable[..., Any],
+    make_cluster: Callable[..., Cluster],
 ) -> None:
     """The answers equal those of a fleet that computes the history again."""
     settings = "router.placement=disaggregated", "worker.deterministic=true"
@@ -43,5 +43,5 @@ async def test_later_turns_read_what_the_decode_worker_has(
     cluster.quiet(within_s=3.0)
 
 
-def computed(cluster: Any) -> float:
+def computed(cluster: Cluster) -> float:
     return float(cluster.metric("prefill-0", "baton_tokens_total", kind="prompt"))

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import httpx
 import pytest
 
 from chaos.cluster import Cluster, Place
 from tests.support.conversation import FIRST, NEW, SHOWN_S, answer
+from tests.support.request_load import Choices, Load
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -27,7 +27,7 @@ FLEETS: dict[str, tuple[str, str, bool]] = {
 
 
 @pytest.fixture(scope="module")
-def load(make_load: Callable[..., Any]) -> Any:
+def load(make_load: Callable[..., Load]) -> Load:
     return make_load(10, seed=41)
 
 
@@ -57,7 +57,10 @@ def fleet(
 
 
 async def test_blocks_of_unlike_sizes_are_exchanged_both_ways(
-    fleet: tuple[Cluster, bool], load: Any, expected: Any, compare: Callable[..., list[str]]
+    fleet: tuple[Cluster, bool],
+    load: Load,
+    expected: list[Choices],
+    compare: Callable[..., list[str]],
 ) -> None:
     cluster, exact = fleet
     answers = await load.run(cluster.url, concurrency=4)
