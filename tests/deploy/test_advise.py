@@ -22,6 +22,7 @@ from baton.deploy.host.instance import Instance
 from baton.runtime.cluster_config import RegistryConfig, SloConfig
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
+from tests.support.control_server import served_control
 from tests.support.traced_records import record
 
 TOKEN = "the instance's secret"  # as the control port has it
@@ -110,8 +111,8 @@ def admin() -> Iterator[AdminStub]:
 
 
 @pytest.fixture
-def cluster(instance: Instance, control_server: Any) -> Iterator[Cluster]:
-    with control_server(instance.folder / "tls") as server:
+def cluster(instance: Instance) -> Iterator[Cluster]:
+    with served_control(instance.folder / "tls") as server:
         audit = json.loads(server.status.audit)
         server.status.audit = json.dumps(audit | {"work": WORK}).encode()
         registry = DirectoryRegistry(instance.folder / "registry", tokens=(TOKEN,))

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,6 +25,7 @@ from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from baton.runtime.shared_registry.registry_location import open_registry, open_reports
 from baton.runtime.shared_registry.router_report import RouterReport
 from chaos.redis_server import RedisServer, running_server
+from tests.support.control_server import ControlServer, served_control
 from tests.support.redis_server import required_binary
 
 TOKEN = "the instance's secret"  # as the control port has it
@@ -34,8 +34,8 @@ BOOT = "b" * 32
 
 
 @pytest.fixture
-def worker(tmp_path: Path, control_server: Any) -> Iterator[Any]:
-    with control_server(tmp_path / "tls") as server:
+def worker(tmp_path: Path) -> Iterator[ControlServer]:
+    with served_control(tmp_path / "tls") as server:
         yield server
 
 
@@ -45,11 +45,11 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
         yield made
 
 
-def record_of(worker: Any) -> WorkerRecord:
+def record_of(worker: ControlServer) -> WorkerRecord:
     return WorkerRecord("decode-0", BOOT, "decode", worker.address, CLOSED, "tiny", 7)
 
 
-def cluster_of(worker: Any, location: str) -> Cluster:
+def cluster_of(worker: ControlServer, location: str) -> Cluster:
     secrets = ClusterSecrets((TOKEN,), TOKEN)
     return cluster_at(RegistryConfig(location=location), secrets, worker.security("client"))
 
@@ -96,7 +96,9 @@ def reporting_router(server: RedisServer, router_id: str, age_s: float = 0.0) ->
         running.result(10)
 
 
-def test_a_worker_that_answers_is_listed_with_its_router(worker: Any, tmp_path: Path) -> None:
+def test_a_worker_that_answers_is_listed_with_its_router(
+    worker: ControlServer, tmp_path: Path
+) -> None:
     status = status_of(cluster_of(worker, in_folder(tmp_path, record_of(worker))))
     (row,) = status.workers
     assert (row.worker_id, row.role, row.state, row.version) == (
@@ -108,7 +110,7 @@ def test_a_worker_that_answers_is_listed_with_its_router(worker: Any, tmp_path: 
     assert status.warnings == [] and status.registry_state == "readable"
 
 
-def test_a_worker_that_is_not_reached_is_a_warning(worker: Any, tmp_path: Path) -> None:
+def test_a_worker_that_is_not_reached_is_a_warning(worker: ControlServer, tmp_path: Path) -> None:
     lost = WorkerRecord("prefill-0", "d" * 32, "prefill", CLOSED, CLOSED, "tiny", 7)
     status = status_of(cluster_of(worker, in_folder(tmp_path, record_of(worker), lost)))
     states = {row.worker_id: row.state for row in status.workers}
@@ -116,14 +118,18 @@ def test_a_worker_that_is_not_reached_is_a_warning(worker: Any, tmp_path: Path) 
     assert len(status.warnings) == 1 and "prefill-0 is unreachable" in status.warnings[0]
 
 
-def test_another_boot_at_the_address_is_not_taken_for_it(worker: Any, tmp_path: Path) -> None:
+def test_another_boot_at_the_address_is_not_taken_for_it(
+    worker: ControlServer, tmp_path: Path
+) -> None:
     other = replace(record_of(worker), boot_id="e" * 32)
     status = status_of(cluster_of(worker, in_folder(tmp_path, other)))
     assert status.workers[0].state == "unreachable"
     assert "no decode worker is ready: no request can be served" in status.warnings
 
 
-def test_the_newest_boot_of_a_worker_is_asked_over_redis(worker: Any, redis: RedisServer) -> None:
+def test_the_newest_boot_of_a_worker_is_asked_over_redis(
+    worker: ControlServer, redis: RedisServer
+) -> None:
     older = replace(record_of(worker), boot_id="e" * 32, address=CLOSED)
     announce_at(redis, older, record_of(worker))
     cluster = cluster_of(worker, redis.url)
@@ -133,7 +139,7 @@ def test_the_newest_boot_of_a_worker_is_asked_over_redis(worker: Any, redis: Red
 
 @pytest.mark.parametrize("reachable", [True, False])
 def test_a_router_without_a_link_is_listed_over_redis(
-    worker: Any, redis: RedisServer, reachable: bool
+    worker: ControlServer, redis: RedisServer, reachable: bool
 ) -> None:
     """It reports itself, also while no worker answers or none is registered."""
     if reachable:
@@ -147,19 +153,22 @@ def test_a_router_without_a_link_is_listed_over_redis(
     assert (missing in status.warnings) == reachable
 
 
-def test_a_copied_report_lists_no_router(worker: Any, redis: RedisServer) -> None:
+def test_a_copied_report_lists_no_router(worker: ControlServer, redis: RedisServer) -> None:
     with reporting_router(redis, "d" * 32, age_s=60.0):
         assert status_of(cluster_of(worker, redis.url)).routers == []
 
 
-def test_a_registry_that_is_gone_is_reported(worker: Any, redis: RedisServer) -> None:
+def test_a_registry_that_is_gone_is_reported(worker: ControlServer, redis: RedisServer) -> None:
     redis.kill()
     status = status_of(cluster_of(worker, redis.url))
     assert status.registry_state.startswith("not readable: ") and status.workers == []
 
 
 def test_the_command_prints_json_and_a_table(
-    worker: Any, redis: RedisServer, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    worker: ControlServer,
+    redis: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     announce_at(redis, record_of(worker))
     monkeypatch.delenv("COLUMNS", raising=False)  # xdist sets it
@@ -177,13 +186,13 @@ def test_the_command_prints_json_and_a_table(
     assert main(["cluster", "status", "--registry", redis.url, *settings]) == 1
 
 
-def test_status_without_a_registry_says_what_to_give(capsys: Any) -> None:
+def test_status_without_a_registry_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cluster", "status"]) == 78
     assert "--registry" in capsys.readouterr().err
 
 
 def test_the_doctor_checks_the_registry(
-    worker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    worker: ControlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BATON_TOKEN", TOKEN)
     location = in_folder(tmp_path, record_of(worker))

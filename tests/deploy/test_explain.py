@@ -55,7 +55,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     ],
 )
 def test_the_route_is_that_of_the_body(
-    asked: list[Any], body: dict[str, Any], path: str, tmp_path: Path, capsys: Any
+    asked: list[Any],
+    body: dict[str, Any],
+    path: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "request.json"
     file.write_text(json.dumps(body))
@@ -67,7 +71,7 @@ def test_the_route_is_that_of_the_body(
 
 
 def test_json_is_the_servers_own(
-    asked: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO('{"prompt": "x"}'))
     command.explain("-", "http://127.0.0.1:1", None, as_json=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from baton.runtime.cluster_config import RegistryConfig
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 from baton.runtime.settings.loading import load
+from tests.support.control_server import ControlServer, served_control
 
 TOKEN = "the instance's secret"  # as the control port has it
 SECRETS = ClusterSecrets((TOKEN,), TOKEN)
@@ -38,15 +40,15 @@ WORK = {
 
 
 @pytest.fixture
-def worker(instance: Instance, control_server: Any) -> Iterator[Any]:
-    with control_server(instance.folder / "tls") as server:
+def worker(instance: Instance) -> Iterator[ControlServer]:
+    with served_control(instance.folder / "tls") as server:
         audit = json.loads(server.status.audit)
         server.status.audit = json.dumps(audit | {"work": WORK}).encode()
         yield server
 
 
 @pytest.fixture
-def cluster(instance: Instance, worker: Any) -> Cluster:
+def cluster(instance: Instance, worker: ControlServer) -> Cluster:
     announce(instance, "decode-0", worker.address)
     location = RegistryConfig(location=str(instance.folder / "registry"))
     return cluster_at(location, SECRETS, worker.security("client"))
@@ -78,7 +80,7 @@ async def test_a_worker_reports_its_counters_and_queues(reports: FleetReports) -
     assert time.monotonic() - sample.at_s < 5
 
 
-async def test_readings_share_a_connection(reports: FleetReports, worker: Any) -> None:
+async def test_readings_share_a_connection(reports: FleetReports, worker: ControlServer) -> None:
     for _ in range(3):
         assert (await reports.read()).workers[0].state == "ready"
 
@@ -109,7 +111,7 @@ async def test_a_worker_without_an_answer_is_unreachable(
 
 
 async def test_an_order_is_accepted_by_the_boot_that_was_read(
-    reports: FleetReports, instance: Instance, worker: Any
+    reports: FleetReports, instance: Instance, worker: ControlServer
 ) -> None:
     (found,) = (await reports.read()).workers
     announce(instance, "decode-1", worker.address, boot="c")
@@ -118,7 +120,7 @@ async def test_an_order_is_accepted_by_the_boot_that_was_read(
 
 
 async def test_the_last_worker_of_a_role_gets_no_order(
-    reports: FleetReports, instance: Instance, worker: Any
+    reports: FleetReports, instance: Instance, worker: ControlServer
 ) -> None:
     """By the registry as it is now: another controller may have taken the others since the
     reading."""
@@ -132,7 +134,7 @@ async def test_the_last_worker_of_a_role_gets_no_order(
 
 
 async def test_an_order_for_another_boot_is_refused(
-    reports: FleetReports, instance: Instance, worker: Any
+    reports: FleetReports, instance: Instance, worker: ControlServer
 ) -> None:
     """The report is of a boot that has ended since: the next one does nothing."""
     registry = DirectoryRegistry(instance.folder / "registry", tokens=(TOKEN,))
@@ -146,7 +148,10 @@ async def test_an_order_for_another_boot_is_refused(
 
 
 async def test_a_blocked_worker_holds_no_controller(
-    reports: FleetReports, instance: Instance, worker: Any, monkeypatch: pytest.MonkeyPatch
+    reports: FleetReports,
+    instance: Instance,
+    worker: ControlServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(orders, "ORDER_TIMEOUT_S", 0.3)
     (found,) = (await reports.read()).workers
@@ -164,7 +169,7 @@ def test_an_objective_is_needed() -> None:
 
 
 def test_the_command_names_the_instances_that_it_could_mean(
-    capsys: pytest.CaptureFixture[str], runtime_folder: Any
+    capsys: pytest.CaptureFixture[str], runtime_folder: Path
 ) -> None:
     assert main(["controller"]) == 78
     assert (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from baton.deploy.host.instance import TOKEN_KEY, Instance
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
+from tests.support.control_server import ControlServer, served_control
 
 TOKEN = "the instance's secret"  # as the control port has it
 SECRETS = ClusterSecrets((TOKEN,), TOKEN)
@@ -29,9 +29,9 @@ def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def worker(ready: Instance, control_server: Any) -> Iterator[Any]:
+def worker(ready: Instance) -> Iterator[ControlServer]:
     """Has the certificate of an authority of the instance, as its commands have."""
-    with control_server(ready.folder / "tls") as server:
+    with served_control(ready.folder / "tls") as server:
         ready.write_client_settings(server.authority.issue("client", None).settings())
         yield server
 
@@ -54,7 +54,9 @@ def announce(
     registry.announce(WorkerRecord(worker_id, boot * 32, role, address, CLOSED, "tiny", 7))
 
 
-def announce_later(instance: Instance, worker: Any, role: Role = "decode") -> threading.Thread:
+def announce_later(
+    instance: Instance, worker: ControlServer, role: Role = "decode"
+) -> threading.Thread:
     """Let the worker come back as `role`, under another boot id, once it has accepted an order."""
 
     def come_back() -> None:
@@ -66,7 +68,7 @@ def announce_later(instance: Instance, worker: Any, role: Role = "decode") -> th
     return thread
 
 
-def test_a_drain_is_ordered_and_its_end_awaited(ready: Instance, worker: Any) -> None:
+def test_a_drain_is_ordered_and_its_end_awaited(ready: Instance, worker: ControlServer) -> None:
     announce(ready, "decode-0", worker.address)
     announce(ready, "decode-1", worker.address, boot="d")
     said: list[str] = []
@@ -79,7 +81,7 @@ def test_a_drain_is_ordered_and_its_end_awaited(ready: Instance, worker: Any) ->
 
 
 def test_an_order_is_accepted_once_a_blocked_loop_runs(
-    ready: Instance, worker: Any, monkeypatch: pytest.MonkeyPatch
+    ready: Instance, worker: ControlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not called refused: it is carried out all the same."""
     monkeypatch.setattr(orders, "REPORT_AFTER_S", 0.2)
@@ -96,7 +98,7 @@ def test_an_order_is_accepted_once_a_blocked_loop_runs(
 
 
 def test_a_worker_that_does_not_answer_may_have_the_order(
-    ready: Instance, worker: Any, monkeypatch: pytest.MonkeyPatch
+    ready: Instance, worker: ControlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orders, "END_TIMEOUT_S", 0.5)
     announce(ready, "decode-0", worker.address)
@@ -105,7 +107,7 @@ def test_a_worker_that_does_not_answer_may_have_the_order(
         drain("decode-0", live_clusters())
 
 
-def test_a_refusal_is_reported_with_its_reason(ready: Instance, worker: Any) -> None:
+def test_a_refusal_is_reported_with_its_reason(ready: Instance, worker: ControlServer) -> None:
     announce(ready, "decode-0", worker.address, boot="e")  # the boot before
     with pytest.raises(Unavailable, match="decode-0 refused the order: the order names boot eeee"):
         drain("decode-0", live_clusters())
@@ -113,7 +115,7 @@ def test_a_refusal_is_reported_with_its_reason(ready: Instance, worker: Any) -> 
 
 
 def test_a_certificate_of_another_authority_is_no_answer(
-    ready: Instance, worker: Any, tmp_path: Path
+    ready: Instance, worker: ControlServer, tmp_path: Path
 ) -> None:
     foreign = Authority(tmp_path / "tls").issue("client", None)
     ready.write_client_settings(foreign.settings())
@@ -131,7 +133,7 @@ def test_a_worker_that_cannot_be_reached_is_reported(ready: Instance) -> None:
 
 
 def test_a_worker_that_never_ends_is_reported(
-    ready: Instance, worker: Any, monkeypatch: pytest.MonkeyPatch
+    ready: Instance, worker: ControlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orders, "END_TIMEOUT_S", 2.0)
     announce(ready, "decode-0", worker.address)
@@ -167,7 +169,7 @@ def test_an_instance_that_has_only_begun_has_no_workers(ready: Instance) -> None
     assert live_clusters() == []
 
 
-def test_a_role_is_ordered_and_its_change_awaited(ready: Instance, worker: Any) -> None:
+def test_a_role_is_ordered_and_its_change_awaited(ready: Instance, worker: ControlServer) -> None:
     announce(ready, "decode-0", worker.address)
     announce(ready, "decode-1", worker.address, boot="d")
     said: list[str] = []
@@ -180,7 +182,9 @@ def test_a_role_is_ordered_and_its_change_awaited(ready: Instance, worker: Any) 
     assert "already" in said[-1] and len(worker.orders) == 1
 
 
-def test_a_worker_that_comes_back_in_its_old_role_is_reported(ready: Instance, worker: Any) -> None:
+def test_a_worker_that_comes_back_in_its_old_role_is_reported(
+    ready: Instance, worker: ControlServer
+) -> None:
     announce(ready, "decode-0", worker.address)
     announce(ready, "decode-1", worker.address, boot="d")
     coming = announce_later(ready, worker, "decode")
@@ -189,7 +193,7 @@ def test_a_worker_that_comes_back_in_its_old_role_is_reported(ready: Instance, w
     coming.join(60)
 
 
-def test_the_last_decode_worker_keeps_its_role(ready: Instance, worker: Any) -> None:
+def test_the_last_decode_worker_keeps_its_role(ready: Instance, worker: ControlServer) -> None:
     announce(ready, "decode-0", worker.address)
     announce(ready, "prefill-0", worker.address, role="prefill")
     with pytest.raises(ConfigError, match="decode-0 is the only decode worker"):
@@ -197,7 +201,9 @@ def test_the_last_decode_worker_keeps_its_role(ready: Instance, worker: Any) -> 
     assert worker.orders == []
 
 
-def test_a_worker_started_alone_is_found_by_its_registry(worker: Any, tmp_path: Path) -> None:
+def test_a_worker_started_alone_is_found_by_its_registry(
+    worker: ControlServer, tmp_path: Path
+) -> None:
     registry = DirectoryRegistry(tmp_path / "registry", tokens=(TOKEN,))
     record = WorkerRecord("decode-0", "b" * 32, "decode", worker.address, CLOSED, "tiny", 7)
     registry.announce(record)
@@ -218,7 +224,9 @@ def test_a_worker_started_alone_is_found_by_its_registry(worker: Any, tmp_path: 
     assert worker.orders == ["drain"]
 
 
-def test_a_record_without_the_clusters_token_gets_no_order(worker: Any, tmp_path: Path) -> None:
+def test_a_record_without_the_clusters_token_gets_no_order(
+    worker: ControlServer, tmp_path: Path
+) -> None:
     folder = tmp_path / "registry"
     record = WorkerRecord("decode-0", "b" * 32, "decode", worker.address, CLOSED, "tiny", 7)
     DirectoryRegistry(folder, tokens=("another",)).announce(record)

@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -254,7 +254,7 @@ class Tending:
 
 
 def test_an_actor_keeps_its_job_and_ends_with_the_instance(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wait_for: Any
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wait_for: Callable[[Callable[[], bool]], bool]
 ) -> None:
     tending = Tending(monkeypatch)
     actor = WorkerActor(str(tmp_path), "decode-0")
@@ -268,7 +268,10 @@ def test_an_actor_keeps_its_job_and_ends_with_the_instance(
     "error", [BatonError("no room"), OSError(24, "no room"), KeyError("no room")]
 )
 def test_an_actor_goes_on_after_any_error_and_says_it_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wait_for: Any, error: Exception
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    wait_for: Callable[[Callable[[], bool]], bool],
+    error: Exception,
 ) -> None:
     tending = Tending(monkeypatch, *[error] * 1000)
     actor = WorkerActor(str(tmp_path), "decode-0")
@@ -286,7 +289,7 @@ def test_an_actor_goes_on_after_any_error_and_says_it_once(
 def test_an_actor_that_cannot_look_at_the_lifeline_looks_again(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    wait_for: Any,
+    wait_for: Callable[[Callable[[], bool]], bool],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     tending = Tending(monkeypatch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -16,19 +15,20 @@ from baton.proto import control_pb2, control_pb2_grpc
 from baton.runtime.grpc_links import credentials, open_channel
 from baton.runtime.settings.loading import load
 from baton.runtime.tls import Tls
+from tests.support.control_server import ControlServer, served_control
 
 TOKEN = "the instance's secret"  # as the control port has it
 BOOT = b"\xbb" * 16
 
 
 @pytest.fixture
-def worker(tmp_path: Path, control_server: Any) -> Iterator[Any]:
-    with control_server(tmp_path / "tls") as server:
+def worker(tmp_path: Path) -> Iterator[ControlServer]:
+    with served_control(tmp_path / "tls") as server:
         yield server
 
 
 async def ordered(
-    worker: Any,
+    worker: ControlServer,
     *,
     tls: Tls | None,
     token: str = TOKEN,
@@ -54,11 +54,11 @@ async def ordered(
     return "OK"
 
 
-def own(worker: Any) -> Tls:
+def own(worker: ControlServer) -> Tls:
     return Tls(worker.security("client"))
 
 
-async def test_an_order_of_the_cluster_is_accepted_and_logged(worker: Any) -> None:
+async def test_an_order_of_the_cluster_is_accepted_and_logged(worker: ControlServer) -> None:
     with capture_logs() as logs:
         assert await ordered(worker, tls=own(worker)) == "OK"
         assert await ordered(worker, tls=own(worker), role="prefill") == "OK"
@@ -69,7 +69,7 @@ async def test_an_order_of_the_cluster_is_accepted_and_logged(worker: Any) -> No
     ]
 
 
-async def test_a_late_order_of_a_former_leader_is_refused(worker: Any) -> None:
+async def test_a_late_order_of_a_former_leader_is_refused(worker: ControlServer) -> None:
     """The next controller has asked for the status only: its term counts from then on."""
     await asked(worker, term=2)
     await asked(worker, term=1)  # a status request of any term changes nothing
@@ -83,7 +83,7 @@ async def test_a_late_order_of_a_former_leader_is_refused(worker: Any) -> None:
     assert worker.orders == ["change role to prefill"] * 2
 
 
-async def asked(worker: Any, term: int) -> None:
+async def asked(worker: ControlServer, term: int) -> None:
     """Ask for the worker's status as the controller of this term."""
     boot = control_pb2.WorkerBoot(worker_id="decode-0", boot_id=BOOT)
     async with open_channel(worker.address, own(worker)) as channel:
@@ -98,26 +98,28 @@ async def asked(worker: Any, term: int) -> None:
 )
 @pytest.mark.parametrize("role", ["", "prefill"])
 async def test_an_order_for_another_worker_or_boot_is_refused(
-    worker: Any, worker_id: str, boot_id: bytes, role: str
+    worker: ControlServer, worker_id: str, boot_id: bytes, role: str
 ) -> None:
     found = await ordered(worker, tls=own(worker), worker_id=worker_id, boot_id=boot_id, role=role)
     assert found.startswith("UNAVAILABLE: the order names boot") and worker.orders == []
 
 
-async def test_an_unknown_role_is_refused(worker: Any) -> None:
+async def test_an_unknown_role_is_refused(worker: ControlServer) -> None:
     found = await ordered(worker, tls=own(worker), role="router")
     assert found == "INVALID_ARGUMENT: no role 'router': prefill or decode"
     assert worker.orders == []
 
 
 @pytest.mark.parametrize("token", ["", "another", TOKEN + "2"])
-async def test_an_order_without_the_clusters_token_is_refused(worker: Any, token: str) -> None:
+async def test_an_order_without_the_clusters_token_is_refused(
+    worker: ControlServer, token: str
+) -> None:
     assert (await ordered(worker, tls=own(worker), token=token)).startswith("UNAUTHENTICATED")
     assert worker.orders == []
 
 
 async def test_an_order_without_the_clusters_certificate_is_refused(
-    worker: Any, tmp_path: Path
+    worker: ControlServer, tmp_path: Path
 ) -> None:
     issued = Authority(tmp_path / "foreign").issue("client", None)
     foreign = Tls(load(None, {}, issued.settings()).security)

@@ -8,6 +8,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -265,7 +267,9 @@ async def red_while_its_device_hangs(
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_worker_serves_until_drained_and_ends_in_order(
-    role: Any, monkeypatch: pytest.MonkeyPatch, fair_watch: Any
+    role: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    fair_watch: Callable[[], AbstractAsyncContextManager[Callable[[], float]]],
 ) -> None:
     process, serving, registry = started(role)
     made, engine = process._boot, process._engine

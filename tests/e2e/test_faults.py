@@ -77,7 +77,7 @@ def mid_stream(cluster: Cluster, name: str) -> Callable[[], bool]:
 
 @pytest.mark.nightly
 async def test_a_prefill_worker_killed_in_a_handoff(
-    make_busy: Callable[..., Cluster], under_load: Any
+    make_busy: Callable[..., Cluster], under_load: Callable[..., AbstractAsyncContextManager[None]]
 ) -> None:
     cluster = make_busy(SILENCE).start(2, 1)
     async with under_load(cluster, in_handoff(cluster, "prefill-0")):
@@ -86,7 +86,9 @@ async def test_a_prefill_worker_killed_in_a_handoff(
     cluster.quiet(within_s=LEASE_S + 1.0)
 
 
-async def test_the_only_prefill_worker_killed_in_a_handoff(fleet: Cluster, under_load: Any) -> None:
+async def test_the_only_prefill_worker_killed_in_a_handoff(
+    fleet: Cluster, under_load: Callable[..., AbstractAsyncContextManager[None]]
+) -> None:
     before = fleet.total("baton_local_prefills_total", reason="no_candidate")
     async with under_load(fleet, in_handoff(fleet, "prefill-0")):
         fleet.kill("prefill-0")
@@ -94,7 +96,9 @@ async def test_the_only_prefill_worker_killed_in_a_handoff(fleet: Cluster, under
     fleet.quiet(within_s=LEASE_S + 1.0)
 
 
-async def test_a_decode_worker_killed_mid_stream(fleet: Cluster, under_load: Any) -> None:
+async def test_a_decode_worker_killed_mid_stream(
+    fleet: Cluster, under_load: Callable[..., AbstractAsyncContextManager[None]]
+) -> None:
     async with under_load(fleet, mid_stream(fleet, "decode-0")):
         fleet.kill("decode-0")
     fleet.quiet(within_s=LEASE_S + 1.0)
@@ -112,7 +116,7 @@ async def test_a_decode_worker_killed_mid_stream(fleet: Cluster, under_load: Any
 @pytest.mark.nightly
 async def test_a_worker_stopped_for_seconds_and_continued(
     fleet: Cluster,
-    under_load: Any,
+    under_load: Callable[..., AbstractAsyncContextManager[None]],
     load: Load,
     expected: list[Choices],
     compare: Callable[..., list[str]],
@@ -130,7 +134,9 @@ async def test_a_worker_stopped_for_seconds_and_continued(
     assert not compare(answers, expected[:12])
 
 
-async def test_a_worker_terminated_under_load_drains(fleet: Cluster, under_load: Any) -> None:
+async def test_a_worker_terminated_under_load_drains(
+    fleet: Cluster, under_load: Callable[..., AbstractAsyncContextManager[None]]
+) -> None:
     async with under_load(fleet, mid_stream(fleet, "decode-1")):
         ending = asyncio.create_task(asyncio.to_thread(fleet.terminate, "decode-1"))
     assert await ending == 0

@@ -17,6 +17,7 @@ from baton.engine.scheduling.batch import DraftWork, Slice, StepBatch
 from baton.engine.speculation.eagle3_drafter import Eagle3Drafter
 from tests.support.eagle3_heads import HeadShape, Layout, ReferenceHead, save_head, states_of
 from tests.support.model_story import random_prompt
+from tests.support.small_models import Reference
 
 VARIANTS: list[tuple[Layout, dict[str, Any]]] = [
     ("midlayer", {"draft_vocab": 60}),
@@ -45,7 +46,7 @@ def runner_of(target: Path, head: Path) -> ModelRunner:
 
 @pytest.mark.parametrize(("layout", "changes"), VARIANTS)
 def test_logits_equal_the_reference_in_each_layout(
-    qwen3: Any, tmp_path: Path, layout: Layout, changes: dict[str, Any]
+    qwen3: Reference, tmp_path: Path, layout: Layout, changes: dict[str, Any]
 ) -> None:
     """The prompt in two chunks; then passes by the target's features, and by the head's own."""
     torch.manual_seed(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from baton.engine.spec.eagle3_spec import read_eagle3_spec
 from baton.engine.spec.model_spec import read_spec
 from baton.runtime.errors import ConfigError, ModelError
 from tests.support.eagle3_heads import HeadShape, Layout, ReferenceHead, save_head
+from tests.support.small_models import Reference
 
 SHAPE = HeadShape(199, 64, (1, 2, 3), draft_vocab=60)
 LAYOUTS: list[Layout] = ["midlayer", "speculators"]
@@ -51,14 +53,16 @@ def change_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_head_of_another_target_is_refused(
-    qwen3: Any, tmp_path: Path, layout: Layout, change: dict[str, Any], text: str
+    qwen3: Reference, tmp_path: Path, layout: Layout, change: dict[str, Any], text: str
 ) -> None:
     folder = save_head(ReferenceHead(replace(SHAPE, **change)), tmp_path / "head", layout)
     with pytest.raises(ModelError, match=text):
         load(qwen3.folder, folder)
 
 
-def test_default_layers_that_coincide_are_refused(references: Any, tmp_path: Path) -> None:
+def test_default_layers_that_coincide_are_refused(
+    references: Callable[[str], Reference], tmp_path: Path
+) -> None:
     target = references("qwen3-moe-mixed").folder  # 4 layers: 2, 2 and 1
     folder = save_head(ReferenceHead(SHAPE), tmp_path / "head", "midlayer", eagle_config=None)
     with pytest.raises(ModelError, match=r"reads the layers \[2, 2, 1\] of a model of 4 layers"):
@@ -66,7 +70,7 @@ def test_default_layers_that_coincide_are_refused(references: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_an_eagle_head_is_refused_as_eagle3(qwen3: Any, head: Path, named: bool) -> None:
+def test_an_eagle_head_is_refused_as_eagle3(qwen3: Reference, head: Path, named: bool) -> None:
     """By its configuration, or by what its fc reads."""
     config = json.loads((head / "config.json").read_text())
     if named:
@@ -79,17 +83,17 @@ def test_an_eagle_head_is_refused_as_eagle3(qwen3: Any, head: Path, named: bool)
         load(qwen3.folder, head)
 
 
-def test_a_draft_model_is_refused_as_a_head(qwen3: Any) -> None:
+def test_a_draft_model_is_refused_as_a_head(qwen3: Reference) -> None:
     with pytest.raises(ModelError, match="holds no EAGLE-3 head.* draft=FOLDER"):
         load(qwen3.folder, qwen3.folder)
 
 
-def test_a_head_is_refused_as_a_draft_model(qwen3: Any, head: Path) -> None:
+def test_a_head_is_refused_as_a_draft_model(qwen3: Reference, head: Path) -> None:
     with pytest.raises(ModelError, match="holds an EAGLE-3 head, which is no draft model"):
         load(qwen3.folder, head, "draft")
 
 
-def test_a_head_whose_fc_reads_too_little_is_refused(qwen3: Any, head: Path) -> None:
+def test_a_head_whose_fc_reads_too_little_is_refused(qwen3: Reference, head: Path) -> None:
     change_tensors(head, **{"fc.weight": torch.zeros(64, 160)})
     with pytest.raises(ModelError, match="its fc reads 160 numbers of a token, not 3 x 64"):
         load(qwen3.folder, head)
@@ -106,7 +110,7 @@ def test_a_head_whose_fc_reads_too_little_is_refused(qwen3: Any, head: Path) -> 
     ],
 )
 def test_wrong_tensors_are_refused_by_name(
-    qwen3: Any, head: Path, changes: dict[str, torch.Tensor | None], text: str
+    qwen3: Reference, head: Path, changes: dict[str, torch.Tensor | None], text: str
 ) -> None:
     change_tensors(head, **changes)
     with pytest.raises(ModelError, match=text):
@@ -123,14 +127,14 @@ def test_wrong_tensors_are_refused_by_name(
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_configurations_that_are_not_computed_are_refused(
-    qwen3: Any, tmp_path: Path, layout: Layout, changes: dict[str, Any], text: str
+    qwen3: Reference, tmp_path: Path, layout: Layout, changes: dict[str, Any], text: str
 ) -> None:
     folder = save_head(ReferenceHead(SHAPE), tmp_path / "head", layout, **changes)
     with pytest.raises(ModelError, match=text):
         load(qwen3.folder, folder)
 
 
-def test_a_head_of_two_layers_is_refused(qwen3: Any, tmp_path: Path) -> None:
+def test_a_head_of_two_layers_is_refused(qwen3: Reference, tmp_path: Path) -> None:
     folder = save_head(ReferenceHead(SHAPE), tmp_path / "head", "midlayer", num_hidden_layers=2)
     with pytest.raises(ModelError, match="2: an EAGLE-3 head has one layer"):
         load(qwen3.folder, folder)
@@ -158,7 +162,7 @@ def test_the_fingerprint_covers_weights_and_layers(head: Path, tmp_path: Path) -
     assert model_fingerprint(moved) != model_fingerprint(same)
 
 
-def test_a_heads_group_is_one_slab_with_its_features(qwen3: Any, head: Path) -> None:
+def test_a_heads_group_is_one_slab_with_its_features(qwen3: Reference, head: Path) -> None:
     spec, layer = read_spec(qwen3.folder), read_eagle3_spec(head).layer
     pool = KvPool(spec, 3, 8, torch.bfloat16, draft=layer)
     assert pool.draft is not None and pool.draft.features is not None
@@ -171,7 +175,9 @@ def test_a_heads_group_is_one_slab_with_its_features(qwen3: Any, head: Path) -> 
     assert not pool.bytes_view()[0].any()
 
 
-def test_a_head_on_a_gpu_is_refused(qwen3: Any, head: Path, monkeypatch: Any) -> None:
+def test_a_head_on_a_gpu_is_refused(
+    qwen3: Reference, head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from baton.engine.execution import loading
 
     monkeypatch.setattr(loading, "chosen_device", lambda _: torch.device("cuda"))

@@ -25,6 +25,7 @@ from baton.runtime.errors import DeviceLost, ModelError
 from tests.support.drafted_decoding import DraftedSequence
 from tests.support.eagle3_heads import HeadShape, ReferenceHead, save_head, train_pair
 from tests.support.model_story import random_prompt
+from tests.support.small_models import Reference
 
 MODELS = Path(__file__).parents[2] / "models"
 TINY, TINY_DRAFT = MODELS / "baton-tiny", MODELS / "baton-tiny-draft"
@@ -104,7 +105,7 @@ def assert_equal(one: ModelRunner, other: ModelRunner, prompt: list[int]) -> int
     ],
 )
 def test_proposals_equal_those_of_one_process(
-    qwen3: Any, references: Any, make: Make, draft: str, ranks: int
+    qwen3: Reference, references: Callable[[str], Reference], make: Make, draft: str, ranks: int
 ) -> None:
     folder = references(draft).folder
     one, other = alone(qwen3.folder, folder), make(qwen3.folder, folder, ranks)
@@ -113,7 +114,7 @@ def test_proposals_equal_those_of_one_process(
     assert other.memory.block_bytes == one.memory.block_bytes == other.pool.block_bytes
 
 
-def test_all_proposals_of_a_twin_are_accepted(qwen3: Any, make: Make) -> None:
+def test_all_proposals_of_a_twin_are_accepted(qwen3: Reference, make: Make) -> None:
     """The draft model is the target, and each rank holds half of both."""
     runner = make(qwen3.folder, qwen3.folder)
     assert isinstance(runner.draft, DraftModel) and runner.pool.draft is not None
@@ -137,14 +138,16 @@ def tiny() -> Iterator[tuple[ModelRunner, RankRunner]]:
         two.close()
 
 
-def test_the_shipped_draft_model_keeps_its_acceptance(tiny: Any) -> None:
+def test_the_shipped_draft_model_keeps_its_acceptance(tiny: tuple[ModelRunner, RankRunner]) -> None:
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     text = "<|user|>Copy this list: pear, apple, plum<|end|><|assistant|>"
     prompt = tokenizer.encode(text, add_special_tokens=False).ids
     assert assert_equal(*tiny, prompt) > STEPS
 
 
-def test_a_handoff_moves_both_groups_between_any_ranks(tiny: Any) -> None:
+def test_a_handoff_moves_both_groups_between_any_ranks(
+    tiny: tuple[ModelRunner, RankRunner],
+) -> None:
     """The bytes of a block are all that moves; each head of both groups has a checksum."""
     prompt, theirs, ours = list(range(40, 61)), [4, 9, 2], [7, 6, 12]
     for granter, reader in (tiny, tiny[::-1], (tiny[1], tiny[1])):
@@ -162,7 +165,9 @@ def test_a_handoff_moves_both_groups_between_any_ranks(tiny: Any) -> None:
 
 
 @pytest.mark.nightly
-def test_a_draft_that_was_left_behind_catches_up_over_ranks(tiny: Any) -> None:
+def test_a_draft_that_was_left_behind_catches_up_over_ranks(
+    tiny: tuple[ModelRunner, RankRunner],
+) -> None:
     prompt = list(range(40, 61))
     behind = DraftedSequence(tiny[1], prompt, BLOCKS, RULES[1])
     behind.prefill()
@@ -195,7 +200,7 @@ def test_a_trained_head_keeps_its_acceptance_over_ranks(tmp_path: Path, make: Ma
 
 @pytest.mark.nightly
 def test_a_head_reads_the_whole_embedding_of_a_divided_target(
-    qwen3: Any, tmp_path: Path, make: Make
+    qwen3: Reference, tmp_path: Path, make: Make
 ) -> None:
     """Its target's embedding is split over the ranks, and the head has none of its own."""
     shape = HeadShape(199, 64, (1, 2, 3), draft_vocab=60, own_embedding=False)
@@ -222,7 +227,7 @@ def test_a_rank_lost_under_speculation_ends_the_step(make: Make, how: signal.Sig
     assert time.monotonic() - begun_s < 3.0
 
 
-def test_a_draft_that_does_not_fit_is_refused_beside_ranks(qwen3: Any, make: Make) -> None:
+def test_a_draft_that_does_not_fit_is_refused_beside_ranks(qwen3: Reference, make: Make) -> None:
     with pytest.raises(ModelError, match="vocabulary has 3712 tokens, not 199"):
         make(qwen3.folder, TINY_DRAFT)
 
@@ -230,7 +235,7 @@ def test_a_draft_that_does_not_fit_is_refused_beside_ranks(qwen3: Any, make: Mak
 @pytest.mark.nightly
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_given_proposals_are_verified_over_ranks(
-    qwen3: Any, make: Make, deterministic: bool
+    qwen3: Reference, make: Make, deterministic: bool
 ) -> None:
     """As n-grams and suffixes propose: right ones, and wrong ones from some place on."""
     runner = build_rank_runner(

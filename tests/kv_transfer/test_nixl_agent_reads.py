@@ -97,7 +97,9 @@ def in_segments(
     return start
 
 
-def test_segments_are_reported_as_they_land_and_the_end_last(made: Made, in_segments: Any) -> None:
+def test_segments_are_reported_as_they_land_and_the_end_last(
+    made: Made, in_segments: Callable[[], tuple[Ended, list[tuple[int, int]]]]
+) -> None:
     _, fake = made
     ended, reports = in_segments()
     assert fake.indices == [([7, 2], [4, 0]), ([6, 5], [1, 2]), ([0], [3])]
@@ -110,7 +112,9 @@ def test_segments_are_reported_as_they_land_and_the_end_last(made: Made, in_segm
     assert reports[2:] == [(4, 5)]
 
 
-def test_a_failed_piece_fails_the_read_once_the_others_settle(made: Made, in_segments: Any) -> None:
+def test_a_failed_piece_fails_the_read_once_the_others_settle(
+    made: Made, in_segments: Callable[[], tuple[Ended, list[tuple[int, int]]]]
+) -> None:
     _, fake = made
     ended, reports = in_segments()
     fake.posted[0].state = "ERR"
@@ -121,7 +125,9 @@ def test_a_failed_piece_fails_the_read_once_the_others_settle(made: Made, in_seg
     assert len(reports) == 2
 
 
-def test_no_segment_is_posted_after_one_that_cannot_be(made: Made, in_segments: Any) -> None:
+def test_no_segment_is_posted_after_one_that_cannot_be(
+    made: Made, in_segments: Callable[[], tuple[Ended, list[tuple[int, int]]]]
+) -> None:
     _, fake = made
     fake.fail.add("make_prepped_xfer")
     ended, reports = in_segments()
@@ -129,7 +135,9 @@ def test_no_segment_is_posted_after_one_that_cannot_be(made: Made, in_segments: 
     assert not fake.posted and not reports
 
 
-def test_a_look_that_raises_fails_the_read_and_nothing_else(made: Made, in_segments: Any) -> None:
+def test_a_look_that_raises_fails_the_read_and_nothing_else(
+    made: Made, in_segments: Callable[[], tuple[Ended, list[tuple[int, int]]]]
+) -> None:
     _, fake = made
     fake.first_state = "DONE"
 

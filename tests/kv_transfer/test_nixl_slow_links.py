@@ -227,7 +227,9 @@ def slow_stage(mover: NixlMover, **config: Any) -> Any:
     return stage
 
 
-async def test_many_handoffs_over_a_slow_link_all_come_through(mover_on: Any) -> None:
+async def test_many_handoffs_over_a_slow_link_all_come_through(
+    mover_on: Callable[[Link], NixlMover],
+) -> None:
     """It takes three times as long as a READ may stand still."""
     link = Link(segment_s=0.08)
     stage = slow_stage(mover_on(link), read_timeout_s=0.8)
@@ -239,7 +241,7 @@ async def test_many_handoffs_over_a_slow_link_all_come_through(mover_on: Any) ->
 
 
 async def test_stalled_reads_fail_in_time_and_keep_only_posted_blocks(
-    mover_on: Any,
+    mover_on: Callable[[Link], NixlMover],
 ) -> None:
     link = Link(segment_s=0.001)
     link.cut.add("")  # the memory mover's metadata: the name of the granter

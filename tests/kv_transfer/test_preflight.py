@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, arrivals: list[int | None]) -> Non
 )
 def test_tcp_is_named_where_every_reads_bytes_came_in_over_it(
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Any,
+    tmp_path: Path,
     arrivals: list[int | None],
     reported: str,
 ) -> None:

@@ -164,7 +164,9 @@ def test_a_state_of_another_model_is_refused(
         train.train(Options(folder, steps=9), lambda *_: None)
 
 
-def test_the_command_reads_its_options(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_command_reads_its_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     got: list[Options] = []
     monkeypatch.setattr(train, "train", lambda options, note: got.append(options))
     train.main(["--minutes", "3", "--folder", "x", "--seed", "4", "--no-half", "--from", "y"])

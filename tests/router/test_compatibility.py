@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -79,7 +81,9 @@ async def test_a_seed_out_of_range_names_the_range(router: StartRouter, seed: An
         assert error["message"] == "seed: give a whole number from -2**63 to 2**63 - 1"
 
 
-async def test_strict_tools_are_accepted(router: StartRouter, tool_model: Any) -> None:
+async def test_strict_tools_are_accepted(
+    router: StartRouter, tool_model: Callable[..., Path]
+) -> None:
     async with router(tool_model("hermes")) as running:
         assert (await running.chat(tools=[STRICT], max_tokens=1)).status_code == 200
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -73,7 +75,9 @@ BODY = {"model": "tiny", "prompt": "the quick brown", "max_tokens": 50}
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_before_the_first_byte_it_is_a_504(
-    router: StartRouter, fair_watch: Any, stream: bool
+    router: StartRouter,
+    fair_watch: Callable[[], AbstractAsyncContextManager[Callable[[], float]]],
+    stream: bool,
 ) -> None:
     async with router() as running:
         worker = running.workers["decode-0"]

@@ -17,11 +17,12 @@ from baton.runtime import metrics
 from baton.runtime.identity import chain, root
 from baton.runtime.registry import WorkerRecord
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.fleet_scene import FleetScene
 from tests.support.router_process import eventually
 
 
 @on_virtual_time
-async def test_workers_come_and_go(fleet_scene: Any) -> None:
+async def test_workers_come_and_go(fleet_scene: type[FleetScene]) -> None:
     scene = fleet_scene()
     assert scene.fleet.linked_counts() == {"prefill": 0, "decode": 0}
     scene.add("prefill-0")
@@ -41,7 +42,7 @@ async def test_workers_come_and_go(fleet_scene: Any) -> None:
 
 @on_virtual_time
 async def test_a_prefill_worker_that_fits_no_other_is_not_counted(
-    fleet_scene: Any,
+    fleet_scene: type[FleetScene],
 ) -> None:
     scene = fleet_scene()
     with capture_logs() as logs:
@@ -57,7 +58,7 @@ async def test_a_prefill_worker_that_fits_no_other_is_not_counted(
 
 
 @on_virtual_time
-async def test_another_boot_replaces_the_worker(fleet_scene: Any) -> None:
+async def test_another_boot_replaces_the_worker(fleet_scene: type[FleetScene]) -> None:
     scene = fleet_scene()
     scene.add("decode-0", 1)
     await eventually(lambda: scene.names() == ["decode-0"])
@@ -73,7 +74,7 @@ async def test_another_boot_replaces_the_worker(fleet_scene: Any) -> None:
 
 @on_virtual_time
 async def test_a_worker_that_changes_its_role_counts_in_the_new_one(
-    fleet_scene: Any,
+    fleet_scene: type[FleetScene],
 ) -> None:
     scene = fleet_scene()
     old = scene.add("decode-0", 1)
@@ -91,7 +92,7 @@ async def test_a_worker_that_changes_its_role_counts_in_the_new_one(
 
 @on_virtual_time
 async def test_a_registry_that_cannot_be_read_ends_no_router(
-    fleet_scene: Any, monkeypatch: pytest.MonkeyPatch
+    fleet_scene: type[FleetScene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No descriptor is left for a moment: the workers that are known stay, new ones come later."""
     scene = fleet_scene()
@@ -112,7 +113,7 @@ async def test_a_registry_that_cannot_be_read_ends_no_router(
 
 
 @on_virtual_time
-async def test_an_entry_takes_no_link_down_that_is_up(fleet_scene: Any) -> None:
+async def test_an_entry_takes_no_link_down_that_is_up(fleet_scene: type[FleetScene]) -> None:
     scene = fleet_scene()
     stub = scene.add("decode-0", 1)
     await eventually(lambda: scene.names() == ["decode-0"])
@@ -127,7 +128,7 @@ async def test_an_entry_takes_no_link_down_that_is_up(fleet_scene: Any) -> None:
 
 
 @on_virtual_time
-async def test_a_reused_address_is_not_the_earlier_worker(fleet_scene: Any) -> None:
+async def test_a_reused_address_is_not_the_earlier_worker(fleet_scene: type[FleetScene]) -> None:
     scene = fleet_scene()
     scene.put("10.0.0.5:1", "decode", 2, "decode-1")  # the pod that has the address now
     scene.registry.announce(WorkerRecord("decode-0", "1" * 32, "decode", "10.0.0.5:1", "", "m", 1))
@@ -138,7 +139,7 @@ async def test_a_reused_address_is_not_the_earlier_worker(fleet_scene: Any) -> N
 
 
 @on_virtual_time
-async def test_a_bad_record_harms_no_one(fleet_scene: Any) -> None:
+async def test_a_bad_record_harms_no_one(fleet_scene: type[FleetScene]) -> None:
     scene = fleet_scene()
     for boot_id in ("", "xyz", "00"):
         scene.registry.announce(
@@ -149,7 +150,7 @@ async def test_a_bad_record_harms_no_one(fleet_scene: Any) -> None:
 
 
 @on_virtual_time
-async def test_views_tell_what_each_worker_holds(fleet_scene: Any) -> None:
+async def test_views_tell_what_each_worker_holds(fleet_scene: type[FleetScene]) -> None:
     scene = fleet_scene()
     scene.add("decode-0", 1)
     scene.add("decode-1", 2)
@@ -172,7 +173,9 @@ async def test_views_tell_what_each_worker_holds(fleet_scene: Any) -> None:
 
 
 @on_virtual_time
-async def test_room_is_what_the_lines_of_decode_workers_leave(fleet_scene: Any) -> None:
+async def test_room_is_what_the_lines_of_decode_workers_leave(
+    fleet_scene: type[FleetScene],
+) -> None:
     scene = fleet_scene()
     assert scene.fleet.room() == 0
     scene.add("prefill-0", 3)
@@ -188,7 +191,7 @@ async def test_room_is_what_the_lines_of_decode_workers_leave(fleet_scene: Any) 
 
 
 @on_virtual_time
-async def test_a_workers_own_word_does_not_move_it(fleet_scene: Any) -> None:
+async def test_a_workers_own_word_does_not_move_it(fleet_scene: type[FleetScene]) -> None:
     """Where handoffs go, the registry says, whatever a worker puts into its hello."""
     scene = fleet_scene()
     assert "handoff_address" not in worker_pb2.WorkerHello.DESCRIPTOR.fields_by_name
@@ -198,7 +201,9 @@ async def test_a_workers_own_word_does_not_move_it(fleet_scene: Any) -> None:
 
 
 @on_virtual_time
-async def test_a_fleet_of_unlike_decode_workers_is_logged_once(fleet_scene: Any) -> None:
+async def test_a_fleet_of_unlike_decode_workers_is_logged_once(
+    fleet_scene: type[FleetScene],
+) -> None:
     scene = fleet_scene()
     with capture_logs() as reported:
         scene.add("decode-0", 1)
@@ -223,7 +228,7 @@ async def test_a_fleet_of_unlike_decode_workers_is_logged_once(fleet_scene: Any)
 
 @on_virtual_time
 async def test_a_worker_of_slow_steps_is_passed_over(
-    fleet_scene: Any, monkeypatch: pytest.MonkeyPatch
+    fleet_scene: type[FleetScene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = fleet_scene()
     monkeypatch.setattr("baton.router.fleet.circuits.SLOW_FOR_S", 0.1)
@@ -243,7 +248,7 @@ async def test_a_worker_of_slow_steps_is_passed_over(
 
 
 @on_virtual_time
-async def test_limits_are_those_of_the_largest_decode_worker(fleet_scene: Any) -> None:
+async def test_limits_are_those_of_the_largest_decode_worker(fleet_scene: type[FleetScene]) -> None:
     scene = fleet_scene()
     assert scene.fleet.limits() == ContextLimits(1000, 300, 1000)
     scene.add("decode-0", max_context=500)
@@ -254,7 +259,7 @@ async def test_limits_are_those_of_the_largest_decode_worker(fleet_scene: Any) -
 
 @on_virtual_time
 async def test_an_unlinked_worker_keeps_its_role_until_it_is_gone(
-    fleet_scene: Any,
+    fleet_scene: type[FleetScene],
 ) -> None:
     """Where its link is down, where it is started anew, and where the registry has lost it."""
     scene = fleet_scene()
@@ -281,7 +286,7 @@ async def test_an_unlinked_worker_keeps_its_role_until_it_is_gone(
 
 
 @on_virtual_time
-async def test_a_new_worker_not_linked_yet_may_hold_anything(fleet_scene: Any) -> None:
+async def test_a_new_worker_not_linked_yet_may_hold_anything(fleet_scene: type[FleetScene]) -> None:
     scene = fleet_scene()
     scene.add("decode-0", max_context=500)
     for number, name in ((2, "decode-1"), (3, "prefill-0")):
@@ -292,7 +297,7 @@ async def test_a_new_worker_not_linked_yet_may_hold_anything(fleet_scene: Any) -
 
 
 @on_virtual_time
-async def test_a_worker_that_became_prefill_holds_no_answer(fleet_scene: Any) -> None:
+async def test_a_worker_that_became_prefill_holds_no_answer(fleet_scene: type[FleetScene]) -> None:
     scene = fleet_scene()
     old = scene.add("decode-0")
     await eventually(lambda: scene.names() == ["decode-0"])
@@ -307,7 +312,7 @@ async def test_a_worker_that_became_prefill_holds_no_answer(fleet_scene: Any) ->
 
 @on_virtual_time
 async def test_a_worker_with_an_impossible_hello_fails_no_placement(
-    fleet_scene: Any,
+    fleet_scene: type[FleetScene],
 ) -> None:
     scene = fleet_scene()
     with capture_logs() as reported:
@@ -326,7 +331,7 @@ async def test_a_worker_with_an_impossible_hello_fails_no_placement(
 
 
 @on_virtual_time
-async def test_a_draining_worker_does_not_count(fleet_scene: Any) -> None:
+async def test_a_draining_worker_does_not_count(fleet_scene: type[FleetScene]) -> None:
     scene = fleet_scene()
     stub = scene.add("decode-0")
     await eventually(lambda: scene.fleet.linked_counts()["decode"] == 1)
@@ -335,7 +340,9 @@ async def test_a_draining_worker_does_not_count(fleet_scene: Any) -> None:
 
 
 @on_virtual_time
-async def test_a_new_request_is_expected_to_end_where_it_ends_first(fleet_scene: Any) -> None:
+async def test_a_new_request_is_expected_to_end_where_it_ends_first(
+    fleet_scene: type[FleetScene],
+) -> None:
     scene = fleet_scene()
     assert scene.fleet.expected_s() == 0
     for number, name in enumerate(("decode-0", "decode-1", "prefill-0")):
@@ -359,7 +366,9 @@ async def test_a_new_request_is_expected_to_end_where_it_ends_first(fleet_scene:
 
 
 @on_virtual_time
-async def test_a_degraded_pair_is_known_while_both_are_linked(fleet_scene: Any) -> None:
+async def test_a_degraded_pair_is_known_while_both_are_linked(
+    fleet_scene: type[FleetScene],
+) -> None:
     scene = fleet_scene()
     scene.add("prefill-0", 1)
     stub = scene.add("decode-0", 2)

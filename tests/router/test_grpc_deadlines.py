@@ -4,6 +4,8 @@ in every phase of a request."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -63,7 +65,9 @@ async def test_a_deadline_in_the_queue(grpc_router: StartGrpcRouter) -> None:
 
 @pytest.mark.parametrize("pause_at", [0, 3], ids=["prefill", "decode"])
 async def test_a_deadline_at_a_worker(
-    grpc_router: StartGrpcRouter, fair_watch: Any, pause_at: int
+    grpc_router: StartGrpcRouter,
+    fair_watch: Callable[[], AbstractAsyncContextManager[Callable[[], float]]],
+    pause_at: int,
 ) -> None:
     async with grpc_router() as (running, stub):
         worker = running.workers["decode-0"]

@@ -4,7 +4,9 @@ refusals, overload, workers that die, a router that stops."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -114,7 +116,9 @@ async def test_a_chat_with_logprobs(grpc_router: StartGrpcRouter) -> None:
         assert len(entries) == 8 and len(entries[0].alternatives) == 2
 
 
-async def test_calls_of_tools(grpc_router: StartGrpcRouter, tool_model: Any) -> None:
+async def test_calls_of_tools(
+    grpc_router: StartGrpcRouter, tool_model: Callable[..., Path]
+) -> None:
     folder = tool_model("hermes", ("<tool_call>", "</tool_call>"))
     tokenizer = HfTokenizer(folder / "tokenizer.json")
     said = 'Well.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -40,7 +42,7 @@ async def whole_text(running: Any, eventually: Any) -> str:
 
 
 async def test_requests_of_a_hung_worker_migrate_within_three_seconds(
-    router: StartRouter, fair_watch: Any
+    router: StartRouter, fair_watch: Callable[[], AbstractAsyncContextManager[Callable[[], float]]]
 ) -> None:
     """With the default times: the worker's loop lives and heartbeats, its device does nothing."""
     async with router(workers=("decode-0", "decode-1"), config=DEFAULTS) as running:
@@ -68,7 +70,7 @@ async def _overdue(worker: Any) -> None:
 
 
 async def test_a_silent_worker_is_left_within_three_seconds(
-    router: StartRouter, fair_watch: Any
+    router: StartRouter, fair_watch: Callable[[], AbstractAsyncContextManager[Callable[[], float]]]
 ) -> None:
     """With the default times: not even heartbeats come. The silence was the grace."""
     async with router(workers=("decode-0", "decode-1"), config=DEFAULTS) as running:
@@ -82,7 +84,7 @@ async def test_a_silent_worker_is_left_within_three_seconds(
 
 
 async def test_a_silent_worker_is_not_ready_within_two_seconds(
-    router: StartRouter, fair_watch: Any
+    router: StartRouter, fair_watch: Callable[[], AbstractAsyncContextManager[Callable[[], float]]]
 ) -> None:
     """With the default times. Its link stands for longer, and what it has stays there."""
     async with router(config=DEFAULTS) as running:

@@ -4,6 +4,7 @@ begin with the reasoning."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ FORM = HarmonyForm(0, 0, 0, 0)
 
 
 @pytest.fixture
-def harmony_model(tool_model: Any) -> Path:
+def harmony_model(tool_model: Callable[..., Path]) -> Path:
     """A model with gpt-oss's template and marks; <|return|> and <|call|> are end tokens."""
     folder: Path = tool_model("hermes", FORM.markers)
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -338,21 +338,27 @@ METRICS = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
     [METRICS * 20, METRICS.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")],
     ids=["pipelined", "closing"],
 )
-async def test_a_client_that_does_not_read_is_cut_off(unread: Any, requests: bytes) -> None:
+async def test_a_client_that_does_not_read_is_cut_off(
+    unread: tuple[Any, socket.socket, list[BoundedHttpProtocol]], requests: bytes
+) -> None:
     """A close alone would wait for the client to take what is left, for ever."""
     _, client, lost = unread
     client.send(requests)
     await eventually(lambda: lost, 10)
 
 
-async def test_an_unread_stream_is_cut_off(unread: Any) -> None:
+async def test_an_unread_stream_is_cut_off(
+    unread: tuple[Any, socket.socket, list[BoundedHttpProtocol]],
+) -> None:
     running, client, lost = unread
     client.send(post(max_tokens=900, stream=True, ignore_eos=True))
     await eventually(lambda: lost, 10)
     await eventually(lambda: not running.workers["decode-0"].held)
 
 
-async def test_a_slow_reader_gets_everything(unread: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_reader_gets_everything(
+    unread: tuple[Any, socket.socket, list[BoundedHttpProtocol]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One long body, of which something is taken in every SEND_S."""
     _, client, lost = unread
     monkeypatch.setattr(http_protocol, "SEND_BYTES", 1)

@@ -3,6 +3,7 @@ sent them. And what looks alike and requests something: refused by name."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,9 @@ async def test_requests_for_unserved_features_are_refused(
         assert not running.workers["decode-0"].seen("submit")
 
 
-async def test_echoed_assistant_messages_are_accepted(router: StartRouter, tool_model: Any) -> None:
+async def test_echoed_assistant_messages_are_accepted(
+    router: StartRouter, tool_model: Callable[..., Path]
+) -> None:
     """Neither their unknown fields nor those of calls and parts change the prompt."""
     called = {**ECHOED["tool_calls"][0], "function": {"name": "get_time", "arguments": "{}"}}
     called = {name: called[name] for name in ("id", "type", "function")}
@@ -187,7 +190,7 @@ async def test_unknown_fields_of_other_messages_are_refused(router: StartRouter)
 
 @pytest.mark.parametrize(("fields", "place"), NESTED)
 async def test_unknown_nulls_are_ignored_in_every_object(
-    router: StartRouter, tool_model: Any, fields: dict[str, Any], place: str | None
+    router: StartRouter, tool_model: Callable[..., Path], fields: dict[str, Any], place: str | None
 ) -> None:
     async with router(tool_model("hermes")) as running:
         reply = await running.chat(max_tokens=1, **fields)
@@ -201,7 +204,7 @@ async def test_unknown_nulls_are_ignored_in_every_object(
 
 
 async def test_calls_from_our_own_stream_can_be_sent_back(
-    router: StartRouter, tool_model: Any
+    router: StartRouter, tool_model: Callable[..., Path]
 ) -> None:
     """Clients collect a stream's calls as they come, `index` and all."""
     folder = tool_model("hermes")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,7 +59,7 @@ def test_the_split_of_a_text_changes_nothing(pieces: list[str], opened: bool, da
 
 
 @pytest.fixture
-def thinking_model(tool_model: Any) -> Any:
+def thinking_model(tool_model: Callable[..., Path]) -> Any:
     """A model whose template prints reasoning, and opens it if `opened` is given."""
 
     def make(special: bool = False) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -13,13 +12,16 @@ from structlog.testing import capture_logs
 from baton.proto import worker_pb2
 from baton.runtime.registry import WorkerRecord
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.fleet_scene import FleetScene
 from tests.support.router_process import eventually
 
 BOOT = bytes([1]) * 16  # of stub 1
 
 
 @on_virtual_time
-async def test_the_index_is_rebuilt_once_all_workers_reported(fleet_scene: Any) -> None:
+async def test_the_index_is_rebuilt_once_all_workers_reported(
+    fleet_scene: type[FleetScene],
+) -> None:
     scene = fleet_scene()
     feeds = {}
     for name in ("decode-0", "prefill-0"):
@@ -41,7 +43,7 @@ async def test_the_index_is_rebuilt_once_all_workers_reported(fleet_scene: Any) 
 
 @on_virtual_time
 async def test_a_worker_that_cannot_be_linked_is_waited_for_a_moment(
-    fleet_scene: Any, monkeypatch: pytest.MonkeyPatch
+    fleet_scene: type[FleetScene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = fleet_scene()
     monkeypatch.setattr("baton.router.fleet.fleet.REBUILD_LINK_TIMEOUT_S", 0.2)
@@ -53,7 +55,7 @@ async def test_a_worker_that_cannot_be_linked_is_waited_for_a_moment(
 
 @on_virtual_time
 async def test_a_worker_without_block_reports_is_not_awaited_for_ever(
-    fleet_scene: Any,
+    fleet_scene: type[FleetScene],
 ) -> None:
     scene = fleet_scene()
     scene.fleet._config = replace(scene.config, rebuild_s=0.2)
@@ -64,7 +66,9 @@ async def test_a_worker_without_block_reports_is_not_awaited_for_ever(
 
 
 @on_virtual_time
-async def test_a_router_without_workers_has_nothing_to_rebuild_yet(fleet_scene: Any) -> None:
+async def test_a_router_without_workers_has_nothing_to_rebuild_yet(
+    fleet_scene: type[FleetScene],
+) -> None:
     scene = fleet_scene()
     await eventually(scene.fleet.rebuilt, 5)
     feed = scene.add("decode-0").feed
@@ -76,7 +80,7 @@ async def test_a_router_without_workers_has_nothing_to_rebuild_yet(fleet_scene: 
 
 @on_virtual_time
 async def test_a_registry_that_was_never_read_is_no_empty_one(
-    fleet_scene: Any, monkeypatch: pytest.MonkeyPatch
+    fleet_scene: type[FleetScene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a router that begins without descriptors would say its index is rebuilt, of nobody."""
     scene = fleet_scene()
@@ -96,7 +100,7 @@ async def test_a_registry_that_was_never_read_is_no_empty_one(
 
 
 @on_virtual_time
-async def test_the_index_is_rebuilt_without_a_request(fleet_scene: Any) -> None:
+async def test_the_index_is_rebuilt_without_a_request(fleet_scene: type[FleetScene]) -> None:
     scene = fleet_scene()
     with capture_logs() as logs:
         feed = scene.add("decode-0").feed

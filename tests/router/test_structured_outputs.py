@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,11 @@ async def test_a_constraint_reaches_the_worker_as_a_grammar(
     ],
 )
 async def test_tools_constrain_the_answer_to_calls(
-    router: StartRouter, tool_model: Any, fields: dict[str, Any], right: str, wrong: str
+    router: StartRouter,
+    tool_model: Callable[..., Path],
+    fields: dict[str, Any],
+    right: str,
+    wrong: str,
 ) -> None:
     folder = tool_model("hermes", ("<tool_call>", "</tool_call>"))
     async with router(folder) as running:
@@ -140,7 +144,7 @@ async def test_tools_constrain_the_answer_to_calls(
     ],
 )
 async def test_forced_calls_have_the_model_s_form(
-    router: StartRouter, tool_model: Any, form: str, call: str
+    router: StartRouter, tool_model: Callable[..., Path], form: str, call: str
 ) -> None:
     folder = tool_model(form, ("[TOOL_CALLS]",) if form == "mistral" else ())
     async with router(folder) as running:
@@ -150,7 +154,7 @@ async def test_forced_calls_have_the_model_s_form(
 
 
 async def test_the_text_format_and_auto_constrain_nothing(
-    router: StartRouter, tool_model: Any
+    router: StartRouter, tool_model: Callable[..., Path]
 ) -> None:
     async with router(tool_model("hermes")) as running:
         await running.chat(
@@ -234,7 +238,9 @@ async def test_a_bad_constraint_is_refused_by_name(
         ).status_code == 200
 
 
-async def test_a_named_tool_has_to_be_there(router: StartRouter, tool_model: Any) -> None:
+async def test_a_named_tool_has_to_be_there(
+    router: StartRouter, tool_model: Callable[..., Path]
+) -> None:
     async with router(tool_model("hermes")) as running:
         named = {"type": "function", "function": {"name": "missing"}}
         answer = await running.chat(tools=[TOOL], tool_choice=named)

@@ -4,7 +4,7 @@ and results go back to it. The workers say what they are told to."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ def calls_of(calls: Sequence[Any]) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("name", ["hermes", "llama", "mistral"])
 @pytest.mark.parametrize("special", [False, True])
 async def test_calls_of_each_form(
-    router: StartRouter, tool_model: Any, name: str, special: bool
+    router: StartRouter, tool_model: Callable[..., Path], name: str, special: bool
 ) -> None:
     """Markers may be special tokens, which are not shown otherwise."""
     folder = tool_model(name, SPECIAL.get(name, ()) if special else ())
@@ -112,7 +112,7 @@ async def test_calls_of_each_form(
 
 @pytest.mark.parametrize("name", ["hermes", "llama", "mistral"])
 async def test_a_call_and_its_result_go_back(
-    router: StartRouter, tool_model: Any, name: str
+    router: StartRouter, tool_model: Callable[..., Path], name: str
 ) -> None:
     folder = tool_model(name)
     async with router(folder) as running, client_of(running) as client:
@@ -137,7 +137,9 @@ async def test_a_call_and_its_result_go_back(
         assert "Regen" in prompt and "The weather of a city." in prompt
 
 
-async def test_choices_call_each_for_itself(router: StartRouter, tool_model: Any) -> None:
+async def test_choices_call_each_for_itself(
+    router: StartRouter, tool_model: Callable[..., Path]
+) -> None:
     folder = tool_model("hermes")
     texts = [SAID["hermes"], "No call.", "<tool_call>\n{broken}\n</tool_call>", "<tool_call>"]
     async with router(folder) as running, client_of(running) as client:
@@ -152,7 +154,9 @@ async def test_choices_call_each_for_itself(router: StartRouter, tool_model: Any
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_stops_and_limits(router: StartRouter, tool_model: Any, stream: bool) -> None:
+async def test_stops_and_limits(
+    router: StartRouter, tool_model: Callable[..., Path], stream: bool
+) -> None:
     folder = tool_model("hermes")
     async with router(folder) as running, client_of(running) as client:
         text = f"{SAID['hermes']} And more."
@@ -182,7 +186,9 @@ async def test_stops_and_limits(router: StartRouter, tool_model: Any, stream: bo
         assert await found(parallel_tool_calls=False) == ("Moment.", 1, "tool_calls")
 
 
-async def test_one_call_ends_the_generation(router: StartRouter, tool_model: Any) -> None:
+async def test_one_call_ends_the_generation(
+    router: StartRouter, tool_model: Callable[..., Path]
+) -> None:
     folder = tool_model("hermes")
     async with router(folder) as running, client_of(running) as client:
         worker = running.workers["decode-0"]
@@ -194,7 +200,9 @@ async def test_one_call_ends_the_generation(router: StartRouter, tool_model: Any
         await eventually(lambda: len(worker.seen("cancel")) == 1 and not worker.held)
 
 
-async def test_without_tools_an_answer_is_content(router: StartRouter, tool_model: Any) -> None:
+async def test_without_tools_an_answer_is_content(
+    router: StartRouter, tool_model: Callable[..., Path]
+) -> None:
     folder = tool_model("hermes")
     async with router(folder) as running, client_of(running) as client:
         await says(running, folder, SAID["hermes"])
@@ -211,7 +219,9 @@ async def test_without_tools_an_answer_is_content(router: StartRouter, tool_mode
         assert list(prompt) == tokenized.json()["tokens"]
 
 
-async def test_the_setting_names_a_form_or_none(router: StartRouter, tool_model: Any) -> None:
+async def test_the_setting_names_a_form_or_none(
+    router: StartRouter, tool_model: Callable[..., Path]
+) -> None:
     folder = tool_model("text")
     async with router(folder) as running, client_of(running) as client:
         with pytest.raises(openai.BadRequestError, match=r"router\.tool_calls") as refused:
@@ -227,7 +237,9 @@ async def test_the_setting_names_a_form_or_none(router: StartRouter, tool_model:
             assert message.content == ("Moment." if calls else SAID["hermes"])
 
 
-async def test_logprobs_are_those_of_all_tokens(router: StartRouter, tool_model: Any) -> None:
+async def test_logprobs_are_those_of_all_tokens(
+    router: StartRouter, tool_model: Callable[..., Path]
+) -> None:
     folder = tool_model("hermes")
     async with router(folder) as running, client_of(running) as client:
         await says(running, folder, SAID["hermes"])

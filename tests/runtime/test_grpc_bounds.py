@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -68,7 +67,9 @@ class Caller:
 
 
 async def test_a_silent_peer_is_disconnected_and_frees_its_slot(
-    served: Any, ends: Ends, monkeypatch: pytest.MonkeyPatch
+    served: Callable[..., AbstractAsyncContextManager[str]],
+    ends: Ends,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(grpc_links, "HANDSHAKE_S", 1)
     worker, router = ends
@@ -118,7 +119,10 @@ async def sent_away(pipe: Pipe) -> None:
 
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01\x00\x01", PREFACE[:30]])
 async def test_a_peer_that_stops_in_its_handshake_is_disconnected(
-    served: Any, ends: Ends, monkeypatch: pytest.MonkeyPatch, said: bytes
+    served: Callable[..., AbstractAsyncContextManager[str]],
+    ends: Ends,
+    monkeypatch: pytest.MonkeyPatch,
+    said: bytes,
 ) -> None:
     """Nothing, the head of a TLS hello, or half an HTTP/2 preface: before the TLS handshake, and
     after it where the server has TLS."""
@@ -137,7 +141,9 @@ async def test_a_peer_that_stops_in_its_handshake_is_disconnected(
 
 
 async def test_a_peer_that_is_gone_without_a_word_gives_its_place_back(
-    served: Any, ends: Ends, monkeypatch: pytest.MonkeyPatch
+    served: Callable[..., AbstractAsyncContextManager[str]],
+    ends: Ends,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It has greeted, and answers no ping; one that answers stays, however long it says nothing."""
     monkeypatch.setattr(grpc_links, "PING_S", 1)
@@ -170,7 +176,9 @@ async def greeted(address: str, security: SecurityConfig | None) -> AsyncIterato
     yield False
 
 
-async def test_connections_are_bounded_and_a_slot_is_released(served: Any, ends: Ends) -> None:
+async def test_connections_are_bounded_and_a_slot_is_released(
+    served: Callable[..., AbstractAsyncContextManager[str]], ends: Ends
+) -> None:
     worker, router = ends
     opened = served(TOKEN, worker and Tls(worker), most=3)
     async with opened as address, AsyncExitStack() as closing:

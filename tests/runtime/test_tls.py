@@ -7,10 +7,10 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -87,7 +87,10 @@ async def asked(address: str, tls: Tls | None, token: str = TOKEN) -> str:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "0.0.0.0"])
 async def test_both_sides_with_certificates_of_one_authority(
-    served: Any, tmp_path: Path, host: str, request: pytest.FixtureRequest
+    served: Callable[..., AbstractAsyncContextManager[str]],
+    tmp_path: Path,
+    host: str,
+    request: pytest.FixtureRequest,
 ) -> None:
     if host == "[::1]":
         request.getfixturevalue("ipv6")
@@ -97,7 +100,9 @@ async def test_both_sides_with_certificates_of_one_authority(
         assert await asked(address, Tls(party.worker)) == "word"  # a worker calls, too
 
 
-async def test_a_certificate_is_no_token(served: Any, party: Party) -> None:
+async def test_a_certificate_is_no_token(
+    served: Callable[..., AbstractAsyncContextManager[str]], party: Party
+) -> None:
     async with served(TOKEN, Tls(party.worker)) as address:
         for token in ("", "guessed"):
             assert "UNAUTHENTICATED" in await asked(address, Tls(party.router), token)
@@ -132,7 +137,10 @@ def by(own: SecurityConfig, trusted: str) -> Channels:
 
 @pytest.mark.parametrize("caller", [plain, without_certificate, of_another_authority, ended])
 async def test_a_refused_peer_gets_a_reason_and_others_do_not_notice(
-    served: Any, party: Party, tmp_path: Path, caller: Callable[[Party, Path], Channels]
+    served: Callable[..., AbstractAsyncContextManager[str]],
+    party: Party,
+    tmp_path: Path,
+    caller: Callable[[Party, Path], Channels],
 ) -> None:
     refused = caller(party, tmp_path)
     async with (
@@ -153,7 +161,7 @@ async def test_a_refused_peer_gets_a_reason_and_others_do_not_notice(
 
 
 async def test_a_server_that_cannot_prove_itself_is_not_called(
-    served: Any, party: Party, tmp_path: Path
+    served: Callable[..., AbstractAsyncContextManager[str]], party: Party, tmp_path: Path
 ) -> None:
     stranger, elsewhere = Party(tmp_path / "other"), issued(party.authority, "d", "10.1.1.1")
     may_only_call = party.router
@@ -195,14 +203,16 @@ def handshake(address: str, own: SecurityConfig) -> tuple[str | None, datetime]:
         return secured.version(), x509.load_der_x509_certificate(shown).not_valid_after_utc
 
 
-async def test_the_newest_tls_is_spoken(served: Any, party: Party) -> None:
+async def test_the_newest_tls_is_spoken(
+    served: Callable[..., AbstractAsyncContextManager[str]], party: Party
+) -> None:
     async with served(TOKEN, Tls(party.worker)) as address:
         version, _ = await asyncio.to_thread(handshake, address, party.router)
     assert version == "TLSv1.3"
 
 
 async def test_a_certificate_may_bear_a_name_instead_of_addresses(
-    served: Any, party: Party
+    served: Callable[..., AbstractAsyncContextManager[str]], party: Party
 ) -> None:
     named = issued(party.authority, "any", "workers.baton")
     async with served(TOKEN, Tls(named)) as address:
@@ -211,7 +221,9 @@ async def test_a_certificate_may_bear_a_name_instead_of_addresses(
         assert await asked(address, Tls(by_name)) == "word"
 
 
-async def test_a_renewed_certificate_is_taken_without_a_break(served: Any, tmp_path: Path) -> None:
+async def test_a_renewed_certificate_is_taken_without_a_break(
+    served: Callable[..., AbstractAsyncContextManager[str]], tmp_path: Path
+) -> None:
     party = Party(tmp_path / "tls", ahead=-LIFE * 0.75)
     worker, router = Tls(party.worker), Tls(party.router)
     async with served(TOKEN, worker) as address, open_channel(address, router) as channel:
@@ -242,7 +254,7 @@ def replaced(file: Path, content: bytes) -> None:
 
 
 async def test_a_replaced_authority_is_believed_while_both_are_named(
-    served: Any, tmp_path: Path
+    served: Callable[..., AbstractAsyncContextManager[str]], tmp_path: Path
 ) -> None:
     old, new = Party(tmp_path / "old"), Party(tmp_path / "new")
     worker, router = Tls(old.worker), Tls(old.router)
@@ -262,7 +274,7 @@ async def test_a_replaced_authority_is_believed_while_both_are_named(
 
 
 async def test_an_unreadable_file_is_logged_once_and_the_old_serves(
-    served: Any, party: Party, tmp_path: Path
+    served: Callable[..., AbstractAsyncContextManager[str]], party: Party, tmp_path: Path
 ) -> None:
     worker, router = Tls(party.worker), Tls(party.router)
     good, stranger = Path(party.worker.certificate), Party(tmp_path / "other")
@@ -341,7 +353,7 @@ def test_what_has_nothing_to_do_with_certificates_stays_as_it_is(detail: str) ->
 
 
 async def test_errors_of_single_calls_tell_it_too(
-    served: Any, party: Party, tmp_path: Path
+    served: Callable[..., AbstractAsyncContextManager[str]], party: Party, tmp_path: Path
 ) -> None:
     stranger = Party(tmp_path / "other")
     async with (

@@ -8,7 +8,8 @@ import ssl
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,9 @@ def greeted(address: str, context: ssl.SSLContext) -> bytes:
         return secure.recv(9)
 
 
-async def test_a_port_refuses_tls_1_2_and_serves_tls_1_3(served: Any, party: Party) -> None:
+async def test_a_port_refuses_tls_1_2_and_serves_tls_1_3(
+    served: Callable[..., AbstractAsyncContextManager[str]], party: Party
+) -> None:
     async with served(TOKEN, Tls(party.worker)) as address:
         old = context_of(party.router, ssl.Purpose.SERVER_AUTH, OLD)
         with pytest.raises(ssl.SSLError):

@@ -78,7 +78,11 @@ def one_process(asked: list[dict[str, Any]]) -> Served:
     [(1, 2), *(pytest.param(*ranks, marks=pytest.mark.nightly) for ranks in ((2, 1), (2, 2)))],
 )
 async def test_answers_and_acceptance_equal_those_of_one_process(
-    asked: list[dict[str, Any]], plain: Any, one_process: Served, prefill: int, decode: int
+    asked: list[dict[str, Any]],
+    plain: list[list[int]],
+    one_process: Served,
+    prefill: int,
+    decode: int,
 ) -> None:
     async with drafting(prefill, decode) as cluster:
         found = await serve(cluster, asked, at_once=1)

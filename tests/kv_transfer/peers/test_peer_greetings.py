@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import grpc
 import pytest
@@ -171,7 +172,9 @@ async def test_a_peer_forgotten_while_connecting_leaves_no_connection(
 
 
 async def test_an_unreached_peer_costs_later_requests_little(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, fair_watch: Any
+    scene: Scene,
+    monkeypatch: pytest.MonkeyPatch,
+    fair_watch: Callable[[], AbstractAsyncContextManager[Callable[[], float]]],
 ) -> None:
     """As behind a link that is down: each request would else wait for each such candidate."""
     monkeypatch.setattr(peer_client, "HANDSHAKE_TIMEOUT_S", 0.5)
