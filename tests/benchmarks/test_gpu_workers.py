@@ -17,6 +17,7 @@ from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.runtime import handoff_metrics, metrics
 from benchmarks.gpu_parts import one_process, workers
 from benchmarks.gpu_parts import small_model as gpu_small_model
+from tests.support.metric_values import metric_value
 
 WANTED = [[1, 2, 3], [4, 5, 6]]
 ASKS = [one_process.Ask([1], 3), one_process.Ask([2], 3)]
@@ -122,7 +123,7 @@ def test_workers_without_nixl_are_skipped(monkeypatch):
 
 def test_handoffs_are_counted_from_the_workers_own_metrics():
     """The text is what `runtime.metrics` writes."""
-    before = handoff_metrics.HANDOFFS.labels("completed")._value.get()
+    before = metric_value(handoff_metrics.HANDOFFS.labels("completed"))
     handoff_metrics.HANDOFFS.labels("completed").inc(3)
 
     class Admin(BaseHTTPRequestHandler):

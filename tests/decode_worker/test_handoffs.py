@@ -26,6 +26,7 @@ from baton.runtime.errors import (
 )
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
+from tests.support.metric_values import metric_value
 
 PROMPT = list(range(30))
 
@@ -198,10 +199,10 @@ async def test_a_lease_that_has_run_out_is_counted(
     bench: Bench, error: BatonError, counted: int
 ) -> None:
     expired: Any = handoff_metrics.LEASES_EXPIRED
-    before = expired._value.get()
+    before = metric_value(expired)
     bench.refusals["prefill-0"] = [error]
     await bench.run()
-    assert expired._value.get() == before + counted
+    assert metric_value(expired) == before + counted
 
 
 async def test_a_request_fails_retryably_when_all_stay_busy(

@@ -15,6 +15,7 @@ from baton.runtime.config import Config, PoolConfig, StepConfig
 from baton.runtime.telemetry import tracing
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
+from tests.support.metric_values import metric_value
 
 REASONS = ("placed", "no_candidate", "recompute")
 
@@ -35,10 +36,10 @@ def attributes(span: Span) -> dict[str, Any]:
 
 
 def counted() -> dict[str, float]:
-    found = {"preemptions": metrics.PREEMPTIONS.labels("running")._value.get()}
-    found |= {kind: metrics.TOKENS.labels(kind)._value.get() for kind in ("prompt", "recomputed")}
+    found = {"preemptions": metric_value(metrics.PREEMPTIONS.labels("running"))}
+    found |= {kind: metric_value(metrics.TOKENS.labels(kind)) for kind in ("prompt", "recomputed")}
     for reason in REASONS:
-        found[reason] = handoff_metrics.LOCAL_PREFILLS.labels(reason)._value.get()
+        found[reason] = metric_value(handoff_metrics.LOCAL_PREFILLS.labels(reason))
     return found
 
 

@@ -12,6 +12,7 @@ from baton.decode_worker.speculator import WINDOW_PROPOSALS, AcceptanceWatch, Sp
 from baton.engine.scheduling.batch import Drawn, Slice, StepBatch, StepResult
 from baton.runtime import metrics
 from baton.simulation.fleet.oracle_proposer import OracleProposer
+from tests.support.metric_values import metric_value
 from tests.support.scripted_request import scripted_request
 
 PROMPT = [1, 2, 3]
@@ -107,11 +108,11 @@ def test_verdicts_are_counted_by_proposer() -> None:
     proposed, accepted = (
         counter.labels("ngram") for counter in (metrics.PROPOSED_TOKENS, metrics.ACCEPTED_TOKENS)
     )
-    before = proposed._value.get(), accepted._value.get()
+    before = metric_value(proposed), metric_value(accepted)
     sequence = a_sequence()
     (item,) = speculator.slices([sequence], everything)
     speculator.judge(sequence, item, drawn(11, 12, 99))
-    assert (proposed._value.get(), accepted._value.get()) == (before[0] + 4, before[1] + 2)
+    assert (metric_value(proposed), metric_value(accepted)) == (before[0] + 4, before[1] + 2)
     assert sequence.proposals is not None
     assert (sequence.proposals.proposed, sequence.proposals.accepted) == (4, 2)
 

@@ -15,6 +15,7 @@ from baton.runtime.telemetry import tracing
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.virtual.virtual_time import at_the_end, on_virtual_time
+from tests.support.metric_values import metric_value
 
 MakeCluster = Callable[..., Cluster]
 
@@ -40,7 +41,7 @@ def make_cluster() -> MakeCluster:
 
 def prompt_tokens() -> float:
     counter: Any = metrics.TOKENS.labels("prompt")
-    return float(counter._value.get())
+    return metric_value(counter)
 
 
 @on_virtual_time
@@ -92,7 +93,7 @@ async def test_a_lease_left_unclosed_is_counted_when_it_ends(
     cluster = make_cluster()
     boot_id = cluster.prefill["prefill-0"].worker.boot_id
     ended: Any = [handoff_metrics.LEASES_EXPIRED, handoff_metrics.HANDOFFS.labels("expired")]
-    before = [counter._value.get() for counter in ended]
+    before = [metric_value(counter) for counter in ended]
     link = cluster.handoff_stream(boot_id)
     opening = handoff_pb2.OpenHandoff(
         handoff_id=b"h" * 16,
@@ -110,7 +111,7 @@ async def test_a_lease_left_unclosed_is_counted_when_it_ends(
     await link.receive()
     await link.close()  # and never a word of closing the handoff
     await cluster.quiet()
-    assert [counter._value.get() for counter in ended] == [value + 1 for value in before]
+    assert [metric_value(counter) for counter in ended] == [value + 1 for value in before]
 
 
 @on_virtual_time

@@ -18,6 +18,7 @@ from baton.runtime.identity import chain, root
 from baton.runtime.registry import WorkerRecord
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.fleet_scene import FleetScene
+from tests.support.metric_values import metric_value
 from tests.support.router_process import eventually
 
 
@@ -244,7 +245,7 @@ async def test_a_worker_of_slow_steps_is_passed_over(
         await stub.ends[-1].send(worker_pb2.WorkerMessage(load=load))
     await eventually(lambda: passed_over() == ["decode-1"])
     gauge: Any = metrics.CIRCUITS
-    await eventually(lambda: gauge.labels("open")._value.get() == 1)
+    await eventually(lambda: metric_value(gauge.labels("open")) == 1)
 
 
 @on_virtual_time
@@ -382,8 +383,8 @@ async def test_a_degraded_pair_is_known_while_both_are_linked(
         await stub.ends[-1].send(worker_pb2.WorkerMessage(load=load))
 
     await report(boots["prefill-0"], b"gone" * 4, b"no boot id")
-    await eventually(lambda: gauge._value.get() == 1)
+    await eventually(lambda: metric_value(gauge) == 1)
     (decode,) = [view for view in scene.fleet.views() if view.role == "decode"]
     assert decode.degraded == {boots["prefill-0"], b"gone" * 4}
     await report()  # measured again, as good
-    await eventually(lambda: gauge._value.get() == 0)
+    await eventually(lambda: metric_value(gauge) == 0)

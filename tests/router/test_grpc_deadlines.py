@@ -16,6 +16,7 @@ from baton.proto import client_pb2
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.grpc_frontend.call import ClientCall
 from baton.runtime import metrics
+from tests.support.metric_values import metric_value
 from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, eventually, refused
 
 pytestmark = pytest.mark.timed
@@ -32,11 +33,11 @@ async def taken(call: Any) -> list[client_pb2.GenerateResponse]:
 
 
 def count(outcome: str) -> float:
-    return metrics.REQUESTS.labels(outcome)._value.get()  # type: ignore[no-any-return]
+    return metric_value(metrics.REQUESTS.labels(outcome))
 
 
 def passed(phase: str) -> float:
-    return metrics.DEADLINES_PASSED.labels(phase)._value.get()  # type: ignore[no-any-return]
+    return metric_value(metrics.DEADLINES_PASSED.labels(phase))
 
 
 # -- deadlines -------------------------------------------------------------------------------

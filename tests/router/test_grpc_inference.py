@@ -17,6 +17,7 @@ from baton.proto import client_pb2
 from baton.router.answers.choice_text import ChoiceText
 from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime import metrics
+from tests.support.metric_values import metric_sum, metric_value
 from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, eventually, refused
 
 pytestmark = pytest.mark.timed
@@ -55,7 +56,7 @@ def trailers(error: Any) -> dict[str, Any]:
 
 
 def count(outcome: str) -> float:
-    return metrics.REQUESTS.labels(outcome)._value.get()  # type: ignore[no-any-return]
+    return metric_value(metrics.REQUESTS.labels(outcome))
 
 
 # -- the same answer as by HTTP ------------------------------------------------------------
@@ -286,7 +287,7 @@ async def test_a_bug_tells_nothing_of_the_inside(
 
 async def test_traces_logs_and_metrics(grpc_router: StartGrpcRouter) -> None:
     async with grpc_router() as (running, stub):
-        finished, first = count("finished"), metrics.TTFT._sum.get()
+        finished, first = count("finished"), metric_sum(metrics.TTFT)
         trace = "0af7651916cd43dd8448eb211c80319c"
         metadata = (("traceparent", f"00-{trace}-b7ad6b7169203331-01"), ("x-request-id", "mine"))
         with capture_logs() as reported:
@@ -294,7 +295,7 @@ async def test_traces_logs_and_metrics(grpc_router: StartGrpcRouter) -> None:
         (submit,) = running.workers["decode-0"].seen("submit")
         assert trace in submit.trace_context["traceparent"]
         assert submit.request_id != "mine"
-        assert count("finished") == finished + 1 and metrics.TTFT._sum.get() > first
+        assert count("finished") == finished + 1 and metric_sum(metrics.TTFT) > first
         (ended,) = [event for event in reported if event["event"] == "request ended"]
         assert ended["outcome"] == "finished" and ended["request_id"].startswith("req-")
         assert PROMPT not in str(reported) and "Ada" not in str(reported)

@@ -14,6 +14,7 @@ from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
+from tests.support.metric_values import metric_value
 from tests.support.router_process import StartRouter, eventually
 
 pytestmark = pytest.mark.timed
@@ -181,7 +182,7 @@ async def test_a_prompt_does_not_wait_for_a_prefill_worker_that_hangs(router: St
 
 def hangs() -> float:
     counted: Any = metrics.HANGS.labels("prefill")
-    return float(counted._value.get())
+    return metric_value(counted)
 
 
 @pytest.mark.parametrize("hangs_first", [True, False])

@@ -19,6 +19,7 @@ from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import errors, metric_factory, metrics
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, failed, output
+from tests.support.metric_values import metric_value
 from tests.support.placement_scene import NEED, Seen, place, placed, view
 from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
 
@@ -74,18 +75,18 @@ async def test_a_placement_counts_its_reason_once() -> None:
 @on_virtual_time
 async def test_a_migration_counts_why_the_worker_was_left() -> None:
     scene = DispatchScene("decode-0", "decode-1")
-    lost = metrics.MIGRATIONS.labels("worker_lost")._value.get()
-    full = metrics.MIGRATIONS.labels("overloaded")._value.get()
+    lost = metric_value(metrics.MIGRATIONS.labels("worker_lost"))
+    full = metric_value(metrics.MIGRATIONS.labels("overloaded"))
     await scene.start()
     scene.give(output(0, 10))
     scene.link(0).up = False
     scene.dispatcher.lost(scene.link(0), None, "dead")
     await scene.settle_down()
-    assert metrics.MIGRATIONS.labels("worker_lost")._value.get() == lost + 1
+    assert metric_value(metrics.MIGRATIONS.labels("worker_lost")) == lost + 1
     scene.link(0).up = True
     scene.give(failed("Overloaded", True, attempt=2), number=1)
     await asyncio.sleep(2.0)  # a pause before an overloaded worker is asked again
-    assert metrics.MIGRATIONS.labels("overloaded")._value.get() == full + 1
+    assert metric_value(metrics.MIGRATIONS.labels("overloaded")) == full + 1
 
 
 def known(counter: Any, label: str) -> set[str]:
@@ -116,7 +117,7 @@ def test_errors_of_one_parent_have_different_reasons() -> None:
 
 async def test_refusals_are_counted_by_the_clients_error(router: StartRouter) -> None:
     def counted(reason: str) -> float:
-        return float(metrics.REFUSALS.labels(reason)._value.get())
+        return metric_value(metrics.REFUSALS.labels(reason))
 
     config = replace(FAST_ROUTER, api_keys=("secret-key-of-the-test",))
     async with router(config=config) as running:
@@ -129,10 +130,10 @@ async def test_refusals_are_counted_by_the_clients_error(router: StartRouter) ->
             ({"model": "another"}, "not_found"),
             ({"max_tokens": 10**6}, "context_exceeded"),
         ):
-            before, total = counted(reason), metrics.REQUESTS.labels("refused")._value.get()
+            before, total = counted(reason), metric_value(metrics.REQUESTS.labels("refused"))
             assert (await running.chat(**fields)).is_client_error
             assert counted(reason) == before + 1, reason
-            assert metrics.REQUESTS.labels("refused")._value.get() == total + 1
+            assert metric_value(metrics.REQUESTS.labels("refused")) == total + 1
 
 
 LONG = {"prompt": "the quick brown fox " * 60}

@@ -16,6 +16,7 @@ from baton.runtime import metrics
 from baton.runtime.registry import DirectoryRegistry, MemoryRegistry, WorkerRecord
 from baton.runtime.registry_client import InlineRegistry
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.metric_values import metric_value
 
 ONE = WorkerRecord("decode-0", "a" * 32, "decode", "127.0.0.1:1", "127.0.0.1:2", "m", 10)
 LOOKS = 5
@@ -126,12 +127,12 @@ async def test_a_hung_registry_delays_briefly_and_is_logged_once() -> None:
     assert clock() - began_s <= 20.5 * ANSWER_WAIT_S and len(registry.begun) == 1
     (said,) = logs
     assert said["log_level"] == "error" and "file system" in said["reason"]
-    assert metrics.REGISTRY_UP._value.get() == 0
+    assert metric_value(metrics.REGISTRY_UP) == 0
     two = replace(ONE, worker_id="decode-1")
     registry.begun[0].set_result([ONE, two])  # late is not lost
     (said,) = await looked(watcher, 1)
     assert said["event"] == "registry readable again"
-    assert metrics.REGISTRY_UP._value.get() == 1
+    assert metric_value(metrics.REGISTRY_UP) == 1
     registry.hangs = False
     memory.announce(two)
     assert list(await watcher.workers()) == [ONE, two]

@@ -15,6 +15,7 @@ import pytest
 import structlog
 
 from baton.runtime import logs, metrics
+from tests.support.metric_values import metric_value
 
 Capture = pytest.CaptureFixture[str]
 
@@ -151,13 +152,13 @@ def test_routine_logs_of_libraries_are_quiet(capsys: Capture) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
 def test_a_full_disk_fails_no_caller_that_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = metrics.LOG_LINES_LOST._value.get()
+    lost = metric_value(metrics.LOG_LINES_LOST)
     with open("/dev/full", "w", buffering=1) as full:
         monkeypatch.setattr(sys, "stderr", full)
         logs.setup("router", "info")
         logs.get("x").info("ours", blocks=4)
         logging.getLogger("grpc").error("theirs")
-        assert metrics.LOG_LINES_LOST._value.get() == lost + 2
+        assert metric_value(metrics.LOG_LINES_LOST) == lost + 2
         monkeypatch.undo()
         with contextlib.suppress(OSError):  # what it still holds
             full.close()

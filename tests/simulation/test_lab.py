@@ -28,6 +28,7 @@ from baton.simulation.fleet.draw_scenario import (
 )
 from baton.simulation.fleet.history import Ask
 from baton.simulation.fleet.scenario import Event, Fault, Scenario
+from tests.support.metric_values import metric_value
 
 pytestmark = pytest.mark.usefixtures("quiet_logs")
 
@@ -67,7 +68,7 @@ def test_after_a_run_metrics_count_and_asyncio_lists_tasks_again() -> None:
 
     counter.inc(2)
     assert asyncio.run(main())
-    assert counter._value.get() == 2
+    assert metric_value(counter) == 2
 
 
 def test_the_loop_of_a_run_is_running_only_within_it(

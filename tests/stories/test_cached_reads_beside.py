@@ -16,6 +16,7 @@ from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.fleet.oracle_proposer import OracleProposer
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.grammar_scene import END, small_vocabulary
+from tests.support.metric_values import metric_value
 
 BLOCK = 4
 STEP_S = 0.004
@@ -28,11 +29,11 @@ MakeCluster = Callable[..., Cluster]
 
 
 def computed_tokens() -> float:
-    return float(metrics.TOKENS.labels("prompt")._value.get())
+    return metric_value(metrics.TOKENS.labels("prompt"))
 
 
 def read_blocks() -> float:
-    return float(handoff_metrics.CACHED_READ_BLOCKS._value.get())
+    return metric_value(handoff_metrics.CACHED_READ_BLOCKS)
 
 
 def held_blocks(prompt: list[int]) -> int:

@@ -31,6 +31,7 @@ from baton.simulation.fleet.engine_kind import HashKind
 from baton.simulation.fleet.world import World
 from baton.simulation.mutations.patches import Break, applied
 from baton.simulation.virtual.virtual_loop import run
+from tests.support.metric_values import metric_value
 
 STEP_S = 0.045  # reading the weights
 PROMPT_TOKEN_S, ROW_S = 0.0014, 0.0007  # what a token adds, of a prompt and of a sequence
@@ -188,7 +189,7 @@ async def served(kind: Costly | None, costs: DrawCosts) -> Seen:
 
 
 def hangs() -> float:
-    return sum(metrics.HANGS.labels(role)._value.get() for role in ("prefill", "decode"))
+    return sum(metric_value(metrics.HANGS.labels(role)) for role in ("prefill", "decode"))
 
 
 def broken_promises(kind: Costly, costs: DrawCosts) -> list[str]:

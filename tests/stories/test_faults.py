@@ -13,6 +13,7 @@ from baton.runtime import handoff_metrics
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.metric_values import metric_value
 
 MakeCluster = Callable[..., Cluster]
 
@@ -24,8 +25,8 @@ def fates(**by_number: Fate) -> Callable[[Attempt], Fate]:
 
 def wrong_and_read_again() -> tuple[float, float]:
     return (
-        handoff_metrics.CHECKSUM_FAILURES._value.get(),
-        handoff_metrics.REREAD_BLOCKS._value.get(),
+        metric_value(handoff_metrics.CHECKSUM_FAILURES),
+        metric_value(handoff_metrics.REREAD_BLOCKS),
     )
 
 
@@ -100,12 +101,12 @@ async def test_requests_on_a_shared_slow_link_do_not_count_as_stuck(
     timeout_s, clock = cluster.config.handoff.read_timeout_s, asyncio.get_running_loop().time
     block_bytes = cluster.decode["decode-0"].array.shape[1]
     cluster.exchange.bytes_per_s = 8 * 13 * block_bytes / (3 * timeout_s)
-    failed = handoff_metrics.HANDOFFS.labels("failed")._value.get()
+    failed = metric_value(handoff_metrics.HANDOFFS.labels("failed"))
     client, begun = Client(cluster, "decode-0"), clock()
     requests = [client.submit([i] * 50, max_tokens=2) for i in range(8)]
     await asyncio.gather(*(request.finished() for request in requests))
     assert clock() - begun > 2.5 * timeout_s
-    assert handoff_metrics.HANDOFFS.labels("failed")._value.get() == failed
+    assert metric_value(handoff_metrics.HANDOFFS.labels("failed")) == failed
     for request in requests:
         assert request.tokens() == request.expected()
         assert not any(word.failed for word in request.asked)

@@ -18,6 +18,7 @@ from baton.runtime.worker.router_links import serve_link
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.metric_values import metric_sum
 
 MakeCluster = Callable[..., Cluster]
 RED_WITHIN_S = 2.0
@@ -189,7 +190,7 @@ async def test_a_request_that_comes_in_a_probe_is_served_as_ever(
     cluster = make_cluster(step_s=0.02)
     node, client = node_of(cluster, role), Client(cluster, "decode-0")
     steps: Any = metrics.STEP_SEQUENCES
-    before = steps._sum.get()
+    before = metric_sum(steps)
     for _ in range(3):
         node.worker.health.request_probe()
     async with asyncio.timeout(5):
@@ -202,7 +203,7 @@ async def test_a_request_that_comes_in_a_probe_is_served_as_ever(
         requests[0].expected(1),
         requests[1].expected(),
     ]
-    assert steps._sum.get() > before
+    assert metric_sum(steps) > before
     await cluster.quiet()
 
 
@@ -211,12 +212,12 @@ async def test_a_probe_is_no_work_of_the_workers(make_cluster: MakeCluster) -> N
     cluster = make_cluster()
     node = cluster.decode["decode-0"]
     steps: Any = metrics.STEP_SEQUENCES
-    before = steps._sum.get()
+    before = metric_sum(steps)
     for count in range(1, 4):
         node.worker.health.request_probe()
         async with asyncio.timeout(5):
             while node.engine.steps < count:
                 await asyncio.sleep(0.002)
     await cluster.quiet()
-    assert steps._sum.get() == before and node.worker.load().step_ms == 0
+    assert metric_sum(steps) == before and node.worker.load().step_ms == 0
     assert node.pool.counts().cached == 0

@@ -16,6 +16,7 @@ from baton.simulation.fleet.rolling_restart import roll
 from baton.simulation.fleet.world import World
 from baton.simulation.virtual import virtual_loop
 from baton.simulation.virtual.virtual_loop import VirtualLoop
+from tests.support.metric_values import metric_value
 
 PREFILLS = ("p0", "p1")
 REASONS = ("placed", "no_candidate", "recompute")
@@ -73,7 +74,7 @@ class Fleet:
         return {name: count - self._counted[name] for name, count in self._local().items()}
 
     def _local(self) -> dict[str, float]:
-        return {name: handoff_metrics.LOCAL_PREFILLS.labels(name)._value.get() for name in REASONS}
+        return {name: metric_value(handoff_metrics.LOCAL_PREFILLS.labels(name)) for name in REASONS}
 
 
 def on_fleet(test: Callable[[Fleet], Awaitable[None]]) -> None:

@@ -18,6 +18,7 @@ from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.fleet.hash_engine import HashEngine
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.metric_values import metric_value
 
 MakeCluster = Callable[..., Cluster]
 
@@ -32,7 +33,7 @@ def always_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def value(counter: object) -> float:
-    return float(counter._value.get())  # type: ignore[attr-defined]
+    return metric_value(counter)  # type: ignore[attr-defined]
 
 
 def engine_of(cluster: Cluster) -> HashEngine:

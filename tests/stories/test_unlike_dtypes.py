@@ -21,6 +21,7 @@ from baton.runtime import handoff_metrics, metrics
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.model_cluster import ModelCluster
+from tests.support.metric_values import metric_value
 
 BLOCK = 8
 CHOOSER = random.Random(4)
@@ -108,7 +109,7 @@ async def tokens(request: Request) -> list[int]:
 
 
 def counted(metric: Any) -> float:
-    return float(metric._value.get())
+    return metric_value(metric)
 
 
 @pytest.mark.parametrize(

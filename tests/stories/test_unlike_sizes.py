@@ -17,6 +17,7 @@ from baton.runtime import handoff_metrics, metrics
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
+from tests.support.metric_values import metric_value
 
 SIZES = [(4, 8), (8, 4), (4, 16), (16, 4)]  # of the prefill worker, of the decode worker
 LENGTHS = (1, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 61)
@@ -78,7 +79,7 @@ async def answered(request: Request, choice: int = 0) -> list[int]:
 
 
 def counted(metric: Any) -> float:
-    return float(metric._value.get())
+    return metric_value(metric)
 
 
 @pytest.mark.parametrize("sizes", SIZES)

@@ -16,6 +16,7 @@ from baton.kv_transfer.peers import bandwidth_probe
 from baton.kv_transfer.peers.bandwidth_probe import BandwidthProbe
 from baton.kv_transfer.preflight import PreflightFailed, PreflightReport
 from baton.runtime import handoff_metrics
+from tests.support.metric_values import metric_value
 
 pytestmark = pytest.mark.timed
 
@@ -37,7 +38,7 @@ class Bench:
 
 
 def met(state: str) -> float:
-    return handoff_metrics.PEERS.labels(state)._value.get()  # type: ignore[no-any-return]
+    return metric_value(handoff_metrics.PEERS.labels(state))
 
 
 async def test_a_good_peer_is_measured_and_every_block_released() -> None:

@@ -14,6 +14,7 @@ from baton.kv_transfer.peers.probe_pace import AT_ONCE, PROBE_EVERY_S
 from baton.runtime import handoff_metrics
 from baton.runtime.errors import ReadFailed
 from baton.simulation.virtual.virtual_time import at_the_end, on_virtual_time
+from tests.support.metric_values import metric_value
 from tests.support.reader_mesh import FLOOR_GB_PER_S, READS, Mesh, Reader
 
 READERS = 1000
@@ -21,7 +22,7 @@ PER_HOST = 8
 
 
 def met(state: str) -> float:
-    return handoff_metrics.PEERS.labels(state)._value.get()  # type: ignore[no-any-return]
+    return metric_value(handoff_metrics.PEERS.labels(state))
 
 
 def now_s() -> float:

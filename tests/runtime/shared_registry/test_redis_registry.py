@@ -17,6 +17,7 @@ from baton.runtime.shared_registry import redis_registry
 from baton.runtime.shared_registry.signed_entry import MAX_ENTRY_BYTES, EntrySigner, SignedEntry
 from chaos.redis_server import RedisServer
 from tests.runtime.shared_registry.conftest import ONE, TOKEN, TWO, OpenRegistry
+from tests.support.metric_values import metric_value
 
 LIMIT_S = 30.0
 CHANNEL = "baton:baton:entries"
@@ -205,7 +206,7 @@ async def test_an_outage_leaves_known_members_and_is_reported_once(
         server.kill()
         with pytest.raises(RegistryUnavailable):
             await worker.announce(ONE)
-        await until(lambda: metrics.REGISTRY_UP._value.get() == 0)
+        await until(lambda: metric_value(metrics.REGISTRY_UP) == 0)
         await asyncio.sleep(1.0)  # longer than the lifetime
         assert await reader.workers() == [ONE]
         server.start()  # empty
@@ -218,7 +219,7 @@ async def test_an_outage_leaves_known_members_and_is_reported_once(
         "registry unavailable",
         "registry unavailable",
     ]  # once for each of the two processes
-    assert metrics.REGISTRY_UP._value.get() == 1
+    assert metric_value(metrics.REGISTRY_UP) == 1
 
 
 async def test_a_reader_that_starts_in_an_outage_fails_until_it_ends(

@@ -18,6 +18,7 @@ from baton.runtime.shared_registry.registry_location import open_reports
 from baton.runtime.shared_registry.report_exchange import ReportExchange
 from baton.runtime.shared_registry.router_report import ReportSigner, RouterReport
 from chaos.redis_server import RedisServer
+from tests.support.metric_values import metric_value
 
 LIMIT_S = 30.0
 REPORT = RouterReport("a" * 32, 1, ("b" * 32,))
@@ -57,7 +58,7 @@ async def pair(server: RedisServer) -> AsyncIterator[tuple[Receiver, Receiver]]:
 
 
 def refused() -> float:
-    return metrics.ROUTER_REPORTS.labels("refused")._value.get()  # type: ignore[no-any-return]
+    return metric_value(metrics.ROUTER_REPORTS.labels("refused"))
 
 
 async def test_routers_receive_each_others_reports(pair: tuple[Receiver, Receiver]) -> None:
