@@ -198,7 +198,7 @@ async def test_a_lost_connection_is_reported_and_forgotten_once() -> None:
 async def test_a_lease_that_has_run_out_is_counted(
     bench: Bench, error: BatonError, counted: int
 ) -> None:
-    expired: Any = handoff_metrics.LEASES_EXPIRED
+    expired = handoff_metrics.LEASES_EXPIRED
     before = metric_value(expired)
     bench.refusals["prefill-0"] = [error]
     await bench.run()

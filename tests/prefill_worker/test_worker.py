@@ -40,7 +40,7 @@ def make_cluster() -> MakeCluster:
 
 
 def prompt_tokens() -> float:
-    counter: Any = metrics.TOKENS.labels("prompt")
+    counter = metrics.TOKENS.labels("prompt")
     return metric_value(counter)
 
 

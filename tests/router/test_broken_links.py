@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import Any
 
 import pytest
 
@@ -139,7 +138,7 @@ async def test_a_drained_worker_that_leaves_is_given_up_at_once() -> None:
     far = await made.accept()
     await far.send(worker_pb2.WorkerMessage(load=worker_pb2.Load(draining=True)))
     await eventually(lambda: made.link.load.draining)
-    breaks: Any = metrics.LINK_BREAKS
+    breaks = metrics.LINK_BREAKS
     before = metric_value(breaks)
     made.dialer.reachable = False
     await far.close()

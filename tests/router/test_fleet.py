@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -244,7 +243,7 @@ async def test_a_worker_of_slow_steps_is_passed_over(
         load = worker_pb2.Load(step_ms=step_ms, running=2)
         await stub.ends[-1].send(worker_pb2.WorkerMessage(load=load))
     await eventually(lambda: passed_over() == ["decode-1"])
-    gauge: Any = metrics.CIRCUITS
+    gauge = metrics.CIRCUITS
     await eventually(lambda: metric_value(gauge.labels("open")) == 1)
 
 
@@ -375,7 +374,7 @@ async def test_a_degraded_pair_is_known_while_both_are_linked(
     stub = scene.add("decode-0", 2)
     await eventually(lambda: len(scene.fleet.views()) == 2)
     boots = {view.worker_id: view.boot_id for view in scene.fleet.views()}
-    gauge: Any = metrics.DEGRADED_PAIRS
+    gauge = metrics.DEGRADED_PAIRS
 
     async def report(*boot_ids: bytes) -> None:
         peers = [worker_pb2.DegradedPeer(boot_id=boot_id) for boot_id in boot_ids]

@@ -181,7 +181,7 @@ async def test_a_prompt_does_not_wait_for_a_prefill_worker_that_hangs(router: St
 
 
 def hangs() -> float:
-    counted: Any = metrics.HANGS.labels("prefill")
+    counted = metrics.HANGS.labels("prefill")
     return metric_value(counted)
 
 

@@ -189,7 +189,7 @@ async def test_a_request_that_comes_in_a_probe_is_served_as_ever(
 ) -> None:
     cluster = make_cluster(step_s=0.02)
     node, client = node_of(cluster, role), Client(cluster, "decode-0")
-    steps: Any = metrics.STEP_SEQUENCES
+    steps = metrics.STEP_SEQUENCES
     before = metric_sum(steps)
     for _ in range(3):
         node.worker.health.request_probe()
@@ -211,7 +211,7 @@ async def test_a_request_that_comes_in_a_probe_is_served_as_ever(
 async def test_a_probe_is_no_work_of_the_workers(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
     node = cluster.decode["decode-0"]
-    steps: Any = metrics.STEP_SEQUENCES
+    steps = metrics.STEP_SEQUENCES
     before = metric_sum(steps)
     for count in range(1, 4):
         node.worker.health.request_probe()

@@ -32,10 +32,6 @@ def always_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_pipeline, "LEAD_S", 60.0)
 
 
-def value(counter: object) -> float:
-    return metric_value(counter)  # type: ignore[attr-defined]
-
-
 def engine_of(cluster: Cluster) -> HashEngine:
     return cluster.decode["decode-0"].engine
 
@@ -131,7 +127,7 @@ async def test_output_tokens_are_counted_once_each(make_cluster: MakeCluster) ->
     client = Client(cluster, "decode-0")
     stop = client.submit(PROMPT, local=True, max_tokens=6)
     await stop.finished()
-    before = value(metrics.TOKENS.labels("output"))
+    before = metric_value(metrics.TOKENS.labels("output"))
     requests = [
         client.submit(PROMPT, local=True, max_tokens=20, stop=(stop.tokens()[4],)),
         client.submit([5] * 7, max_tokens=9, n=2, temperature=1.0),
@@ -141,7 +137,7 @@ async def test_output_tokens_are_counted_once_each(make_cluster: MakeCluster) ->
     await cluster.quiet()
     delivered = sum(o.HasField("token") for request in requests for o in request.outputs)
     assert delivered == 5 + 18 + 1
-    assert value(metrics.TOKENS.labels("output")) - before == delivered
+    assert metric_value(metrics.TOKENS.labels("output")) - before == delivered
 
 
 @on_virtual_time
@@ -190,12 +186,12 @@ async def test_the_step_after_one_without_memory_for_a_slice_continues(
     client, engine = Client(cluster, "decode-0"), engine_of(cluster)
     request = client.submit(PROMPT, local=True, max_tokens=400)
     await two_under_way(cluster, request)
-    shortages = value(metrics.MEMORY_SHORTAGES)
+    shortages = metric_value(metrics.MEMORY_SHORTAGES)
     engine.memory_tokens = 0
     await request.finished()
     engine.memory_tokens = 100
     assert request.end().failure.code == "OutOfMemory"
-    assert value(metrics.MEMORY_SHORTAGES) > shortages
+    assert metric_value(metrics.MEMORY_SHORTAGES) > shortages
     after = client.submit(PROMPT, local=True)
     await after.finished()
     assert after.tokens() == after.expected()
@@ -212,7 +208,7 @@ async def test_a_prompt_whose_chunks_do_not_fit_uses_smaller_ones(
     engine_of(cluster).memory_tokens = memory_tokens
     cluster.prefill["prefill-0"].engine.memory_tokens = memory_tokens
     prompts = [[n, *range(60)] for n in range(4)]
-    before = value(metrics.TOKENS.labels("prompt"))
+    before = metric_value(metrics.TOKENS.labels("prompt"))
     requests = [client.submit(prompt, local=bool(prompt[0] % 2)) for prompt in prompts]
     await asyncio.gather(*(request.finished() for request in requests))
     for request in requests:
@@ -220,7 +216,7 @@ async def test_a_prompt_whose_chunks_do_not_fit_uses_smaller_ones(
         assert request.tokens() == request.expected()
     assert cluster.exchange.reads > 0
     await cluster.quiet()
-    assert value(metrics.TOKENS.labels("prompt")) - before == sum(map(len, prompts))
+    assert metric_value(metrics.TOKENS.labels("prompt")) - before == sum(map(len, prompts))
 
 
 @on_virtual_time
