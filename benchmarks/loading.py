@@ -48,7 +48,7 @@ def load(folder: Path, threads: int) -> dict[str, float]:
     kept = weights.load_weights(
         embedded_model(), read_spec(embedded_model()), torch.bfloat16, CpuMatrices()
     )
-    Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts again
     before, start = _highest_bytes(), time.perf_counter()
     kept = weights.load_weights(folder, read_spec(folder), torch.bfloat16, CpuMatrices())
     seconds, peak = time.perf_counter() - start, _highest_bytes() - before

@@ -38,7 +38,7 @@ SETTINGS = (
     "step.prefill_tokens=128",
 )
 SEED = 7
-WHOLE = 9  # requests that nobody leaves, for the time that one takes; the first third warms up
+WHOLE = 9  # requests that no client leaves, for the time that one takes; the first third warms up
 STOP_MS, FREE_MS = 100.0, 1000.0
 LIMIT_S = 30.0
 
@@ -67,7 +67,7 @@ class Leaving:
         self._turn = 0
 
     async def __aenter__(self) -> Leaving:
-        none_kept = httpx.Limits(max_keepalive_connections=0)  # whoever leaves closes its own
+        none_kept = httpx.Limits(max_keepalive_connections=0)  # a client that leaves closes its own
         self._clients = httpx.AsyncClient(base_url=self._url, limits=none_kept, timeout=60)
         self._books = httpx.AsyncClient(timeout=10)
         return self

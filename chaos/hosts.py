@@ -171,7 +171,7 @@ class Hosts:
         while not happened(found := self.boots()):
             if time.monotonic() > deadline_s:
                 raise ClusterError(f"registered: {found}\n{self.cluster.logs()}")
-            time.sleep(POLL_S)  # the registry calls nobody here: it is read again
+            time.sleep(POLL_S)  # the registry calls nothing here: it is read again
 
     @property
     def _ray(self) -> RayNodes:

@@ -209,7 +209,7 @@ class Chaos:
             try:
                 await scenario.inject(stage)
                 await asyncio.sleep(self._size.settle_s + scenario.settle_s)
-            except Exception as error:  # whatever it is, what clients saw meanwhile is judged
+            except Exception as error:  # whatever it is, what clients saw until then is judged
                 stage.broken.append(f"the fleet did not come back: {error!r}")
             over_s = clock()
             over.set()

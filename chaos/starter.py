@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
 # A process of its own sets it before it becomes the command: no code of this one, which has many
-# threads, runs between fork and exec. Who has lost its parent by then would hear of it no more.
+# threads, runs between fork and exec. A child whose parent has ended by then would hear of it no
+# more.
 _BOUND = """
 import ctypes, os, signal, sys
 if ctypes.CDLL(None).prctl(1, signal.SIGKILL):

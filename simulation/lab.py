@@ -286,7 +286,7 @@ _NAME = "_all_tasks" if hasattr(asyncio.tasks, "_all_tasks") else "_scheduled_ta
 _LISTED: Any = getattr(asyncio.tasks, _NAME)
 
 
-# who asks for the running loop; in Python 3.11 each answer is a call of the system
+# callers that ask for the running loop; in Python 3.11 each answer is a call of the system
 _ASKED: tuple[tuple[Any, str], ...] = (
     (asyncio, "get_running_loop"),
     (asyncio.events, "get_running_loop"),

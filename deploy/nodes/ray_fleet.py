@@ -19,7 +19,7 @@ from baton.runtime import logs
 from baton.runtime.errors import BatonError, Unavailable
 
 NAMESPACE = "baton-"  # with the cluster's name behind it
-ANSWER_S = 2.0  # for the answers of all actors; who answers later is heard in a later turn
+ANSWER_S = 2.0  # for the answers of all actors; a later answer is read in a later round
 
 
 class NodeActor:

@@ -58,7 +58,7 @@ class DeviceRankGroup(RankGroup):
             self.check()
             if time.monotonic() > deadline_s:
                 raise DeviceLost(f"a rank has read no command for {_READ_S:g} s")
-            time.sleep(_PAUSE_S)  # a rank counts in shared memory, which wakes nobody
+            time.sleep(_PAUSE_S)  # a rank counts in shared memory, which wakes no thread
         super().send(command, arrays)
         self._sent += 1
 

@@ -228,7 +228,7 @@ class Striker:
         world = self._world
         reader, granter = world.of_boot(attempt.reader), world.of_boot(attempt.granter)
         if not reader.machine.alive or not granter.machine.alive:
-            return True  # it fails, or lands in nobody's memory
+            return True  # it fails, or lands in no memory
         ways = ((reader.machine, granter.machine), (granter.machine, reader.machine))
         cuts = world.network.cuts
         if cuts and not self._own_fabric and any(world.network.is_cut(*way) for way in ways):

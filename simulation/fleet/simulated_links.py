@@ -63,7 +63,7 @@ class SimPeerClient:
         self._network = network
         self._machine = machine
         self._address = address
-        self._peer = network.services[address][0]  # who is called is who was there
+        self._peer = network.services[address][0]  # the callee is the one that was there
 
     async def handshake(self, mine: handoff_pb2.HandshakeMessage) -> handoff_pb2.HandshakeMessage:
         link = self._network.connect(self._machine, self._address, "greet")

@@ -111,7 +111,7 @@ class World:
     routers: dict[str, RouterProcess] = field(default_factory=dict)
     boots: dict[bytes, WorkerProcess] = field(default_factory=dict)  # all of them
     roles: dict[str, Role] = field(default_factory=dict)  # that workers are to take on
-    started: Callable[[WorkerProcess], None] = lambda process: None  # told of each
+    started: Callable[[WorkerProcess], None] = lambda process: None  # receives each
     router_started: Callable[[RouterProcess], None] = lambda process: None
     # see rolling_restart.py
     restart_stage: Callable[[str, WorkerProcess], None] = lambda stage, process: None
@@ -318,7 +318,7 @@ class World:
         paced = ContactAnswers(worker.grants, mine) if has_host else None
 
         async def greet(link: SimLink) -> None:
-            with contextlib.suppress(LinkClosed):  # who greeted does not wait any more
+            with contextlib.suppress(LinkClosed):  # the one that greeted does not wait any more
                 theirs = await link.receive()
                 await link.send(mine() if paced is None else paced.answer(theirs))
             await link.close()

@@ -46,7 +46,7 @@ from baton.simulation.invariants.refusals import Refusals
 from baton.simulation.invariants.reports import Reports
 from baton.simulation.invariants.shares import Shares
 
-PATIENT_S = 15.0  # no fault lasts so long: who gives so much time, gets an answer
+PATIENT_S = 15.0  # no fault lasts so long: a request with so much time gets an answer
 LATE_S = 0.01  # after its deadline, by its router's clock
 SLOW_READS = 2  # of a client: the one it is at, and all that waits for it
 ROUNDED_S = 0.002  # deadlines travel in milliseconds

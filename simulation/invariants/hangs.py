@@ -24,7 +24,7 @@ class Hangs:
     def __init__(self, world: World, breaches: list[str]) -> None:
         self._world = world
         self._breaches = breaches
-        # by decode worker's boot, request and attempt: who is asked, and since when
+        # by decode worker's boot, request and attempt: the worker asked, and since when
         self._asked: dict[tuple[bytes, str, int], tuple[bytes, float]] = {}
 
     def over(self, process: WorkerProcess) -> None:

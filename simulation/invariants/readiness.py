@@ -61,7 +61,7 @@ class Readiness:
             nonlocal begun
             begun, engine._step_s = True, step_s
             hangs = process.machine.hang_s > 0  # else it began after the fault was over
-            if hangs and for_s > RED_S:  # on its machine, as who asks for `/readyz` does
+            if hangs and for_s > RED_S:  # on its machine, as a probe of `/readyz` does
                 asyncio.get_running_loop().call_later(RED_S, self._look, process, batch)
             return float(step_s(batch))
 

@@ -31,7 +31,7 @@ class Refusals:
     def __init__(self, world: World, breaches: list[str]) -> None:
         self._world = world
         self._breaches = breaches
-        self._noted: dict[str, float] = {}  # by words: when somebody full last said them
+        self._noted: dict[str, float] = {}  # by words: when a full worker last said them
         self._busy: dict[bytes, float] = {}  # prefill workers' boots: when each was last full
 
     def explain(self, history: History) -> bool:

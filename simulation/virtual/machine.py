@@ -31,7 +31,7 @@ class Machine:
         self.slowness = 1.0
         self.hang_s = 0.0  # its next step takes so much longer
         self.alive = True
-        self.silent = False  # dead without a word: nobody is told that its connections are gone
+        self.silent = False  # dead without a word: no peer hears that its connections are gone
         self.stopped = False  # paused or dead
         self.kept: deque[Any] = deque()  # the loop's handles
         self.tasks: list[asyncio.Task[Any]] = []  # of a dead one nothing may be collected early

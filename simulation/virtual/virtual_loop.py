@@ -26,7 +26,7 @@ from baton.simulation.virtual.machine import OWNER, Machine
 
 T = TypeVar("T")
 
-ROUND_S = 1e-6  # every round takes time, as any code does: who polls sees the clock run
+ROUND_S = 1e-6  # every round takes time, as any code does: a caller that polls sees the clock run
 _WORLD = Context()
 CLOSE_TRIES = 20  # a coroutine's `finally` blocks may wait so often while it is closed
 

@@ -64,7 +64,7 @@ class VirtualSteps:
         self._held_s: float | None = None  # of the step that would be over
         self._patience: tuple[float, DeviceLost] | None = None  # with a device that stands still
         self._lost: DeviceLost | None = None
-        self._idle: asyncio.Future[None] | None = None  # somebody waits for it
+        self._idle: asyncio.Future[None] | None = None  # a task waits for it
 
     def compiled_s(self) -> float:
         return 0.0  # nothing is compiled
@@ -136,7 +136,7 @@ class VirtualSteps:
             self._last = self._computed(batch, self._last, step_s)
         except EngineError as error:
             self._last = failed_result(batch)
-            if not result.done():  # else nobody waits any more
+            if not result.done():  # else no task waits any more
                 result.set_exception(error)
         else:
             if not result.done():

@@ -103,7 +103,7 @@ class FakeFleet:
         self, tokens: Sequence[int], salt: bytes, known: object
     ) -> Callable[[KvFormat], Holders]:
         self.matched += 1
-        return lambda shape: Holders()  # nobody holds anything
+        return lambda shape: Holders()  # no worker holds anything
 
     def roster(self) -> Roster:
         made = Roster()

@@ -27,7 +27,7 @@ class ModelStory:
                 blocks=160, block_size=block_size, dtype=how.pop("dtype", "float32"), **how
             ),
         )
-        pool = self.runner.pool  # whoever reads an unwritten token shows it
+        pool = self.runner.pool  # a row that reads an unwritten token shows it
         (pool.tensor if pool.scales is None else pool.scales).fill_(float("nan"))
         self.block_size = block_size
         self._free = list(range(160))

@@ -58,7 +58,7 @@ class ScriptedWorker:
     silent: bool = False  # sends nothing, not even load
     skip_index: int | None = None  # this output is never sent; once
     blocks: list[bytes] = field(default_factory=list)
-    tells_blocks: bool = True  # else who watches them waits
+    tells_blocks: bool = True  # else a watcher of them waits
     total_blocks: int = 10_000
     max_context: int = 4096
     cached_tokens: int = 0
