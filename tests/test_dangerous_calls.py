@@ -1,8 +1,8 @@
 """Nothing here runs what it reads: no pickle, no eval, no shell; over the syntax trees of all code.
 
 It finds what is written down: names through imports, aliases and plain assignments, and the few
-dangerous arguments. It stops mistakes and habits. Whoever builds such a name from parts to get
-around it is found by whoever reads the change, not here.
+dangerous arguments. It stops mistakes and habits. A change that builds such a name from parts to
+get around it is found by its reader, not here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The words of the house, read from the syntax tree: a class name occurs once in a package, and
 no banned word stands in a name, a docstring, a comment, a log event, an error message or a printed
 line.
-Of tests, the names are read: they are short too."""
+Of tests, names and docstrings are read: names are short too."""
 
 from __future__ import annotations
 
@@ -77,12 +77,13 @@ def messages(node: ast.AST) -> Iterator[str]:
 
 def offences(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and text of each breach of the words of the house."""
+    yield from ((line, f"docstring: {found}") for line, found in banned_in_docstrings(tree))
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 1)
-        if isinstance(node, ast.Module | Definition) and (text := ast.get_docstring(node)):
-            yield from ((line, f"docstring: {found}") for found in BANNED_WORD.findall(text))
-            if FRAGMENT.match(text):
-                yield line, f"fragment: {text.splitlines()[0]}"
+        if isinstance(node, ast.Module | Definition) and FRAGMENT.match(
+            text := ast.get_docstring(node) or ""
+        ):
+            yield line, f"fragment: {text.splitlines()[0]}"
         for name in names(node):
             if BANNED_WORD.search(words_of(name)) or name.strip("_") in BANNED_NAMES:
                 yield line, f"name: {name}"
@@ -123,12 +124,19 @@ def wrong_test_names(tree: ast.AST) -> Iterator[str]:
             yield node.name
 
 
-def test_names_of_tests_are_short_and_use_these_words() -> None:
-    wrong = [
-        f"{path.relative_to(ROOT)} {name}"
-        for path in sources("tests")
-        for name in wrong_test_names(ast.parse(path.read_text()))
-    ]
+def banned_in_docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and banned words of docstrings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | Definition) and (text := ast.get_docstring(node)):
+            yield from ((node.body[0].lineno, found) for found in BANNED_WORD.findall(text))
+
+
+def test_names_and_docstrings_of_tests_use_these_words() -> None:
+    wrong = []
+    for path in sources("tests"):
+        place, tree = path.relative_to(ROOT), ast.parse(path.read_text())
+        wrong += [f"{place} {name}" for name in wrong_test_names(tree)]
+        wrong += [f"{place}:{line} {found}" for line, found in banned_in_docstrings(tree)]
     assert wrong == []
 
 

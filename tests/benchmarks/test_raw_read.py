@@ -15,7 +15,7 @@ THEIRS = b"the granter's id"
 
 
 class Granter:
-    """Answers a handshake as a granter does: only what fits is told anything."""
+    """Answers a handshake as a granter does: only what fits gets an answer."""
 
     def __init__(self, kv_dtype: str, block_bytes: int) -> None:
         self.common = handshake.compatibility("model", kv_dtype, 16, 4, 2, 64)

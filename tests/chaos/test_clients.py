@@ -1,4 +1,5 @@
-"""Clients against scripted routers: what each way to answer counts as, and who is asked again."""
+"""Clients against scripted routers: what each way to answer counts as, and which request is sent
+again."""
 
 from __future__ import annotations
 
@@ -49,8 +50,8 @@ def counted(usage: tuple[int, int]) -> dict[str, Any]:
 
 
 class Scripted:
-    """A router that writes `parts` to whoever asks for a completion, a little apart, and closes;
-    None in them: never more, until the test is over."""
+    """A router that writes `parts` to each client that asks for a completion, a little apart, and
+    closes; None in them: never more, until the test is over."""
 
     def __init__(self, *parts: bytes | None, ready: bool = True) -> None:
         self.parts, self.ready = parts, ready

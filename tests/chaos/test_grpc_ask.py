@@ -1,4 +1,4 @@
-"""gRPC clients against scripted routers: what each way to end counts as, and who is asked again."""
+"""gRPC clients against scripted routers: what each way to end counts as, and what is sent again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Abort = tuple[grpc.StatusCode, tuple[tuple[str, str], ...]]
 
 
 class Scripted(client_pb2_grpc.InferenceServicer):
-    """A router that sends `parts` to whoever asks: the bytes of tokens, or how it breaks off. Then
+    """A router that sends `parts` to each client: the bytes of tokens, or how it breaks off. Then
     an end by length and the `usage`, if there is one."""
 
     def __init__(

@@ -245,7 +245,7 @@ async def test_longer_steps_take_longer_to_be_found_overdue(
 async def test_where_no_bound_is_known_nothing_is_shown(
     stage_of: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else one that nobody ever left would have been left in time."""
+    """Else a worker that no request ever left would have been left in time."""
     monkeypatch.setattr(scenario, "_left", never)
     stage = stage_of("red")
     stage.cluster.step_s = math.inf  # type: ignore[attr-defined]  # of OneWorker

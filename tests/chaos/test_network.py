@@ -63,7 +63,7 @@ def reaches(joined: Network, echo: subprocess.Popen[str]) -> tuple[bool, bool]:
 
 
 def calls(joined: Network, name: str = "") -> bool:
-    """Whether the echo answers who calls from the namespace `name`, or from this machine."""
+    """Whether the echo answers a caller from the namespace `name`, or from this machine."""
     prefix = joined.add(name).prefix if name else ()
     command = [*prefix, sys.executable, "-c", CALL, joined.address("decode-0")]
     return subprocess.run(command, timeout=20).returncode == 0

@@ -1,5 +1,5 @@
-"""The scenario of a role change against a cluster that only writes down what it is told: what it
-checks of a worker that comes back as another process, loads anew, or gets no work."""
+"""The scenario of a role change against a cluster that only writes down its calls: what it
+checks of a worker that comes back as another process, loads again, or gets no work."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_what_never_comes_back_is_never() -> None:
 
 
 def test_slower_tokens_are_no_recovery_even_if_all_come() -> None:
-    """Half the streams die at the fault: nobody waits, yet goodput is half."""
+    """Half the streams die at the fault: no client waits, yet goodput is half."""
     kept, lost = streams()[:2], [stream(0.01 * n, until_s=4.0) for n in range(2)]
     assert recovery(kept + lost, MOMENTS).seconds is None
 

@@ -1,4 +1,4 @@
-"""The line for decode credit: order, bounds, and who is passed over."""
+"""The line for decode credit: order, bounds, and which request is passed over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidates of a handoff: who is tried again, who is given up, and when patience ends."""
+"""Candidates of a handoff: which is tried again, which is given up, and when patience ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROMPT = list(range(30))
 
 
 class Bench:
-    """One decode worker, two prefill workers that may refuse, and who was asked."""
+    """One decode worker, two prefill workers that may refuse, and which were asked."""
 
     def __init__(self, step_s: float = 0.0) -> None:
         config = Config(
@@ -176,7 +176,7 @@ async def broken_at_once(bench: Bench, wave: bytes) -> list[Request]:
 
 async def test_a_lost_connection_is_reported_and_forgotten_once() -> None:
     """All its handoffs go elsewhere, and one of them accuses: five accusations open a circuit.
-    The next connection to the same worker may break anew."""
+    The next connection to the same worker may break again."""
     bench = Bench(step_s=0.05)
     handed = bench.cluster.decode["decode-0"].worker._handoffs
     boot_id = bench.boot_id("prefill-0")
@@ -265,7 +265,7 @@ async def test_without_candidates_the_prompt_is_computed_here(bench: Bench) -> N
 async def test_the_router_replaces_candidates_that_have_all_left(
     bench: Bench, errors: tuple[BatonError, BatonError], ends: str
 ) -> None:
-    """But where one has failed, whoever asks again may fail again: the prompt is computed here."""
+    """But where one has failed, the next attempt may fail too: the prompt is computed here."""
     for refusals, error in zip(bench.refusals.values(), errors, strict=True):
         refusals.extend([error] * 9)
     request = await bench.run()
@@ -336,7 +336,7 @@ async def test_the_router_learns_of_each_candidate_after_the_first(bench: Bench)
 
 
 async def test_a_revoked_grant_asks_its_first_candidate_again(bench: Bench) -> None:
-    """Whoever fails it once more is told of once: one request is one failure."""
+    """A worker that fails it once more is reported once: one request is one failure."""
     bench.refusals["prefill-0"] = [HandoffError("odd")] * 2
     worker = bench.cluster.decode["decode-0"].worker
     admit = bench.cluster.prefill["prefill-1"].worker.grants._admit

@@ -1,4 +1,4 @@
-"""The books of credit over a scheduler's life: what is told to routers, and what several choices
+"""The books of credit over a scheduler's life: what routers receive, and what several choices
 count of the prompt that they share."""
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def test_the_first_preemption_leaves_the_common_prompt_accounted() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_the_books_never_count_less_than_what_is_held(data: st.DataObject) -> None:
-    """Whoever ends when, and whoever is preempted: what runs has credit for all its blocks."""
+    """Whichever ends when, and whichever is preempted: what runs has credit for all its blocks."""
     books = Books(blocks=data.draw(st.sampled_from([40, 60, 200])))
     requests = [
         books.submit(data.draw(st.integers(1, 40)), n=data.draw(st.integers(1, 4)), max_tokens=24)

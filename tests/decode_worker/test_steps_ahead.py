@@ -310,7 +310,7 @@ def test_the_oldest_is_never_skipped_while_a_younger_is_planned() -> None:
 
 
 def test_waiting_for_a_revoked_grant_stops_no_other() -> None:
-    """Its block comes from the grant, not from a younger sequence: they go on meanwhile."""
+    """Its block comes from the grant, not from a younger sequence: they go on."""
     bench = Bench(blocks=16, expected_growth_tokens=1, waiting_share=1.0)
     old, young = bench.decoding([1] * 7, [2] * 5)
     while len(old.blocks) * SIZE > old.computed + 1:

@@ -1,4 +1,4 @@
-"""What an instance's authority issues, who may read it, and when it is renewed."""
+"""What an instance's authority issues, which user may read it, and when it is renewed."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def alive(pid: int) -> bool:
 
 
 def draining(start: Start, wait_for: Wait, name: str, grace_s: float) -> int:
-    """A child that only ends when it is told twice."""
+    """A child that only ends when it gets two signals."""
     pid = start(python_job(name, DRAINS, grace_s)).pid
     assert wait_for(lambda: called(pid, "drains"))
     return pid
@@ -63,7 +63,7 @@ def test_a_slow_child_is_signalled_twice_when_in_haste(
 def test_an_end_in_haste_waits_for_no_child(
     instance: Instance, start: Start, wait_for: Wait
 ) -> None:
-    """And each is told twice: two signals at once would be one."""
+    """And each gets two signals: two signals at once would be one."""
     pids = [draining(start, wait_for, name, grace_s=600.0) for name in ("a", "b")]
     began = time.monotonic()
     assert instance.end(lambda: True)

@@ -1,4 +1,5 @@
-"""The preflight on a GPU, as far as a host without one goes: started as told, refused by name."""
+"""The preflight on a GPU, as far as a host without one goes: started with its options, refused by
+name."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def never() -> bool:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A torch for CUDA that sees two; who asks is counted."""
+    """A torch for CUDA that sees two; callers are counted."""
     questions: list[int] = []
 
     def ask(stopped: Callable[[], bool]) -> int:

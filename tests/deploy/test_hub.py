@@ -1,4 +1,5 @@
-"""Fetching from a hub of this host: what it refuses, what it gives, and Ctrl-C meanwhile."""
+"""Fetching from a hub of this host: what it refuses, what it gives, and Ctrl-C in the midst of
+it."""
 
 from __future__ import annotations
 

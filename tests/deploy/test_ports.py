@@ -1,4 +1,4 @@
-"""A port that cannot be listened on is told with the option to change."""
+"""A port that cannot be listened on is reported with the option to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The Ray driver against a Ray that is scripted: what it asks for, and how its ends are told."""
+"""The Ray driver against a Ray that is scripted: what it asks for, and how its ends are
+reported."""
 
 from __future__ import annotations
 
@@ -312,7 +313,7 @@ def test_the_launcher_keeps_one_more_job_that_names_the_others(instance: Instanc
 
 
 def test_no_ray_is_taken_that_asks_for_no_token() -> None:
-    """A local cluster listens on the host's address; who speaks to it runs code. From 2.59 on it
+    """A local cluster listens on the host's address; what speaks to it runs code. From 2.59 on it
     asks for a token unless the user has switched that off."""
     root = Path(__file__).resolve().parents[2]
     reported = tomllib.loads((root / "pyproject.toml").read_text())

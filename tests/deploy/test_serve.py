@@ -84,7 +84,7 @@ class Served:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """What can be known of it without torch is right; nobody reads the weights."""
+    """What can be known of it without torch is right; nothing reads the weights."""
     folder = tmp_path / "stand-in"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA))

@@ -213,7 +213,7 @@ def test_a_line_that_cannot_be_said_ends_nothing(monkeypatch: pytest.MonkeyPatch
 
 
 class Ending:
-    """An instance that notes what of it is ended, and what it is told of haste meanwhile."""
+    """An instance that notes what of it is ended, and which haste is asked of it."""
 
     instance_id = "0" * 32
 
@@ -275,7 +275,7 @@ def test_nothing_is_said_of_requests_once_the_router_has_ended(
 
 
 def test_what_ends_by_itself_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`baton demo --once` told to end while its answer comes: others' requests may finish too."""
+    """`baton demo --once` asked to end while its answer comes: others' requests may finish too."""
 
     class AtOnce:
         def __init__(self, target: Any, daemon: bool) -> None:

@@ -1,4 +1,4 @@
-"""The worker process's own tasks: they outlast a registry that stumbles."""
+"""The worker process's own tasks: they outlast a registry that fails for a while."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ async def test_a_worker_changes_its_role_and_back_with_the_same_engine() -> None
 async def test_a_role_does_not_change_over_reads_that_may_still_land(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Their blocks would be another's. The process ends, to be started anew."""
+    """Their blocks would be another's. The process ends, to be started again."""
     pools: list[BlockPool] = []
 
     class Kept(BlockPool):

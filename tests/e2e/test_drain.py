@@ -1,5 +1,5 @@
-"""Real processes that are told to stop under load: they drain, end with code 0, and every client
-gets its tokens. Started anew one after the other, nothing is lost."""
+"""Real processes that are stopped under load: they drain, end with code 0, and every client
+gets its tokens. Restarted one after the other, nothing is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_ending_and_role_changes_under_load_lose_nothing(
     expected: list[Choices],
     compare: Callable[..., list[str]],
 ) -> None:
-    """A prefill and a decode worker are started anew; then the other decode worker becomes a
+    """A prefill and a decode worker are restarted; then the other decode worker becomes a
     prefill worker, and a decode worker again. The drain is too short for many an answer."""
     cluster = make_busy("worker.drain_s=0.1").start(1, 2)
     over = asyncio.Event()

@@ -46,8 +46,9 @@ def under_load(
     compare: Callable[..., list[str]],
     request: pytest.FixtureRequest,
 ) -> Callable[..., AbstractAsyncContextManager[None]]:
-    """`async with under_load(cluster, happens)`: a load is under way, of prompts that nobody
-    holds, and `happens`. What is done then is done in time, and everybody gets the right tokens."""
+    """`async with under_load(cluster, happens)`: a load is under way, of prompts that no worker
+    holds, and `happens`. What is done then is done in time, and every client gets the right
+    tokens."""
 
     @asynccontextmanager
     async def begin(cluster: Cluster, happens: Callable[[], bool]) -> AsyncIterator[None]:

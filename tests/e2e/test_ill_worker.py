@@ -1,5 +1,5 @@
 """A real worker all of whose steps fail ends by itself. Its clients get their tokens elsewhere,
-nobody else restarts, and its next start is another worker to everyone."""
+no other worker restarts, and its next start is another worker to everyone."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ POISON = 0x7F  # FP8's NaN; int8's greatest
 def new_pool(
     codes: KvQuant, heads: int, dim: int, blocks: int, size: int, dtype: torch.dtype, device: Any
 ) -> KvPool:
-    """Full of what nobody wrote."""
+    """Full of what was never written."""
     spec: Any = SimpleNamespace(
         kv_heads=heads, layers=LAYERS, head_dim=dim, latent=None, features=0
     )

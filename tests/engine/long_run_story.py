@@ -55,7 +55,7 @@ def growth(run, steps):
 
 
 def leak(folder):
-    """Each step leaves 64 KiB behind, which nobody may overlook."""
+    """Each step leaves 64 KiB behind, which no check may overlook."""
     left = []
     return lambda numbers: left.extend(bytes([1]) * 65536 for _ in numbers)
 

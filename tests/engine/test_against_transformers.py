@@ -72,7 +72,7 @@ def test_prefix_computed_by_another_sequence(expected, reported):
 
 
 def test_batch_of_chunks_and_decodes(expected, reported):
-    """Three sequences; each step mixes decode tokens with a chunk of whoever is prefilling."""
+    """Three sequences; each step mixes decode tokens with a chunk of the one that is prefilling."""
     state = {n: [0, reported.blocks(n + STEPS), list(expected[n][0]), []] for n in (1, 13, 70)}
     chunk = {1: 1, 13: 5, 70: 9}
     while any(len(out) < STEPS for _, _, _, out in state.values()):

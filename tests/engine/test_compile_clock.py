@@ -1,4 +1,4 @@
-"""Time spent compiling: added up over threads and compilers, and told while it goes on."""
+"""Time spent compiling: added up over threads and compilers, and reported while it goes on."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_when_nothing_fits_every_slice_says_so(qwen3):
 
 
 def test_parts_are_put_together_in_order():
-    """Slices are told apart by their start; the odd ones do not fit beside another."""
+    """Slices differ by their start; the odd ones do not fit beside another."""
     steps = []
 
     def run(batch):

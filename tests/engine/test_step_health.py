@@ -128,8 +128,8 @@ async def test_a_pool_in_quarantine_is_red_and_has_its_own_watch() -> None:
 @pytest.mark.parametrize("due_in_s", [-0.3, 0.3])
 @on_virtual_time
 async def test_a_stall_of_its_process_is_no_hang_of_its_device(due_in_s: float) -> None:
-    """The step was overdue before it, or became so meanwhile. Whoever asks first after it, before
-    the watch has had its turn, hears no more than whoever asks last."""
+    """The step was overdue before it, or became so in between. The first caller after it, before
+    the watch has had its turn, hears no more than the last one."""
     async with watched(StepHealthScene()) as worker:
         worker.due = now_s() + due_in_s
         stand_still(60)

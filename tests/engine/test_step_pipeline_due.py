@@ -57,7 +57,7 @@ async def test_a_step_is_due_after_a_multiple_of_what_its_kind_took() -> None:
 )
 @on_virtual_time
 async def test_of_a_long_step_it_is_a_part(step_s: float, allowed_s: float) -> None:
-    """What routers wait besides is the rest, so that who is left has had it all."""
+    """What routers wait besides is the rest, so that what is left has had it all."""
     scene = PipelineScene()
     await scene.run([scene.chunk(8)] * 2, step_s)
     assert scene.allowed_s(scene.chunk(8)) == seconds(allowed_s)
@@ -115,8 +115,8 @@ async def test_the_last_two_of_a_size_and_a_slowed_machine_count(
 
 @on_virtual_time
 async def test_a_step_that_hung_says_nothing_of_those_that_are_like_it() -> None:
-    """Else whoever hangs in such a step again, a while later, would be given four times as long
-    as it hung before."""
+    """Else a request that hangs in such a step again, a while later, would be given four times as
+    long as it hung before."""
     scene = PipelineScene()
     await scene.run([scene.chunk(128)] * 2, 0.02)
     await scene.run([scene.chunk(128)], 5.0)

@@ -79,7 +79,7 @@ class _Target:
 
 @contextmanager
 def compiling_for(capability: int) -> Iterator[list[Any]]:
-    """Launches only compile meanwhile; yields the list of what they compiled. The process has
+    """Launches only compile here; yields the list of what they compiled. The process has
     no use for a GPU afterwards: Triton keeps looking at this target."""
     made: list[Any] = []
     launch = JITFunction.run

@@ -1,4 +1,4 @@
-"""Block layout and what moves between any two splits: every byte once, from who owns it."""
+"""Block layout and what moves between any two splits: every byte once, from its owner."""
 
 from __future__ import annotations
 

@@ -305,7 +305,7 @@ async def test_a_connection_that_comes_too_late_is_taken_back(
 
 
 async def turn_of(agent: NixlAgent) -> None:
-    """Until the agent's thread has done all that it was told so far."""
+    """Until the agent's thread has done all its work so far."""
     done = threading.Event()
     assert agent.do(done.set)
     assert await asyncio.to_thread(done.wait, DEADLINE_S)

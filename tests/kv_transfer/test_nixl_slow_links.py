@@ -1,5 +1,5 @@
 """NIXL's READs over slow links, with scripted bindings: little is posted at a time, a READ's time
-counts from its posting and from each segment, and what nobody waits for is never posted."""
+counts from its posting and from each segment, and what no task waits for is never posted."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Ends = list[ReadFailed | None]
 
 
 def added(queue: SegmentQueue, peer: bytes = ONE, segments: int = 3) -> tuple[SegmentedRead, Ends]:
-    """A READ of so many segments that waits, and where its end is told."""
+    """A READ of so many segments that waits, and where its end is noted."""
     ends: Ends = []
     made = cut(peer, range(segments), range(segments), 1, None, ends.append)
     queue.add(made)

@@ -1,4 +1,4 @@
-"""Bytes that came in over TCP are counted, whoever reads them; nothing else is."""
+"""Bytes that came in over TCP are counted, whichever process reads them; nothing else is."""
 
 from __future__ import annotations
 

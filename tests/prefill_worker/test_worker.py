@@ -1,4 +1,5 @@
-"""The prefill worker's loop: who is let in when, and what is told of the chunks of a step."""
+"""The prefill worker's loop: which prompt is let in when, and what is reported of the chunks of a
+step."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ async def test_what_a_worker_kept_may_come_at_once(monkeypatch: pytest.MonkeyPat
 
 @on_virtual_time
 async def test_outputs_are_taken_whole_and_clients_then_get_a_turn() -> None:
-    """In the midst of a message nobody could take anything: far more than eight buffers wait."""
+    """In the midst of a message no reader could take anything: far more than eight buffers wait."""
     scene = DispatchScene()
     active_request = await scene.start(max_tokens=500)
     assert scene.give(*(output(index, index) for index in range(15))) is False

@@ -1,4 +1,4 @@
-"""Admission: tickets and arrivals are bounded, and who is refused is told when to come again."""
+"""Admission: tickets and arrivals are bounded, and a refusal says when to come again."""
 
 from __future__ import annotations
 

@@ -87,7 +87,8 @@ async def asked(url: str, request: bytes) -> int:
 
 
 async def test_every_route_needs_the_key_however_it_is_written(router: StartRouter) -> None:
-    """Whoever decides by a URL put together from headers lets in what the route does not mean."""
+    """A server that decides by a URL put together from headers lets in what the route does not
+    mean."""
     paths = [
         *(b"/v1/models", b"/v1/models/tiny", b"/v1/completions", b"/tokenize", b"/detokenize"),
         b"/openapi.json",

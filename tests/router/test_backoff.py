@@ -1,4 +1,4 @@
-"""Waits between attempts grow, have a longest, and differ between those who wait."""
+"""Waits between attempts grow, have a longest, and differ between those that wait."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ async def test_a_break_parks_and_a_reconnect_resumes() -> None:
 
 @on_virtual_time
 async def test_what_ends_between_hello_and_answer_is_cancelled() -> None:
-    """The hello has named it, and while the link is down nobody can tell the worker."""
+    """The hello has named it, and while the link is down no router can tell the worker."""
     made = LinkScene(link_grace_s=20.0)
     far = await made.accept()
     open_choices = [worker_pb2.ChoiceIndex(choice=choice) for choice in (0, 1)]
@@ -112,7 +112,7 @@ async def test_another_boot_voids_the_old_one() -> None:
 
 @on_virtual_time
 async def test_a_worker_of_another_role_voids_all_and_is_not_linked() -> None:
-    """It came back at the same address before the registry told of its new role."""
+    """It came back at the same address before the registry showed its new role."""
     made = LinkScene(link_grace_s=20.0)
     far = await made.accept()
     await far.close()

@@ -1,4 +1,4 @@
-"""Circuits: what opens them, who is passed over at most, and the way back."""
+"""Circuits: what opens them, how many are passed over at most, and the way back."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ async def test_stopping_lets_open_requests_end(router: StartRouter) -> None:
 
 
 async def test_readiness_goes_off_before_the_port_closes(router: StartRouter) -> None:
-    """A balancer needs a while to hear of it; who is told twice waits for none."""
+    """A balancer needs a while to hear of it; a router that gets two signals waits for none."""
     async with router(config=replace(FAST_ROUTER, leave_s=60.0)) as running:
         os.kill(os.getpid(), signal.SIGTERM)
         await eventually(lambda: not_ready(running))

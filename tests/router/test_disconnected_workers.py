@@ -41,7 +41,7 @@ def test_a_decode_worker_that_comes_back_as_another_is_none() -> None:
 async def test_what_only_a_dead_worker_could_hold_may_be_asked_again(
     router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was told that it is too large, which no client asks twice."""
+    """Its answer was that it is too large, which no client asks twice."""
     monkeypatch.setattr("baton.router.dispatch.dispatcher.Dispatcher.place_wait_s", 0.2)
     async with router(total_blocks=8) as running:
         registry, token = running.registry, running.workers["decode-0"].token

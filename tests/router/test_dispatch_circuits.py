@@ -282,7 +282,7 @@ FELLOWS = {b"prefill-0": "prefill", b"prefill-1": "prefill"}
 
 @on_virtual_time
 async def test_a_full_worker_has_not_failed() -> None:
-    """Each move finds its new worker full: it is given back, so that the next one may try."""
+    """Each move finds its new worker full: it is returned, so that the next one may try."""
     scene = DispatchScene("decode-0", "decode-1", "decode-2", retry_floor=1, retry_share=0.0)
     for number in range(4):
         name = f"r{number}"
@@ -303,7 +303,7 @@ async def test_a_full_worker_has_not_failed() -> None:
 @pytest.mark.parametrize("last", ["Overloaded", "EngineError"])
 @on_virtual_time
 async def test_a_fleet_that_is_full_is_not_asked_without_end(last: str) -> None:
-    """Whoever fails it in the end, its client can come back when there is room."""
+    """Whichever worker fails it in the end, its client can come back when there is room."""
     scene = DispatchScene("decode-0", "decode-1", retry_floor=1, retry_share=0.0, max_attempts=3)
     active_request = await scene.start("r")
     for attempt in (1, 2, 3):

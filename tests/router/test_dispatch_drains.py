@@ -1,4 +1,4 @@
-"""What draining workers hand back: it goes on elsewhere, and nobody has failed."""
+"""What draining workers hand back: it goes on elsewhere, and no worker has failed."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ async def test_requests_on_a_hung_worker_migrate_and_are_cancelled() -> None:
 
 @on_virtual_time
 async def test_parts_of_a_request_that_has_failed_are_not_placed_again() -> None:
-    """All parts are lost at once, and the first to be told has no attempt left."""
+    """All parts are lost at once, and the first to hear has no attempt left."""
     scene = DispatchScene("decode-0", max_attempts=2)
     active_request = await scene.start(choices=2)
     scene.give(output(0, 10), output(0, 11, choice=1))

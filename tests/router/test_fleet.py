@@ -261,7 +261,7 @@ async def test_limits_are_those_of_the_largest_decode_worker(fleet_scene: type[F
 async def test_an_unlinked_worker_keeps_its_role_until_it_is_gone(
     fleet_scene: type[FleetScene],
 ) -> None:
-    """Where its link is down, where it is started anew, and where the registry has lost it."""
+    """Where its link is down, where it is restarted, and where the registry has lost it."""
     scene = fleet_scene()
     fleet = scene.fleet
     scene.add("decode-0", max_context=500)

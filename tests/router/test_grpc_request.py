@@ -315,7 +315,7 @@ async def test_schemas_are_counted_together_before_any_is_parsed(
 
 
 async def test_unknown_fields_are_refused_at_any_depth() -> None:
-    """A newer client asks for something: it is told, rather than answered without."""
+    """A newer client asks for something: it gets an error, not an answer without it."""
     unknown = b"\xf8\x07\x01"  # field 127
     good = message(model="m", prompt="a").SerializeToString()
     sent = client_pb2.GenerateRequest.FromString(good + unknown)

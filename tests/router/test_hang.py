@@ -23,7 +23,8 @@ DEFAULTS = RouterConfig(port=0)
 
 
 async def asked(running: Any, eventually: Any, **fields: Any) -> tuple[Any, Any, asyncio.Task[Any]]:
-    """A request that is held at its third token; who has it, who has not, and its answer."""
+    """A request that is held at its third token; which worker has it, which has not, and its
+    answer."""
     await eventually(lambda: all(w.seen("hello") for w in running.workers.values()))
     for worker in running.workers.values():
         worker.pause_at = 3
@@ -189,7 +190,8 @@ def hangs() -> float:
 async def test_a_prompt_does_not_wait_for_a_hung_second_candidate(
     router: StartRouter, hangs_first: bool
 ) -> None:
-    """Its decode worker tells whom it asks now: whether that one hangs by then, or later."""
+    """Its decode worker tells which worker it asks now: whether that one hangs by then, or
+    later."""
     async with router(workers=("decode-0", "prefill-0", "prefill-1")) as running:
         workers, decode = running.workers, running.workers["decode-0"]
         answer = await prompted(running, eventually)

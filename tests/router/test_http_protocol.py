@@ -297,8 +297,8 @@ async def _next_line(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 async def unread(
     router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[Any, socket.socket, list[BoundedHttpProtocol]]]:
-    """A router that soon gives up who does not read, a connection with small buffers, and the
-    connections that the router has given up or ended."""
+    """A router that soon gives up a client that does not read, a connection with small buffers,
+    and the connections that the router has given up or ended."""
     lost: list[BoundedHttpProtocol] = []
     made, ended = BoundedHttpProtocol.connection_made, BoundedHttpProtocol.connection_lost
 

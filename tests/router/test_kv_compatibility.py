@@ -1,4 +1,4 @@
-"""A prefill worker that nobody can read from is named, with what differs."""
+"""A prefill worker that no decode worker can read from is named, with what differs."""
 
 from __future__ import annotations
 

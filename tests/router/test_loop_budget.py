@@ -1,4 +1,4 @@
-"""Pieces of work in turns of the loop: how many in one, who is next, who has left."""
+"""Pieces of work in turns of the loop: how many in one, which is next, which has left."""
 
 from __future__ import annotations
 

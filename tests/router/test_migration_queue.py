@@ -1,4 +1,4 @@
-"""The line of requests that wait for a move: who is called, when, and what the wait costs."""
+"""The line of requests that wait for a move: which is called, when, and what the wait costs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Counted(RetryBudget):
 
 
 class Served:
-    """Turns of a budget of `floor` moves, or a fifth of `count`; who was called, in order."""
+    """Turns of a budget of `floor` moves, or a fifth of `count`; which were called, in order."""
 
     def __init__(self, floor: int, count: int = 0) -> None:
         self.budget = Counted(0.2, floor)

@@ -1,5 +1,5 @@
-"""Placement: who is chosen, who never is, and what is said when no one can be; and the same by its
-plain form, which looks at all workers."""
+"""Placement: which worker is chosen, which never is, and what is said when no one can be; and the
+same by its plain form, which looks at all workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line of requests that wait for a worker: who is tried, when, and what the wait costs."""
+"""The line of requests that wait for a worker: which is tried, when, and what the wait costs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LINK = object()  # of the worker that took an attempt
 
 @dataclass
 class Fakes:
-    """A placer that takes those whom there is `space` for, once it is `known`; else `error`."""
+    """A placer that takes those that there is `space` for, once it is `known`; else `error`."""
 
     error: BatonError = NOBODY
     space: int = 0
@@ -162,7 +162,7 @@ async def test_a_lasting_refusal_is_raised_at_once(error: BatonError) -> None:
 async def test_a_begun_request_waits_for_a_full_or_too_small_fleet(
     error: BatonError,
 ) -> None:
-    """A worker that could hold it was there, and is being started anew."""
+    """A worker that could hold it was there, and is being restarted."""
     fakes = Fakes(error)
     task = asyncio.create_task(line_of(fakes).place(waiting_attempt("r", attempt=2), 60))
     await asyncio.sleep(2 * RETRY_S)

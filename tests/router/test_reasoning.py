@@ -1,4 +1,5 @@
-"""Reasoning is told from the answer, however the text is split, and grammars begin after it."""
+"""Reasoning is separated from the answer, however the text is split, and grammars begin after
+it."""
 
 from __future__ import annotations
 

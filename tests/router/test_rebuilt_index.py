@@ -1,4 +1,5 @@
-"""When a router that has just begun knows who holds what: whom it waits for, and how long."""
+"""When a router that has just begun knows which worker holds what: which it waits for, and how
+long."""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ async def test_a_router_without_workers_has_nothing_to_rebuild_yet(
 async def test_a_registry_that_was_never_read_is_no_empty_one(
     fleet_scene: type[FleetScene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a router that begins without descriptors would say its index is rebuilt, of nobody."""
+    """Else a router that begins without descriptors would say its index is rebuilt, of no
+    worker."""
     scene = fleet_scene()
     tries = []
 

@@ -1,4 +1,4 @@
-"""What is wrong with the registry is told once, and that it is over; it ends no router."""
+"""What is wrong with the registry is reported once, and that it is over; it ends no router."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOOKS = 5
 
 
 async def looked(watcher: RegistryWatcher, times: int = LOOKS) -> list[Any]:
-    """What the log was told meanwhile."""
+    """What was logged."""
     with capture_logs() as logs:
         for _ in range(times):
             await watcher.workers()

@@ -1,5 +1,5 @@
 """A router that was just started: nothing is placed before it knows what its workers hold, and
-nobody waits for that beyond its bounds."""
+no request waits for that beyond its bounds."""
 
 from __future__ import annotations
 

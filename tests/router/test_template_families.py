@@ -1,6 +1,6 @@
 """Chats of many kinds through templates like those of known families, against transformers.
 
-The templates in families/ are our own words; the constructs are those of the public ones: who sets
+The templates in families/ are our own words; the constructs are those of the public ones: which set
 what in which scope, what counts as iterable, how numbers and objects are printed, what is trimmed.
 """
 

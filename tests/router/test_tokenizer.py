@@ -1,4 +1,4 @@
-"""The tokenizer's queue: how many prompts wait, and what becomes of those that nobody wants."""
+"""The tokenizer's queue: how many prompts wait, and what becomes of those that no client wants."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Tools through real HTTP with the official client: what a model says becomes calls, and calls
-and results go back to it. The workers say what they are told to."""
+and results go back to it. The workers say what the test gives them."""
 
 from __future__ import annotations
 

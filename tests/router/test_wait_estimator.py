@@ -1,4 +1,4 @@
-"""How long a worker's line is in seconds: known while somebody waits, and of the latest ends."""
+"""How long a worker's line is in seconds: known while a request waits, and of the latest ends."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_a_mounted_secret_may_be_roots_and_for_a_group(
 def test_a_key_is_held_to_be_private_by_the_file_that_was_read(
     good: SecurityConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is taken away, as where a secret is mounted anew, once its content is here."""
+    """It is taken away, as where a secret is mounted again, once its content is here."""
     fstat, key = os.fstat, Path(good.key)
     content, inode = key.read_bytes(), key.stat().st_ino
 

@@ -193,7 +193,7 @@ async def test_connections_are_bounded_and_a_slot_is_released(
 
 
 async def full_with_two(address: str, security: SecurityConfig | None) -> bool:
-    """Whether two more are let in, and then nobody."""
+    """Whether two more are let in, and then none."""
     async with (
         greeted(address, security) as first,
         greeted(address, security) as second,

@@ -1,4 +1,5 @@
-"""An announcement's age is what its reader saw; the wall clock tells only who has not looked."""
+"""An announcement's age is what its reader saw; the wall clock serves only a reader that has not
+looked."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ TTL_S, RENEW_S, LOOK_S = 15.0, 3.0, 0.5
 
 @dataclass
 class Host:
-    """A folder, and the clocks of whoever looks into it: a file is dated by the wall clock."""
+    """A folder, and the clocks of its readers: a file is dated by the wall clock."""
 
     folder: Path
     wall_s: float = 1_000_000.0
@@ -118,7 +119,7 @@ def test_with_a_wrong_clock_a_live_worker_hides_until_renewal(
 
 
 def test_a_paused_reader_takes_the_age_of_a_change_from_the_file(host: Host) -> None:
-    """As after SIGSTOP, or a decode worker that had nobody to greet for an hour."""
+    """As after SIGSTOP, or a decode worker that had no peer to greet for an hour."""
     reader = host.reader()
     host.announce(ONE)
     host.announce(TWO)

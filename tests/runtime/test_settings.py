@@ -1,4 +1,4 @@
-"""Settings: who beats whom, what is refused and how it is said, and the default file."""
+"""Settings: which source beats which, what is refused and how it is said, and the default file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutual TLS over real gRPC: who is let in, who is not, and that nobody else notices."""
+"""Mutual TLS over real gRPC: which peers are let in, which are not, and that no other notices."""
 
 from __future__ import annotations
 

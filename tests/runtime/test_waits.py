@@ -1,4 +1,4 @@
-"""Waiting for one future: it is told what became of it, and the future is left as it was."""
+"""Waiting for one future: the waiter hears what became of it, and the future is left as it was."""
 
 from __future__ import annotations
 

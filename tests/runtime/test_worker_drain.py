@@ -1,4 +1,4 @@
-"""How a worker process ends: told once or twice, by a watch, by its own loop."""
+"""How a worker process ends: signalled once or twice, by a watch, by its own loop."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ async def test_a_loop_that_does_not_end_is_reported_and_not_awaited(
 
 @on_virtual_time
 async def test_what_can_finish_nothing_hands_back_at_once() -> None:
-    """A watch that hurries before it fails: nobody waits for steps that all fail."""
+    """A watch that hurries before it fails: nothing waits for steps that all fail."""
     worker = Worker()
     course = RoleControl("decode")
 

@@ -16,7 +16,7 @@ from baton.simulation.virtual.virtual_time import on_virtual_time, stand_still
 
 
 class Handler:
-    """Remembers what it is told; outputs come from a queue."""
+    """Remembers its calls; outputs come from a queue."""
 
     def __init__(self, red_after_s: float = math.inf) -> None:
         self.red_after_s = red_after_s  # when the step should have been over

@@ -1,4 +1,4 @@
-"""A worker's block events over real gRPC: whoever leaves is forgotten at once."""
+"""A worker's block events over real gRPC: a reader that leaves is forgotten at once."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_a_router_that_leaves_while_idle_is_forgotten(
 async def test_a_router_that_leaves_without_reading_is_forgotten(
     channel: grpc.aio.Channel, feed: BlockFeed, no_garbage_collector: None
 ) -> None:
-    """The worker is writing to it, and nobody collects the garbage."""
+    """The worker is writing to it, and nothing collects the garbage."""
     call = watch(channel)
     await call.read()
     async with asyncio.timeout(60):

@@ -23,7 +23,7 @@ from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 
 class Place:
-    """A router, two prefill workers and a decode worker, linked, and who strikes them."""
+    """A router, two prefill workers and a decode worker, linked, and what strikes them."""
 
     def __init__(self, *, own_fabric: bool = False, one_sided: bool = True) -> None:
         loop = asyncio.get_running_loop()

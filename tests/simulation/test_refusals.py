@@ -1,4 +1,5 @@
-"""Who refuses is full, or it is a breach: in the lab's own worlds, at each of their limits."""
+"""A worker that refuses is full, or it is a breach: in the lab's own worlds, at each of their
+limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""READs that share a slow link: drawn, waited for, and nobody's failure."""
+"""READs that share a slow link: drawn, waited for, and no worker's failure."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 
 class Place:
-    """A prefill worker whose handoffs of blocks 0 and 1 end as they are told to."""
+    """A prefill worker whose handoffs of blocks 0 and 1 end as the test wants."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         loop = asyncio.get_running_loop()

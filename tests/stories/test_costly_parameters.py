@@ -1,5 +1,5 @@
 """Requests that are valid and as dear as can be, beside those of other clients: whose 99th of 100
-takes at most twice as long, and whom nothing else happens to.
+takes at most twice as long, and to which nothing else happens.
 
 On virtual time: routers, schedulers and links are the production code. A step takes what a model
 of half a billion parameters takes on two cores of a CPU, and its draws what `benchmarks.sampling`

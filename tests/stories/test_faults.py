@@ -76,7 +76,7 @@ async def test_a_stuck_read_quarantines_its_blocks_until_it_lands(
 
 @on_virtual_time
 async def test_a_late_read_harms_no_request(make_cluster: MakeCluster) -> None:
-    """The blocks of an abandoned READ are used by nobody while it may still land."""
+    """The blocks of an abandoned READ are not used while it may still land."""
     cluster = make_cluster(prefill=1, blocks=64)
     cluster.exchange.decide = fates(r1=Fate(stuck=True))
     client = Client(cluster, "decode-0")

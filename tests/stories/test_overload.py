@@ -1,4 +1,4 @@
-"""Three times as many requests as the workers can bear, through the router's own HTTP routes: who
+"""Three times as many requests as the workers can bear, through the router's own HTTP routes: what
 would be late is refused unread, and what is served stays what it was.
 
 On virtual time, so every figure is exact: router and workers are the production code; machines,
@@ -165,7 +165,7 @@ async def most(asked: dict[str, Any], for_s: float) -> float:
 
 
 async def offered(asked: dict[str, Any], per_s: float, for_s: float) -> list[HttpResponder]:
-    """At random moments, whether or not anybody has been answered yet."""
+    """At random moments, whether or not any has been answered yet."""
     site, dice = Site(asked), random.Random(2)
     await asyncio.sleep(1.0)
     asking = []

@@ -1,4 +1,4 @@
-"""A request at which every step hangs, among many that are sound: it stands alone after two hangs,
+"""A request at which every step hangs, among many others: it stands alone after two hangs,
 and ends by name after a third; the others are answered.
 
 On virtual time: routers and workers are the production code, machines and engine are simulated.
@@ -58,7 +58,7 @@ class Answer:
 
 class Site:
     """`hung`: the numbers of the requests in each step that hung, the first of each worker: the one
-    after it was planned before anybody could know."""
+    after it was planned before any worker could know."""
 
     def __init__(self, roles: frozenset[str]) -> None:
         self._roles = roles

@@ -58,7 +58,7 @@ def engine(cluster: Cluster) -> None:
 
 
 def stray(cluster: Cluster) -> None:
-    """An error that nobody has foreseen."""
+    """An error that was not foreseen."""
     worker = cluster.prefill["prefill-0"].worker
 
     def admit(opening: handoff_pb2.OpenHandoff) -> Any:

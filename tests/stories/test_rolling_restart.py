@@ -1,5 +1,6 @@
 """Prefill workers are restarted while requests wait for room on a decode worker: their prompts are
-computed by who is there when their turn comes, and not chunk by chunk on the decode worker."""
+computed by those that are there when their turn comes, and not chunk by chunk on the decode
+worker."""
 
 from __future__ import annotations
 
@@ -106,7 +107,7 @@ def test_requests_waiting_in_restarts_use_the_new_workers(restarts: int) -> None
 
 
 def test_a_returned_request_waits_through_the_next_restart_too() -> None:
-    """Each of them is placed anew once for each restart that it waited through."""
+    """Each of them is placed again once for each restart that it waited through."""
 
     async def test(fleet: Fleet) -> None:
         for number in range(3):

@@ -1,4 +1,4 @@
-"""First contact: measured once, blocks given back, and a stuck READ kept in quarantine."""
+"""First contact: measured once, blocks returned, and a stuck READ kept in quarantine."""
 
 from __future__ import annotations
 
