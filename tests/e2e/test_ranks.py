@@ -80,7 +80,11 @@ async def test_unlike_numbers_of_ranks_exchange_kv(
 
 @pytest.mark.nightly
 async def test_ranks_that_change_their_role_cost_no_answer(
-    fleet: Cluster, load: Any, expected: Any, compare: Callable[..., list[str]], until: Any
+    fleet: Cluster,
+    load: Load,
+    expected: list[Choices],
+    compare: Callable[..., list[str]],
+    until: Callable[..., Awaitable[None]],
 ) -> None:
     """The ranks are the same processes in both roles."""
     before = ranks_of(fleet, "decode-1")
@@ -110,7 +114,11 @@ async def test_a_rank_that_dies_costs_no_answer(
 
 @pytest.mark.nightly
 async def test_ranks_that_drain_cost_no_answer(
-    fleet: Cluster, load: Any, expected: Any, compare: Callable[..., list[str]], until: Any
+    fleet: Cluster,
+    load: Load,
+    expected: list[Choices],
+    compare: Callable[..., list[str]],
+    until: Callable[..., Awaitable[None]],
 ) -> None:
     """Of the prefill worker with ranks, while decode workers read from it."""
     ranks = ranks_of(fleet, "prefill-0")
