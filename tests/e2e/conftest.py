@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from chaos.cluster import Cluster
-from tests.support.request_load import Choices, Load, differences
+from tests.support.request_load import Choices, RequestLoad, differences
 
 HERE = Path(__file__).parent
 
@@ -45,15 +45,15 @@ def failing() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def make_load() -> Callable[..., Load]:
-    return Load
+def make_load() -> Callable[..., RequestLoad]:
+    return RequestLoad
 
 
 @pytest.fixture(scope="session")
-def make_streams(make_load: Callable[..., Load]) -> Callable[..., Load]:
+def make_streams(make_load: Callable[..., RequestLoad]) -> Callable[..., RequestLoad]:
     """`make_streams(count, seed=...)`: streams that nothing ends before their tokens are out."""
 
-    def make(count: int, *, seed: int) -> Load:
+    def make(count: int, *, seed: int) -> RequestLoad:
         made = make_load(count, seed=seed)
         for body in made.bodies:
             body["stream"] = True
@@ -65,7 +65,7 @@ def make_streams(make_load: Callable[..., Load]) -> Callable[..., Load]:
 
 
 @pytest.fixture(scope="module")
-def expected(load: Load, alone: Cluster) -> list[Choices]:
+def expected(load: RequestLoad, alone: Cluster) -> list[Choices]:
     """The right answers to a module's own `load`."""
     return asyncio.run(load.run(alone.url, concurrency=8))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chaos.cluster import Cluster
-from tests.support.request_load import Choices, Load
+from tests.support.request_load import Choices, RequestLoad
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
@@ -19,7 +19,7 @@ LONG = " ".join(f"stone {n}" for n in range(120))  # a prompt of several chunks
 
 
 @pytest.fixture(scope="module")
-def load(make_streams: Callable[..., Load]) -> Load:
+def load(make_streams: Callable[..., RequestLoad]) -> RequestLoad:
     """Half of the requests are prompts with few tokens to answer, the other half the reverse."""
     made = make_streams(24, seed=31)
     for number, body in enumerate(made.bodies):
@@ -35,7 +35,7 @@ def load(make_streams: Callable[..., Load]) -> Load:
 async def test_roles_follow_a_shifting_mix_and_nothing_fails(
     until: Callable[..., Awaitable[None]],
     make_busy: Callable[..., Cluster],
-    load: Load,
+    load: RequestLoad,
     expected: list[Choices],
     compare: Callable[..., list[str]],
 ) -> None:

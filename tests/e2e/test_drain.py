@@ -11,13 +11,13 @@ import httpx
 import pytest
 
 from chaos.cluster import Cluster
-from tests.support.request_load import Choices, Load
+from tests.support.request_load import Choices, RequestLoad
 
 pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
-def load(make_streams: Callable[..., Load]) -> Load:
+def load(make_streams: Callable[..., RequestLoad]) -> RequestLoad:
     return make_streams(20, seed=23)
 
 
@@ -25,7 +25,7 @@ def load(make_streams: Callable[..., Load]) -> Load:
 async def test_ending_and_role_changes_under_load_lose_nothing(
     until: Callable[..., Awaitable[None]],
     make_busy: Callable[..., Cluster],
-    load: Load,
+    load: RequestLoad,
     expected: list[Choices],
     compare: Callable[..., list[str]],
 ) -> None:

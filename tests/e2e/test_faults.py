@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from chaos.cluster import Cluster
-from tests.support.request_load import Choices, Load
+from tests.support.request_load import Choices, RequestLoad
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -22,7 +22,7 @@ SILENCE = "router.link_silence_s=1.5"
 
 
 @pytest.fixture(scope="module")
-def load(make_streams: Callable[..., Load]) -> Load:
+def load(make_streams: Callable[..., RequestLoad]) -> RequestLoad:
     return make_streams(24, seed=11)
 
 
@@ -41,7 +41,7 @@ def fleet(kept: Any) -> Iterator[Any]:
 @pytest.fixture
 def under_load(
     until: Callable[..., Awaitable[None]],
-    load: Load,
+    load: RequestLoad,
     expected: list[Choices],
     compare: Callable[..., list[str]],
     request: pytest.FixtureRequest,
@@ -118,7 +118,7 @@ async def test_a_decode_worker_killed_mid_stream(
 async def test_a_worker_stopped_for_seconds_and_continued(
     fleet: Cluster,
     under_load: Callable[..., AbstractAsyncContextManager[None]],
-    load: Load,
+    load: RequestLoad,
     expected: list[Choices],
     compare: Callable[..., list[str]],
     name: str,
@@ -146,7 +146,7 @@ async def test_a_worker_terminated_under_load_drains(
 
 @pytest.mark.nightly
 async def test_a_killed_worker_that_comes_back_is_used_again(
-    fleet: Cluster, load: Load, expected: list[Choices], compare: Callable[..., list[str]]
+    fleet: Cluster, load: RequestLoad, expected: list[Choices], compare: Callable[..., list[str]]
 ) -> None:
     fleet.kill("prefill-0")
     fleet.start_worker("prefill", "prefill-0")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from chaos.cluster import Cluster
-from tests.support.request_load import Load
+from tests.support.request_load import RequestLoad
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -21,7 +21,7 @@ UNHEALTHY_EXIT = 70  # as deploy/host/restarts.py has it
 @pytest.mark.nightly
 async def test_a_worker_whose_steps_all_fail_is_replaced_without_loss(
     make_cluster: Callable[..., Cluster],
-    make_load: Callable[..., Load],
+    make_load: Callable[..., RequestLoad],
     compare: Callable[..., list[str]],
     failing: tuple[str, ...],
 ) -> None:

@@ -13,7 +13,7 @@ from baton.deploy.monitoring.dashboards import DASHBOARDS
 from baton.deploy.monitoring.rules import ALERTS, RECORDINGS
 from chaos.cluster import Cluster
 from tests.support.prometheus_server import PROMETHEUS, PrometheusServer
-from tests.support.request_load import Load
+from tests.support.request_load import RequestLoad
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = (
@@ -43,7 +43,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def load(make_load: Callable[..., Load]) -> Load:
+def load(make_load: Callable[..., RequestLoad]) -> RequestLoad:
     return make_load(64, seed=5)
 
 
@@ -70,7 +70,7 @@ def prometheus(fleet: Cluster, tmp_path: Path) -> Iterator[PrometheusServer]:
         made.close()
 
 
-async def under_load(fleet: Cluster, load: Load, prometheus: PrometheusServer) -> None:
+async def under_load(fleet: Cluster, load: RequestLoad, prometheus: PrometheusServer) -> None:
     until_s = asyncio.get_running_loop().time() + LOAD_S
     turn = 0
     while asyncio.get_running_loop().time() < until_s:
@@ -79,7 +79,7 @@ async def under_load(fleet: Cluster, load: Load, prometheus: PrometheusServer) -
 
 
 async def test_each_query_returns_data_under_load(
-    fleet: Cluster, prometheus: PrometheusServer, load: Load
+    fleet: Cluster, prometheus: PrometheusServer, load: RequestLoad
 ) -> None:
     await under_load(fleet, load, prometheus)
     up = prometheus.query("up == 1")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from chaos.cluster import Cluster, Place
-from tests.support.request_load import Choices, Load
+from tests.support.request_load import Choices, RequestLoad
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -25,7 +25,7 @@ def place(name: str) -> Place:
 
 
 @pytest.fixture(scope="module")
-def load(make_load: Callable[..., Load]) -> Load:
+def load(make_load: Callable[..., RequestLoad]) -> RequestLoad:
     return make_load(14, seed=31)
 
 
@@ -66,7 +66,7 @@ def lives(process: int) -> bool:
 
 async def test_unlike_numbers_of_ranks_exchange_kv(
     fleet: Cluster,
-    load: Load,
+    load: RequestLoad,
     expected: list[Choices],
     compare: Callable[..., list[str]],
     speculate: str,
@@ -81,7 +81,7 @@ async def test_unlike_numbers_of_ranks_exchange_kv(
 @pytest.mark.nightly
 async def test_ranks_that_change_their_role_cost_no_answer(
     fleet: Cluster,
-    load: Load,
+    load: RequestLoad,
     expected: list[Choices],
     compare: Callable[..., list[str]],
     until: Callable[..., Awaitable[None]],
@@ -100,7 +100,7 @@ async def test_ranks_that_change_their_role_cost_no_answer(
 
 async def test_a_rank_that_dies_costs_no_answer(
     fleet: Cluster,
-    load: Load,
+    load: RequestLoad,
     expected: list[Choices],
     compare: Callable[..., list[str]],
     until: Callable[..., Awaitable[None]],
@@ -115,7 +115,7 @@ async def test_a_rank_that_dies_costs_no_answer(
 @pytest.mark.nightly
 async def test_ranks_that_drain_cost_no_answer(
     fleet: Cluster,
-    load: Load,
+    load: RequestLoad,
     expected: list[Choices],
     compare: Callable[..., list[str]],
     until: Callable[..., Awaitable[None]],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chaos.cluster import Cluster
-from tests.support.request_load import Load
+from tests.support.request_load import RequestLoad
 
 pytestmark = pytest.mark.timeout(420)
 
@@ -20,12 +20,12 @@ Expected = Callable[[int], Awaitable[Any]]
 
 
 @pytest.fixture(scope="module")
-def load(make_load: Callable[..., Load]) -> Load:
+def load(make_load: Callable[..., RequestLoad]) -> RequestLoad:
     return make_load(200, seed=7)
 
 
 @pytest.fixture(scope="module")
-def expected(load: Load, alone: Cluster) -> Expected:
+def expected(load: RequestLoad, alone: Cluster) -> Expected:
     """`await expected(count)`: the right answers to the first requests of the load."""
     known: list[Any] = []
 
@@ -41,7 +41,7 @@ def expected(load: Load, alone: Cluster) -> Expected:
 @pytest.mark.parametrize("requests", [40, pytest.param(200, marks=pytest.mark.nightly)])
 async def test_mixed_requests_give_the_tokens_of_one_process(
     make_cluster: Callable[..., Cluster],
-    load: Load,
+    load: RequestLoad,
     expected: Expected,
     compare: Callable[..., list[str]],
     requests: int,
@@ -70,7 +70,7 @@ async def test_mixed_requests_give_the_tokens_of_one_process(
 @pytest.mark.parametrize("verify", [True, pytest.param(False, marks=pytest.mark.nightly)])
 async def test_corrupted_blocks_change_tokens_unless_they_are_verified(
     make_cluster: Callable[..., Cluster],
-    load: Load,
+    load: RequestLoad,
     expected: Expected,
     compare: Callable[..., list[str]],
     corrupting: tuple[str, ...],

@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 from chaos.cluster import Cluster
-from tests.support.request_load import Choices, Load
+from tests.support.request_load import Choices, RequestLoad
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.nightly]
 
@@ -49,7 +49,7 @@ def constrained(number: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def load(make_streams: Callable[..., Load]) -> Load:
+def load(make_streams: Callable[..., RequestLoad]) -> RequestLoad:
     """Plain streams, some of which a stop string may end, then those with a grammar."""
     made = make_streams(16, seed=23)
     for number, body in enumerate(made.bodies):
@@ -63,7 +63,7 @@ def load(make_streams: Callable[..., Load]) -> Load:
 
 async def test_killing_a_speculating_decode_worker_changes_no_token(
     make_busy: Callable[..., Cluster],
-    load: Load,
+    load: RequestLoad,
     expected: list[Choices],
     compare: Callable[..., list[str]],
     until: Callable[..., Any],

@@ -11,7 +11,7 @@ import pytest
 
 from chaos.cluster import Cluster, Place
 from tests.support.conversation import FIRST, NEW, SHOWN_S, answer
-from tests.support.request_load import Choices, Load
+from tests.support.request_load import Choices, RequestLoad
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -27,7 +27,7 @@ FLEETS: dict[str, tuple[str, str, bool]] = {
 
 
 @pytest.fixture(scope="module")
-def load(make_load: Callable[..., Load]) -> Load:
+def load(make_load: Callable[..., RequestLoad]) -> RequestLoad:
     return make_load(10, seed=41)
 
 
@@ -58,7 +58,7 @@ def fleet(
 
 async def test_blocks_of_unlike_sizes_are_exchanged_both_ways(
     fleet: tuple[Cluster, bool],
-    load: Load,
+    load: RequestLoad,
     expected: list[Choices],
     compare: Callable[..., list[str]],
 ) -> None:

@@ -16,7 +16,7 @@ TASKS = ("chat", "facts", "recall", "lists", "arithmetic", "json", "story")
 Choices = dict[int, dict[str, Any]]  # of a request, by index: text, finish reason, tokens, logprobs
 
 
-class Load:
+class RequestLoad:
     """A seeded mix of requests, sent at once, and what came back for each."""
 
     def __init__(self, count: int, seed: int, *, longest: int = 450) -> None:
