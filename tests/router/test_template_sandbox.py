@@ -68,7 +68,7 @@ HOSTILE = {
     "straight_comparisons": "{% set a = messages[0].content * 999 %}{% set b = a ~ 'x' %}"
     + "{% if a ~ 'y' == b %}{% endif %}" * 1000,
     "slices_kept": "{% set a = messages[0].content * 4000 %}"
-    + "".join(f"{{% set v{i} = a[1:] %}}" for i in range(2000)),
+    + "".join(f"{{% set v{i} = a[1:] %}}" for i in range(300)),
     "mutation": "{{ messages.append(1) }}",
     "translate": "{{ 'a'.translate({97: 'b' * 9999}) }}",
     "bytes": "{{ (5).to_bytes(999999999, 'big') }}",

@@ -32,7 +32,12 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0
 Ends = tuple[SecurityConfig | None, SecurityConfig | None]
 
 
-@pytest.fixture(params=[True, False], ids=["TLS", "plain"])
+@pytest.fixture(
+    params=[
+        pytest.param(True, id="TLS"),
+        pytest.param(False, id="plain", marks=pytest.mark.nightly),
+    ]
+)
 def ends(request: pytest.FixtureRequest, tmp_path: Path) -> Ends:
     """A worker's and a router's."""
     if not request.param:
