@@ -243,8 +243,7 @@ class Cluster:
         return soft
 
     def audit(self, name: str) -> dict[str, Any]:
-        address = self.records()[name].admin_address
-        answer = httpx.get(f"http://{address}/audit", timeout=10)
+        answer = self._get(name, f"http://{self.records()[name].admin_address}/audit")
         if answer.status_code != 200:
             raise ClusterError(f"{name}: {answer.text}")
         found: dict[str, Any] = answer.json()
@@ -259,7 +258,7 @@ class Cluster:
         """All of a process, by name and labels as they are written."""
         router = name.startswith("router")
         url = self.urls[name] if router else f"http://{self.records()[name].admin_address}"
-        text = httpx.get(f"{url}/metrics", timeout=10, headers=self._headers()).text
+        text = self._get(name, f"{url}/metrics").text
         found = re.findall(r"^([^#].*) (\S+)$", text, re.MULTILINE)
         return {series: float(value) for series, value in found}
 
@@ -307,6 +306,13 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(10)
+
+    def _get(self, name: str, url: str) -> httpx.Response:
+        """Raises ClusterError, with the logs, for a process that listens no more."""
+        try:
+            return httpx.get(url, timeout=10, headers=self._headers())
+        except httpx.ConnectError as error:
+            raise ClusterError(f"{name}: {error} at {url}\n{self.logs()}") from error
 
     def _headers(self) -> dict[str, str]:
         for setting in self.settings:
