@@ -31,9 +31,10 @@ from tests.support.chart import (
 
 EXAMPLES = ("cpu-demo", "single-node-8gpu", "production")
 VERSIONS = ("1.35", "1.36", "1.37")
-CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject", "RayCluster"}
+CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "ScaledObject", "RayCluster"}
 FOREIGN = {"Issuer", "Certificate", "HTTPRoute", *CUSTOM}
 COMBINATIONS = 240
+WORKERS = ("prefill", "decode", "worker")
 SECURED = {
     "prometheus": "https://prometheus:9090",
     "authentication": "reader",
@@ -68,6 +69,7 @@ CHOICES: dict[str, list[Any]] = {
     "monitoring": [
         {},
         {"enabled": True, "labels": {"release": "prometheus"}, "otlpEndpoint": "otel:4317"},
+        {"enabled": True, "monitors": "services"},
     ],
     "ingress": [
         {},
@@ -90,8 +92,13 @@ CHOICES: dict[str, list[Any]] = {
         {"mode": "hpa", "prefill": {"queuedTokens": 9000}, "scaleDownSeconds": 0},
         {"mode": "keda", "keda": {"prometheus": "http://prometheus:9090"}},
         {"mode": "keda", "keda": {**SECURED, "pollingSeconds": 30}},
+        {"mode": "baton", "baton": {"ttftSeconds": 2}},
     ],
     "orchestrator": ["plain", "kuberay"],
+    "models": [
+        {},
+        {"code": {"model": {"repository": "owner/code"}}, "a": {"model": {"embedded": True}}},
+    ],
     "topologySpread": [True, False],
     "tests": [{}, {"enabled": False}],
 }
@@ -116,8 +123,14 @@ def fitting(values: Values) -> Values:
     Redis."""
     if values.get("redis", {}).get("url"):
         values = merged(values, {"secrets": {"existing": "mine"}})
-    if values.get("autoscaling", {}).get("mode", "none") == "none":
+    if values.get("models"):
+        values = merged(values, {"orchestrator": "plain"})
+    mode = values.get("autoscaling", {}).get("mode", "none")
+    if mode == "none":
         return values
+    if mode == "baton":  # its workers are alike
+        alike = {**values.get("prefill", {}), "replicas": 3}
+        return {**values, "prefill": alike, "decode": alike, "orchestrator": "plain"}
     return merged(values, {"monitoring": {"enabled": True}, "orchestrator": "plain"})
 
 
@@ -235,12 +248,13 @@ def test_a_command_in_a_workers_pod_has_its_clusters_settings(
 ) -> None:
     """`kubectl exec POD -- baton drain WORKER` gets no arguments of the pod's."""
     for release in releases:
-        for role in ("prefill", "decode"):
-            (pod,) = [
-                spec
-                for labels, spec in release.pods()
-                if labels.get("app.kubernetes.io/component") == role
-            ]
+        pods = [
+            (labels["app.kubernetes.io/name"].removeprefix("baton-model"), spec)
+            for labels, spec in release.pods()
+            if labels.get("app.kubernetes.io/component") in WORKERS
+        ]
+        assert pods
+        for model, pod in pods:
             (worker,) = pod["containers"]
             given = {each["name"]: each.get("value", "a-key") for each in worker["env"]}
             with monkeypatch.context() as patch:
@@ -249,7 +263,7 @@ def test_a_command_in_a_workers_pod_has_its_clusters_settings(
                         patch.setenv(name, value)
                 config = config_of(parser().parse_args(["drain", "chat-baton-decode-0"]))
             assert config.registry.location.startswith("redis")
-            assert config.registry.cluster == "chat-baton"
+            assert config.registry.cluster == "chat-baton" + model.removeprefix("baton")
             tls = config.security.tls == "on"
             assert bool(config.security.certificate) == bool(config.security.server_name) == tls
 
@@ -262,8 +276,11 @@ def test_each_open_port_has_a_network_policy(releases: list[Release]) -> None:
         everything = [
             each for each in policies if each["metadata"]["name"].endswith("default-deny")
         ]
-        assert [set(each["spec"]["policyTypes"]) for each in everything] == [{"Ingress", "Egress"}]
         for labels, pod in release.pods():
+            if labels["app.kubernetes.io/name"] != "baton-hook":
+                (denied,) = [each["spec"] for each in everything
+                             if _selects(each["spec"]["podSelector"], labels)]  # fmt: skip
+                assert set(denied["policyTypes"]) == {"Ingress", "Egress"}
             admitted = {
                 number
                 for policy in policies
@@ -296,6 +313,30 @@ def test_selectors_find_their_pods(releases: list[Release]) -> None:
             assert any(wanted.items() <= labels.items() for labels in pods)
 
 
+def test_monitors_find_their_ports(releases: list[Release]) -> None:
+    """A PodMonitor names ports of pods, a ServiceMonitor those of Services; no pod has both."""
+    for release in releases:
+        scraped = []
+        for monitor in release.of_kind("PodMonitor", "ServiceMonitor"):
+            selector = monitor["spec"]["selector"]["matchLabels"]
+            if monitor["kind"] == "PodMonitor":
+                (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+                found = [
+                    pod for labels, pod in release.pods() if selector.items() <= labels.items()
+                ]
+                ports = [port for pod in found for each in pod["containers"] for port in
+                         each.get("ports", [])]  # fmt: skip
+            else:
+                (endpoint,) = monitor["spec"]["endpoints"]
+                services = [each for each in release.of_kind("Service")
+                            if selector.items() <= each["metadata"]["labels"].items()]  # fmt: skip
+                (service,) = services
+                ports = service["spec"]["ports"]
+            assert endpoint["port"] in [port["name"] for port in ports]
+            scraped.append(selector["app.kubernetes.io/component"])
+        assert len(scraped) == len(set(scraped))
+
+
 def test_the_command_line_accepts_the_containers_arguments(
     releases: list[Release], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,7 +344,8 @@ def test_the_command_line_accepts_the_containers_arguments(
     command_line = parser()  # building it takes longer than parsing
     for release in releases:
         for labels, container in containers(release):
-            if container.get("command", [""])[0] != "baton":
+            command = command_of(container)
+            if command[0] != "baton":
                 continue
             with monkeypatch.context() as patch:
                 for variable in container.get("env", []):
@@ -311,11 +353,19 @@ def test_the_command_line_accepts_the_containers_arguments(
                         patch.setenv(variable["name"], variable.get("value", "a-key"))
                 arguments = [
                     text.replace("$(POD_NAME)", "chat-prefill-0").replace("$(POD_IP)", "10.1.2.3")
-                    for text in (*container["command"][1:], *container["args"])
+                    for text in command[1:]
                 ]
                 options = command_line.parse_args(arguments)
-                if labels.get("app.kubernetes.io/component") in ("router", "prefill", "decode"):
+                if labels.get("app.kubernetes.io/component") in ("router", "controller", *WORKERS):
                     config_of(options)
+
+
+def command_of(container: Document) -> list[str]:
+    """Return a container's command with its arguments, without the shell that picks a role."""
+    whole = [*container.get("command", [""]), *container.get("args", [])]
+    if container["name"] == "worker" and whole[0] == "sh":
+        return ["baton", "worker", "--role=decode", *whole[4:]]
+    return whole
 
 
 def test_metrics_in_rules_exist(releases: list[Release]) -> None:

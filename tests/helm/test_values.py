@@ -50,7 +50,9 @@ BAD = {
     "prefill.settings": ({"worker.host": "::"}, "prefill.settings has worker.host, which the"),
     "secrets.existing": ("mine", None),
     "kuberay.rayVersion": ("new", "rayVersion|pattern"),
-    "autoscaling.mode": ("baton", "runs no role controller; set autoscaling.mode to hpa"),
+    "autoscaling.mode": ("baton", "ttftSeconds and itlSeconds are 0: the controller needs an obj"),
+    "autoscaling.baton": ({"itlSeconds": 0.1}, "objective, but autoscaling.mode is none; set"),
+    "monitoring.monitors": ("endpoints", "monitors|enum|one of"),
     "autoscaling": ({"mode": "hpa"}, "monitoring.enabled is false; set monitoring.enabled=true"),
     "autoscaling.keda": ({"prometheus": "http://p"}, "autoscaling.mode is none; set"),
     "autoscaling.decode": ({"kvUsePercent": 0}, "kvUsePercent|minimum"),
@@ -90,6 +92,30 @@ def test_a_bad_autoscaler_is_named(change: Values, words: str) -> None:
     values = merged(DEMO, SCALED, {"decode": {"replicas": 3}}, {"autoscaling": change})
     with pytest.raises(helm_python.HelmError, match=words):
         render(values)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"prefill": {"resources": {"limits": {"memory": "5Gi"}}}}, "prefill.resources and decode"),
+        ({"decode": {"tp": 2}}, "prefill.tp and decode.tp differ; give both the same"),
+        ({"decode": {"nodeSelector": {"gpu": "h200"}}}, "prefill.nodeSelector and decode.nodeSel"),
+        (
+            {
+                "prefill": {"settings": {"step.max_sequences": 8}},
+                "decode": {"settings": {"step.max_sequences": 9}},
+            },
+            "give step.max_sequences the values 8 and 9; give it once, in workers.settings",
+        ),
+        ({"orchestrator": "kuberay"}, "autoscaling.mode is baton, but orchestrator is kuberay"),
+        ({"autoscaling": {"baton": {"resources": {"requests": {"memory": "2Gi"}}}}},
+         "autoscaling.baton.resources.requests.memory is 2Gi, above the limit of 1Gi"),
+    ],
+)  # fmt: skip
+def test_workers_that_change_roles_must_be_alike(change: Values, words: str) -> None:
+    changing = {"autoscaling": {"mode": "baton", "baton": {"ttftSeconds": 2}}}
+    with pytest.raises(helm_python.HelmError, match=words):
+        render(merged(DEMO, changing, change))
 
 
 @pytest.mark.parametrize(

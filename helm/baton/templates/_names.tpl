@@ -1,12 +1,30 @@
-{{/* Names and labels. A component is router, prefill, decode or redis. */}}
+{{/* Names and labels. A component is router, prefill, decode, worker, controller or redis. */}}
 
-{{- define "baton.fullname" -}}
+{{/* The components of workers: one for each role, or one for both where a controller changes roles. */}}
+{{- define "baton.workers" -}}
+{{- if eq .Values.autoscaling.mode "baton" -}}["worker"]{{- else -}}["prefill","decode"]{{- end -}}
+{{- end -}}
+
+{{/* The name of what all models of a release share. */}}
+{{- define "baton.release" -}}
 {{- if contains "baton" .Release.Name -}}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
 {{- else -}}{{ printf "%s-baton" .Release.Name | trunc 40 | trimSuffix "-" }}{{- end -}}
 {{- end -}}
 
+{{/* The name of what one model has. */}}
+{{- define "baton.fullname" -}}
+{{- $release := include "baton.release" . -}}
+{{- with .modelKey -}}{{ $release | trunc (sub 39 (len .) | int) | trimSuffix "-" }}-{{ . }}
+{{- else -}}{{ $release }}{{- end -}}
+{{- end -}}
+
+{{/* The label that tells a model's pods from those of others of the release. */}}
+{{- define "baton.appName" -}}
+baton{{- with .modelKey -}}-model-{{ . }}{{- end -}}
+{{- end -}}
+
 {{- define "baton.selector" -}}
-app.kubernetes.io/name: baton
+app.kubernetes.io/name: {{ include "baton.appName" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 {{- with .component }}
 app.kubernetes.io/component: {{ . }}
@@ -29,23 +47,25 @@ labels:
 
 {{/* The Secret of token, API keys and Redis password. */}}
 {{- define "baton.secret" -}}
-{{ .Values.secrets.existing | default (printf "%s-secrets" (include "baton.fullname" .)) }}
+{{ .Values.secrets.existing | default (printf "%s-secrets" (include "baton.release" .)) }}
 {{- end -}}
 
-{{/* The Secret of a component's certificate: tls.crt, tls.key, ca.crt. */}}
+{{/* The Secret of a component's certificate: tls.crt, tls.key, ca.crt. A worker of both roles has
+that of decode workers, a controller that of routers: it only calls. */}}
 {{- define "baton.certificate" -}}
-{{- $given := get .root.Values.tls.existingSecrets .component -}}
-{{ $given | default (printf "%s-%s-tls" (include "baton.fullname" .root) .component) }}
+{{- $component := get (dict "worker" "decode" "controller" "router") .component | default .component -}}
+{{- $given := get .root.Values.tls.existingSecrets $component -}}
+{{ $given | default (printf "%s-%s-tls" (include "baton.release" .root) $component) }}
 {{- end -}}
 
 {{/* The name in all workers' certificates: pods come and go, so addresses are not in them. */}}
 {{- define "baton.serverName" -}}
-{{ include "baton.fullname" . }}-worker.{{ .Release.Namespace }}
+{{ include "baton.release" . }}-worker.{{ .Release.Namespace }}
 {{- end -}}
 
 {{- define "baton.registry" -}}
 {{- if .Values.redis.enabled -}}
-redis://{{ include "baton.fullname" . }}-redis.{{ .Release.Namespace }}:6379/0
+redis://{{ include "baton.release" . }}-redis.{{ .Release.Namespace }}:6379/0
 {{- else -}}{{ .Values.redis.url }}{{- end -}}
 {{- end -}}
 

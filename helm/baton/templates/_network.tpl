@@ -3,7 +3,7 @@
 {{- define "baton.pods" -}}
 - podSelector:
     matchLabels:
-      app.kubernetes.io/name: baton
+      app.kubernetes.io/name: {{ include "baton.appName" (hasKey . "modelKey" | ternary . .root) }}
       app.kubernetes.io/instance: {{ .root.Release.Name }}
     matchExpressions:
       - {key: app.kubernetes.io/component, operator: In, values: {{ toJson .components }}}
@@ -15,7 +15,7 @@
     {{- toYaml .dns | nindent 4 }}
 {{- if .root.Values.redis.enabled }}
 - to:
-    {{- include "baton.pods" (dict "root" .root "components" (list "redis")) | nindent 4 }}
+    {{- include "baton.pods" (dict "root" .root "modelKey" "" "components" (list "redis")) | nindent 4 }}
   ports:
     - {protocol: TCP, port: 6379}
 {{- else }}

@@ -31,7 +31,7 @@ imagePullSecrets:
 {{- end -}}
 
 {{- define "baton.placement" -}}
-{{- $pool := get .root.Values .component -}}
+{{- $pool := get .root.Values (eq .component "worker" | ternary "decode" .component) -}}
 {{- with $pool.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}

@@ -8,44 +8,61 @@ value and the remedy. */}}
 {{- mulf (float64 $number) (get $units (trimPrefix $number (toString .)) | default 1.0) -}}
 {{- end -}}
 
+{{/* Fails, and names the model for whose values it does. */}}
+{{- define "baton.fail" -}}
+{{- $key := (index . 0).modelKey -}}
+{{- fail (printf "%s%s" ($key | empty | ternary "" (printf "models.%v: " $key)) (index . 1)) -}}
+{{- end -}}
+
 {{- define "baton.validate" -}}
+{{- if and .Values.models (eq .Values.orchestrator "kuberay") -}}
+{{- include "baton.fail" (list $ "models has further models, but orchestrator is kuberay, which has one RayCluster; set orchestrator=plain, or install a release for each model") -}}
+{{- end -}}
+{{- $hosts := dict -}}
+{{- range $key, $own := .Values.models -}}
+{{- $host := dig "ingress" "host" "" $own -}}
+{{- if and $host (or (hasKey $hosts $host) (eq $host $.Values.ingress.host)) -}}
+{{- include "baton.fail" (list $ (printf "models.%s.ingress.host is %s, which another model of the release has; give each model a host of its own" $key $host)) -}}
+{{- end -}}
+{{- $_ := set $hosts (default "-" $host) $key -}}
+{{- end -}}
 {{- $model := .Values.model -}}
 {{- $sources := 0 -}}
 {{- range list $model.path $model.repository -}}{{- if . -}}{{- $sources = add1 $sources -}}{{- end -}}{{- end -}}
 {{- if $model.embedded -}}{{- $sources = add1 $sources -}}{{- end -}}
 {{- if ne (int $sources) 1 -}}
-{{- fail (printf "model: %d of model.embedded, model.path and model.repository are set; set exactly one" (int $sources)) -}}
+{{- include "baton.fail" (list $ (printf "model: %d of model.embedded, model.path and model.repository are set; set exactly one" (int $sources))) -}}
 {{- end -}}
 {{- if and $model.volume.existingClaim $model.volume.hostPath -}}
-{{- fail "model.volume: existingClaim and hostPath are both set; keep one" -}}
+{{- include "baton.fail" (list $ "model.volume: existingClaim and hostPath are both set; keep one") -}}
 {{- end -}}
 {{- if and $model.path (not $model.volume.existingClaim) (not $model.volume.hostPath) -}}
-{{- fail "model.path names a folder of a volume, but neither model.volume.existingClaim nor model.volume.hostPath is set; set one, or let model.repository download the model" -}}
+{{- include "baton.fail" (list $ "model.path names a folder of a volume, but neither model.volume.existingClaim nor model.volume.hostPath is set; set one, or let model.repository download the model") -}}
 {{- end -}}
 {{- if and $model.repository $model.volume.hostPath -}}
-{{- fail "model.repository is downloaded into a claim; unset model.volume.hostPath, or set model.path to a folder that is there" -}}
+{{- include "baton.fail" (list $ "model.repository is downloaded into a claim; unset model.volume.hostPath, or set model.path to a folder that is there") -}}
 {{- end -}}
 {{- if and $model.tokenSecret (not $model.repository) -}}
-{{- fail (printf "model.tokenSecret is %s, but nothing is downloaded; unset it, or set model.repository" $model.tokenSecret) -}}
+{{- include "baton.fail" (list $ (printf "model.tokenSecret is %s, but nothing is downloaded; unset it, or set model.repository" $model.tokenSecret)) -}}
 {{- end -}}
 {{- if and .Values.router.adminPort (not .Values.router.adminKeySecret) -}}
-{{- fail "router.adminPort is set and router.adminKeySecret is empty; name a Secret with the operator's key under admin-key" -}}
+{{- include "baton.fail" (list $ "router.adminPort is set and router.adminKeySecret is empty; name a Secret with the operator's key under admin-key") -}}
 {{- end -}}
 {{- if and (not .Values.redis.enabled) (not .Values.redis.url) -}}
-{{- fail "redis.enabled is false and redis.url is empty: workers would not find each other; set redis.url to redis://HOST:PORT/N" -}}
+{{- include "baton.fail" (list $ "redis.enabled is false and redis.url is empty: workers would not find each other; set redis.url to redis://HOST:PORT/N") -}}
 {{- end -}}
 {{- if and .Values.redis.enabled .Values.redis.url -}}
-{{- fail "redis.enabled and redis.url are both set; set redis.enabled=false to use your own Redis" -}}
+{{- include "baton.fail" (list $ "redis.enabled and redis.url are both set; set redis.enabled=false to use your own Redis") -}}
 {{- end -}}
 {{- if and .Values.redis.url (not .Values.secrets.existing) -}}
-{{- fail "redis.url is set and secrets.existing is empty: the Secret that the hook creates has no password of your Redis; set secrets.existing to a Secret with token, api-keys and, if your Redis has a password, redis-password" -}}
+{{- include "baton.fail" (list $ "redis.url is set and secrets.existing is empty: the Secret that the hook creates has no password of your Redis; set secrets.existing to a Secret with token, api-keys and, if your Redis has a password, redis-password") -}}
 {{- end -}}
-{{- range $place, $resources := dict "router" .Values.router.resources "prefill" .Values.prefill.resources "decode" .Values.decode.resources "kuberay.head" .Values.kuberay.head.resources -}}
+{{- range $place, $resources := dict "router" .Values.router.resources "prefill" .Values.prefill.resources "decode" .Values.decode.resources "kuberay.head" .Values.kuberay.head.resources "autoscaling.baton" .Values.autoscaling.baton.resources -}}
 {{- range $kind := list "cpu" "memory" -}}
 {{- $least := get $resources.requests $kind -}}
 {{- $most := get $resources.limits $kind -}}
 {{- if and $least $most (gt (include "baton.quantity" $least | float64) (include "baton.quantity" $most | float64)) -}}
-{{- fail (printf "%s.resources.requests.%s is %v, above the limit of %v; lower it, or raise %s.resources.limits.%s" $place $kind $least $most $place $kind) -}}
+{{- include "baton.fail" (list $ (printf "%s.resources.requests.%s is %v, above the limit of %v; lower it, or raise %s.resources.limits.%s" $place $kind $least $most $place $kind)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -54,121 +71,135 @@ value and the remedy. */}}
 {{- $tp := int $pool.tp -}}
 {{- $heads := int $model.kvHeads -}}
 {{- if and (gt $tp 1) (gt (int $pool.gpu.count) 0) -}}
-{{- fail (printf "%s.tp is %d, but ranks run on CPUs alone in this version; set %s.tp=1 and add replicas, or set %s.gpu.count=0" $role $tp $role $role) -}}
+{{- include "baton.fail" (list $ (printf "%s.tp is %d, but ranks run on CPUs alone in this version; set %s.tp=1 and add replicas, or set %s.gpu.count=0" $role $tp $role $role)) -}}
 {{- end -}}
 {{- if ne (mod $tp (int $pool.ep)) 0 -}}
-{{- fail (printf "%s.ep is %d, but the %d ranks of %s.tp cannot form %d equal groups; set %s.ep to a divisor of %s.tp" $role (int $pool.ep) $tp $role (int $pool.ep) $role $role) -}}
+{{- include "baton.fail" (list $ (printf "%s.ep is %d, but the %d ranks of %s.tp cannot form %d equal groups; set %s.ep to a divisor of %s.tp" $role (int $pool.ep) $tp $role (int $pool.ep) $role $role)) -}}
 {{- end -}}
 {{- if and $heads (gt $tp 1) (ne (mod $heads $tp) 0) (ne (mod $tp $heads) 0) -}}
-{{- fail (printf "%s.tp is %d, which does not divide model.kvHeads %d; set %s.tp to a divisor or a multiple of it" $role $tp $heads $role) -}}
+{{- include "baton.fail" (list $ (printf "%s.tp is %d, which does not divide model.kvHeads %d; set %s.tp to a divisor or a multiple of it" $role $tp $heads $role)) -}}
 {{- end -}}
 {{- if and (gt (int $pool.gpu.count) 0) (not $pool.gpu.resource) -}}
-{{- fail (printf "%s.gpu.count is %d without %s.gpu.resource; name the device plugin's resource, such as nvidia.com/gpu" $role (int $pool.gpu.count) $role) -}}
+{{- include "baton.fail" (list $ (printf "%s.gpu.count is %d without %s.gpu.resource; name the device plugin's resource, such as nvidia.com/gpu" $role (int $pool.gpu.count) $role)) -}}
 {{- end -}}
 {{- if regexMatch "^(amd\\.com|gpu\\.intel\\.com|habana\\.ai|google\\.com|aws\\.amazon\\.com)/" $pool.gpu.resource -}}
-{{- fail (printf "%s.gpu.resource is %s, a device for which Baton has no kernels; name a resource of NVIDIA's device plugin, such as nvidia.com/gpu, or set %s.gpu.count=0" $role $pool.gpu.resource $role) -}}
+{{- include "baton.fail" (list $ (printf "%s.gpu.resource is %s, a device for which Baton has no kernels; name a resource of NVIDIA's device plugin, such as nvidia.com/gpu, or set %s.gpu.count=0" $role $pool.gpu.resource $role)) -}}
 {{- end -}}
 {{- if and $pool.gpu.resource (not (regexMatch "^[a-z0-9.-]+\\.[a-z]+/[A-Za-z0-9._-]+$" $pool.gpu.resource)) -}}
-{{- fail (printf "%s.gpu.resource is %s, which no device plugin offers; write it as DOMAIN/NAME, such as nvidia.com/gpu" $role $pool.gpu.resource) -}}
+{{- include "baton.fail" (list $ (printf "%s.gpu.resource is %s, which no device plugin offers; write it as DOMAIN/NAME, such as nvidia.com/gpu" $role $pool.gpu.resource)) -}}
 {{- end -}}
 {{- $device := get $pool.settings "worker.device" | default (get $.Values.workers.settings "worker.device") -}}
 {{- if and (gt (int $pool.gpu.count) 0) (eq (toString $device) "cpu") -}}
-{{- fail (printf "%s.gpu.count is %d, but worker.device is cpu; set %s.gpu.count=0, or remove worker.device" $role (int $pool.gpu.count) $role) -}}
+{{- include "baton.fail" (list $ (printf "%s.gpu.count is %d, but worker.device is cpu; set %s.gpu.count=0, or remove worker.device" $role (int $pool.gpu.count) $role)) -}}
 {{- end -}}
 {{- if gt (include "baton.quantity" $.Values.workers.sharedMemory | float64) (include "baton.quantity" $pool.resources.limits.memory | float64) -}}
-{{- fail (printf "workers.sharedMemory is %s, above the %v of %s.resources.limits.memory, of which it is a part; lower it, or raise the limit" $.Values.workers.sharedMemory $pool.resources.limits.memory $role) -}}
+{{- include "baton.fail" (list $ (printf "workers.sharedMemory is %s, above the %v of %s.resources.limits.memory, of which it is a part; lower it, or raise the limit" $.Values.workers.sharedMemory $pool.resources.limits.memory $role)) -}}
 {{- end -}}
 {{- if and (gt (int $pool.rdma.count) 0) (not $pool.rdma.resource) -}}
-{{- fail (printf "%s.rdma.count is %d without %s.rdma.resource; name the device plugin's resource, such as rdma/hca" $role (int $pool.rdma.count) $role) -}}
+{{- include "baton.fail" (list $ (printf "%s.rdma.count is %d without %s.rdma.resource; name the device plugin's resource, such as rdma/hca" $role (int $pool.rdma.count) $role)) -}}
 {{- end -}}
 {{- end -}}
 {{- if eq .Values.tls.mode "existing" -}}
 {{- range $component := list "router" "prefill" "decode" -}}
 {{- if not (get $.Values.tls.existingSecrets $component) -}}
-{{- fail (printf "tls.mode is existing, but tls.existingSecrets.%s is empty; name a Secret with tls.crt, tls.key and ca.crt" $component) -}}
+{{- include "baton.fail" (list $ (printf "tls.mode is existing, but tls.existingSecrets.%s is empty; name a Secret with tls.crt, tls.key and ca.crt" $component)) -}}
 {{- end -}}
 {{- end -}}
 {{- else -}}
 {{- range $component, $name := .Values.tls.existingSecrets -}}
 {{- if $name -}}
-{{- fail (printf "tls.existingSecrets.%s is set, but tls.mode is %s; set tls.mode=existing" $component $.Values.tls.mode) -}}
+{{- include "baton.fail" (list $ (printf "tls.existingSecrets.%s is set, but tls.mode is %s; set tls.mode=existing" $component $.Values.tls.mode)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.tls.issuer.name (ne .Values.tls.mode "certManager") -}}
-{{- fail (printf "tls.issuer.name is set, but tls.mode is %s; set tls.mode=certManager" .Values.tls.mode) -}}
+{{- include "baton.fail" (list $ (printf "tls.issuer.name is set, but tls.mode is %s; set tls.mode=certManager" .Values.tls.mode)) -}}
 {{- end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.host) -}}
-{{- fail "ingress.enabled without ingress.host; set the host name of the API" -}}
+{{- include "baton.fail" (list $ "ingress.enabled without ingress.host; set the host name of the API") -}}
 {{- end -}}
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parent.name) -}}
-{{- fail "httpRoute.enabled without httpRoute.parent.name; name the Gateway" -}}
+{{- include "baton.fail" (list $ "httpRoute.enabled without httpRoute.parent.name; name the Gateway") -}}
 {{- end -}}
 {{- $scaling := .Values.autoscaling -}}
 {{- if eq $scaling.mode "baton" -}}
-{{- fail "autoscaling.mode is baton, but this chart runs no role controller; set autoscaling.mode to hpa, keda or none" -}}
+{{- if not (or $scaling.baton.ttftSeconds $scaling.baton.itlSeconds) -}}
+{{- include "baton.fail" (list $ "autoscaling.mode is baton, but autoscaling.baton.ttftSeconds and itlSeconds are 0: the controller needs an objective; set one, such as autoscaling.baton.ttftSeconds=2") -}}
+{{- end -}}
+{{- range $key := list "tp" "ep" "gpu" "rdma" "resources" "nodeSelector" "tolerations" -}}
+{{- if ne (get $.Values.prefill $key | toJson) (get $.Values.decode $key | toJson) -}}
+{{- include "baton.fail" (list $ (printf "autoscaling.mode is baton, whose workers change roles, but prefill.%s and decode.%s differ; give both the same" $key $key)) -}}
+{{- end -}}
+{{- end -}}
+{{- range $key, $value := .Values.prefill.settings -}}
+{{- if and (hasKey $.Values.decode.settings $key) (ne (toString $value) (get $.Values.decode.settings $key | toString)) -}}
+{{- include "baton.fail" (list $ (printf "autoscaling.mode is baton, whose workers change roles, but prefill.settings and decode.settings give %s the values %v and %v; give it once, in workers.settings" $key $value (get $.Values.decode.settings $key))) -}}
+{{- end -}}
+{{- end -}}
+{{- else if or $scaling.baton.ttftSeconds $scaling.baton.itlSeconds -}}
+{{- include "baton.fail" (list $ (printf "autoscaling.baton has an objective, but autoscaling.mode is %s; set autoscaling.mode=baton, or unset it" $scaling.mode)) -}}
 {{- end -}}
 {{- if and (eq .Values.orchestrator "kuberay") (ne $scaling.mode "none") -}}
-{{- fail (printf "autoscaling.mode is %s, but orchestrator is kuberay, whose groups no autoscaler of this chart changes; set autoscaling.mode=none, or orchestrator=plain" $scaling.mode) -}}
+{{- include "baton.fail" (list $ (printf "autoscaling.mode is %s, but orchestrator is kuberay, whose groups no autoscaler of this chart changes; set autoscaling.mode=none, or orchestrator=plain" $scaling.mode)) -}}
 {{- end -}}
-{{- if ne $scaling.mode "none" -}}
+{{- if has $scaling.mode (list "hpa" "keda") -}}
 {{- if not .Values.monitoring.enabled -}}
-{{- fail (printf "autoscaling.mode is %s, which reads metrics from Prometheus, but monitoring.enabled is false; set monitoring.enabled=true" $scaling.mode) -}}
+{{- include "baton.fail" (list $ (printf "autoscaling.mode is %s, which reads metrics from Prometheus, but monitoring.enabled is false; set monitoring.enabled=true" $scaling.mode)) -}}
 {{- end -}}
 {{- range $role := list "prefill" "decode" -}}
 {{- $least := int (get $.Values $role).replicas -}}
 {{- $most := int (get $scaling $role).maxReplicas -}}
 {{- if lt $most $least -}}
-{{- fail (printf "autoscaling.%s.maxReplicas is %d, below the %d of %s.replicas, which is the least; raise it, or lower %s.replicas" $role $most $least $role $role) -}}
+{{- include "baton.fail" (list $ (printf "autoscaling.%s.maxReplicas is %d, below the %d of %s.replicas, which is the least; raise it, or lower %s.replicas" $role $most $least $role $role)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if and (eq $scaling.mode "keda") (not $scaling.keda.prometheus) -}}
-{{- fail "autoscaling.mode is keda, but autoscaling.keda.prometheus is empty; give the URL of Prometheus, such as http://prometheus.monitoring:9090" -}}
+{{- include "baton.fail" (list $ "autoscaling.mode is keda, but autoscaling.keda.prometheus is empty; give the URL of Prometheus, such as http://prometheus.monitoring:9090") -}}
 {{- end -}}
 {{- if ne $scaling.mode "keda" -}}
 {{- range $name := list "prometheus" "authentication" "authModes" -}}
 {{- if get $scaling.keda $name -}}
-{{- fail (printf "autoscaling.keda.%s is set, but autoscaling.mode is %s; set autoscaling.mode=keda, or unset it" $name $scaling.mode) -}}
+{{- include "baton.fail" (list $ (printf "autoscaling.keda.%s is set, but autoscaling.mode is %s; set autoscaling.mode=keda, or unset it" $name $scaling.mode)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if ne (empty $scaling.keda.authentication) (empty $scaling.keda.authModes) -}}
-{{- fail "autoscaling.keda: authentication and authModes belong together; name the TriggerAuthentication and what it holds, such as bearer" -}}
+{{- include "baton.fail" (list $ "autoscaling.keda: authentication and authModes belong together; name the TriggerAuthentication and what it holds, such as bearer") -}}
 {{- end -}}
 {{- $ports := list .Values.workers.port .Values.workers.adminPort -}}
 {{- if eq (int .Values.workers.port) (int .Values.workers.adminPort) -}}
-{{- fail (printf "workers.port and workers.adminPort are both %d; give them different ports" (int .Values.workers.port)) -}}
+{{- include "baton.fail" (list $ (printf "workers.port and workers.adminPort are both %d; give them different ports" (int .Values.workers.port))) -}}
 {{- end -}}
 {{- if has (int .Values.router.adminPort) (list (int .Values.router.port) (int .Values.router.grpcPort)) -}}
-{{- fail (printf "router.adminPort is %d, a port for clients; give them different ports" (int .Values.router.adminPort)) -}}
+{{- include "baton.fail" (list $ (printf "router.adminPort is %d, a port for clients; give them different ports" (int .Values.router.adminPort))) -}}
 {{- end -}}
 {{- if eq (int .Values.router.port) (int .Values.router.grpcPort) -}}
-{{- fail (printf "router.port and router.grpcPort are both %d; give them different ports" (int .Values.router.port)) -}}
+{{- include "baton.fail" (list $ (printf "router.port and router.grpcPort are both %d; give them different ports" (int .Values.router.port))) -}}
 {{- end -}}
 {{- $range := splitList "-" .Values.workers.kvPorts -}}
 {{- $first := int (index $range 0) -}}
 {{- $last := int (index $range 1) -}}
 {{- if or (ge $first $last) (gt $last 65535) -}}
-{{- fail (printf "workers.kvPorts is %s; give it as FIRST-LAST with FIRST below LAST and LAST at most 65535" .Values.workers.kvPorts) -}}
+{{- include "baton.fail" (list $ (printf "workers.kvPorts is %s; give it as FIRST-LAST with FIRST below LAST and LAST at most 65535" .Values.workers.kvPorts)) -}}
 {{- end -}}
 {{- if eq .Values.orchestrator "kuberay" -}}
 {{- range $port := list 6379 6380 6381 6382 6383 6384 6385 10002 10999 -}}
 {{- if or (has $port (list (int $.Values.workers.port) (int $.Values.workers.adminPort))) (and (ge $port $first) (le $port $last)) -}}
-{{- fail (printf "orchestrator is kuberay, and %d is a port of Ray; choose other workers.port, workers.adminPort or workers.kvPorts" $port) -}}
+{{- include "baton.fail" (list $ (printf "orchestrator is kuberay, and %d is a port of Ray; choose other workers.port, workers.adminPort or workers.kvPorts" $port)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- range $port := $ports -}}
 {{- if and (ge (int $port) $first) (le (int $port) $last) -}}
-{{- fail (printf "workers.kvPorts %s contains the port %d of workers.port or workers.adminPort; choose another range" $.Values.workers.kvPorts (int $port)) -}}
+{{- include "baton.fail" (list $ (printf "workers.kvPorts %s contains the port %d of workers.port or workers.adminPort; choose another range" $.Values.workers.kvPorts (int $port))) -}}
 {{- end -}}
 {{- end -}}
 {{- $owned := list "worker.host" "worker.port" "worker.admin_port" "worker.advertise" "worker.tp" "worker.ep" "router.host" "router.port" "router.grpc_port" "registry.location" "registry.password" "registry.cluster" "security.tls" "security.authority" "security.certificate" "security.key" "security.server_name" -}}
 {{- range $place, $settings := dict "router.settings" .Values.router.settings "workers.settings" .Values.workers.settings "prefill.settings" .Values.prefill.settings "decode.settings" .Values.decode.settings -}}
 {{- range $name, $_ := $settings -}}
 {{- if has $name $owned -}}
-{{- fail (printf "%s has %s, which the chart sets itself; remove it and use the chart's own value" $place $name) -}}
+{{- include "baton.fail" (list $ (printf "%s has %s, which the chart sets itself; remove it and use the chart's own value" $place $name)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -1,0 +1,178 @@
+"""Further models of a release: routers and workers of their own, Secrets and Redis in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import helm_python
+import pytest
+
+from tests.support.chart import Document, Release, Values, example, merged, render
+
+DEMO = example("cpu-demo")
+BIG = {
+    "model": {"repository": "owner/name", "revision": "0a1b2c"},
+    "prefill": {"replicas": 2},
+    "decode": {"replicas": 3, "gpu": {"count": 1}, "settings": {"worker.device": "cuda"}},
+    "router": {"replicas": 2},
+}
+BASE = merged(DEMO, {"models": {"big": BIG, "tiny": {"model": {"embedded": True, "name": "b"}}}})
+NAME = "app.kubernetes.io/name"
+COMPONENT = "app.kubernetes.io/component"
+
+
+@pytest.fixture(scope="module")
+def release() -> Release:
+    return render(merged(BASE, {"monitoring": {"enabled": True}}))
+
+
+def container_of(document: Document) -> Document:
+    (container,) = document["spec"]["template"]["spec"]["containers"]
+    return dict(container)
+
+
+def environment_of(document: Document) -> dict[str, Any]:
+    return {each["name"]: each.get("value") or each["valueFrom"] for each in
+            container_of(document)["env"]}  # fmt: skip
+
+
+def owned(release: Release, kind: str) -> set[str]:
+    return {each["metadata"]["name"] for each in release.of_kind(kind)}
+
+
+def test_a_release_without_further_models_is_as_it_was() -> None:
+    assert render(merged(DEMO, {"models": {}})).documents == render(DEMO).documents
+
+
+def test_each_model_has_routers_and_workers_of_its_own(release: Release) -> None:
+    assert owned(release, "Deployment") == {
+        "chat-baton-router", "chat-baton-big-router", "chat-baton-tiny-router",
+    }  # fmt: skip
+    pools = owned(release, "StatefulSet") - {"chat-baton-redis"}
+    assert pools == {
+        f"chat-baton{model}-{role}"
+        for model in ("", "-big", "-tiny")
+        for role in ("prefill", "decode")
+    }
+    decode = release.named("StatefulSet", "big-decode")
+    assert decode["spec"]["replicas"] == 3
+    assert container_of(decode)["resources"]["limits"]["nvidia.com/gpu"] == 1
+    arguments = container_of(decode)["args"]
+    assert "--model=/models/owner--name@0a1b2c" in arguments
+    assert {"--set=worker.device=cuda", "--set=pool.blocks=2048"} <= set(arguments)
+    router = container_of(release.named("Deployment", "tiny-router"))
+    assert "--model-name=b" in router["args"]
+
+
+def test_models_share_secrets_and_redis_but_no_cluster(release: Release) -> None:
+    assert {name for name in owned(release, "StatefulSet") if "redis" in name} == {
+        "chat-baton-redis"
+    }
+    assert len(release.of_kind("PrometheusRule")) == 1
+    shared = ("BATON_TOKEN", "BATON_REGISTRY__LOCATION", "BATON_SECURITY__SERVER_NAME")
+    found = [environment_of(each) for each in release.of_kind("Deployment")]
+    for name in shared:
+        assert all(each[name] == found[0][name] for each in found)
+    clusters = {each["BATON_REGISTRY__CLUSTER"] for each in found}
+    assert clusters == {"chat-baton", "chat-baton-big", "chat-baton-tiny"}
+    certificates = {
+        volume["secret"]["secretName"]
+        for _, pod in release.pods()
+        for volume in pod["volumes"]
+        if volume["name"] == "tls"
+    }
+    assert certificates == {f"chat-baton-{each}-tls" for each in ("router", "prefill", "decode")}
+
+
+def selected(selector: Document, release: Release) -> set[tuple[str, str]]:
+    """Return model and component of the pods that a selector finds."""
+    wanted = selector.get("matchLabels", selector).items()
+    return {
+        (labels[NAME], labels.get(COMPONENT, ""))
+        for labels, _ in release.pods()
+        if wanted <= labels.items()
+    }
+
+
+def test_selectors_find_pods_of_one_model(release: Release) -> None:
+    kinds = ("Service", "PodMonitor", "PodDisruptionBudget", "Deployment", "StatefulSet")
+    for document in release.of_kind(*kinds):
+        found = selected(document["spec"]["selector"], release)
+        labels = document["metadata"]["labels"]
+        assert found == {(labels[NAME], labels[COMPONENT])}, document["metadata"]["name"]
+
+
+def admitted(policy: Document) -> set[tuple[str, str]]:
+    """Return model and component of the peers of a policy's rules for incoming calls."""
+    return {
+        (peer["podSelector"]["matchLabels"][NAME], component)
+        for rule in policy["spec"]["ingress"]
+        for peer in rule.get("from", [])
+        for component in peer["podSelector"]["matchExpressions"][0]["values"]
+    }
+
+
+def test_policies_keep_models_apart_and_let_all_reach_redis(release: Release) -> None:
+    callers = admitted(release.named("NetworkPolicy", "big-decode"))
+    assert {name for name, _ in callers} == {"baton-model-big"}
+    names = {name for name, _ in admitted(release.named("NetworkPolicy", "redis"))}
+    assert names == {"baton", "baton-model-big", "baton-model-tiny"}
+    for ending in ("router", "big-router"):
+        egress = release.named("NetworkPolicy", f"baton-{ending}")["spec"]["egress"]
+        redis = [rule for rule in egress if rule["ports"][0].get("port") == 6379]
+        assert redis[0]["to"][0]["podSelector"]["matchLabels"][NAME] == "baton"
+    denied = [each for each in release.of_kind("NetworkPolicy")
+              if each["metadata"]["name"].endswith("default-deny")]  # fmt: skip
+    assert len(denied) == 3
+
+
+def test_each_model_is_downloaded_and_tested_by_itself(release: Release) -> None:
+    assert owned(release, "PersistentVolumeClaim") == {"chat-baton-big-models"}
+    downloads = [name for name in owned(release, "Job") if "-model-" in name]
+    assert len(downloads) == 1 and downloads[0].startswith("chat-baton-big-model-")
+    assert owned(release, "Pod") == {f"chat-baton{each}-test" for each in ("", "-big", "-tiny")}
+    assert "service/chat-baton-big-router" in release.notes
+
+
+def test_zeros_of_a_model_count() -> None:
+    gpus = {"prefill": {"gpu": {"count": 1}}, "workers": {"settings": {"worker.device": "auto"}}}
+    without = {"model": {"embedded": True}, "prefill": {"gpu": {"count": 0}}}
+    release = render(merged(DEMO, gpus, {"models": {"a": without}}))
+    assert "nvidia.com/gpu" in str(release.named("StatefulSet", "baton-prefill"))
+    assert "nvidia.com/gpu" not in str(release.named("StatefulSet", "a-prefill"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"models": {"a": {}}}, "models.a|model.*required|missing"),
+        ({"models": {"a": {"model": {}}}}, "models.a: model: 0 of model.embedded"),
+        (
+            {"models": {"a": {"model": {"embedded": True}, "decode": {"gpu": {"resource": "x"}}}}},
+            "models.a: decode.gpu.resource is x, which no device plugin offers",
+        ),
+        ({"models": {"A": {"model": {"embedded": True}}}}, "pattern|propertyNames"),
+        ({"models": {"a": {"model": {"embedded": True}, "redis": {}}}}, "redis|additional"),
+        (
+            {"orchestrator": "kuberay", "models": {"a": {"model": {"embedded": True}}}},
+            "models has further models, but orchestrator is kuberay",
+        ),
+        (
+            {
+                "ingress": {"enabled": True, "host": "x.example.org"},
+                "models": {"a": {"model": {"embedded": True},
+                                 "ingress": {"enabled": True, "host": "x.example.org"}}},
+            },
+            "models.a.ingress.host is x.example.org, which another model of the release has",
+        ),
+    ],
+)  # fmt: skip
+def test_a_bad_value_of_a_model_is_named(change: Values, words: str) -> None:
+    with pytest.raises(helm_python.HelmError, match=words):
+        render(merged(DEMO, change))
+
+
+def test_a_long_name_of_a_release_stays_a_name() -> None:
+    release = render(BASE, name="a" * 53)
+    for document in release.documents:
+        assert len(document["metadata"]["name"]) <= 63

@@ -1,0 +1,122 @@
+"""The pods of `autoscaling.mode: baton` as processes: one group of workers serves; of two
+controllers one leads and reads the fleet, and the other takes over."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from baton.deploy.control.leadership import TERM_S
+from baton.deploy.host.release_secrets import create_certificates, create_credentials
+from baton.models.embedded import embedded_model
+from chaos.redis_server import server_binary
+from tests.support.chart import Document, Release, example, merged, render
+from tests.support.rendered_pods import Host, MemorySecrets, PodProcess, start_container
+
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(server_binary() is None, reason="no redis-server and no valkey-server"),
+    pytest.mark.timeout(600),
+]
+BATON = str(Path(sys.executable).with_name("baton"))
+PODS = {  # component, number of its pod, address
+    "redis": ("redis", 0, "127.0.0.1"),
+    "worker-0": ("worker", 0, "127.0.8.2"),
+    "worker-1": ("worker", 1, "127.0.8.3"),
+    "router": ("router", 0, "127.0.8.1"),
+    "controller-0": ("controller", 0, "127.0.8.4"),
+    "controller-1": ("controller", 1, "127.0.8.5"),
+}
+
+
+@pytest.fixture(scope="module")
+def release() -> Release:
+    scaling = {"mode": "baton", "baton": {"ttftSeconds": 2}}
+    return render(merged(example("cpu-demo"), {"autoscaling": scaling}))
+
+
+def pod_of(release: Release, component: str) -> Document:
+    kind = "StatefulSet" if component in ("redis", "worker") else "Deployment"
+    return dict(release.named(kind, component)["spec"]["template"]["spec"])
+
+
+@pytest.fixture
+def pods(release: Release, tmp_path: Path) -> Iterator[dict[str, PodProcess]]:
+    """All pods of the release, ready, one after the other."""
+    secrets = MemorySecrets()
+    create_credentials(secrets, "chat-baton")
+    create_certificates(secrets, "chat-baton", "chat-baton-worker.llm")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "valkey-server").symlink_to(str(server_binary()))
+    (programs / "baton").symlink_to(BATON)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    names = {
+        "chat-baton-redis.llm:6379": f"127.0.0.1:{port}",
+        "port 6379": f"bind 127.0.0.1\\nport {port}",
+        "/opt/baton/baton-tiny": str(embedded_model()),
+        "/data/": f"{tmp_path}/",
+    }
+    host = Host(tmp_path, secrets, names, programs)
+    running: dict[str, PodProcess] = {}
+    with ExitStack() as stack:
+        for name, (component, number, address) in PODS.items():
+            pod = start_container(
+                host, pod_of(release, component), f"chat-baton-{component}-{number}", address
+            )
+            running[name] = pod
+            stack.callback(pod.process.wait)
+            stack.callback(pod.process.kill)
+            if component != "redis":
+                pod.wait_ready()
+        yield running
+
+
+def leads(pod: PodProcess) -> bool:
+    with urllib.request.urlopen(pod.url("admin") + "/metrics", timeout=5) as answer:
+        page = answer.read().decode()
+    return "baton_controller_leads 1.0" in page.splitlines()
+
+
+def leaders(pods: dict[str, PodProcess], *names: str) -> list[str]:
+    return [name for name in names if leads(pods[name])]
+
+
+def test_workers_of_one_group_serve_and_one_controller_leads(
+    pods: dict[str, PodProcess],
+) -> None:
+    keys = environment_of(pods["router"])["BATON_ROUTER__API_KEYS"]
+    done = subprocess.run(
+        [BATON, "release", "check", f"--url={pods['router'].url('http')}", "--model=baton-tiny",
+         f"--decode={pods['worker-1'].url('admin')}"],
+        env={"BATON_API_KEY": keys, "PATH": "/usr/bin"}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "handoffs: " in done.stdout
+    both = ("controller-0", "controller-1")
+    (leader,) = leaders(pods, *both)
+    (follower,) = set(both) - {leader}
+    log = pods[leader].log.read_text()
+    assert "fleet not read" not in log and '"mode":"leads"' in log, log[-3000:]
+    pods[leader].process.kill()
+    deadline_s = time.monotonic() + 3 * TERM_S
+    while leaders(pods, follower) != [follower]:
+        assert time.monotonic() < deadline_s, pods[follower].log.read_text()[-3000:]
+        time.sleep(0.5)
+    assert pods[follower].stop(15) == 0
+
+
+def environment_of(pod: PodProcess) -> dict[str, str]:
+    entries = Path(f"/proc/{pod.process.pid}/environ").read_text().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if entry)
