@@ -76,7 +76,7 @@ NOT_HERE = {
     "kubectl delete pod": "a Kubernetes cluster",
     "kubectl get hpa": "a Kubernetes cluster",
     "kubectl exec POD -- baton drain POD": PODS,
-    "baton release replace RAYCLUSTER": "KubeRay; tests/deploy/test_ray_pods.py",
+    "baton release replace RAYCLUSTER": "needs pods; tests/helm/test_running_raycluster.py runs it",
 }
 
 

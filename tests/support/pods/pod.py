@@ -171,6 +171,7 @@ class Pod:
                 each.container.signal(signal.SIGKILL)
             if self._pause is not None:
                 self._pause.signal(signal.SIGKILL)
+                self._pause.wait(KILLED_S)
             for volume in self._parts.volumes.values():
                 if volume.source.is_relative_to("/dev/shm"):
                     shutil.rmtree(volume.source, ignore_errors=True)

@@ -1,0 +1,94 @@
+"""The commands of a RayCluster's groups run in pods: `ray start` as KubeRay writes it, `baton
+fleet` beside the head, workers on the groups' pods, and an upgrade by `baton release replace`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.chart import Release, Values, example, merged, render
+from tests.support.pods.cluster import PodCluster
+from tests.support.pods.images import local_images
+from tests.support.pods.network import network_unavailable
+from tests.support.pods.programs import Programs
+
+LACKING = network_unavailable()
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(bool(LACKING), reason=f"no pods here: {LACKING}"),
+    pytest.mark.timeout(900),
+]
+RELEASE: Values = {"orchestrator": "kuberay", "router": {"leaveSeconds": 2}}
+CHANGED: Values = {"workers": {"settings": {"step.max_sequences": 24}}}
+HANDOFFS = re.compile(r"handoffs: [1-9]\d* of 5 prompts")
+RAYCLUSTER = "chat-baton-ray"
+REPLACED_S = 500.0
+
+
+@dataclass(slots=True)
+class Site:
+    cluster: PodCluster
+    programs: Programs
+    release: Release
+    values: Values
+
+    def names(self, component: str) -> list[str]:
+        return [each.name for each in self.cluster.pods(component)]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("pods")
+    values = merged(example("cpu-demo"), RELEASE)
+    release = render(values)
+    with ExitStack() as stack:
+        cluster = stack.enter_context(PodCluster(folder, local_images(folder)))
+        programs = Programs(cluster, folder / "user")
+        stack.callback(programs.close)
+        cluster.apply(release, "pre-install")
+        cluster.settle(within_s=400)
+        yield Site(cluster, programs, release, values)
+
+
+def test_ray_places_a_worker_on_each_pod_and_kv_moves(site: Site) -> None:
+    """The release's own test asks for a chat and streams, and fails unless KV moved."""
+    assert HANDOFFS.search(site.cluster.run_test(site.release))
+    for component in ("prefill", "decode"):  # `baton fleet` is started again until Ray is there
+        (pod,) = site.cluster.pods(component)
+        assert pod.restarts == 0
+
+
+def test_pods_of_an_upgraded_raycluster_stay_until_replaced(site: Site) -> None:
+    before = {name: site.names(name) for name in ("ray-head", "prefill", "decode")}
+    site.release = render(merged(site.values, CHANGED))
+    site.cluster.apply(site.release, "pre-upgrade")
+    site.cluster.settle()
+    assert before == {name: site.names(name) for name in before}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("baton"), "release", "replace", RAYCLUSTER],
+        env={**os.environ, "PATH": f"{site.programs.folder}:{os.environ['PATH']}"},
+        capture_output=True, text=True, timeout=REPLACED_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr + site.cluster.logs()
+    assert "3 pods replaced" in done.stdout
+    for name, old in before.items():
+        assert len(site.names(name)) == 1 and not {*old} & {*site.names(name)}
+    named = [
+        group["scaleStrategy"]["workersToDelete"]
+        for group in site.cluster.raycluster(RAYCLUSTER)["spec"]["workerGroupSpecs"]
+    ]
+    assert named == [before["prefill"], before["decode"]]
+    assert HANDOFFS.search(site.cluster.run_test(site.release))
+
+
+def test_no_container_outlived_its_grace_period(site: Site) -> None:
+    site.cluster.check()
+    assert site.cluster.killed_late == []
