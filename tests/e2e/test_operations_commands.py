@@ -76,6 +76,8 @@ NOT_HERE = {
     "kubectl delete pod": "a Kubernetes cluster",
     "kubectl get hpa": "a Kubernetes cluster",
     "kubectl exec POD -- baton drain POD": PODS,
+    "baton serve --ray-address HEAD:6379 --registry redis://...": "needs nodes of Ray; "
+    "tests/e2e/test_serve_nodes.py runs it",
     "baton release replace RAYCLUSTER": "needs pods; tests/helm/test_running_raycluster.py runs it",
 }
 
