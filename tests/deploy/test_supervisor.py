@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -342,6 +343,11 @@ def test_a_job_keeps_its_supervisor_until_its_end_is_written(
     assert status(instance, "a").state == "failed" and len(calls) == 11
 
 
+def parent_of(process: int) -> int:
+    (line,) = re.findall(r"^PPid:\s*(\d+)$", Path(f"/proc/{process}/status").read_text(), re.M)
+    return int(line)
+
+
 def test_a_supervisor_with_a_full_disk_keeps_its_job(
     instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,9 +375,10 @@ def test_a_supervisor_with_a_full_disk_keeps_its_job(
     assert wait_for(lambda: len(processes_of(instance.instance_id)) == 2)
     assert is_locked(instance.folder / "a.lock") and not lacks_supervisor(instance.folder, "a")
     assert read_status(instance.folder, "a") is None
-    first, second = processes_of(instance.instance_id)
-    os.kill(max(first, second), signal.SIGKILL)  # the child came last
-    assert wait_for(lambda: {first, second} != set(processes_of(instance.instance_id)))
+    both = set(processes_of(instance.instance_id))
+    (child,) = (process for process in both if parent_of(process) in both)
+    os.kill(child, signal.SIGKILL)
+    assert wait_for(lambda: both != set(processes_of(instance.instance_id)))
     assert wait_for(lambda: len(processes_of(instance.instance_id)) == 2)
     instance.end_job("a")  # which nobody can tell it: it ends with the instance
     assert is_locked(instance.folder / "a.lock")
