@@ -39,6 +39,7 @@ HOST_OF = {
 WORKERS = tuple(name for name in HOST_OF if not name.startswith("router"))
 REDIS = "redis"
 PASSWORD = "the password of redis"
+OPEN = ("--protected-mode", "no")  # else it resets calls from other hosts without a password
 ROOM = {  # for the workers of a lost host too
     "host-0": {"baton-prefill": 2.0, "baton-decode": 3.0},
     "host-1": {"baton-prefill": 2.0, "baton-decode": 3.0},
@@ -94,7 +95,9 @@ class Hosts:
             folder, binary, *options, host=net.address(REDIS), prefix=place.prefix
         )
         # Ray's own state is on a server of its own, as in the chart
-        self._store = RedisServer(folder, binary, host=net.address(REDIS), prefix=place.prefix)
+        self._store = RedisServer(
+            folder, binary, *OPEN, host=net.address(REDIS), prefix=place.prefix
+        )
         self.nodes = RayNodes(net, folder, self._store.address) if with_ray else None
         kept = WORKERS if with_ray else ()
         members = RedisMembers(self.redis)
