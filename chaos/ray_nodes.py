@@ -58,6 +58,8 @@ class RayNodes:
         self._network.add(HEAD)
         options = ("--head", "--port", str(GCS_PORT), "--num-cpus", "0")
         environment = {"RAY_REDIS_ADDRESS": self._store} if self._store else {}
+        # a new host has none; with it `ray start` takes the raylets of other nodes for a head
+        (self._short / HEAD / "ray_current_cluster").unlink(missing_ok=True)
         self._start(HEAD, environment, *options, "--include-dashboard", "false")
         deadline_s = time.monotonic() + START_S
         while True:
