@@ -333,7 +333,7 @@ def test_monitors_find_their_ports(releases: list[Release]) -> None:
                 (service,) = services
                 ports = service["spec"]["ports"]
             assert endpoint["port"] in [port["name"] for port in ports]
-            scraped.append(selector["app.kubernetes.io/component"])
+            scraped.append(tuple(selector.values()))
         assert len(scraped) == len(set(scraped))
 
 

@@ -134,6 +134,30 @@ def test_each_model_is_downloaded_and_tested_by_itself(release: Release) -> None
     assert "service/chat-baton-big-router" in release.notes
 
 
+def test_a_model_has_no_volume_and_no_route_of_the_release() -> None:
+    routed = {
+        "model": {"embedded": False, "path": "b", "volume": {"hostPath": "/srv"}},
+        "ingress": {"enabled": True, "host": "x.example.org", "className": "nginx"},
+        "httpRoute": {"enabled": True, "parent": {"name": "gateway"}, "hostname": "y.example.org"},
+        "models": {"code": {"model": {"repository": "owner/code"}}},
+    }
+    release = render(merged(DEMO, routed))
+    assert owned(release, "Ingress") == owned(release, "HTTPRoute") == {"chat-baton-router"}
+    assert owned(release, "PersistentVolumeClaim") == {"chat-baton-code-models"}
+    own = {"models": {"code": {"ingress": {"enabled": True, "host": "code.example.org"}}}}
+    found = {
+        each["metadata"]["name"]: each["spec"]
+        for each in render(merged(DEMO, routed, own)).of_kind("Ingress")
+    }
+    assert set(found) == {"chat-baton-router", "chat-baton-code-router"}
+    spec = found["chat-baton-code-router"]
+    assert spec["ingressClassName"] == "nginx"
+    (rule,) = spec["rules"]
+    assert rule["host"] == "code.example.org"
+    service = rule["http"]["paths"][0]["backend"]["service"]
+    assert service["name"] == "chat-baton-code-router"
+
+
 def test_zeros_of_a_model_count() -> None:
     gpus = {"prefill": {"gpu": {"count": 1}}, "workers": {"settings": {"worker.device": "auto"}}}
     without = {"model": {"embedded": True}, "prefill": {"gpu": {"count": 0}}}

@@ -15,10 +15,15 @@ values of the release but for its model and routes, and what it gives itself. */
 {{- end -}}
 
 {{- define "baton.modelValues" -}}
-{{- $none := dict
-  "model" (dict "name" "" "embedded" false "path" "" "repository" "" "revision" "main" "tokenSecret" "" "kvHeads" 0 "volume" (merge (dict "existingClaim" "" "hostPath" "") .root.Values.model.volume))
-  "ingress" (merge (dict "enabled" false "host" "") .root.Values.ingress)
-  "httpRoute" (merge (dict "enabled" false "hostname" "") .root.Values.httpRoute) -}}
+{{- /* `set` and not `merge`, for which an empty value is none */ -}}
+{{- $volume := deepCopy .root.Values.model.volume -}}
+{{- $_ := set (set $volume "existingClaim" "") "hostPath" "" -}}
+{{- $ingress := deepCopy .root.Values.ingress -}}
+{{- $_ := set (set $ingress "enabled" false) "host" "" -}}
+{{- $route := deepCopy .root.Values.httpRoute -}}
+{{- $_ := set (set $route "enabled" false) "hostname" "" -}}
+{{- $model := dict "name" "" "embedded" false "path" "" "repository" "" "revision" "main" "tokenSecret" "" "kvHeads" 0 "volume" $volume -}}
+{{- $none := dict "model" $model "ingress" $ingress "httpRoute" $route -}}
 {{- $base := merge $none (omit .root.Values "models" "model" "ingress" "httpRoute") -}}
 {{ include "baton.overlay" (dict "base" $base "own" .own) }}
 {{- end -}}
