@@ -134,6 +134,7 @@ class Hosts:
         self._ray.start_head()
         for host in HOSTS:
             self.start_node(host)
+        self._ray.wait_joined(HOSTS)  # Ray moves no worker to a node that joins later
         self.start_driver()
 
     def start_node(self, host: str) -> None:

@@ -76,6 +76,13 @@ class RayNodes:
         given = ("--resources", json.dumps(dict(resources)), "--num-cpus", str(cpus))
         self._start(name, environment, "--address", self.address, *given)
 
+    def wait_joined(self, names: Sequence[str]) -> None:
+        """Wait until these nodes, which start for the first time, have joined the head."""
+        until(
+            lambda: all("Ray runtime started" in self.log(name) for name in names),
+            lambda: "\n".join(map(self.log, names)),
+        )
+
     def in_node(
         self, name: str, command: Sequence[str], environment: Mapping[str, str], log: str
     ) -> subprocess.Popen[bytes]:
