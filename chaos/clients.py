@@ -75,6 +75,7 @@ class Clients:
         *,
         deadline_s: float,
         api_key: str = "",
+        connect_s: float = CONNECT_S,
         grpc_addresses: Mapping[str, str] | None = None,
     ) -> None:
         self.deadline_s = deadline_s
@@ -85,10 +86,11 @@ class Clients:
         self._grpc_addresses = grpc_addresses or {}
         self._asked = self._turn = 0
         self._api_key = api_key
+        self._connect_s = connect_s
 
     async def __aenter__(self) -> Clients:
         limits = httpx.Limits(max_keepalive_connections=0)  # each request a client of its own
-        timeout = httpx.Timeout(None, connect=CONNECT_S)
+        timeout = httpx.Timeout(None, connect=self._connect_s)
         key = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
         self._http = httpx.AsyncClient(limits=limits, timeout=timeout, headers=key)
         self._watching = [asyncio.create_task(self._watch(name)) for name in self._urls]
@@ -146,7 +148,9 @@ class Clients:
     ) -> Outcome:
         address = self._grpc_addresses[trace.router]
         try:
-            async with grpc_ask.asked(address, ask, within_s, self._api_key, CONNECT_S) as messages:
+            async with grpc_ask.asked(
+                address, ask, within_s, self._api_key, self._connect_s
+            ) as messages:
                 async for heard in messages:
                     self._heard(trace, heard)
                     if leave is not None and leave(trace):

@@ -22,6 +22,7 @@ from tests.support.pods.pod import Pod, port_number
 
 CLONE_NEWNET = 0x40000000
 DEADLINE_S = 90.0
+CONNECT_S = 10.0  # clients share a process with the pods' runner, which may keep them waiting
 END_S = 120.0
 SCRAPE_S = 10.0
 
@@ -85,7 +86,7 @@ class Load:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         urls = {"service": self._url}
         async with Clients(
-            urls, self._right, deadline_s=DEADLINE_S, api_key=self._api_key
+            urls, self._right, deadline_s=DEADLINE_S, api_key=self._api_key, connect_s=CONNECT_S
         ) as clients:
             self._begun.set()
             tasks = await offer(clients, self._asks, self._per_s, self._over)
