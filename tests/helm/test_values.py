@@ -201,3 +201,31 @@ def test_the_console_stays_on_the_pods_loopback() -> None:
         assert "9402" not in found
     assert has == ["--admin-port=9402"]  # on 127.0.0.1: `kubectl port-forward` reaches it
     assert keys[0]["valueFrom"]["secretKeyRef"] == {"name": "operators", "key": "admin-key"}
+
+
+@pytest.mark.parametrize(
+    ("form", "argument"),
+    [
+        ({}, "--set={}={}"),
+        ({"autoscaling": {"mode": "baton", "baton": {"ttftSeconds": 2}}}, "--set={}={}"),
+        ({"orchestrator": "kuberay"}, '"BATON_{}", "value": "{}"'),
+    ],
+    ids=["plain", "one group", "kuberay"],
+)
+def test_a_roles_zero_wins_over_the_value_of_all_workers(form: Values, argument: str) -> None:
+    ratio, chunk = "telemetry.trace_ratio", "step.prefill_tokens"
+    asked = {
+        "workers": {"settings": {ratio: 0.5, chunk: 1024}},
+        "decode": {"settings": {ratio: 0}},
+    }
+    if "orchestrator" in form:
+        ratio, chunk = (name.replace(".", "__").upper() for name in (ratio, chunk))
+    found = [
+        json.dumps(pod)
+        for labels, pod in render(merged(DEMO, asked, form)).pods()
+        if labels.get("app.kubernetes.io/component") in ("decode", "worker")
+    ]
+    assert found
+    for pod in found:
+        assert argument.format(ratio, 0) in pod and argument.format(ratio, 0.5) not in pod
+        assert argument.format(chunk, 1024) in pod

@@ -52,6 +52,11 @@ topologySpreadConstraints:
 {{- end -}}
 
 {{/* Settings as `--set` arguments, sorted by name. */}}
+{{- /* Puts the values of the mapping `own` into `into`, zeros and false too, which `merge` takes for none. */ -}}
+{{- define "baton.put" -}}
+{{- range $key, $value := .own }}{{- $_ := set $.into $key $value }}{{- end }}
+{{- end -}}
+
 {{- define "baton.settings" -}}
 {{- range $name, $value := . }}
 - --set={{ $name }}={{ $value }}
