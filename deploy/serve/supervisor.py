@@ -151,7 +151,7 @@ class Supervisor:
         try:
             return child, os.pidfd_open(child.pid)
         except OSError:
-            os.killpg(child.pid, signal.SIGKILL)
+            _signal_group(child, signal.SIGKILL)
             child.wait(WAKE_S)
             raise
 
@@ -167,7 +167,7 @@ class Supervisor:
                     self._end(child, ended)
                 if ready:
                     # The unreaped leader still holds its group's number: no stranger is hit.
-                    os.killpg(child.pid, signal.SIGKILL)
+                    _signal_group(child, signal.SIGKILL)
                     child.wait(WAKE_S)
                     return self._stop_read in ready
         finally:
@@ -175,10 +175,10 @@ class Supervisor:
 
     def _end(self, child: subprocess.Popen[bytes], ended: int) -> None:
         """Let it end within its grace, or within HURRY_TIMEOUT_S once it is hurried."""
-        os.killpg(child.pid, signal.SIGTERM)
+        _signal_group(child, signal.SIGTERM)
         ready, _, _ = select.select([ended, self._hurry_read], [], [], self._job.grace_s)
         if ready == [self._hurry_read] and not select.select([ended], [], [], SIGNAL_GAP_S)[0]:
-            os.killpg(child.pid, signal.SIGTERM)
+            _signal_group(child, signal.SIGTERM)
             select.select([ended], [], [], HURRY_TIMEOUT_S)
 
     def _bound_log(self) -> None:
@@ -214,6 +214,13 @@ class Supervisor:
             self._written = self._status
         except OSError as error:
             _print(f"the status of {self._job.name} was not written: {error}")
+
+
+def _signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to a child's group of processes. One that was killed before it had a group of
+    its own, just after the fork, has left none."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, number)
 
 
 def _print(text: str) -> None:

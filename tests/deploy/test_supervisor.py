@@ -276,6 +276,26 @@ def test_an_unwatchable_child_is_ended_before_the_next(
         assert [alive(pid) for (pid,) in calls] == [False, False, False, True]
 
 
+def test_a_child_killed_just_after_the_fork_is_started_again(
+    instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    real = subprocess.Popen
+
+    def killed_at_first(*command: Any, **given: Any) -> subprocess.Popen[bytes]:
+        child = real(*command, **given | {"start_new_session": bool(calls)})
+        calls.append(child.pid)
+        if len(calls) == 1:
+            child.kill()
+        return child
+
+    monkeypatch.setattr("baton.deploy.serve.supervisor.subprocess.Popen", killed_at_first)
+    with keeping(instance, python_job("a", SLEEP), proven=True):
+        assert wait_for(lambda: len(calls) == 2)
+        assert wait_for(lambda: state_of(instance, "a") == "running")
+    assert len(calls) == 2 and status(instance, "a").starts == 3  # with that which proved it
+
+
 def test_a_job_that_never_started_well_is_given_up_with_a_reason(
     instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
