@@ -93,6 +93,7 @@ class ImageStage:
         network. `shown` are mounts besides."""
         root = self.place / "root"
         steps = [*shown, self.mount(), f"mount -t proc proc {root}/proc",
+                 f"mount -t sysfs -o ro sysfs {root}/sys",  # UCX finds network devices there
                  f"mount --rbind /dev {root}/dev", *_host_mounts(root)]  # fmt: skip
         inside = f"cd {self.folder} && exec {shlex.join(words)}"
         steps += [
