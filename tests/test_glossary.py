@@ -181,7 +181,7 @@ def test_class_names_are_unique_within_a_package(package: str) -> None:
         "self._log.info(f'{worker} is sound')",
         "raise ValueError(f'{n} blocks are given back')",
         "print('meanwhile')",
-        "wait(3)  # it wakes nobody",
+        "wait(3)  # nobody waits",
     ],
 )
 def test_a_breach_is_found(code: str) -> None:
@@ -195,7 +195,7 @@ def test_a_breach_is_found(code: str) -> None:
         "whole = Soft = attempt = 1",
         "log.warning('worker drained', worker='nobody')",
         "x = 'nobody'",
-        "x = '# nobody'  # it wakes a thread",
+        "x = '# nobody'  # the loop waits",
         "raise ValueError(f'{n} blocks were returned')",
     ],
 )

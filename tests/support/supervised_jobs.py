@@ -1,0 +1,40 @@
+"""Jobs of a supervisor, and what their status and processes say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from baton.deploy.host.instance import (
+    Instance,
+    Job,
+    JobStatus,
+    read_status,
+)
+
+Wait = Callable[[Callable[[], bool]], bool]
+Start = Callable[[Job], JobStatus]
+
+SLEEP = "import time; time.sleep(600)"
+IGNORE_TERM = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "open('/proc/self/comm', 'w').write('deaf'); time.sleep(600)"
+)
+
+
+def python_job(name: str, code: str, grace_s: float = 10.0) -> Job:
+    return Job(name, (sys.executable, "-S", "-c", code), grace_s)
+
+
+def status(instance: Instance, name: str) -> JobStatus:
+    found = read_status(instance.folder, name)
+    assert found is not None
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
