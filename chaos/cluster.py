@@ -103,6 +103,7 @@ class Cluster:
         self._model = model or embedded_model()
         self.settings = ("pool.blocks=640", "worker.dtype=float32", "worker.threads=1", *settings)
         self.urls: dict[str, str] = {}  # of the routers
+        self._admin_urls: dict[str, str] = {}  # of the workers, as they were announced last
         self.grpc_addresses: dict[str, str] = {}  # of those that serve gRPC
         self._place = place
         self._members = members or FolderMembers(folder / "registry")
@@ -184,9 +185,9 @@ class Cluster:
         """The announced workers whose process this cluster started last, and which lives; of those
         that another process starts, all."""
         self._authority.renew()
-        return {
-            record.worker_id: record for record in self._members.workers() if self._is_own(record)
-        }
+        found = {each.worker_id: each for each in self._members.workers() if self._is_own(each)}
+        self._admin_urls |= {name: f"http://{each.admin_address}" for name, each in found.items()}
+        return found
 
     def _is_own(self, record: WorkerRecord) -> bool:
         name = record.worker_id
@@ -243,7 +244,7 @@ class Cluster:
         return soft
 
     def audit(self, name: str) -> dict[str, Any]:
-        answer = self._get(name, f"http://{self.records()[name].admin_address}/audit")
+        answer = self._get(name, f"{self._admin_url(name)}/audit")
         if answer.status_code != 200:
             raise ClusterError(f"{name}: {answer.text}")
         found: dict[str, Any] = answer.json()
@@ -256,9 +257,7 @@ class Cluster:
 
     def metrics(self, name: str) -> dict[str, float]:
         """All of a process, by name and labels as they are written."""
-        router = name.startswith("router")
-        url = self.urls[name] if router else f"http://{self.records()[name].admin_address}"
-        text = self._get(name, f"{url}/metrics").text
+        text = self._get(name, f"{self._admin_url(name)}/metrics").text
         found = re.findall(r"^([^#].*) (\S+)$", text, re.MULTILINE)
         return {series: float(value) for series, value in found}
 
@@ -306,6 +305,12 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(10)
+
+    def _admin_url(self, name: str) -> str:
+        if name.startswith("router"):
+            return self.urls[name]
+        self.records()  # of a worker that the registry has forgotten, the one last seen is left
+        return self._admin_urls[name]
 
     def _get(self, name: str, url: str) -> httpx.Response:
         """Raises ClusterError, with the logs, for a process that listens no more."""
