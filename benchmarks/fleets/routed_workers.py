@@ -22,6 +22,7 @@ from baton.models.embedded import embedded_model
 MODEL = "baton-tiny"
 START_S = 120.0
 ROOT = Path(__file__).parents[2]
+COMMON = ("security.tls=off", "telemetry.log_level=error")  # settings of every process
 
 
 class RoutedWorkers:
@@ -41,13 +42,15 @@ class RoutedWorkers:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-benchmark-")
         self._base = Path(self._folder.name)
         self._model = embedded_model()
-        self._settings = ["security.tls=off", "router.port=0", "telemetry.log_level=error"]
-        self._settings += settings
+        self._settings = [*COMMON, "router.port=0", *settings]
         self._admin = ["--admin-port=0"] if admin_key else []
         self.token, self.registry = secrets.token_hex(16), self._base / "registry"
         secret = {"BATON_TOKEN": self.token, "BATON_ADMIN_KEY": admin_key}
         self._environment = os.environ | secret
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._start_workers(workers, module)
+
+    def _start_workers(self, workers: Sequence[str], module: str) -> None:
         vocabulary = json.loads((self._model / "config.json").read_text())["vocab_size"]
         command = [*self._entry, module, f"--vocabulary={vocabulary}"]
         self._start("workers", [*command, f"--registry={self._base / 'registry'}", *workers])
@@ -125,6 +128,20 @@ class RoutedWorkers:
             )
         self._processes.append(started)
         return started
+
+
+class RoutedModelWorkers(RoutedWorkers):
+    """The same with a prefill and a decode worker that compute baton-tiny, a thread each."""
+
+    def __init__(self, entry: Sequence[str] = ()) -> None:
+        super().__init__([], entry=entry, module="baton.deploy.cli.main")
+
+    def _start_workers(self, workers: Sequence[str], module: str) -> None:
+        for role in ("prefill", "decode"):
+            command = [*self._entry, module, "worker", "--role", role, "--worker-id", f"{role}-0"]
+            command += ["--model", str(self._model), "--registry", str(self._base / "registry")]
+            command += [f"--set={setting}" for setting in (*COMMON, "worker.threads=1")]
+            self._start("workers", command)
 
 
 def _cpu_s(process: subprocess.Popen[bytes]) -> float:
