@@ -59,7 +59,9 @@ class Stage:
     async def back(self) -> None:
         """Start again whatever has ended, as its supervisor would, and wait until it serves."""
         dead = [name for name in self.cluster.names() if not self.cluster.alive(name)]
-        for name in sorted(dead):  # workers first: the wait for a router fails while others are dead
+        for name in sorted(
+            dead
+        ):  # workers first: the wait for a router fails while others are dead
             if name.startswith("router"):
                 await self.do(self.cluster.start_router, name)
             else:
