@@ -158,6 +158,34 @@ def test_a_model_has_no_volume_and_no_route_of_the_release() -> None:
     assert service["name"] == "chat-baton-code-router"
 
 
+def test_a_model_changes_one_limit_and_keeps_the_rest() -> None:
+    own = {"model": {"embedded": True}, "decode": {"resources": {"limits": {"memory": "6Gi"}}}}
+    large = {"workers": {"settings": {"pool.blocks": 1048576}}}
+    release = render(merged(DEMO, large, {"models": {"a": own}}))
+    container = container_of(release.named("StatefulSet", "a-decode"))
+    resources = container_of(release.named("StatefulSet", "baton-decode"))["resources"]
+    assert container["resources"] == {**resources, "limits": {"memory": "6Gi"}}
+    assert "--set=pool.blocks=1048576" in container["args"]
+
+
+def test_models_have_host_names_of_their_own_at_a_gateway() -> None:
+    gateway: Values = {"enabled": True, "parent": {"name": "gateway"}, "hostname": "x.example.org"}
+    base = merged(DEMO, {"httpRoute": gateway, "models": {"a": {"model": {"embedded": True}}}})
+
+    def routed(**route: Any) -> set[str]:
+        added = {"models": {"a": {"httpRoute": {"enabled": True, **route}}}}
+        return owned(render(merged(base, added)), "HTTPRoute")
+
+    both = {"chat-baton-router", "chat-baton-a-router"}
+    assert routed(hostname="a.example.org") == both
+    assert routed(hostname="x.example.org", parent={"name": "other"}) == both
+    with pytest.raises(helm_python.HelmError, match="models.a.httpRoute.hostname is x.example.org"):
+        routed(hostname="x.example.org")
+    base = merged(base, {"httpRoute": {"hostname": ""}})
+    with pytest.raises(helm_python.HelmError, match="hostname is empty .all host names., which an"):
+        routed()
+
+
 def test_zeros_of_a_model_count() -> None:
     gpus = {"prefill": {"gpu": {"count": 1}}, "workers": {"settings": {"worker.device": "auto"}}}
     without = {"model": {"embedded": True}, "prefill": {"gpu": {"count": 0}}}

@@ -134,9 +134,29 @@ def test_a_bad_value_beside_kuberay_is_named(change: Values, words: str) -> None
         render(merged(DEMO, {"orchestrator": "kuberay"}, change))
 
 
-def test_ranks_on_gpus_are_refused_by_name() -> None:
-    with pytest.raises(helm_python.HelmError, match="prefill.tp is 2, but ranks run on CPUs"):
+def test_each_rank_has_a_gpu_of_its_own() -> None:
+    words = "prefill.tp is 2, but prefill.gpu.count is 1, and each rank needs.*gpu.count=2"
+    with pytest.raises(helm_python.HelmError, match=words):
         render(merged(example("single-node-8gpu"), {"prefill": {"tp": 2}}))
+    ranked = {"prefill": {"tp": 2, "gpu": {"count": 2}}}
+    pool = render(merged(example("single-node-8gpu"), ranked)).named("StatefulSet", "prefill")
+    (container,) = pool["spec"]["template"]["spec"]["containers"]
+    assert "--set=worker.tp=2" in container["args"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
+
+
+@pytest.mark.parametrize(
+    ("place", "lacking", "words"),
+    [
+        ("router", {"limits": {"memory": None}}, "limits.memory is not set; set it"),
+        ("prefill", {"limits": None}, "limits.memory is not set; set it"),
+        ("decode", {"requests": None}, "requests is empty; give cpu and memory"),
+    ],
+)
+def test_resources_that_lack_a_value_are_named(place: str, lacking: Values, words: str) -> None:
+    """A user takes a default away by null."""
+    with pytest.raises(helm_python.HelmError, match=f"{place}.resources.{words}"):
+        render(merged(example("production"), {place: {"resources": lacking}}))
 
 
 def test_kv_ports_must_leave_the_workers_ports_free() -> None:
@@ -229,3 +249,17 @@ def test_a_roles_zero_wins_over_the_value_of_all_workers(form: Values, argument:
     for pod in found:
         assert argument.format(ratio, 0) in pod and argument.format(ratio, 0.5) not in pod
         assert argument.format(chunk, 1024) in pod
+
+
+@pytest.mark.parametrize("orchestrator", ["plain", "kuberay"])
+def test_large_numbers_are_written_in_digits(orchestrator: str) -> None:
+    """`1.048576e+06`, as Go writes a float, is no whole number to a worker."""
+    asked = {
+        "orchestrator": orchestrator,
+        "router": {"settings": {"router.max_body_bytes": 16777216}},
+        "workers": {"settings": {"pool.blocks": 1048576, "telemetry.trace_ratio": 0.25}},
+    }
+    text = json.dumps(render(merged(DEMO, asked)).documents)
+    for number in ("16777216", "1048576", "0.25"):
+        assert f'={number}"' in text or f'"value": "{number}"' in text
+    assert "e+0" not in text

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -50,12 +48,12 @@ from baton.simulation.capacity.tuning_report import (
     tuning_table,
     verdict,
 )
+from tests.support.chart import merged, render
 
 MODEL = TimingModel(
     "test", 1e5, ChunkTiming(0.004, 5e-5), StepTiming(0.008, 1e-4), AttentionTiming(1e-9, 2e-8)
 )
 FIT = Fit(MODEL, {"chunk": FitError(9, 0.05, 0.2), "step": FitError(9, 0.10, 0.2)})
-CHART = Path(__file__).parents[2] / "helm" / "baton"
 BASE = Layout(colocated=1)
 SIZES = [WorkerSize(2, FIT, 1 << 20)]
 TRACE = draw_trace("requests=60,rate=6,prompt=lognormal:1500:0.8,output=exponential:120")
@@ -165,9 +163,10 @@ def test_what_to_set_is_valid_for_settings_and_chart() -> None:
     values = chart_values(split)
     prefill = values["prefill"]
     assert (prefill["replicas"], prefill["tp"], prefill["gpu"]) == (3, 2, {"count": 2})
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    for name, each in values.items():
-        assert each.keys() <= schema["properties"][name]["properties"].keys()
+    pool = render(merged({"model": {"embedded": True}}, values)).named("StatefulSet", "prefill")
+    (worker,) = pool["spec"]["template"]["spec"]["containers"]
+    assert pool["spec"]["replicas"] == 3
+    assert {"--set=worker.tp=2", "--set=step.chunk_tokens=4096"} <= set(worker["args"])
     assert "--prefill 3 --decode 1 --set router.placement=auto" in how_to_set(split)[0]
     together = candidate(colocated=4)
     assert chart_values(together) == {} and "placement=local" in how_to_set(together)[0]

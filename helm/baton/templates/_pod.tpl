@@ -51,15 +51,20 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
-{{/* Settings as `--set` arguments, sorted by name. */}}
-{{- /* Puts the values of the mapping `own` into `into`, zeros and false too, which `merge` takes for none. */ -}}
+{{/* Puts the values of the mapping `own` into `into`, zeros and false too, which `merge` takes for none. */}}
 {{- define "baton.put" -}}
 {{- range $key, $value := .own }}{{- $_ := set $.into $key $value }}{{- end }}
 {{- end -}}
 
+{{/* A setting's value as text. A number of a values file is a float, which Go writes as 1e+06. */}}
+{{- define "baton.text" -}}
+{{- if and (kindIs "float64" .) (eq . (floor .)) -}}{{ printf "%.0f" . }}{{- else -}}{{ . }}{{- end -}}
+{{- end -}}
+
+{{/* Settings as `--set` arguments, sorted by name. */}}
 {{- define "baton.settings" -}}
 {{- range $name, $value := . }}
-- --set={{ $name }}={{ $value }}
+- --set={{ $name }}={{ include "baton.text" $value }}
 {{- end }}
 {{- end -}}
 

@@ -19,7 +19,19 @@ value and the remedy. */}}
 {{- include "baton.fail" (list $ "models has further models, but orchestrator is kuberay, which has one RayCluster; set orchestrator=plain, or install a release for each model") -}}
 {{- end -}}
 {{- $hosts := dict -}}
+{{- $routes := dict -}}
+{{- if .Values.httpRoute.enabled -}}
+{{- $_ := set $routes (printf "%s/%s" .Values.httpRoute.parent.name .Values.httpRoute.hostname) "" -}}
+{{- end -}}
 {{- range $key, $own := .Values.models -}}
+{{- $hostname := dig "httpRoute" "hostname" "" $own -}}
+{{- if dig "httpRoute" "enabled" false $own -}}
+{{- $route := printf "%s/%s" (dig "httpRoute" "parent" "name" $.Values.httpRoute.parent.name $own) $hostname -}}
+{{- if hasKey $routes $route -}}
+{{- include "baton.fail" (list $ (printf "models.%s.httpRoute.hostname is %s, which another model of the release has at the same Gateway; give each model a host name of its own" $key ($hostname | default "empty (all host names)"))) -}}
+{{- end -}}
+{{- $_ := set $routes $route $key -}}
+{{- end -}}
 {{- $host := dig "ingress" "host" "" $own -}}
 {{- if and $host (or (hasKey $hosts $host) (eq $host $.Values.ingress.host)) -}}
 {{- include "baton.fail" (list $ (printf "models.%s.ingress.host is %s, which another model of the release has; give each model a host of its own" $key $host)) -}}
@@ -58,6 +70,12 @@ value and the remedy. */}}
 {{- include "baton.fail" (list $ "redis.url is set and secrets.existing is empty: the Secret that the hook creates has no password of your Redis; set secrets.existing to a Secret with token, api-keys and, if your Redis has a password, redis-password") -}}
 {{- end -}}
 {{- range $place, $resources := dict "router" .Values.router.resources "prefill" .Values.prefill.resources "decode" .Values.decode.resources "kuberay.head" .Values.kuberay.head.resources "autoscaling.baton" .Values.autoscaling.baton.resources -}}
+{{- if not $resources.requests -}}
+{{- include "baton.fail" (list $ (printf "%s.resources.requests is empty; give cpu and memory, such as cpu: 1 and memory: 1Gi" $place)) -}}
+{{- end -}}
+{{- if not (dig "limits" "memory" "" $resources) -}}
+{{- include "baton.fail" (list $ (printf "%s.resources.limits.memory is not set; set it, so that one pod cannot take a node's memory" $place)) -}}
+{{- end -}}
 {{- range $kind := list "cpu" "memory" -}}
 {{- $least := get $resources.requests $kind -}}
 {{- $most := get $resources.limits $kind -}}
@@ -70,8 +88,8 @@ value and the remedy. */}}
 {{- $pool := get $.Values $role -}}
 {{- $tp := int $pool.tp -}}
 {{- $heads := int $model.kvHeads -}}
-{{- if and (gt $tp 1) (gt (int $pool.gpu.count) 0) -}}
-{{- include "baton.fail" (list $ (printf "%s.tp is %d, but ranks run on CPUs alone in this version; set %s.tp=1 and add replicas, or set %s.gpu.count=0" $role $tp $role $role)) -}}
+{{- if and (gt (int $pool.gpu.count) 0) (gt $tp (int $pool.gpu.count)) -}}
+{{- include "baton.fail" (list $ (printf "%s.tp is %d, but %s.gpu.count is %d, and each rank needs a GPU of its own; set %s.gpu.count=%d, or lower %s.tp" $role $tp $role (int $pool.gpu.count) $role $tp $role)) -}}
 {{- end -}}
 {{- if ne (mod $tp (int $pool.ep)) 0 -}}
 {{- include "baton.fail" (list $ (printf "%s.ep is %d, but the %d ranks of %s.tp cannot form %d equal groups; set %s.ep to a divisor of %s.tp" $role (int $pool.ep) $tp $role (int $pool.ep) $role $role)) -}}
