@@ -46,7 +46,7 @@ from baton.runtime.errors import ConfigError, DeviceLost
 Stalls: TypeAlias = dict[int, tuple[int, int]]  # by rank: commands that it has read, polls since
 
 _WATCH_S = 0.1
-_HUNG_S = 2.0  # in which a rank reads none of the commands that wait for it
+_HUNG_S = 2.0  # in which a rank that compiles nothing reads none of the commands that wait
 HUNG_POLLS = round(_HUNG_S / _WATCH_S)  # time in which this process is stopped has none
 
 

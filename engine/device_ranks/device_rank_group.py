@@ -49,6 +49,7 @@ class DeviceRankGroup(RankGroup):
         self.joined: Collectives | None = None  # the leader's end of the ranks' group
         self.closed = threading.Event()
         self._reads = counters(memories[0], options.ranks)
+        self._compiling = compiling_flags(memories[0], options.ranks)
         super().__init__(options, memories)
 
     def send(self, command: IntEnum, arrays: Sequence[NDArray[Any]] = ()) -> None:
@@ -63,9 +64,9 @@ class DeviceRankGroup(RankGroup):
         self._sent += 1
 
     def behind(self) -> dict[int, int]:
-        """Return how many commands each rank has read that has others to read."""
-        reads = enumerate(self._reads[1:].tolist(), start=1)
-        return {rank: read for rank, read in reads if read < self._sent}
+        """Return how many commands each rank has read that has others to read and compiles no
+        kernel: its first use of one may take longer than the leader's."""
+        return ranks_behind(self._reads, self._compiling, self._sent)
 
     def give_pools(
         self, options: RankOptions, handles: Sequence[tuple[str, Sequence[int]]]
@@ -98,3 +99,19 @@ class DeviceRankGroup(RankGroup):
 def counters(memory: SharedMemory, ranks: int) -> NDArray[np.int64]:
     """Return, for each rank, how many commands it has read. A rank writes its own number alone."""
     return memory.array()[: 8 * ranks].view(np.int64)
+
+
+def compiling_flags(memory: SharedMemory, ranks: int) -> NDArray[np.int64]:
+    """Return, for each rank, whether it compiles a kernel. A rank writes its own flag alone."""
+    return memory.array()[8 * ranks : 16 * ranks].view(np.int64)
+
+
+def ranks_behind(
+    reads: NDArray[np.int64], compiling: NDArray[np.int64], sent: int
+) -> dict[int, int]:
+    """Return how many of the `sent` commands each rank from 1 on has read, if not all, and if it
+    compiles no kernel."""
+    found = zip(reads[1:].tolist(), compiling[1:].tolist(), strict=True)
+    return {
+        rank: read for rank, (read, busy) in enumerate(found, start=1) if read < sent and not busy
+    }

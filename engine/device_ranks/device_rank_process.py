@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from baton.engine.device_ranks.collectives import Collectives
 from baton.engine.device_ranks.device_command import DeviceCommand
 from baton.engine.device_ranks.device_rank_decoder import DeviceRankDecoder
-from baton.engine.device_ranks.device_rank_group import counters
+from baton.engine.device_ranks.device_rank_group import compiling_flags, counters
 from baton.engine.device_ranks.following_graphs import FollowingGraphs
 from baton.engine.device_ranks.loaded_rank import LoadedDeviceRank, device_of, load_device_rank
 from baton.engine.device_ranks.pool_memory import mapped
@@ -35,6 +35,7 @@ from baton.engine.ranks.rank_link import receive, refuse
 from baton.engine.ranks.rank_message import BELL, SLOT_BYTES, SLOTS, read_arrays, slot_of
 from baton.engine.ranks.rank_options import RankOptions
 from baton.engine.ranks.shared_memory import SharedMemory
+from baton.engine.scheduling.compile_clock import clock
 from baton.runtime.errors import BatonError
 
 _PR_SET_PDEATHSIG = 1
@@ -71,9 +72,10 @@ class DeviceRank:
         """`descriptors`: of the counters and of the commands' memory."""
         options = loaded.options
         self._link, self._loaded, self._collectives = link, loaded, collectives
-        self._counters = counters(
-            SharedMemory(descriptors[0], options.memory_bytes[0]), options.ranks
-        )
+        own = SharedMemory(descriptors[0], options.memory_bytes[0])
+        self._counters = counters(own, options.ranks)
+        self._compiling = compiling_flags(own, options.ranks)
+        clock.watch(self._publish_compiling)
         self._commands = SharedMemory(descriptors[1], SLOTS * SLOT_BYTES).array()
         self._pool: KvPool | None = None
         self._decoder: DeviceRankDecoder | None = None
@@ -93,6 +95,9 @@ class DeviceRank:
                 self._link.send(json.dumps({"released": self._loaded.options.rank}).encode())
             else:
                 self._compute(DeviceCommand(command), arrays)
+
+    def _publish_compiling(self, active: bool) -> None:
+        self._compiling[self._loaded.options.rank] = active
 
     def _compute(self, command: DeviceCommand, arrays: list[NDArray[np.generic]]) -> None:
         decoder, graphs, pool = self._decoder, self._graphs, self._pool

@@ -23,18 +23,26 @@ class CompileClock:
         self._active = 0
         self._since_s = 0.0
         self._finished_s = 0.0
+        self._changed: Callable[[bool], None] | None = None
+
+    def watch(self, changed: Callable[[bool], None]) -> None:
+        """Call `changed`, which must not wait, with True when a first compilation begins and with
+        False when the last has ended."""
+        self._changed = changed
 
     def begin(self) -> None:
         with self._lock:
             self._active += 1
             if self._active == 1:
                 self._since_s = self._now_s()
+                self._report(True)
 
     def end(self) -> None:
         """Record the end of a compilation; an end without a begin has no effect."""
         with self._lock:
             if self._active == 1:
                 self._finished_s += self._now_s() - self._since_s
+                self._report(False)
             self._active = max(0, self._active - 1)
 
     def abort(self) -> None:
@@ -42,12 +50,17 @@ class CompileClock:
         with self._lock:
             if self._active:
                 self._finished_s += self._now_s() - self._since_s
+                self._report(False)
             self._active = 0
 
     def seconds(self) -> float:
         with self._lock:
             active_s = self._now_s() - self._since_s if self._active else 0.0
             return self._finished_s + active_s
+
+    def _report(self, active: bool) -> None:
+        if self._changed is not None:
+            self._changed(active)
 
 
 clock = CompileClock()

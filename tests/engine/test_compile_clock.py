@@ -54,6 +54,22 @@ def test_what_has_failed_does_not_go_on() -> None:
     assert clock.seconds() == 4
 
 
+def test_a_watcher_hears_the_first_begin_and_the_last_end() -> None:
+    clock, seen = CompileClock(), list[bool]()
+    clock.watch(seen.append)
+    clock.begin()
+    clock.begin()
+    clock.end()
+    assert seen == [True]
+    clock.end()
+    clock.end()  # one too many
+    assert seen == [True, False]
+    clock.begin()
+    clock.abort()
+    clock.abort()
+    assert seen == [True, False, True, False]
+
+
 def test_numba_is_heard() -> None:
     assert compiled.compiled  # importing it is what lets the clock hear
     before_s = compile_clock.clock.seconds()

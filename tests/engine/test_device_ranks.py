@@ -5,10 +5,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from baton.engine.device_ranks.device_loading import Stalls, counted_stalls
+from baton.engine.device_ranks.device_rank_group import (
+    COUNTER_BYTES,
+    compiling_flags,
+    counters,
+    ranks_behind,
+)
+from baton.engine.device_ranks.device_rank_process import DeviceRank
+from baton.engine.ranks.rank_message import SLOT_BYTES, SLOTS
+from baton.engine.ranks.shared_memory import SharedMemory
+from baton.engine.scheduling import compile_clock
 
 
 @pytest.mark.timeout(300)  # four interpreters share two cores
@@ -45,3 +57,23 @@ def test_only_a_rank_that_reads_nothing_stalls() -> None:
     for poll in range(30):
         stalls = counted_stalls(stalls, {1: 7, 2: poll} | ({3: 5} if poll % 10 else {}))
     assert stalls == {1: (7, 29), 2: (29, 0), 3: (5, 8)}
+
+
+def test_a_rank_that_compiles_is_not_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first use of a kernel may take seconds longer than the leader's."""
+    clock = compile_clock.CompileClock()
+    monkeypatch.setattr("baton.engine.device_ranks.device_rank_process.clock", clock)
+    sizes = COUNTER_BYTES, SLOTS * SLOT_BYTES
+    memories = [SharedMemory.create(size) for size in sizes]
+    options = SimpleNamespace(rank=2, ranks=4, memory_bytes=sizes)
+    loaded: Any = SimpleNamespace(options=options)
+    unused: Any = None
+    DeviceRank(unused, loaded, unused, [memory.descriptor for memory in memories])
+    reads, compiling = counters(memories[0], 4), compiling_flags(memories[0], 4)
+    reads[:] = 0, 5, 3, 3
+    clock.begin()
+    assert ranks_behind(reads, compiling, sent=5) == {3: 3}
+    clock.end()
+    assert ranks_behind(reads, compiling, sent=5) == {2: 3, 3: 3}
+    for memory in memories:
+        os.close(memory.descriptor)
