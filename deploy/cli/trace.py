@@ -121,8 +121,8 @@ def _hidden_title(found: dict[str, Any]) -> str:
     reading_us = covered((begin, landed) for begin, landed, *_ in found["offers"])
     speed = found["read_bytes"] / 1e3 / max(1, reading_us)
     title = f"handoff: {found['read_bytes'] / 1e6:.1f} MB, {found['reads']} READs, {speed:.2f} GB/s"
-    if found["transport"]:
-        title += f" over {found['transport']}"
+    if transport := found.get("transport"):  # routers of an older version name none
+        title += f" over {transport}"
     return f"{title} (`{HIDDEN}`: not in the sum)"
 
 

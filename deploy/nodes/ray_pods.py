@@ -49,7 +49,7 @@ def pods_of(cluster: Document, listed: Document) -> list[RayPod]:
     RayCluster without such annotations."""
     groups = {each["groupName"]: each["template"] for each in worker_groups(cluster)}
     groups[HEAD] = cluster["spec"]["headGroupSpec"]["template"]
-    wanted = {name: _definition(template["metadata"]) for name, template in groups.items()}
+    wanted = {name: _definition(each.get("metadata", {})) for name, each in groups.items()}
     for name, found in wanted.items():
         if not found:
             raise ConfigError(
@@ -102,7 +102,7 @@ def deletion_patch(cluster: Document, pod: RayPod) -> list[dict[str, Any]]:
 
 
 def worker_groups(cluster: Document) -> Sequence[Document]:
-    groups: Sequence[Document] = cluster["spec"]["workerGroupSpecs"]
+    groups: Sequence[Document] = cluster["spec"].get("workerGroupSpecs", ())
     return groups
 
 

@@ -95,6 +95,13 @@ def test_a_raycluster_without_annotations_is_refused() -> None:
         pods_of(raycluster(definition=""), {"items": []})
 
 
+def test_a_raycluster_of_another_chart_is_refused() -> None:
+    """Templates need no metadata, and a RayCluster needs no groups of workers."""
+    foreign = {"spec": {"headGroupSpec": {"template": {"spec": {"containers": []}}}}}
+    with pytest.raises(ConfigError, match="the group head .* has no annotation"):
+        pods_of(foreign, {"items": []})
+
+
 def test_the_patch_names_the_pod_in_its_own_group() -> None:
     patch = deletion_patch(raycluster(), RayPod("decode-1", "decode", False, True, False))
     assert patch == [

@@ -40,6 +40,8 @@ def test_each_phase_has_a_bar_where_it_was() -> None:
     (hidden,) = [line for line in lines if "9 blocks fetched" in line]
     assert "." * 3 in hidden and "#" not in hidden
     assert any("4.0 MB, 2 READs, 0.40 GB/s over shared memory (" in line for line in lines)
+    older = {name: value for name, value in FOUND.items() if name != "transport"}
+    assert any("2 READs, 0.40 GB/s (" in line for line in waterfall(older, 100))
 
 
 def test_the_speed_counts_overlapping_reads_once() -> None:
