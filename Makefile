@@ -38,7 +38,7 @@ PACKAGES := decode_worker deploy engine kv_transfer models planner prefill_worke
 # Tests that start processes do not run beside those that fill all cores: tests of whole fleets run
 # one after the other, the others, which wait for most of their time, four at a time. Tests that
 # measure how long something takes are marked `timed` and run last.
-PODS := $(patsubst %,tests/helm/test_%.py,release_under_load rendered_pods running_raycluster running_release)
+PODS := $(patsubst %,tests/helm/test_%.py,release_under_load rendered_pods running_controller running_raycluster running_release)
 FLEETS := tests/chaos tests/clients tests/e2e $(PODS)
 STARTERS := tests/benchmarks tests/deploy
 # Tests over the text of all code: part of `make check`, and not run again by `make test`.
@@ -55,7 +55,7 @@ LINKS := $(PACKAGES:%=build/typing/baton/%)
 CLIENTS := build/clients/browser build/clients/openai2 build/clients/openai3
 LARGE_CLIENTS := build/clients/aiperf build/clients/guidellm build/clients/lmeval build/clients/vercel
 
-# Where it is set, each of the hundreds of processes compiles Baton's code anew.
+# Where it is set, each of the hundreds of processes compiles Baton's code again.
 unexport PYTHONDONTWRITEBYTECODE
 # Two torch processes that spin on the same cores slow each other thirty times.
 export OMP_WAIT_POLICY := passive

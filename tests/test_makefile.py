@@ -54,6 +54,15 @@ def test_every_folder_marked_nightly_is_run_by_make_nightly() -> None:
     assert set(named.split()) == marked
 
 
+def test_tests_that_run_pods_run_one_after_the_other() -> None:
+    """Beside tests that fill all cores their processes would not answer in time."""
+    starts = re.compile(r"^from tests\.support\.(?:rendered_pods|pods\.cluster) import", re.M)
+    tests = (MAKEFILE.parent / "tests" / "helm").glob("test_*.py")
+    found = {path.stem.removeprefix("test_") for path in tests if starts.search(path.read_text())}
+    (named,) = re.findall(r"^PODS := .*,(.*)\)$", MAKEFILE.read_text(), re.MULTILINE)
+    assert set(named.split()) == found
+
+
 def test_nightly_folders_keep_a_smoke_test_in_make_test() -> None:
     for conftest in MAKEFILE.parent.glob("tests/*/conftest.py"):
         if names := re.findall(r"^SMOKE = \{(.*)\}$", conftest.read_text(), re.MULTILINE):
