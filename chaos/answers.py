@@ -30,7 +30,7 @@ class Choice:
         self.tokens += piece.tokens
         self.logprobs += piece.logprobs
         self.text += piece.text
-        self.finish += piece.finish  # an answer that ends twice has an end like no other
+        self.finish += piece.finish  # two reasons equal no right one
 
     def begins(self, whole: Choice) -> bool:
         """Whether it may still become that one, or is it if it has ended."""

@@ -28,7 +28,7 @@ from benchmarks.figures.handoff_opening import open_handoff
 OFFERS_S = 60.0
 READ_S = 10.0
 REPEATS = 3
-SETTLE_S = 0.05  # the granter makes its sums at the same time
+SETTLE_S = 0.05  # in which the granter computes checksums
 RENEW_S = 0.4
 LEASE_MS = 10_000
 

@@ -28,7 +28,8 @@ class AdminHttpProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _head_complete = False
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP's
+    # uvicorn's own signature: its connections are TCP's
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._accepted_s = self.loop.time()
         self._close_after(HEAD_TIMEOUT_S)

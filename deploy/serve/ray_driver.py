@@ -171,7 +171,7 @@ def drive(folder: Path, gpus: Mapping[str, float], address: str) -> None:
         actors = place(ray, folder, gpus)  # they live as long as this reference
         write_private(folder / "ray.placed", os.environ.get(INSTANCE_KEY, ""))
         while not ending:
-            time.sleep(TEND_S)  # Ray's actors report nothing; a signal ends the sleep
+            time.sleep(TEND_S)  # Ray's actors report nothing; a signal is seen after it
         for actor in actors:
             ray.kill(actor)
     finally:

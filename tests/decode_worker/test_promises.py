@@ -129,7 +129,7 @@ def test_the_first_preemption_leaves_the_common_prompt_accounted() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_the_books_never_count_less_than_what_is_held(data: st.DataObject) -> None:
-    """Whichever ends when, and whichever is preempted: what runs has credit for all its blocks."""
+    """Whatever ends or is preempted, each request that runs has credit for all its blocks."""
     books = Books(blocks=data.draw(st.sampled_from([40, 60, 200])))
     requests = [
         books.submit(data.draw(st.integers(1, 40)), n=data.draw(st.integers(1, 4)), max_tokens=24)

@@ -227,5 +227,5 @@ def test_a_supervisor_with_a_full_disk_keeps_its_job(
     os.kill(child, signal.SIGKILL)
     assert wait_for(lambda: both != set(processes_of(instance.instance_id)))
     assert wait_for(lambda: len(processes_of(instance.instance_id)) == 2)
-    instance.end_job("a")  # which nobody can tell it: it ends with the instance
+    instance.end_job("a")  # no signal reaches it: it ends with the instance
     assert is_locked(instance.folder / "a.lock")

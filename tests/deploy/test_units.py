@@ -73,11 +73,9 @@ def test_settings_and_files_of_a_unit_exist(unit: Path) -> None:
 def stop_s(command: str) -> float:
     """Return the longest time that a command takes to stop with the default settings."""
     config = Config()
-    router_s = config.router.leave_s + config.router.drain_s
-    times = {"router": router_s, "worker": config.worker.drain_s}
-    return times.get(
-        command, router_s + config.worker.drain_s
-    )  # `baton serve`: one, then the other
+    router_s, worker_s = config.router.leave_s + config.router.drain_s, config.worker.drain_s
+    both_s = router_s + worker_s  # `baton serve` stops the router, then the workers
+    return {"router": router_s, "worker": worker_s, "serve": both_s}[command]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)

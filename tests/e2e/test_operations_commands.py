@@ -115,7 +115,7 @@ def until(happened: Callable[[], bool], *processes: subprocess.Popen[str]) -> No
     while not happened():
         assert time.monotonic() < deadline_s, "it never happened"
         assert all(each.poll() is None for each in processes), "a process has ended"
-        time.sleep(0.2)  # a process tells its state to none but who asks
+        time.sleep(0.2)  # a process tells its state only when asked
 
 
 def end(processes: list[subprocess.Popen[str]]) -> None:

@@ -79,8 +79,8 @@ class _Target:
 
 @contextmanager
 def compiling_for(capability: int) -> Iterator[list[Any]]:
-    """Launches only compile here; yields the list of what they compiled. The process has
-    no use for a GPU afterwards: Triton keeps looking at this target."""
+    """Let launches compile and not run while the context lasts, and yield the list of what they
+    compiled. The process cannot use a GPU afterwards: Triton keeps looking at this target."""
     made: list[Any] = []
     launch = JITFunction.run
 

@@ -49,7 +49,7 @@ def error(out: Tensor, reference: Tensor) -> float:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Every `torch.empty` is filled with NaN (the largest number, where integers) here."""
+    """Fill every `torch.empty` with NaN (integers: the largest number) while the context lasts."""
     before = torch.utils.deterministic.fill_uninitialized_memory
     was, warned = (
         torch.are_deterministic_algorithms_enabled(),

@@ -1,4 +1,4 @@
-"""Bodies that do not come, on real sockets: they keep no client out, and hear why they ended."""
+"""Bodies that do not come, on real sockets: they keep no client out, and the answer says why."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Chats of many kinds through templates like those of known families, against transformers.
 
-The templates in families/ are our own words; the constructs are those of the public ones: which set
-what in which scope, what counts as iterable, how numbers and objects are printed, what is trimmed.
+The templates in families/ are our own words; the constructs are those of the public ones: what is
+set in which scope, what counts as iterable, how numbers and objects are printed, what is trimmed.
 """
 
 from __future__ import annotations

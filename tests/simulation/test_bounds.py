@@ -1,4 +1,4 @@
-"""Storms reach the budget of moves and the cap of ejection, and what passes them is seen."""
+"""Storms reach the budget of moves and the cap of ejection, and a breach of either is seen."""
 
 from __future__ import annotations
 
