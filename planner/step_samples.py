@@ -23,6 +23,7 @@ from baton.planner.timing_fit import (
     Fit,
     FitError,
     TimingSample,
+    fit_error,
     fit_timing_line,
     non_negative_least_squares,
 )
@@ -73,8 +74,8 @@ def fit_steps_together(
     others: Sequence[TimingSample] = (),
 ) -> Fit:
     """Fit all steps, and the transfer and host samples among `others`. The errors are those of the
-    steps with prompt tokens (chunk) and of those without (step). Raises ConfigError with too few
-    steps of either."""
+    steps with prompt tokens (chunk) and of those without (step), and of what `others` has. Raises
+    ConfigError with too few steps of either."""
     timed = [each for each in steps if each.seconds > 0]
     chunks = [each for each in timed if each.work.prompt_tokens]
     plain = [each for each in timed if not each.work.prompt_tokens]
@@ -89,7 +90,11 @@ def fit_steps_together(
     ]
     model = min(fitted, key=lambda each: _error(each, timed).median)
     errors = {"chunk": _error(model, chunks), "step": _error(model, plain)}
-    return Fit(_with_lines(model, others), errors)
+    model = _with_lines(model, others)
+    for kind in ("transfer", "host"):
+        if samples := [sample for sample in others if sample.kind == kind]:
+            errors[kind] = fit_error(model, samples)
+    return Fit(model, errors)
 
 
 def _with_lines(model: TimingModel, others: Sequence[TimingSample]) -> TimingModel:

@@ -96,22 +96,22 @@ def _add_advise(command: argparse.ArgumentParser) -> None:
 def _controller(options: argparse.Namespace) -> None:
     from baton.deploy.control.controller_process import run_controller
 
-    cluster = _one_cluster(options)
+    cluster = one_cluster(options)
     run_controller(config_of(options), cluster, acts=options.act, port=options.port)
 
 
 def _advise(options: argparse.Namespace) -> None:
     from baton.deploy.control.advice_process import run_once, run_watch
 
-    config, cluster = config_of(options), _one_cluster(options)
-    routers = _routers(options.router, cluster.name)
+    config, cluster = config_of(options), one_cluster(options)
+    routers = routers_of(options.router, cluster.name)
     if options.watch:
         run_watch(config, cluster, routers)
     else:
         run_once(config, cluster, routers, as_json=options.json, save=options.save)
 
 
-def _routers(urls: list[str], instance: str) -> list[RouterAdmin]:
+def routers_of(urls: list[str], instance: str) -> list[RouterAdmin]:
     """Return the admin ports with their key: those given, or that of an instance of this host."""
     from baton.deploy.control.router_admin import RouterAdmin
     from baton.deploy.host.instance import ADMIN_KEY, ADMIN_KEY_FILE, live_instances
@@ -131,7 +131,8 @@ def _routers(urls: list[str], instance: str) -> list[RouterAdmin]:
     )
 
 
-def _one_cluster(options: argparse.Namespace) -> Cluster:
+def one_cluster(options: argparse.Namespace) -> Cluster:
+    """Return the cluster that the flags name, or the one that runs here. Raises ConfigError."""
     clusters = _clusters(options)
     if len(clusters) != 1:
         names = ", ".join(each.name for each in clusters) or "none"

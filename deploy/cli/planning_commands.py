@@ -1,10 +1,17 @@
-"""The planning commands `calibrate`, `simulate` and `tune`. None needs a server or a GPU."""
+"""The planning commands `calibrate`, `simulate` and `tune`. None needs a GPU.
+
+`calibrate` takes lines of own measurements, published times of whole servers or of kernels, or what
+a fleet that runs has recorded: its workers' steps, and the spans of its routers' traces.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,19 +26,24 @@ from baton.deploy.bench.traffic_options import (
     share,
     write_json,
 )
-from baton.deploy.cli.arguments import add_command
-from baton.deploy.serve.flag_values import new_file, whole
+from baton.deploy.cli.arguments import add_command, add_registry, add_settings, config_of
+from baton.deploy.serve.flag_values import default_of, new_file, setting, whole
 from baton.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
+    from baton.planner.timing_fit import Fit
     from baton.simulation.capacity.tuning_candidates import WorkerSize
 
 DEFAULT_POOL_TOKENS = 1 << 20
+NO_TIMING = (
+    "--timing is missing: `baton advise --save FOLDER` writes the times of a fleet that runs, and "
+    "`baton calibrate` fits published or own ones"
+)
 _Value = TypeVar("_Value")
 
 
 def add_calibrate(commands: Any) -> None:
-    text = "fit a timing model for `baton simulate` to measured samples, and print its errors"
+    text = "fit a timing model for `baton simulate` to measurements, and print its errors"
     command = add_command(commands, "calibrate", text, _calibrate)
     source = command.add_mutually_exclusive_group(required=True)
     source.add_argument(
@@ -41,41 +53,75 @@ def add_calibrate(commands: Any) -> None:
         "--points", type=Path, metavar="CSV",
         help="published TTFT and TPOT, in the columns of aiconfigurator's silicon tables",
     )  # fmt: skip
+    source.add_argument(
+        "--tables", type=Path, metavar="FOLDER",
+        help="published times of kernels, aiconfigurator's Parquet files; needs pyarrow",
+    )  # fmt: skip
+    source.add_argument(
+        "--instance", metavar="NAME", help="a fleet that runs here, as `baton ps` shows it"
+    )
+    add_registry(source, "a cluster that runs; needs BATON_TOKEN and [security]")
+    command.add_argument(
+        "--router", action="append", metavar="URL", default=[],
+        help="admin port of a router of that cluster, once for each; needs BATON_ADMIN_KEY",
+    )  # fmt: skip
     command.add_argument("--name", required=True, help="name of the model and its device")
     command.add_argument(
-        "--kv-bytes", type=whole(1, 1 << 40), required=True, metavar="N",
-        help="bytes of KV of one token, in all layers",
+        "--kv-bytes", type=whole(1, 1 << 40), metavar="N",
+        help="--samples and --points: bytes of KV of one token, in all layers",
     )  # fmt: skip
-    command.add_argument("--model", metavar="ID", help="--points: the value of model_path")
+    _add_published(command)
+    command.add_argument(
+        "--out", type=new_file, required=True, metavar="FILE", help="write the model here, as JSON"
+    )
+    add_settings(command)
+
+
+def _add_published(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--model", metavar="MODEL",
+        help="--points: the value of model_path; --tables: a model folder (config.json is enough) "
+        "or a hub id",
+    )  # fmt: skip
     command.add_argument(
         "--system", default="h200_sxm", help="--points: the device (default: %(default)s)"
     )
     command.add_argument(
-        "--backend", default="vllm", help="--points: the server (default: %(default)s)"
-    )
-    command.add_argument(
-        "--tp", type=whole(1, 1024), default=1, metavar="N",
-        help="--points: tensor parallelism (default: %(default)s)",
+        "--backend", default="vllm",
+        help="--points, --tables: the server that was measured (default: %(default)s)",
     )  # fmt: skip
     command.add_argument(
-        "--out", type=new_file, required=True, metavar="FILE", help="write the model here, as JSON"
-    )
+        "--tp", type=whole(1, 1024), metavar="N",
+        help="--points, --tables: tensor parallelism (default: 1)",
+    )  # fmt: skip
+    command.add_argument(
+        "--gemm-dtype", choices=("bfloat16", "fp8", "fp8_block"), default="bfloat16",
+        help="--tables: dtype of matrix products (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--cache-dtype", choices=("bfloat16", "fp8"), default="bfloat16",
+        help="--tables: dtype of the KV cache (default: %(default)s)",
+    )  # fmt: skip
 
 
 def add_simulate(commands: Any) -> None:
     text = "how a layout of workers would serve recorded or drawn traffic, on virtual time"
     command = add_command(commands, "simulate", text, _simulate)
     add_traffic(command)
-    count = whole(0, 10_000)
-    command.add_argument("--prefill", type=count, default=0, metavar="N", help="prefill workers")
-    command.add_argument("--decode", type=count, default=0, metavar="N", help="decode workers")
+    workers = whole(0, 10_000)
+    command.add_argument("--prefill", type=workers, default=0, metavar="N", help="prefill workers")
+    command.add_argument("--decode", type=workers, default=0, metavar="N", help="decode workers")
     command.add_argument(
-        "--colocated", type=count, default=0, metavar="N",
+        "--colocated", type=workers, default=0, metavar="N",
         help="workers that compute prompts and decode; instead of --prefill and --decode",
     )  # fmt: skip
     command.add_argument(
         "--local-chunk-tokens", type=whole(1, 1 << 20), default=512, metavar="N",
         help="prompt tokens in a step of a decode or colocated worker (default: %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--placement", type=setting("router.placement"), metavar="{auto,disaggregated,local}",
+        help=f"of prompts, where there are prefill workers ({default_of('router.placement')})",
     )  # fmt: skip
     command.add_argument(
         "--every-token", action="store_true", help="commit each step alone: slower, to compare"
@@ -105,7 +151,7 @@ def add_traffic(command: argparse.ArgumentParser, *, sizes: bool = False) -> Non
     add_source(command, required=True)
     if sizes:
         command.add_argument(
-            "--timing", type=by_gpus(Path), action="append", required=True, metavar="[GPUS=]FILE",
+            "--timing", type=by_gpus(Path), action="append", default=[], metavar="[GPUS=]FILE",
             help="timing model (baton calibrate) of a worker with so many GPUs, over which its "
             "model is split; again for each size to compare",
         )  # fmt: skip
@@ -116,8 +162,7 @@ def add_traffic(command: argparse.ArgumentParser, *, sizes: bool = False) -> Non
         )  # fmt: skip
     else:
         command.add_argument(
-            "--timing", type=Path, required=True, metavar="FILE",
-            help="timing model (baton calibrate)",
+            "--timing", type=Path, metavar="FILE", help="timing model (baton calibrate)"
         )  # fmt: skip
         command.add_argument(
             "--pool-tokens", type=whole(512, 1 << 40), default=DEFAULT_POOL_TOKENS, metavar="N",
@@ -155,30 +200,72 @@ def by_gpus(read: Callable[[str], _Value]) -> Callable[[str], tuple[int | None, 
 
 
 def _calibrate(options: argparse.Namespace) -> None:
+    from baton.planner.timing_file import write_fit
+    from baton.planner.timing_table import fit_lines
+
+    fit, missing = _fit(options)
+    try:
+        write_fit(fit, options.out)
+    except OSError as error:
+        raise ConfigError(f"{options.out} cannot be written: {error.strerror}") from error
+    print("\n".join(fit_lines(fit, missing)))
+
+
+def _fit(options: argparse.Namespace) -> tuple[Fit, tuple[str, ...]]:
+    """Return the fit, and what its measurements do not cover beside whole kinds."""
     from baton.planner.measured_points import PointFilter, read_points
-    from baton.planner.timing_file import read_samples, write_fit
+    from baton.planner.timing_file import read_samples
     from baton.planner.timing_fit import fit_timing
 
+    if options.tables is not None:
+        return _fit_tables(options)
+    if options.samples is None and options.points is None:
+        return _fit_recorded(options), ()
+    if options.kv_bytes is None:
+        raise ConfigError("--kv-bytes is missing: give the bytes of KV of one token, in all layers")
     if options.samples is not None:
         samples = read_samples(options.samples)
     elif options.model is None:
         raise ConfigError("--points has many models: name one by --model")
     else:
-        chosen = PointFilter(options.model, options.system, options.backend, options.tp)
+        chosen = PointFilter(options.model, options.system, options.backend, options.tp or 1)
         samples = read_points(options.points, chosen)
-    fit = fit_timing(options.name, options.kv_bytes, samples)
-    try:
-        write_fit(fit, options.out)
-    except OSError as error:
-        raise ConfigError(f"{options.out} cannot be written: {error.strerror}") from error
-    print(f"{'kind':<12}{'samples':>8}{'median error':>14}{'p90 error':>12}")
-    for kind, found in fit.errors.items():
-        print(f"{kind:<12}{found.samples:>8}{found.median:>14.1%}{found.p90:>12.1%}")
+    return fit_timing(options.name, options.kv_bytes, samples), ()
+
+
+def _fit_tables(options: argparse.Namespace) -> tuple[Fit, tuple[str, ...]]:
+    from baton.deploy.serve import hub
+    from baton.deploy.serve.kernel_tables import rank_form, read_tables
+    from baton.deploy.serve.model_source import find_model
+    from baton.planner.kernel_times import BETWEEN_RANKS, NOT_COVERED, kernel_samples
+    from baton.planner.timing_fit import fit_timing
+
+    if options.model is None:
+        raise ConfigError("--tables has kernels alone: name a model by --model, for its shape")
+    tables = read_tables(options.tables, options.backend)
+    model = find_model(
+        options.model, lambda line: print(line, file=sys.stderr), files=hub.SHAPE_FILES
+    )
+    assert model is not None  # nothing stops a download but Ctrl-C
+    ranks = options.tp or 1
+    form, kv_bytes = rank_form(model.folder, ranks, options.gemm_dtype, options.cache_dtype)
+    fit = fit_timing(options.name, kv_bytes, kernel_samples(tables, form))
+    return fit, (*NOT_COVERED, *((BETWEEN_RANKS,) if ranks > 1 else ()))
+
+
+def _fit_recorded(options: argparse.Namespace) -> Fit:
+    from baton.deploy.cli.control_commands import one_cluster, routers_of
+    from baton.deploy.control.advice_process import read_fleet
+
+    config, cluster = config_of(options), one_cluster(options)
+    fit = read_fleet(config, cluster, routers_of(options.router, cluster.name)).fit
+    return replace(fit, model=replace(fit.model, name=options.name))
 
 
 def _simulate(options: argparse.Namespace) -> None:
     from baton.deploy.plots.figure import require_matplotlib
     from baton.planner.timing_file import read_fit
+    from baton.planner.timing_table import error_text
     from baton.simulation.capacity.capacity_report import make_report, table
     from baton.simulation.capacity.capacity_run import run_fleet
     from baton.simulation.capacity.layout import CapacityScenario, Layout
@@ -197,11 +284,17 @@ def _simulate(options: argparse.Namespace) -> None:
     )
     objectives = read_objectives(options.slo)
     scenario = CapacityScenario(layout, objectives, options.gpu_hour or 0.0, options.every_token)
-    timing, requests = read_fit(options.timing).model, read_source(options)
+    if options.placement is not None:
+        scenario = replace(scenario, placement=options.placement)
+    if options.timing is None:
+        raise ConfigError(NO_TIMING)
+    fit, requests = read_fit(options.timing), read_source(options)
+    timing = fit.model
     started_s = time.perf_counter()
     fleet = run_fleet(scenario, timing, requests, progress_bar(layout.name))
     report = make_report(fleet, scenario, timing, time.perf_counter() - started_s)
     print(table(report))
+    print(f"\ntiming model    {error_text(fit)}")
     if options.json is not None:
         write_json(options.json, report.to_json())
     if options.plot is not None:
@@ -231,8 +324,9 @@ def _tune(options: argparse.Namespace) -> int:
     objectives = read_objectives(options.slo)
     search = Search(options.gpus, base, objectives, options.attainment, price, options.simulations)
     sizes, requests = _sizes(options), read_source(options)
-    found = tune(search, sizes, requests, progress_bar)
-    changes = sensitivities(search, found[0], requests, progress_bar)
+    progress = _numbered(options.simulations)
+    found = tune(search, sizes, requests, progress)
+    changes = sensitivities(search, found[0], requests, progress)
     print(tuning_table(found, search))
     print("\n".join(["", *sensitivity_lines(changes, found[0])]))
     if options.json is not None:
@@ -255,12 +349,20 @@ def _tune(options: argparse.Namespace) -> int:
     return 0 if met(found, search) else UNMET_EXIT
 
 
+def _numbered(most: int) -> Callable[[str], Callable[[int, int], None]]:
+    """Return a source of progress bars that counts the simulations of a search."""
+    numbers = count(1)
+    return lambda name: progress_bar(f"{next(numbers)} of {most} at most: {name}")
+
+
 def _sizes(options: argparse.Namespace) -> list[WorkerSize]:
     """Return the sizes of a worker that are named. Raises ConfigError if one is named twice, or a
     pool has no timing model."""
     from baton.planner.timing_file import read_fit
     from baton.simulation.capacity.tuning_candidates import WorkerSize
 
+    if not options.timing:
+        raise ConfigError(NO_TIMING)
     found: dict[str, dict[int, Any]] = {"--timing": {}, "--pool-tokens": {}}
     for flag, given in (("--timing", options.timing), ("--pool-tokens", options.pool_tokens)):
         for gpus, value in given:

@@ -45,15 +45,19 @@ class Adviser:
         self._routers = routers
         self._slo = slo
 
-    async def advise(self) -> tuple[MeasuredFleet, FleetAdvice]:
-        """Read and simulate. Raises Unavailable if something does not answer, ConfigError if too
-        little is known."""
+    async def read(self) -> MeasuredFleet:
+        """Read the fleet, and fit its timing model. Raises Unavailable if something does not
+        answer, ConfigError if too little is known."""
         answers = await asyncio.gather(
             *(asyncio.to_thread(router.traces) for router in self._routers)
         )
         sample = await self._reports.read()
         records = [record for answer in answers for record in answer]
-        fleet = await asyncio.to_thread(measured_fleet, sample, records, self._slo)
+        return await asyncio.to_thread(measured_fleet, sample, records, self._slo)
+
+    async def advise(self) -> tuple[MeasuredFleet, FleetAdvice]:
+        """Read and simulate. Raises like `read`."""
+        fleet = await self.read()
         return fleet, await asyncio.to_thread(advise, fleet)
 
     async def post(self, advice: dict[str, Any]) -> None:
@@ -82,6 +86,20 @@ def run_once(
         print(json.dumps(advice_json(fleet, advice, time.time()), indent=2))
     else:
         print(advice_table(fleet, advice))
+
+
+def read_fleet(config: Config, cluster: Cluster, routers: Sequence[RouterAdmin]) -> MeasuredFleet:
+    """Return a running fleet with the timing model that is fitted to what it recorded. Raises
+    BatonError."""
+
+    async def read() -> MeasuredFleet:
+        adviser = Adviser(cluster, routers, config.slo)
+        try:
+            return await adviser.read()
+        finally:
+            await adviser.close()
+
+    return asyncio.run(read())
 
 
 def save_fleet(fleet: MeasuredFleet, folder: Path) -> None:

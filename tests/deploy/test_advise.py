@@ -193,6 +193,14 @@ def test_the_command_prints_causes_and_changes(
     saved = tmp_path / "new" / "saved"
     assert main(["advise", *where, "--json", "--save", str(saved)]) == 0
     assert json.loads(capsys.readouterr().out)["requests"] == 40
+    fitted = tmp_path / "fitted.json"
+    assert main(["calibrate", *where, "--name", "this one", "--out", str(fitted)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed] == ["kind", "chunk", "step", "host", "not"]
+    assert (
+        json.loads(fitted.read_text())["step"]
+        == json.loads((saved / "timing.json").read_text())["step"]
+    )
     again = ["--trace", str(saved / "traffic.jsonl"), "--timing", str(saved / "timing.json")]
     assert main(["simulate", *again, "--colocated", "1"]) == 0
     assert "40 of 40 finished" in capsys.readouterr().out

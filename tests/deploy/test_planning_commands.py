@@ -30,8 +30,10 @@ def timing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     words = ["--samples", str(tmp_path / "samples.jsonl"), "--name", "test", "--kv-bytes", "1000"]
     assert main.main(["calibrate", *words, "--out", str(out)]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0].split() == ["kind", "samples", "median", "error", "p90", "error"]
-    assert [line.split()[:2] for line in printed[1:]] == [["chunk", "4"], ["step", "4"]]
+    assert printed[0].split() == ["kind", "samples", "median", "error", "p90", "error", "seconds"]
+    assert [line.split()[:2] for line in printed[1:3]] == [["chunk", "4"], ["step", "4"]]
+    assert printed[2].endswith("0.01 + 0.0001 sequences + 1e-07 context_tokens")
+    assert printed[3:] == ["not measured, so it costs nothing: transfer, host"]
     return out
 
 
@@ -44,6 +46,7 @@ def test_simulate_prints_a_table_and_writes_json(
     assert main.main(["simulate", *words]) == 0
     shown = capsys.readouterr()
     assert "40 of 40 finished" in shown.out and "TTFT" in shown.out and shown.err == ""
+    assert shown.out.endswith("median errors of its fit: chunk 0.0%, step 0.0%\n")
     found = json.loads(report.read_text())
     assert (found["requests"], found["roles"]["decode"]["workers"]) == (40, 2)
     assert 0 < found["good_share"] <= 1 and found["cost_per_million"] > 0
@@ -79,6 +82,29 @@ def test_flags_out_of_range_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main.main(["simulate", *given])
     assert ended.value.code == 2
+
+
+def test_placement_decides_where_prompts_are_computed(
+    timing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = {}
+    for placement in ("disaggregated", "local"):
+        report = tmp_path / f"{placement}.json"
+        words = ["--traffic", TRAFFIC, "--timing", str(timing), "--prefill", "1", "--decode", "1"]
+        words += ["--placement", placement, "--json", str(report)]
+        assert main.main(["simulate", *words]) == 0
+        busy[placement] = json.loads(report.read_text())["roles"]["prefill"]["busy"]
+    assert busy["disaggregated"] > 0 == busy["local"]
+    with pytest.raises(SystemExit):
+        main.main(["simulate", *words, "--placement", "somewhere"])
+
+
+@pytest.mark.parametrize("command", [["simulate", "--colocated", "1"], ["tune", "--gpus", "2"]])
+def test_a_missing_timing_model_names_two_ways(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main([*command, "--traffic", TRAFFIC, "--slo", "ttft=1s"]) == CONFIG_EXIT
+    assert "--timing is missing: `baton advise --save FOLDER`" in capsys.readouterr().err
 
 
 def test_points_without_a_model_are_refused(
