@@ -13,12 +13,15 @@ traces and its workers' reports alone, as `baton advise` reads them, all layouts
 each layout serves the same requests at the same times. Routers, schedulers, handoffs and clients
 are real; the steps of workers sleep for modelled times (benchmarks/fleets/sleeping_workers.py), so
 that four workers fit on two cores. The predictions know nothing of that model.
+
+A round takes 15 minutes, two are the default; `--quick` takes 6 minutes a round. Router, workers
+and clients share the machine: run it where nothing else does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from statistics import median
 
 from baton.planner.timing_model import ChunkTiming, StepTiming, TimingModel
@@ -27,7 +30,7 @@ from baton.planner.traced_requests import traffic_of
 from baton.planner.traces import TraceRequest
 from baton.simulation.capacity.layout import Layout, Objectives
 from baton.simulation.capacity.live_advice import WARM_SHARE, MeasuredFleet, Times, simulated
-from benchmarks.figures.report import Figure, at_most, parser, report
+from benchmarks.figures.report import Figure, at_most, parser, progress, report
 from benchmarks.fleets.sleeping_fleet import LayoutRun, measure
 
 ERROR_LIMIT, REGRET_LIMIT = 0.08, 0.03
@@ -40,7 +43,7 @@ LAYOUTS = (
     replace(SIZE, colocated=4),
 )
 MEASURED = LAYOUTS[1]
-QUICK_REQUESTS = 60
+QUICK_REQUESTS, ROUNDS = 60, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +56,17 @@ class Mix:
 MIXES = (
     Mix(
         "prompts",
-        "requests=160,rate=4,prompt=lognormal:450:0.5,output=constant:12",
+        "requests=240,rate=4,prompt=lognormal:450:0.5,output=constant:12",
         Objectives(1.2, 0.08),
     ),
     Mix(
         "outputs",
-        "requests=160,rate=4,prompt=lognormal:110:0.3,output=constant:80",
+        "requests=240,rate=4,prompt=lognormal:110:0.3,output=constant:80",
         Objectives(1.0, 0.075),
     ),
     Mix(
         "mixed",
-        "requests=200,rate=5,prompt=lognormal:250:0.6,output=exponential:40",
+        "requests=300,rate=5,prompt=lognormal:250:0.6,output=exponential:40",
         Objectives(1.0, 0.08),
     ),
 )
@@ -124,17 +127,28 @@ def good_share(run: LayoutRun, objectives: Objectives) -> float:
 
 
 def outcome(mix: Mix, traffic: Sequence[TraceRequest], rounds: int) -> MixOutcome:
-    """Measure all layouts in interleaved rounds; the first round of MEASURED predicts."""
+    """Measure all layouts in rounds; in each, the run of MEASURED predicts."""
     shares: dict[Layout, list[float]] = {layout: [] for layout in LAYOUTS}
-    first = measure(MEASURED, TIMING, traffic, mix.objectives)
-    shares[MEASURED].append(good_share(first, mix.objectives))
-    for number in range(rounds):
+    predicted: dict[Layout, list[Times]] = {layout: [] for layout in LAYOUTS}
+    seconds = traffic[-1].arrived_s
+    for number in range(1, rounds + 1):
         for layout in LAYOUTS:
-            if number or layout is not MEASURED:
-                run = measure(layout, TIMING, traffic, mix.objectives)
-                shares[layout].append(good_share(run, mix.objectives))
-    measured = {layout: median(found) for layout, found in shares.items()}
-    return MixOutcome(mix, predictions(first.fleet), measured)
+            progress(f"{mix.name}, round {number} of {rounds}: {layout.name}, {seconds:.0f} s")
+            run = measure(layout, TIMING, traffic, mix.objectives)
+            shares[layout].append(good_share(run, mix.objectives))
+            if layout is MEASURED:
+                for other, times in predictions(run.fleet).items():
+                    predicted[other].append(times)
+    return MixOutcome(
+        mix,
+        {layout: middle_of(found) for layout, found in predicted.items()},
+        {layout: median(found) for layout, found in shares.items()},
+    )
+
+
+def middle_of(found: Sequence[Times]) -> Times:
+    """Return the median of each time and share."""
+    return Times(*(median(column) for column in zip(*map(astuple, found), strict=True)))
 
 
 def figures_of(outcomes: Sequence[MixOutcome]) -> list[Figure]:
@@ -157,7 +171,7 @@ def figures_of(outcomes: Sequence[MixOutcome]) -> list[Figure]:
 def main() -> None:
     made = parser(__doc__ or "")
     made.add_argument("--quick", action="store_true", help=f"{QUICK_REQUESTS} requests of each mix")
-    made.add_argument("--rounds", type=int, default=1, help="of each layout (default: 1)")
+    made.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
     options = made.parse_args()
     outcomes = []
     for mix in MIXES:

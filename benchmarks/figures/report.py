@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -66,6 +67,11 @@ def report(
         print(note)
     if json_file is not None:
         json_file.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def progress(text: str) -> None:
+    """Say on stderr what a long benchmark does now, with the time of day and the load."""
+    print(f"{time.strftime('%H:%M:%S')}  {text} (load {os.getloadavg()[0]:.1f})", file=sys.stderr)
 
 
 def command() -> str:

@@ -1,0 +1,37 @@
+"""`python -m benchmarks.simulator`: what it makes of measured layouts."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.simulator.__main__ import (
+    LAYOUTS,
+    TIMING,
+    LayoutOutcome,
+    TimePair,
+    middle_of,
+    slowness,
+)
+
+REAL = TimePair(0.2, 0.5, 0.06)
+
+
+def test_the_middle_round_of_each_time_counts() -> None:
+    rounds = [TimePair(0.1, 0.9, 0.05), TimePair(0.3, 0.5, 0.06), TimePair(0.2, 0.4, 0.9)]
+    assert middle_of(rounds) == REAL
+
+
+def test_a_layout_shows_its_worst_error_beside_its_times() -> None:
+    made, exact = TimePair(0.22, 0.5, 0.057), TimePair(0.21, 0.5, 0.06)
+    found = LayoutOutcome(LAYOUTS[1], [REAL], [made], [exact])
+    figure = found.figure()
+    assert figure.name == "layout_1_prefill_3_decode"
+    assert figure.value == pytest.approx(0.1)
+    assert "TTFT 200.0 (220.0 simulated, 210.0 with the true steps)" in figure.beside
+    assert found.errors.tpot_s == pytest.approx(0.05)
+
+
+def test_slow_steps_are_stated() -> None:
+    slow = [TIMING.scaled(factor) for factor in (1.0, 1.1, 1.5)]
+    text = slowness(slow)
+    assert text.count("+10.0%") == 2
