@@ -14,10 +14,11 @@ given, and acting is another's. Owned by the controller process, or by a simulat
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+from baton.planner.change_history import CHANGE_S, ChangeHistory, RoleStep, read_history
 from baton.planner.controller_forecast import (
     Forecast,
     ServiceGoals,
@@ -42,10 +43,8 @@ NEAR = 0.02  # scores that differ less are equal
 SERVED_WEIGHT = 0.25  # of the served share in the score; the rest is the good share
 COOL_DOWN_S = 5.0  # after a change has ended: the fleet shows its effect first
 REVERSAL_S = 300.0  # between two reversals
-CHANGE_S = 120.0  # a change that takes longer has failed
 REFUSED_S = 60.0  # a worker that refused is not asked again
 CHANGES_PER_WORKER = 4  # and hour: the budget of the fleet
-HOUR_S = 3600.0
 AT_ONCE_SHARE = 0.25  # of the workers may change at a time, and one may always
 ATTAINMENT = 0.9  # share of requests for which the wanted number of workers suffices
 MOST_FACTOR = 4  # at most so many times the present workers are asked for
@@ -55,15 +54,6 @@ Reason = Literal[
     "last_worker", "changing", "cool_down", "reversal", "budget", "no_worker",
 ]  # fmt: skip
 REASONS: tuple[Reason, ...] = get_args(Reason)
-
-
-@dataclass(frozen=True, slots=True)
-class RoleStep:
-    """One worker changes its role. The order names its boot."""
-
-    worker_id: str
-    boot_id: str
-    role: WorkerRole  # the new one
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +73,16 @@ class Decision:
     wanted: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    step: RoleStep
-    begun_s: float
-
-
 class RoleController:
     """`decide` is called every second or so with the newest sample, `took` when the step of a
-    decision was accepted by its worker, `refused` when it was not."""
+    decision was accepted by its worker, `refused` when it was not. `memory` is what a controller
+    that starts must `recall`, or it repeats what the brakes of this one would hold back."""
 
     def __init__(self, goals: ServiceGoals) -> None:
         self._goals = goals
         self._window = LoadWindow()
-        self._changes: dict[str, _Change] = {}  # by worker id
+        self._history = ChangeHistory()
         self._refused: dict[str, float] = {}  # until when
-        self._taken: deque[float] = deque()
-        self._last_role: WorkerRole | None = None
-        self._reversed_s: float | None = None
-        self._ended_s: float | None = None
         self._better: tuple[WorkerRole, float] | None = None  # direction, since when
         self._empty_role: tuple[WorkerRole, float] | None = None  # the role without a worker
 
@@ -115,7 +96,8 @@ class RoleController:
             self._window.clear()
             self._empty_role = None
         self._window.add(sample)
-        self._settle(sample, now_s)
+        for worker_id in self._history.settle(sample, now_s):
+            self._refused[worker_id] = now_s + REFUSED_S
         decision = self._decide(sample, now_s)
         if decision.now is None:
             self._better = None
@@ -123,45 +105,22 @@ class RoleController:
 
     def took(self, step: RoleStep, now_s: float) -> None:
         """Record that a worker has accepted the order."""
-        if self._last_role not in (None, step.role):
-            self._reversed_s = now_s
-        self._last_role = step.role
-        self._changes[step.worker_id] = _Change(step, now_s)
-        self._taken.append(now_s)
+        self._history.took(step, now_s)
         self._better = None
 
     def refused(self, step: RoleStep, now_s: float) -> None:
         """Record that a worker has refused, or did not answer: others come first for a while."""
         self._refused[step.worker_id] = now_s + REFUSED_S
 
-    def _settle(self, sample: FleetSample, now_s: float) -> None:
-        """End changes that the sample shows as done, and those that took too long."""
-        boots = {each.worker_id: each for each in sample.workers}
-        for worker_id, change in list(self._changes.items()):
-            found = boots.get(worker_id)
-            done = (
-                found is not None
-                and found.boot_id != change.step.boot_id
-                and found.state == "ready"
-            )
-            if done or now_s - change.begun_s > CHANGE_S:
-                del self._changes[worker_id]
-                self._ended_s = now_s
-                if not done or (found is not None and found.role != change.step.role):
-                    self._refused[worker_id] = now_s + REFUSED_S
+    def memory(self, now_s: float, step: RoleStep | None = None) -> dict[str, object]:
+        """Return what the next controller has to know, as JSON can hold it; with a step, as if it
+        had been accepted."""
+        return self._history.written(now_s, step)
 
-    def _counts(self, sample: FleetSample) -> dict[WorkerRole, int]:
-        """Return the ready workers of each role once the changes under way have ended."""
-        counts: dict[WorkerRole, int] = {}
-        for role in ("prefill", "decode"):
-            stay = [e for e in sample.of(role, "ready") if not self._leaves(e)]
-            coming = [c for c in self._changes.values() if c.step.role == role]
-            counts[role] = len(stay) + len(coming)
-        return counts
-
-    def _leaves(self, worker: WorkerSample) -> bool:
-        change = self._changes.get(worker.worker_id)
-        return change is not None and change.step.boot_id == worker.boot_id
+    def recall(self, memory: Mapping[str, Any], written_s: float) -> None:
+        """Take the memory of the controller that has led before, written at this time. Raises
+        ValueError for one of another form."""
+        self._history = read_history(memory, written_s)
 
     def _decide(self, sample: FleetSample, now_s: float) -> Decision:
         if (text := _unreported(sample)) is not None:
@@ -169,7 +128,7 @@ class RoleController:
         if self._window.span_s < MIN_SPAN_S:
             text = f"{self._window.span_s:.1f} s of reports are known, {MIN_SPAN_S:.0f} s needed"
             return _none(now_s, "learning", text)
-        load, counts = self._window.load(), self._counts(sample)
+        load, counts = self._window.load(), self._history.counts(sample)
         if min(counts.values()) < 1:
             return self._fill(sample, counts, now_s)
         self._empty_role = None
@@ -200,7 +159,7 @@ class RoleController:
         least_s = CHANGE_S if sample.of(role, "not ready") else EMPTY_S
         text = f"no {role} worker is ready for {held_s:.1f} s"
         draining = sorted(e.worker_id for e in sample.workers if e.state == "draining")
-        ready = [e for e in sample.of(other, "ready") if not self._leaves(e)]
+        ready = [e for e in sample.of(other, "ready") if not self._history.leaves(e)]
         if draining or held_s < least_s:
             names = f", and {', '.join(draining)} drains" if draining else f" ({least_s:.0f} s)"
             return _none(now_s, "last_worker", text + names)
@@ -255,12 +214,12 @@ class RoleController:
     ) -> Decision:
         """Return the step, or what holds it back."""
         other: WorkerRole = "decode" if role == "prefill" else "prefill"
-        ready = [e for e in sample.of(other, "ready") if not self._leaves(e)]
+        ready = [e for e in sample.of(other, "ready") if not self._history.leaves(e)]
         if len(ready) < 2:
             text = f"{len(ready)} {other} worker is ready, and the last one of a role stays"
             return replace(view, reason="last_worker", text=text)
         under_way = sum(e.state in ("draining", "not ready") for e in sample.workers)
-        under_way = max(under_way, len(self._changes))
+        under_way = max(under_way, self._history.under_way)
         at_once = max(1, int(AT_ONCE_SHARE * len(sample.workers)))
         if under_way >= at_once:
             text = f"{under_way} workers are changing or not ready, and {at_once} may be at once"
@@ -277,22 +236,21 @@ class RoleController:
     def _timed_brake(
         self, role: WorkerRole, workers: int, now_s: float
     ) -> tuple[Reason, str] | None:
-        reverses = self._last_role not in (None, role)
-        if not self._changes and self._ended_s is not None:
-            since_s = now_s - self._ended_s
+        history = self._history
+        reverses = history.last_role not in (None, role)
+        if not history.under_way and history.ended_s is not None:
+            since_s = now_s - history.ended_s
             if since_s < COOL_DOWN_S:
                 return "cool_down", f"a change ended {since_s:.1f} s ago ({COOL_DOWN_S:.0f} s)"
-        if reverses and self._changes:
+        if reverses and history.under_way:
             return "changing", "changes in the other direction are under way"
-        if reverses and self._reversed_s is not None and now_s - self._reversed_s < REVERSAL_S:
-            since_s = now_s - self._reversed_s
+        turned_s = history.reversed_s
+        if reverses and turned_s is not None and (since_s := now_s - turned_s) < REVERSAL_S:
             return "reversal", f"the last reversal was {since_s:.0f} s ago ({REVERSAL_S:.0f} s)"
         return self._over_budget(workers, now_s)
 
     def _over_budget(self, workers: int, now_s: float) -> tuple[Reason, str] | None:
-        while self._taken and now_s - self._taken[0] > HOUR_S:
-            self._taken.popleft()
-        if len(self._taken) >= (budget := CHANGES_PER_WORKER * workers):
+        if self._history.taken(now_s) >= (budget := CHANGES_PER_WORKER * workers):
             return "budget", f"{budget} changes were made within the hour"
         return None
 

@@ -12,12 +12,14 @@ import signal
 import time
 from typing import Any
 
+from baton.deploy.control.controller_memory import ControllerMemory
 from baton.deploy.control.fleet_reports import FleetReports
 from baton.deploy.control.leadership import FileLeadership, Leadership, RedisLeadership
 from baton.deploy.control.orders import Cluster, order_role
 from baton.deploy.control.role_loop import RoleLoop
 from baton.deploy.processes.admin import AdminServer
-from baton.planner.controller import RoleController, RoleStep
+from baton.planner.change_history import RoleStep
+from baton.planner.controller import RoleController
 from baton.planner.controller_forecast import ServiceGoals
 from baton.runtime import logs
 from baton.runtime.config import Config
@@ -55,7 +57,8 @@ async def _serve(
 
     controller = RoleController(goals)
     leadership = leadership_of(cluster)
-    loop = RoleLoop(reports, controller, leadership, order, time.monotonic, acts=acts)
+    memory = ControllerMemory(leadership, cluster.secrets.accepted)
+    loop = RoleLoop(reports, controller, memory, order, time.monotonic, acts=acts)
 
     def audit(check: bool) -> dict[str, Any]:
         return {"acts": acts, "term": leadership.term, "decision": loop.report()}

@@ -9,6 +9,9 @@ Terms are counted on the server, from its time in seconds, and stand in each log
 leader sends no order that may outlast its term, and none in the first TERM_S of it: by then what
 the one before has ordered is in the reports. An order names one boot, which accepts one, and its
 term: a worker that the next leader has asked refuses a late order of the one before.
+
+Beside the leadership lies a text that only its holder writes, for the next one
+(controller_memory.py): a file of that folder, or a key of that server.
 """
 
 from __future__ import annotations
@@ -20,16 +23,18 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from baton.runtime import logs
-from baton.runtime.errors import ConfigError
+from baton.runtime.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 TERM_S = 10.0
 LOCK_FILE = "controller.lock"
+MEMORY_FILE = "controller.memory"
+MEMORY_LIFETIME_S = 7200  # the brakes of a controller look back an hour
 _RENEW = (
     "if redis.call('get', KEYS[1]) == ARGV[1] then "
     "return redis.call('pexpire', KEYS[1], ARGV[2]) else return 0 end"
@@ -40,6 +45,10 @@ _NEXT_TERM = (
     "local last = tonumber(redis.call('get', KEYS[1]) or '0') "
     "local term = string.format('%.0f', math.max(last + 1, tonumber(redis.call('time')[1]))) "
     "redis.call('set', KEYS[1], term) return term"
+)
+_STORE = (
+    "if redis.call('get', KEYS[1]) == ARGV[1] then "
+    "redis.call('set', KEYS[2], ARGV[2], 'EX', ARGV[3]) return 1 else return 0 end"
 )
 _RELEASE = (
     "if redis.call('get', KEYS[1]) == ARGV[1] then "
@@ -60,6 +69,20 @@ class Leadership(Protocol):
 
     def lasts_s(self) -> float:
         """Return for how long it is held without being renewed."""
+        ...
+
+    async def store(self, text: bytes) -> None:
+        """Leave a text to the next leader, in place of the one before. Raises Unavailable if
+        another one leads, or if the text may not be there."""
+        ...
+
+    async def load(self) -> bytes | None:
+        """Return the text that was left last. Raises Unavailable if it cannot be read."""
+        ...
+
+    async def time(self) -> float:
+        """Return the store's clock, in seconds: the same for all controllers. Raises
+        Unavailable."""
         ...
 
     async def close(self) -> None:
@@ -99,6 +122,30 @@ class FileLeadership:
     def lasts_s(self) -> float:
         return 0.0 if self._file is None else math.inf
 
+    async def store(self, text: bytes) -> None:
+        if self._file is None:
+            raise Unavailable("this controller does not lead: it leaves nothing to the next one")
+        path = self._path.with_name(MEMORY_FILE)
+        draft = path.with_suffix(".draft")
+        try:
+            draft.touch(mode=0o600)
+            draft.write_bytes(text)
+            draft.replace(path)
+        except OSError as error:
+            raise Unavailable(f"{path} cannot be written: {error.strerror}") from error
+
+    async def load(self) -> bytes | None:
+        path = self._path.with_name(MEMORY_FILE)
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise Unavailable(f"{path} cannot be read: {error.strerror}") from error
+
+    async def time(self) -> float:
+        return time.time()
+
     async def close(self) -> None:
         if self._file is not None:
             os.close(self._file)
@@ -111,6 +158,7 @@ class RedisLeadership:
     def __init__(self, client: Redis, prefix: str, clock: Callable[[], float]) -> None:
         self._client = client
         self._key = f"{prefix}:controller"
+        self._memory_key = f"{prefix}:controller:memory"
         self._clock = clock
         self._value = secrets.token_hex(16)
         self._until_s = 0.0
@@ -137,6 +185,32 @@ class RedisLeadership:
 
     def lasts_s(self) -> float:
         return max(0.0, self._until_s - self._clock()) if self.term else 0.0
+
+    async def store(self, text: bytes) -> None:
+        keys = self._key, self._memory_key
+        stored = await self._asked(
+            self._client.eval(_STORE, len(keys), *keys, self._value, text, MEMORY_LIFETIME_S)
+        )
+        if not stored:
+            raise Unavailable("another controller leads: this one leaves nothing to the next one")
+
+    async def load(self) -> bytes | None:
+        found = await self._asked(self._client.get(self._memory_key))
+        return None if found is None else bytes(found)
+
+    async def time(self) -> float:
+        seconds, microseconds = await self._asked(self._client.time())
+        return float(seconds) + microseconds / 1e6
+
+    async def _asked(self, call: Any) -> Any:
+        from redis.exceptions import RedisError
+
+        try:
+            return await call
+        except (RedisError, OSError) as error:
+            raise Unavailable(
+                f"the registry's server does not answer ({type(error).__name__}: {error})"
+            ) from error
 
     async def close(self) -> None:
         """The key expires where the server cannot be reached now."""

@@ -3,8 +3,10 @@
     every TICK_S: reports ─▶ RoleController ─▶ metrics, log ─▶ a step, if `acts` and leader ─▶ order
 
 A reading that fails leaves the last sample, which grows stale. Leadership is renewed before each
-order, and what may have changed since the decision is checked again (`_hindrance`). Without `acts`
-each step is advice: logged, counted, never ordered. Owns no worker.
+order, and what may have changed since the decision is checked again (`_hindrance`). A new term
+begins with the memory of the one before, and a step is in the memory before it is ordered: a
+leader that can neither read nor write it orders nothing. Without `acts` each step is advice:
+logged, counted, never ordered. Owns no worker.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from baton.deploy.control import control_metrics
-from baton.deploy.control.leadership import TERM_S, Leadership
+from baton.deploy.control.controller_memory import ControllerMemory
+from baton.deploy.control.leadership import TERM_S
 from baton.deploy.control.orders import ORDER_TIMEOUT_S
-from baton.planner.controller import STALE_S, Decision, RoleController, RoleStep
+from baton.planner.change_history import RoleStep
+from baton.planner.controller import STALE_S, Decision, RoleController
 from baton.planner.controller_forecast import Forecast
 from baton.planner.controller_load import FleetSample
 from baton.runtime import logs
@@ -45,7 +49,7 @@ class RoleLoop:
         self,
         reader: FleetReader,
         controller: RoleController,
-        leadership: Leadership,
+        memory: ControllerMemory,
         order: Callable[[RoleStep, int], Awaitable[None]],
         clock: Callable[[], float],
         *,
@@ -53,7 +57,9 @@ class RoleLoop:
     ) -> None:
         self._reader = reader
         self._controller = controller
-        self._leadership = leadership
+        self._memory = memory
+        self._leadership = memory.leadership
+        self._recalled_term = 0  # the last term that has read its memory
         self._order = order
         self._clock = clock
         self._acts = acts
@@ -97,7 +103,36 @@ class RoleLoop:
             return False
         if self._leadership.term != self._term:
             self._term, self._term_s = self._leadership.term, self._clock()
+        if self._recalled_term != self._term:
+            await self._recall()
         return True
+
+    async def _recall(self) -> None:
+        """Take what the leader before has left. Where it cannot be read, the next tick asks."""
+        try:
+            found = await self._memory.recall()
+        except BatonError as error:
+            log.warning("controller memory not read", reason=str(error))
+            return
+        self._recalled_term = self._term
+        if found is None:
+            log.info("controller memory empty", term=self._term)
+            return
+        try:
+            self._controller.recall(found.memory, self._clock() - found.age_s)
+        except ValueError as error:
+            log.warning("controller memory refused", reason=str(error))
+        else:
+            log.info("controller memory recalled", term=self._term, age_s=round(found.age_s, 1))
+
+    async def _keep(self, step: RoleStep) -> str | None:
+        """Write the memory, as if the step had been accepted. Return why that has failed. The next
+        step writes it again; until then a step that is refused holds a successor back longer."""
+        try:
+            await self._memory.keep(self._controller.memory(self._clock(), step))
+        except BatonError as error:
+            return f"the memory for the next controller is not written: {error}"
+        return None
 
     def _hindrance(self, sample: FleetSample) -> str | None:
         """Return why no order may be sent now: another leader's may be on its way, or this process
@@ -109,10 +144,13 @@ class RoleLoop:
             return f"its leadership ends in {lasts_s:.1f} s, an order may take {ORDER_TIMEOUT_S} s"
         if (age_s := now_s - sample.at_s) > STALE_S:
             return f"the reports are {age_s:.1f} s old by now ({STALE_S:.0f} s)"
+        if self._recalled_term != self._term:
+            return "what the leader before has left is not read"
         return None
 
     async def _act(self, step: RoleStep, sample: FleetSample) -> None:
-        if (reason := self._hindrance(sample)) is not None:
+        reason = self._hindrance(sample) or await self._keep(step) or self._hindrance(sample)
+        if reason is not None:  # asked twice, since writing may have taken long
             log.warning("role step not ordered", **asdict(step), reason=reason)
             return
         try:

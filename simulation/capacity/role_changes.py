@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from baton.planner.controller import Decision, RoleController, RoleStep
+from baton.planner.change_history import RoleStep
+from baton.planner.controller import Decision, RoleController
 from baton.planner.controller_forecast import ServiceGoals
 from baton.planner.controller_load import FleetSample, WorkerRole, WorkerSample, WorkerState
 from baton.simulation.capacity.capacity_fleet import CapacityFleet

@@ -11,9 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy.control.leadership import LOCK_FILE, TERM_S, FileLeadership, RedisLeadership
+from baton.deploy.control.leadership import (
+    LOCK_FILE,
+    MEMORY_FILE,
+    MEMORY_LIFETIME_S,
+    TERM_S,
+    FileLeadership,
+    RedisLeadership,
+)
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
-from baton.runtime.errors import ConfigError
+from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.registry import DirectoryRegistry
 from baton.runtime.shared_registry.registry_location import key_prefix, open_server
 from chaos.redis_server import RedisServer, running_server
@@ -58,12 +65,39 @@ async def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         await FileLeadership(tmp_path / "absent").hold()
 
 
-async def test_the_registry_ignores_the_lock_file(tmp_path: Path) -> None:
+async def test_what_a_leader_leaves_in_a_folder_outlives_it(tmp_path: Path) -> None:
+    first, second = FileLeadership(tmp_path), FileLeadership(tmp_path)
+    assert await first.load() is None
+    assert await first.hold()
+    await first.store(b"one")
+    await first.store(b"two")
+    assert (tmp_path / MEMORY_FILE).stat().st_mode & 0o777 == 0o600
+    assert abs(await first.time() - await second.time()) < 60
+    with pytest.raises(Unavailable, match="does not lead"):
+        await second.store(b"three")
+    await first.close()
+    assert await second.load() == b"two"
+    await second.close()
+
+
+async def test_a_file_that_cannot_be_written_or_read_is_named(tmp_path: Path) -> None:
+    leadership = FileLeadership(tmp_path)
+    assert await leadership.hold()
+    (tmp_path / MEMORY_FILE).mkdir()
+    with pytest.raises(Unavailable, match="controller.memory cannot be written"):
+        await leadership.store(b"one")
+    with pytest.raises(Unavailable, match="controller.memory cannot be read"):
+        await leadership.load()
+    await leadership.close()
+
+
+async def test_the_registry_ignores_the_files_of_controllers(tmp_path: Path) -> None:
     folder = tmp_path / "registry"
     registry = DirectoryRegistry(folder, tokens=("t",))
     leadership = FileLeadership(folder)
     assert await leadership.hold()
-    assert (folder / LOCK_FILE).exists()
+    await leadership.store(b"one")
+    assert (folder / LOCK_FILE).exists() and (folder / MEMORY_FILE).exists()
     assert registry.workers() == []
     await leadership.close()
 
@@ -150,3 +184,39 @@ async def test_a_leader_that_was_paused_finds_another_one(server: RedisServer) -
     await client.aclose()
     for each in (first, second):
         await each.close()
+
+
+async def test_only_the_leader_leaves_something_on_redis(
+    two: tuple[RedisLeadership, RedisLeadership],
+) -> None:
+    """One that was paused writes nothing over what its successor has written."""
+    first, second = two
+    assert await first.hold()
+    assert await first.load() is None
+    await first.store(b"of the first")
+    with pytest.raises(Unavailable, match="another controller leads"):
+        await second.store(b"of the second")
+    await first.close()
+    assert await second.hold()
+    assert await second.load() == b"of the first"
+    await second.store(b"of the second")
+    with pytest.raises(Unavailable, match="another controller leads"):
+        await first.store(b"late")
+    assert await second.load() == b"of the second"
+
+
+async def test_what_is_left_on_redis_lasts_as_long_as_brakes(server: RedisServer) -> None:
+    first = leadership(server, Clock())
+    assert await first.hold()
+    await first.store(b"one")
+    client, _ = open_server(RegistryConfig(location=server.url), SecurityConfig(tls="off"))
+    left_s = await client.ttl(f"{key_prefix(RegistryConfig())}:controller:memory")
+    assert 3600 < left_s <= MEMORY_LIFETIME_S
+    seconds, _ = await client.time()
+    assert abs(await first.time() - seconds) < 60
+    await client.aclose()
+    server.kill()
+    for call in (first.store(b"two"), first.load(), first.time()):
+        with pytest.raises(Unavailable, match="does not answer"):
+            await call
+    await first.close()

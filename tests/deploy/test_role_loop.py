@@ -3,88 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import pytest
 
 from baton.deploy.control import control_metrics
 from baton.deploy.control.leadership import TERM_S
 from baton.deploy.control.orders import ORDER_TIMEOUT_S
-from baton.deploy.control.role_loop import RoleLoop
-from baton.planner.controller import STALE_S, Decision, RoleController, RoleStep
-from baton.planner.controller_load import FleetSample
+from baton.planner.controller import STALE_S
 from baton.runtime import metrics
 from baton.runtime.errors import Unavailable
-from tests.support.scripted_fleet import GOALS, ScriptedFleet, fleet
-
-
-@dataclass
-class ScriptedReader:
-    """Reports of a scripted fleet; `fails` makes the registry unreadable."""
-
-    scripted: ScriptedFleet
-    fails: bool = False
-
-    async def read(self, term: int) -> FleetSample:
-        sample = self.scripted.tick()
-        if self.fails:
-            raise Unavailable("the registry of a test cannot be read")
-        return sample
-
-
-@dataclass
-class ScriptedLeadership:
-    leads: bool = True
-    term: int = 1
-    asked: int = 0
-    closed: bool = False
-    lost_after: int | None = None  # questions
-    remaining_s: float = TERM_S
-
-    def lasts_s(self) -> float:
-        return self.remaining_s
-
-    async def hold(self) -> bool:
-        self.asked += 1
-        return self.leads and (self.lost_after is None or self.asked <= self.lost_after)
-
-    async def close(self) -> None:
-        self.closed = True
-
-
-@dataclass
-class Scene:
-    """A fleet whose only prefill worker is overloaded, after some calm seconds."""
-
-    acts: bool = True
-    leadership: ScriptedLeadership = field(default_factory=ScriptedLeadership)
-    refusal: Exception | None = None
-    late_s: float = 0.0  # of the clock
-    ordered: list[RoleStep] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.reader = ScriptedReader(fleet(1, 4, rate=4.0))
-        self.loop = RoleLoop(
-            self.reader,
-            RoleController(GOALS),
-            self.leadership,
-            self.order,
-            lambda: self.reader.scripted.now_s + self.late_s,
-            acts=self.acts,
-        )
-
-    async def order(self, step: RoleStep, term: int) -> None:
-        assert term == self.leadership.term > 0
-        self.ordered.append(step)
-        if self.refusal is not None:
-            raise self.refusal
-        self.reader.scripted.change(step)
-
-    async def overload(self, seconds: int = 15) -> list[Decision]:
-        for _ in range(30):
-            await self.loop.tick()
-        self.reader.scripted.rate = 30.0
-        return [each for _ in range(seconds) if (each := await self.loop.tick()) is not None]
+from tests.support.role_loop_scene import RoleLoopScene, ScriptedLeadership
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +32,7 @@ def count(reason: str) -> float:
 
 
 async def test_a_leader_that_acts_orders_the_step() -> None:
-    scene = Scene()
+    scene = RoleLoopScene()
     await scene.overload()
     assert scene.ordered and scene.ordered[0].role == "prefill"
     assert len(scene.reader.scripted.of("prefill")) >= 2
@@ -113,7 +41,7 @@ async def test_a_leader_that_acts_orders_the_step() -> None:
 async def test_without_act_a_step_is_advice() -> None:
     """It is counted and in the metrics, no lock is taken, and no worker hears of it."""
     taken = count("taken")
-    scene = Scene(acts=False)
+    scene = RoleLoopScene(acts=False)
     decisions = await scene.overload()
     assert any(each.step is not None for each in decisions)
     assert scene.ordered == [] and scene.leadership.asked == 0
@@ -127,7 +55,7 @@ async def test_without_act_a_step_is_advice() -> None:
 
 
 async def test_a_follower_orders_nothing() -> None:
-    scene = Scene(leadership=ScriptedLeadership(leads=False))
+    scene = RoleLoopScene(leadership=ScriptedLeadership(leads=False))
     decisions = await scene.overload()
     assert any(each.step is not None for each in decisions)
     assert scene.ordered == []
@@ -136,7 +64,7 @@ async def test_a_follower_orders_nothing() -> None:
 
 async def test_leadership_is_asked_again_before_an_order() -> None:
     """It was paused between its reading and its order; another one leads since."""
-    scene = Scene(leadership=ScriptedLeadership(lost_after=30))
+    scene = RoleLoopScene(leadership=ScriptedLeadership(lost_after=30))
     for _ in range(30):
         await scene.loop.tick()
     scene.leadership.asked, scene.leadership.lost_after = 0, 1
@@ -150,7 +78,7 @@ async def test_leadership_is_asked_again_before_an_order() -> None:
 
 async def test_a_new_leader_acts_only_after_a_term() -> None:
     """An order of the one before may still be on its way; the reports show it by then."""
-    scene = Scene()
+    scene = RoleLoopScene()
     for _ in range(30):
         await scene.loop.tick()
     scene.leadership.term = 2
@@ -165,7 +93,7 @@ async def test_a_new_leader_acts_only_after_a_term() -> None:
 
 async def test_no_order_may_outlast_the_leadership() -> None:
     assert ORDER_TIMEOUT_S < TERM_S / 2
-    scene = Scene(leadership=ScriptedLeadership(remaining_s=ORDER_TIMEOUT_S - 0.1))
+    scene = RoleLoopScene(leadership=ScriptedLeadership(remaining_s=ORDER_TIMEOUT_S - 0.1))
     decisions = await scene.overload()
     assert any(each.step is not None for each in decisions) and scene.ordered == []
     scene.leadership.remaining_s = ORDER_TIMEOUT_S
@@ -175,7 +103,7 @@ async def test_no_order_may_outlast_the_leadership() -> None:
 
 async def test_reports_that_grow_old_before_the_order_are_not_acted_on() -> None:
     """The leadership's server answered slowly, or the process was paused."""
-    scene = Scene()
+    scene = RoleLoopScene()
     hold = scene.leadership.hold
 
     async def slow_hold() -> bool:
@@ -195,7 +123,7 @@ async def test_reports_that_grow_old_before_the_order_are_not_acted_on() -> None
 
 
 async def test_a_worker_that_refuses_is_not_asked_again_at_once() -> None:
-    scene = Scene(refusal=Unavailable("d0 refused the order"))
+    scene = RoleLoopScene(refusal=Unavailable("d0 refused the order"))
     await scene.overload(20)
     names = [step.worker_id for step in scene.ordered]
     assert len(names) >= 2 and len(set(names)) == len(names)
@@ -203,7 +131,7 @@ async def test_a_worker_that_refuses_is_not_asked_again_at_once() -> None:
 
 
 async def test_an_unreadable_registry_makes_reports_stale() -> None:
-    scene = Scene()
+    scene = RoleLoopScene()
     for _ in range(30):
         await scene.loop.tick()
     scene.reader.scripted.rate = 30.0
@@ -215,7 +143,7 @@ async def test_an_unreadable_registry_makes_reports_stale() -> None:
 
 async def test_recommendations_are_none_first_then_the_last_known_ones() -> None:
     """An autoscaler that follows them must never read 0 workers for what is not known."""
-    scene = Scene()
+    scene = RoleLoopScene()
     for _ in range(3):
         decision = await scene.loop.tick()
     assert decision is not None and decision.reason == "learning"
@@ -229,14 +157,14 @@ async def test_recommendations_are_none_first_then_the_last_known_ones() -> None
 
 
 async def test_before_the_first_reading_nothing_is_decided() -> None:
-    scene = Scene()
+    scene = RoleLoopScene()
     scene.reader.fails = True
     assert await scene.loop.tick() is None
     assert scene.loop.report() == {}
 
 
 async def test_a_report_holds_the_last_decision() -> None:
-    scene = Scene()
+    scene = RoleLoopScene()
     await scene.overload()
     report = scene.loop.report()
     assert report["reason"] and report["text"] and report["wanted"]["prefill"] >= 1

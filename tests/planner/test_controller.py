@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from baton.planner.change_history import CHANGE_S, RoleStep
 from baton.planner.controller import (
-    CHANGE_S,
     CHANGES_PER_WORKER,
     COOL_DOWN_S,
     HOLD_S,
@@ -17,7 +17,6 @@ from baton.planner.controller import (
     REVERSAL_S,
     STALE_S,
     RoleController,
-    RoleStep,
 )
 from baton.planner.controller_load import (
     FleetSample,

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.planner.controller import (
-    RoleStep,
-)
+from baton.planner.change_history import RoleStep
 from baton.planner.controller_forecast import forecast, needed_workers
 from baton.planner.controller_load import (
     FleetLoad,

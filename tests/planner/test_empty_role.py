@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton.planner.controller import (
-    CHANGE_S,
-    EMPTY_S,
-    MIN_SPAN_S,
-    RoleController,
-    RoleStep,
-)
+from baton.planner.change_history import CHANGE_S, RoleStep
+from baton.planner.controller import EMPTY_S, MIN_SPAN_S, RoleController
 from tests.support.scripted_fleet import (
     GOALS,
     fleet,

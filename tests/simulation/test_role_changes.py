@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.planner.controller import RoleStep
+from baton.planner.change_history import RoleStep
 from baton.planner.controller_load import FleetSample, WorkerRole
 from baton.planner.timing_model import (
     AttentionTiming,

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton.planner.controller import (
-    Decision,
-    RoleController,
-    RoleStep,
-)
+from baton.planner.change_history import RoleStep
+from baton.planner.controller import Decision, RoleController
 from baton.planner.controller_forecast import ServiceGoals
 from baton.planner.controller_load import (
     FleetSample,
