@@ -112,6 +112,11 @@ class RoleController:
         """Record that a worker has refused, or did not answer: others come first for a while."""
         self._refused[step.worker_id] = now_s + REFUSED_S
 
+    @property
+    def changing(self) -> int:
+        """Return the changes under way."""
+        return self._history.under_way
+
     def memory(self, now_s: float, step: RoleStep | None = None) -> dict[str, object]:
         """Return what the next controller has to know, as JSON can hold it; with a step, as if it
         had been accepted."""

@@ -17,8 +17,12 @@ from baton.deploy.cli.arguments import (
 from baton.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
+    from baton.deploy.control.controller_process import FleetPlan
     from baton.deploy.control.orders import Cluster
     from baton.deploy.control.router_admin import RouterAdmin
+
+RELEASE_S = 600.0  # as autoscalers wait before a worker leaves
+RELEASE_LIMIT_S = 3600.0
 
 
 def add_control_commands(commands: Any) -> None:
@@ -67,6 +71,16 @@ def _add_controller(command: argparse.ArgumentParser) -> None:
         "--port", type=int, default=0, metavar="N",
         help="for /metrics and /audit at worker.host (default: a free one, which it logs)",
     )  # fmt: skip
+    command.add_argument(
+        "--resize", metavar="statefulset/NAME",
+        help="in a pod: with --act, ask Kubernetes for more or fewer workers of this StatefulSet "
+        "(needs --workers)",
+    )  # fmt: skip
+    command.add_argument("--workers", metavar="LEAST-MOST", help="bounds of --resize, such as 2-8")
+    command.add_argument(
+        "--release-s", type=float, default=RELEASE_S, metavar="SECONDS",
+        help="for which fewer workers must be enough, before one leaves (default: %(default)s)",
+    )  # fmt: skip
     where = command.add_mutually_exclusive_group()
     where.add_argument("--instance", metavar="NAME", help="the instance, as `baton ps` shows it")
     add_registry(where, "the registry of a cluster; needs BATON_TOKEN and [security]")
@@ -96,8 +110,27 @@ def _add_advise(command: argparse.ArgumentParser) -> None:
 def _controller(options: argparse.Namespace) -> None:
     from baton.deploy.control.controller_process import run_controller
 
+    fleet = fleet_plan(options)
     cluster = one_cluster(options)
-    run_controller(config_of(options), cluster, acts=options.act, port=options.port)
+    run_controller(config_of(options), cluster, acts=options.act, port=options.port, fleet=fleet)
+
+
+def fleet_plan(options: argparse.Namespace) -> FleetPlan | None:
+    """Return what --resize asks for. Raises ConfigError for options that do not fit together."""
+    from baton.deploy.control.controller_process import FleetPlan
+    from baton.deploy.control.stateful_set_scale import bounds_of, target_name
+    from baton.planner.fleet_size import SizeBounds
+
+    if options.resize is None:
+        if options.workers is not None:
+            raise ConfigError("--workers bounds --resize, which is not given: give both or none")
+        return None
+    if not options.act or options.workers is None:
+        raise ConfigError("--resize changes the number of workers: give --act and --workers too")
+    if not 0 <= options.release_s <= RELEASE_LIMIT_S:
+        raise ConfigError(f"--release-s is {options.release_s:g}: give 0 to {RELEASE_LIMIT_S:g}")
+    least, most = bounds_of(options.workers)
+    return FleetPlan(target_name(options.resize), SizeBounds(least, most, options.release_s))
 
 
 def _advise(options: argparse.Namespace) -> None:

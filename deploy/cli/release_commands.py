@@ -107,8 +107,9 @@ def _replace(options: argparse.Namespace) -> None:
 
 
 def _secrets(options: argparse.Namespace) -> None:
+    from baton.deploy.host.kubernetes_api import api_server
     from baton.deploy.host.release_secrets import create_certificates, create_credentials
-    from baton.deploy.host.secrets_api import SecretsApi, api_server
+    from baton.deploy.host.secrets_api import SecretsApi
 
     api = SecretsApi(options.namespace, *api_server(os.environ))
     if options.credentials:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import get_args
 
 from baton.planner.controller import Reason
+from baton.planner.fleet_size import SizeReason
 from baton.runtime.metric_factory import counter, gauge
 
 RECOMMENDED_WORKERS = gauge(
@@ -26,6 +27,23 @@ FORECAST_SHARE = gauge(
     "less or more; 0: there is no such ratio, or no forecast now.",
     "ratio",
     ("less_prefill", "now", "more_prefill"),
+)
+SIZE_DECISIONS = counter(
+    "baton_size_decisions_total",
+    "Decisions of a role controller with --resize that leads, one a second: a number of workers "
+    "to ask for, or the reason for none.",
+    "reason",
+    get_args(SizeReason),
+)
+SIZE_FAILURES = counter(
+    "baton_size_failures_total",
+    "Calls for the number of workers that Kubernetes has refused or not answered, and workers that "
+    "did not drain for it.",
+)
+ASKED_WORKERS = gauge(
+    "baton_asked_workers",
+    "Workers that Kubernetes has been asked for, as a role controller with --resize has last read; "
+    "0 before the first reading.",
 )
 CONTROL_LEADS = gauge(
     "baton_controller_leads", "Whether this role controller is the one that acts."

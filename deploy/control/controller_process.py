@@ -1,32 +1,47 @@
 """The main of `baton controller`: the role loop of one cluster, with an admin port for its metrics.
 
 SIGTERM and SIGINT end it; a change that it has ordered goes on without it, since the worker carries
-it out. Knows no model and starts no worker.
+it out. With a `FleetPlan` it asks Kubernetes for more or fewer workers too. Knows no model.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import os
 import signal
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from baton.deploy.control.controller_memory import ControllerMemory
 from baton.deploy.control.fleet_reports import FleetReports
 from baton.deploy.control.leadership import FileLeadership, Leadership, RedisLeadership
-from baton.deploy.control.orders import Cluster, order_role
+from baton.deploy.control.orders import Cluster, order_leave, order_role
 from baton.deploy.control.role_loop import RoleLoop
+from baton.deploy.control.size_loop import SizeLoop
+from baton.deploy.control.stateful_set_scale import API_TIMEOUT_S, StatefulSetScale
+from baton.deploy.host.kubernetes_api import KubernetesApi, api_server, own_namespace
 from baton.deploy.processes.admin import AdminServer
 from baton.planner.change_history import RoleStep
 from baton.planner.controller import RoleController
 from baton.planner.controller_forecast import ServiceGoals
+from baton.planner.fleet_size import SizeBounds, SizeController
 from baton.runtime import logs
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError
 from baton.runtime.shared_registry.registry_location import folder_of, key_prefix, open_server
 
 log = logs.get(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """The StatefulSet, of this pod's namespace, whose pods are all workers of the cluster, and the
+    bounds of their number."""
+
+    name: str
+    bounds: SizeBounds
 
 
 def service_goals(config: Config) -> ServiceGoals:
@@ -40,28 +55,55 @@ def service_goals(config: Config) -> ServiceGoals:
     return ServiceGoals(slo.ttft_s or math.inf, slo.itl_s or math.inf, config.step.max_sequences)
 
 
-def run_controller(config: Config, cluster: Cluster, *, acts: bool, port: int) -> None:
-    """Serve until SIGTERM. Raises ConfigError without an objective, or for a port in use."""
+def run_controller(
+    config: Config, cluster: Cluster, *, acts: bool, port: int, fleet: FleetPlan | None = None
+) -> None:
+    """Serve until SIGTERM. Raises ConfigError without an objective, for a port in use, or for a
+    fleet outside a pod that has a service account."""
     goals = service_goals(config)
     logs.setup("controller", config.telemetry.log_level)
-    asyncio.run(_serve(config, cluster, goals, acts=acts, port=port))
+    scale = None if fleet is None else _scale_of(fleet)
+    asyncio.run(_serve(config, cluster, goals, _Actions(acts, fleet, scale), port))
+
+
+@dataclass(frozen=True, slots=True)
+class _Actions:
+    """Which actions the controller may take: role changes, and another number of workers."""
+
+    acts: bool
+    fleet: FleetPlan | None
+    scale: StatefulSetScale | None
+
+
+def _scale_of(fleet: FleetPlan) -> StatefulSetScale:
+    api = KubernetesApi(*api_server(os.environ), timeout_s=API_TIMEOUT_S)
+    return StatefulSetScale(api, own_namespace(), fleet.name)
 
 
 async def _serve(
-    config: Config, cluster: Cluster, goals: ServiceGoals, *, acts: bool, port: int
+    config: Config, cluster: Cluster, goals: ServiceGoals, actions: _Actions, port: int
 ) -> None:
     reports = FleetReports(cluster, time.monotonic)
 
     async def order(step: RoleStep, term: int) -> None:
         await order_role(reports.target(step.boot_id), step.role, term)
 
+    async def drain(boot_id: str) -> None:
+        await order_leave(reports.target(boot_id))
+
     controller = RoleController(goals)
     leadership = leadership_of(cluster)
     memory = ControllerMemory(leadership, cluster.secrets.accepted)
-    loop = RoleLoop(reports, controller, memory, order, time.monotonic, acts=acts)
+    sizes = None
+    if actions.fleet is not None and actions.scale is not None:
+        sizes = SizeLoop(actions.scale, SizeController(actions.fleet.bounds), drain, time.monotonic)
+    loop = RoleLoop(
+        reports, controller, memory, order, time.monotonic, acts=actions.acts, sizes=sizes
+    )
 
     def audit(check: bool) -> dict[str, Any]:
-        return {"acts": acts, "term": leadership.term, "decision": loop.report()}
+        found = {"acts": actions.acts, "term": leadership.term, "decision": loop.report()}
+        return found if sizes is None else {**found, "size": loop.size_report()}
 
     admin = AdminServer(
         config.worker.host, port, audit, not_ready=lambda: None, port_option="--port"
@@ -70,7 +112,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     address = await admin.start()
-    log.info("controller started", cluster=cluster.name, admin=address, acts=acts)
+    log.info("controller started", cluster=cluster.name, admin=address, acts=actions.acts)
     try:
         await loop.run(stopped)
     finally:

@@ -186,6 +186,20 @@ async def order_drain(target: Target) -> None:
         ) from error
 
 
+async def order_leave(target: Target) -> None:
+    """Order a drain of a worker whose pod is removed then, within ORDER_TIMEOUT_S. Raises as
+    `order_role`."""
+    try:
+        async with asyncio.timeout(ORDER_TIMEOUT_S):
+            await _check_others(target)
+    except TimeoutError as error:
+        raise Unavailable(
+            f"the registry has not answered within {ORDER_TIMEOUT_S:.0f} s: "
+            f"{target.record.worker_id} keeps its pod"
+        ) from error
+    await order_drain(target)
+
+
 async def _check_others(target: Target) -> None:
     """Raises Unavailable if no other worker of its role is registered now."""
     worker_id, role = target.record.worker_id, target.record.role

@@ -6,7 +6,8 @@ A reading that fails leaves the last sample, which grows stale. Leadership is re
 order, and what may have changed since the decision is checked again (`_hindrance`). A new term
 begins with the memory of the one before, and a step is in the memory before it is ordered: a
 leader that can neither read nor write it orders nothing. Without `acts` each step is advice:
-logged, counted, never ordered. Owns no worker.
+logged, counted, never ordered. The number of workers is decided beside the roles, where a size loop
+is given (size_loop.py). Owns no worker.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from baton.deploy.control import control_metrics
 from baton.deploy.control.controller_memory import ControllerMemory
 from baton.deploy.control.leadership import TERM_S
 from baton.deploy.control.orders import ORDER_TIMEOUT_S
+from baton.deploy.control.size_loop import SizeGate, SizeLoop
 from baton.planner.change_history import RoleStep
 from baton.planner.controller import STALE_S, Decision, RoleController
 from baton.planner.controller_forecast import Forecast
 from baton.planner.controller_load import FleetSample
+from baton.planner.fleet_size import SizeStep
 from baton.runtime import logs
 from baton.runtime.errors import BatonError
 
@@ -54,6 +57,7 @@ class RoleLoop:
         clock: Callable[[], float],
         *,
         acts: bool,
+        sizes: SizeLoop | None = None,
     ) -> None:
         self._reader = reader
         self._controller = controller
@@ -63,6 +67,7 @@ class RoleLoop:
         self._order = order
         self._clock = clock
         self._acts = acts
+        self._sizes = sizes
         self._sample: FleetSample | None = None
         self._term, self._term_s = 0, 0.0  # the term held last, and when it began
         self._logged: tuple[str, RoleStep | None] | None = None
@@ -78,6 +83,8 @@ class RoleLoop:
                     async with asyncio.timeout(TICK_S):
                         await stopped.wait()
         finally:
+            if self._sizes is not None:
+                await self._sizes.close()
             await self._leadership.close()
 
     async def tick(self) -> Decision | None:
@@ -96,7 +103,18 @@ class RoleLoop:
         self._log(decision, leads=leads)
         if decision.step is not None and leads and await self._lead():
             await self._act(decision.step, self._sample)
+        elif decision.step is None and leads and self._sizes is not None:
+            await self._resize(self._sizes, decision, self._sample)
         return decision
+
+    async def _resize(self, sizes: SizeLoop, decision: Decision, sample: FleetSample) -> None:
+        async def keep(step: SizeStep) -> str | None:
+            if not await self._lead():
+                return "this controller does not lead any more"
+            return await self._keep(None, step)
+
+        gate = SizeGate(lambda: self._hindrance(sample), keep)
+        await sizes.tick(decision, sample, self._controller.changing, gate)
 
     async def _lead(self) -> bool:
         if not await self._leadership.hold():
@@ -118,18 +136,25 @@ class RoleLoop:
         if found is None:
             log.info("controller memory empty", term=self._term)
             return
+        written_s = self._clock() - found.age_s
         try:
-            self._controller.recall(found.memory, self._clock() - found.age_s)
+            self._controller.recall(found.memory.get("roles", {}), written_s)
+            if self._sizes is not None and "size" in found.memory:
+                self._sizes.controller.recall(found.memory["size"], written_s)
         except ValueError as error:
             log.warning("controller memory refused", reason=str(error))
         else:
             log.info("controller memory recalled", term=self._term, age_s=round(found.age_s, 1))
 
-    async def _keep(self, step: RoleStep) -> str | None:
+    async def _keep(self, step: RoleStep | None, size: SizeStep | None = None) -> str | None:
         """Write the memory, as if the step had been accepted. Return why that has failed. The next
         step writes it again; until then a step that is refused holds a successor back longer."""
+        now_s = self._clock()
+        memory: dict[str, object] = {"roles": self._controller.memory(now_s, step)}
+        if self._sizes is not None:
+            memory["size"] = self._sizes.controller.memory(now_s, size)
         try:
-            await self._memory.keep(self._controller.memory(self._clock(), step))
+            await self._memory.keep(memory)
         except BatonError as error:
             return f"the memory for the next controller is not written: {error}"
         return None
@@ -176,6 +201,11 @@ class RoleLoop:
     def report(self) -> dict[str, Any]:
         """Return the last decision as JSON can hold it."""
         return {} if self.decision is None else asdict(self.decision)
+
+    def size_report(self) -> dict[str, Any]:
+        """Return the last decision on the number of workers; empty without one."""
+        last = None if self._sizes is None else self._sizes.decision
+        return {} if last is None else asdict(last)
 
 
 def publish(decision: Decision) -> None:

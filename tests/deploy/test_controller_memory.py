@@ -66,7 +66,7 @@ async def test_a_step_is_in_the_memory_before_it_is_ordered() -> None:
     scene.start()
     await scene.overload()
     assert left and left[0] is not None
-    (under_way,) = json.loads(left[0])["memory"]["under_way"]
+    (under_way,) = json.loads(left[0])["memory"]["roles"]["under_way"]
     assert under_way["worker_id"] == scene.ordered[0].worker_id
 
 

@@ -17,8 +17,9 @@ from cryptography import x509
 
 from baton.deploy.cli.main import main
 from baton.deploy.host.authority import Authority
+from baton.deploy.host.kubernetes_api import api_server
 from baton.deploy.host.release_secrets import LIFE, create_certificates, create_credentials
-from baton.deploy.host.secrets_api import Secret, SecretsApi, api_server
+from baton.deploy.host.secrets_api import Secret, SecretsApi
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 
 TOKEN = "account-token"

@@ -92,6 +92,7 @@ CHOICES: dict[str, list[Any]] = {
         {"mode": "keda", "keda": {"prometheus": "http://prometheus:9090"}},
         {"mode": "keda", "keda": {**SECURED, "pollingSeconds": 30}},
         {"mode": "baton", "baton": {"ttftSeconds": 2}},
+        {"mode": "baton", "baton": {"itlSeconds": 0.1, "maxWorkers": 8}},
     ],
     "orchestrator": ["plain", "kuberay"],
     "models": [
@@ -198,11 +199,20 @@ def test_containers_are_confined(releases: list[Release]) -> None:
             assert {"cpu", "memory"} <= set(container["resources"]["requests"])
 
 
-def test_the_account_s_token_is_mounted_in_the_hook_alone(releases: list[Release]) -> None:
+def test_accounts_tokens_are_mounted_where_they_are_used(releases: list[Release]) -> None:
+    """The hook's, and those of controllers that change the number of workers."""
     for release in releases:
+        using = [job for job in release.of_kind("Job") if "secrets" in job["metadata"]["name"]]
+        using += [each for each in release.of_kind("Deployment") if "--resize=" in str(each)]
+        named = sorted(each["metadata"]["name"] for each in using)
         mounted = [pod for _, pod in release.pods() if pod["automountServiceAccountToken"]]
-        hooks = [job for job in release.of_kind("Job") if "secrets" in job["metadata"]["name"]]
-        assert mounted == [job["spec"]["template"]["spec"] for job in hooks]
+        assert sorted(pod["serviceAccountName"] for pod in mounted) == named
+        bound = [
+            subject["name"]
+            for each in release.of_kind("RoleBinding")
+            for subject in each["subjects"]
+        ]
+        assert sorted(bound) == named
 
 
 def test_liveness_is_apart_from_readiness(releases: list[Release]) -> None:

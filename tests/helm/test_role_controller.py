@@ -7,8 +7,10 @@ import subprocess
 import pytest
 
 from baton.deploy.cli.arguments import config_of
+from baton.deploy.cli.control_commands import fleet_plan
 from baton.deploy.cli.main import parser
 from baton.deploy.control.controller_process import service_goals
+from baton.planner.fleet_size import SizeBounds
 from tests.support.chart import Document, Release, Values, example, merged, render
 
 BASE = merged(
@@ -80,7 +82,7 @@ def test_the_controller_acts_for_the_given_objectives(monkeypatch: pytest.Monkey
     assert (goals.ttft_s, goals.itl_s, goals.max_sequences) == (1.5, float("inf"), 16)
 
 
-def test_the_controller_has_an_account_without_rights() -> None:
+def test_a_controller_that_moves_roles_has_no_rights() -> None:
     found = release()
     pod = found.named("Deployment", "controller")["spec"]["template"]["spec"]
     account = found.named("ServiceAccount", "controller")
@@ -88,6 +90,56 @@ def test_the_controller_has_an_account_without_rights() -> None:
     assert not pod["automountServiceAccountToken"] and not account["automountServiceAccountToken"]
     bound = [each["subjects"] for each in found.of_kind("RoleBinding", "ClusterRoleBinding")]
     assert account["metadata"]["name"] not in str(bound)
+
+
+def resized(**change: object) -> Release:
+    """The release whose controller changes the number of workers, too."""
+    return release(autoscaling={"scaleDownSeconds": 90, "baton": {"maxWorkers": 9}}, **change)
+
+
+def test_a_controller_that_resizes_may_touch_one_scale() -> None:
+    """The rights that it needs, and no other: of one subresource of one object."""
+    found = resized()
+    pod = found.named("Deployment", "controller")["spec"]["template"]["spec"]
+    account = found.named("ServiceAccount", "controller")
+    assert pod["automountServiceAccountToken"] and not account["automountServiceAccountToken"]
+    (rule,) = found.named("Role", "controller")["rules"]
+    assert rule == {
+        "apiGroups": ["apps"],
+        "resources": ["statefulsets/scale"],
+        "resourceNames": [found.named("StatefulSet", "worker")["metadata"]["name"]],
+        "verbs": ["get", "patch"],
+    }
+    binding = found.named("RoleBinding", "controller")
+    assert binding["roleRef"]["name"] == found.named("Role", "controller")["metadata"]["name"]
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": "llm"}
+    ]
+    assert found.of_kind("ClusterRole", "ClusterRoleBinding") == []
+
+
+def test_a_controller_that_resizes_knows_what_and_how_far() -> None:
+    found = resized()
+    container = container_of(found.named("Deployment", "controller"))
+    options = parser().parse_args([*container["command"][1:], *container["args"]])
+    plan = fleet_plan(options)
+    assert plan is not None
+    assert plan.name == found.named("StatefulSet", "worker")["metadata"]["name"]
+    assert plan.bounds == SizeBounds(least=5, most=9, release_s=90.0)
+
+
+def test_the_number_of_workers_is_left_to_what_changes_it() -> None:
+    """`helm upgrade` would set it back."""
+    assert "replicas" not in resized().named("StatefulSet", "worker")["spec"]
+    assert release().named("StatefulSet", "worker")["spec"]["replicas"] == 5
+
+
+def test_a_controller_that_resizes_reaches_the_api() -> None:
+    for found, ports in ((resized(), {443, 6443}), (release(), set())):
+        rules = found.named("NetworkPolicy", "controller")["spec"]["egress"]
+        anywhere = [each for each in rules if "to" not in each]
+        opened = {port["port"] for rule in anywhere for port in rule["ports"]}
+        assert opened - {53} == ports
 
 
 def reached(policy: Document) -> set[str]:

@@ -108,6 +108,7 @@ def test_a_bad_autoscaler_is_named(change: Values, words: str) -> None:
             "give step.max_sequences the values 8 and 9; give it once, in workers.settings",
         ),
         ({"orchestrator": "kuberay"}, "autoscaling.mode is baton, but orchestrator is kuberay"),
+        ({"autoscaling": {"baton": {"maxWorkers": 1}}}, "maxWorkers is 1, below the 2 of prefill"),
         ({"autoscaling": {"baton": {"resources": {"requests": {"memory": "2Gi"}}}}},
          "autoscaling.baton.resources.requests.memory is 2Gi, above the limit of 1Gi"),
     ],

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from baton.deploy.control.controller_memory import ControllerMemory
 from baton.deploy.control.leadership import TERM_S
 from baton.deploy.control.role_loop import RoleLoop
+from baton.deploy.control.size_loop import SizeLoop
 from baton.planner.change_history import RoleStep
 from baton.planner.controller import Decision, RoleController
 from baton.planner.controller_load import FleetSample
@@ -83,6 +84,10 @@ class RoleLoopScene:
         self.reader = ScriptedReader(fleet(*self.workers, rate=4.0))
         self.start()
 
+    def size_loop(self) -> SizeLoop | None:
+        """Return the size loop of the next controller."""
+        return None
+
     def start(self) -> None:
         """Start a controller, in place of one that was killed."""
         self.loop = RoleLoop(
@@ -92,6 +97,7 @@ class RoleLoopScene:
             self.order,
             lambda: self.reader.scripted.now_s + self.late_s,
             acts=self.acts,
+            sizes=self.size_loop(),
         )
 
     async def order(self, step: RoleStep, term: int) -> None:

@@ -19,6 +19,11 @@ capabilities:
 
 {{- define "baton.podCommon" -}}
 automountServiceAccountToken: false
+{{ include "baton.podWithAccount" . }}
+{{- end -}}
+
+{{/* The same, for a pod that says itself whether its account's token is mounted. */}}
+{{- define "baton.podWithAccount" -}}
 enableServiceLinks: false
 securityContext:
   {{- include "baton.podSecurity" . | nindent 2 }}

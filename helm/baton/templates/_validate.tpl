@@ -154,6 +154,13 @@ value and the remedy. */}}
 {{- include "baton.fail" (list $ (printf "autoscaling.mode is baton, whose workers change roles, but prefill.settings and decode.settings give %s the values %v and %v; give it once, in workers.settings" $key $value (get $.Values.decode.settings $key))) -}}
 {{- end -}}
 {{- end -}}
+{{- $least := add .Values.prefill.replicas .Values.decode.replicas | int -}}
+{{- $most := int $scaling.baton.maxWorkers -}}
+{{- if and $most (lt $most $least) -}}
+{{- include "baton.fail" (list $ (printf "autoscaling.baton.maxWorkers is %d, below the %d of prefill.replicas and decode.replicas together, which are the least; raise it, or set it to 0" $most $least)) -}}
+{{- end -}}
+{{- else if $scaling.baton.maxWorkers -}}
+{{- include "baton.fail" (list $ (printf "autoscaling.baton.maxWorkers is set, but autoscaling.mode is %s; set autoscaling.mode=baton, or unset it" $scaling.mode)) -}}
 {{- else if or $scaling.baton.ttftSeconds $scaling.baton.itlSeconds -}}
 {{- include "baton.fail" (list $ (printf "autoscaling.baton has an objective, but autoscaling.mode is %s; set autoscaling.mode=baton, or unset it" $scaling.mode)) -}}
 {{- end -}}

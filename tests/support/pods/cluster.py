@@ -29,6 +29,7 @@ from tests.support.pods.manifests import (
 )
 from tests.support.pods.network import Endpoint, PodNetwork, policy_rules, selects, service_rules
 from tests.support.pods.pod import Pod, PodParts
+from tests.support.pods.scales import scaled
 from tests.support.pods.secrets_server import SecretsServer
 from tests.support.pods.volumes import account_mounts, volumes_of
 from tests.support.pods.workloads import (
@@ -46,6 +47,7 @@ SETTLED_S = 600.0
 HOOK_S = 300.0
 KILLED_S = 30.0
 NAMESPACE = "llm"
+API_PORT = 6443  # one that the chart's policies know
 ZONE = "svc.cluster.local"
 
 
@@ -75,7 +77,8 @@ class PodCluster:
     def __enter__(self) -> PodCluster:
         with ExitStack() as stack:
             self.network = stack.enter_context(PodNetwork())
-            self.api = SecretsServer(self.network.node, NAMESPACE, self.folder / "api")
+            self.api = SecretsServer(self.network.node, NAMESPACE, self.folder / "api", API_PORT)
+            self.api.scales.changed = self._rescale
             stack.callback(self.api.close)
             stack.callback(NameServer(self.network.node, self.lookup).close)
             stack.callback(self._end_all)
@@ -91,7 +94,7 @@ class PodCluster:
         """Install or upgrade a release (`hook`: pre-install or pre-upgrade), with its hooks
         before. Raises RuntimeError for a hook that fails."""
         hooks = [each for each in release.documents if hook in hooks_of(each)]
-        self._grant(hooks)
+        self._grant(release.documents)
         for job in sorted((e for e in hooks if e["kind"] == "Job"), key=hook_weight):
             self.run_once(job["metadata"]["name"], job["spec"]["template"])
         documents = [each for each in release.documents if not hooks_of(each)]
@@ -101,7 +104,15 @@ class PodCluster:
             if name not in self.api.secrets:
                 self.api.put(name, {"auth_token": secrets.token_urlsafe(32).encode()})
         with self._lock:
-            self._wanted = {(each["kind"], each["metadata"]["name"]): each for each in documents}
+            self._wanted = {
+                (e["kind"], e["metadata"]["name"]): self.api.scales.applied(e) for e in documents
+            }
+        self._look.set()
+
+    def _rescale(self, name: str, replicas: int) -> None:
+        key = "StatefulSet", name
+        with self._lock:
+            self._wanted[key] = scaled(self._wanted[key], replicas)
         self._look.set()
 
     def raycluster(self, name: str) -> Document:
@@ -234,9 +245,9 @@ class PodCluster:
     def _controllers(self) -> list[Document]:
         return [each for kind in KINDS for each in self._of_kind(kind)]
 
-    def _grant(self, hooks: list[Document]) -> None:
-        rules = {e["metadata"]["name"]: e["rules"] for e in hooks if e["kind"] == "Role"}
-        for binding in (each for each in hooks if each["kind"] == "RoleBinding"):
+    def _grant(self, documents: list[Document]) -> None:
+        rules = {e["metadata"]["name"]: e["rules"] for e in documents if e["kind"] == "Role"}
+        for binding in (each for each in documents if each["kind"] == "RoleBinding"):
             for subject in binding["subjects"]:
                 self.api.roles[subject["name"]] = rules[binding["roleRef"]["name"]]
 

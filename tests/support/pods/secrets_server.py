@@ -1,4 +1,5 @@
-"""The part of the Kubernetes API that a hook of the chart calls: Secrets of one namespace.
+"""The part of the Kubernetes API that pods of the chart call: Secrets of one namespace, and the
+scales of its StatefulSets (scales.py).
 
 By HTTPS, with an authority of its own; an account may do what the Roles bound to it say. Holds the
 Secrets, as pods mount them too.
@@ -7,6 +8,7 @@ Secrets, as pods mount them too.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import ssl
 import threading
@@ -25,24 +27,27 @@ from baton.deploy.host.certificate_forms import (
     pem_of,
     process_certificate,
 )
+from tests.support.pods.scales import SCALE, Scales
 
 Document = dict[str, Any]
-VERBS = {"GET": "get", "POST": "create", "PUT": "update"}
+VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch"}
 
 
 class SecretsServer:
-    """Serves at `address`, at a port that it chooses. `secrets`: the objects, by name."""
+    """Serves at `address`, at a port that it chooses or is given. `secrets`: the objects, by
+    name."""
 
-    def __init__(self, address: str, namespace: str, folder: Path) -> None:
+    def __init__(self, address: str, namespace: str, folder: Path, port: int = 0) -> None:
         self.secrets: dict[str, Document] = {}
         self.roles: dict[str, list[Document]] = {}  # the rules of a service account
         self.refused: list[str] = []
+        self.scales = Scales()
         self.namespace = namespace
         self._tokens: dict[str, str] = {}  # from a token to its account
         self._changes = 0
         folder.mkdir()
         self._authority = folder / "ca.crt"
-        self._server = ThreadingHTTPServer((address, 0), self._handler())
+        self._server = ThreadingHTTPServer((address, port), self._handler())
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self._certified(address, folder))
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
@@ -73,13 +78,15 @@ class SecretsServer:
 
     def answer(self, method: str, path: str, token: str, body: Document) -> tuple[int, Document]:
         """Return status and object of a call."""
+        if (found := SCALE.fullmatch(path)) is not None and token in self._tokens:
+            return self._scale(method, found, token, body)
         base = f"/api/v1/namespaces/{self.namespace}/secrets"
         name = path.removeprefix(base).lstrip("/") or str(body.get("metadata", {}).get("name", ""))
         account = self._tokens.get(token)
         if account is None or not path.startswith(base):
             return 401, {"message": "Unauthorized"}
         named = "" if method == "POST" else name
-        if not self._may(account, VERBS[method], named):
+        if not self._may(account, VERBS[method], "secrets", named):
             self.refused.append(f"{account} {VERBS[method]} {name}")
             return 403, {"message": f"{account} may not {VERBS[method]} {name}"}
         found = self.secrets.get(name)
@@ -95,10 +102,20 @@ class SecretsServer:
             return 200, self._store(name, body)
         return 200, found
 
-    def _may(self, account: str, verb: str, name: str) -> bool:
+    def _scale(
+        self, method: str, found: re.Match[str], token: str, body: Document
+    ) -> tuple[int, Document]:
+        account, name = self._tokens[token], found["name"]
+        may = self._may(account, VERBS[method], "statefulsets/scale", name)
+        if not may or found["namespace"] != self.namespace:
+            self.refused.append(f"{account} {VERBS[method]} scale of {name}")
+            return 403, {"message": f"{account} may not {VERBS[method]} the scale of {name}"}
+        return self.scales.answer(method, name, body, dry=bool(found["dry"]))
+
+    def _may(self, account: str, verb: str, resource: str, name: str) -> bool:
         return any(
             verb in rule["verbs"]
-            and "secrets" in rule["resources"]
+            and resource in rule["resources"]
             and (not rule.get("resourceNames") or name in rule["resourceNames"])
             for rule in self.roles.get(account, ())
         )
@@ -135,7 +152,7 @@ class SecretsServer:
                 self.end_headers()
                 self.wfile.write(content)
 
-            do_GET = do_POST = do_PUT = _serve
+            do_GET = do_POST = do_PUT = do_PATCH = _serve
 
             def log_message(self, format: str, *args: object) -> None:
                 """Say nothing."""

@@ -1,0 +1,226 @@
+"""The number of workers, as a leader asks for it: in which order, and what happens when a call is
+refused, late, or done by halves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from baton.deploy.control import size_loop
+from baton.deploy.control.leadership import TERM_S
+from baton.deploy.control.size_loop import SizeLoop
+from baton.deploy.control.stateful_set_scale import WorkerCount
+from baton.planner.fleet_size import FAILED_S, SizeBounds, SizeController
+from baton.runtime import metrics
+from baton.runtime.errors import BatonError, Unavailable
+from tests.support.role_loop_scene import RoleLoopScene, ScriptedLeadership
+
+BOUNDS = SizeBounds(least=2, most=8, release_s=20.0)
+
+
+@dataclass
+class ScriptedPool:
+    """A number, and what was called; `faults` are raised by the calls of that name."""
+
+    asked: int = 5
+    version: int = 1
+    last: str = "d3"
+    calls: list[str] = field(default_factory=list)
+    faults: dict[str, BatonError] = field(default_factory=dict)
+    after: Callable[[], None] = lambda: None  # called within `resize`
+    slow: asyncio.Event | None = None
+
+    def last_id(self, count: WorkerCount) -> str:
+        return self.last
+
+    async def count(self) -> WorkerCount:
+        if self.slow is not None:
+            await self.slow.wait()
+        self._fail("count")
+        return WorkerCount(self.asked, str(self.version))
+
+    async def check(self, seen: WorkerCount, workers: int) -> None:
+        self.calls.append(f"check {workers}")
+        self._fail("check")
+
+    async def resize(self, seen: WorkerCount, workers: int) -> None:
+        assert seen == WorkerCount(self.asked, str(self.version))
+        self.calls.append(f"resize {workers}")
+        self.after()
+        self._fail("resize")
+        self.asked, self.version = workers, self.version + 1
+
+    def _fail(self, name: str) -> None:
+        if name in self.faults:
+            raise self.faults[name]
+
+
+class SizedScene(RoleLoopScene):
+    """The same fleet of five workers, whose number may change."""
+
+    def __init__(self, *, leadership: ScriptedLeadership | None = None, acts: bool = True) -> None:
+        self.pool = ScriptedPool()
+        self.refusal_of_drain: BatonError | None = None
+        super().__init__(acts=acts, leadership=leadership or ScriptedLeadership())
+
+    def size_loop(self) -> SizeLoop:
+        self.sizes = SizeLoop(
+            self.pool, SizeController(BOUNDS), self.drain, lambda: self.reader.scripted.now_s
+        )
+        return self.sizes
+
+    async def drain(self, boot_id: str) -> None:
+        self.pool.calls.append(f"drain {boot_id}")
+        if self.refusal_of_drain is not None:
+            raise self.refusal_of_drain
+        self.reader.scripted.states[boot_id.partition(".")[0]] = "draining"
+
+    async def calm(self, seconds: int = 60) -> None:
+        """Let a load pass that three workers would serve."""
+        self.reader.scripted.rate = 1.0
+        await self.pass_by(seconds)
+
+    async def flood(self, seconds: int = 60) -> None:
+        """Let a load pass that no ratio of the workers serves; no role changes."""
+        self.refusal = Unavailable("the worker of a test keeps its role")
+        await self.calm(15)
+        self.reader.scripted.rate = 90.0
+        await self.pass_by(seconds)
+
+
+def count(name: str, **labels: str) -> float:
+    return metrics.REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+async def test_more_workers_are_asked_for_and_none_drains() -> None:
+    scene = SizedScene()
+    before = count("baton_size_decisions_total", reason="grow")
+    await scene.flood()
+    assert scene.pool.calls == ["resize 8"] and scene.pool.asked == 8
+    assert count("baton_size_decisions_total", reason="grow") == before + 1
+    assert count("baton_asked_workers") == 8.0
+    report = scene.loop.size_report()
+    assert report["reason"] in ("at_most", "starting") and report["text"]
+
+
+async def test_the_worker_that_leaves_drains_before_the_number_falls() -> None:
+    scene = SizedScene()
+    await scene.calm()
+    assert scene.pool.calls[:3] == ["check 4", "drain d3.0", "resize 4"]
+    assert scene.pool.asked == 4
+
+
+async def test_a_step_is_in_the_memory_before_it_is_asked_for() -> None:
+    scene = SizedScene()
+    left: list[bytes | None] = []
+    scene.pool.after = lambda: left.append(scene.leadership.left)
+    await scene.flood()
+    written = [json.loads(each)["memory"]["size"] for each in left if each is not None]
+    assert written and len(written[0]["grown_ago_s"]) == 1
+
+
+async def test_a_follower_and_an_adviser_ask_for_nothing() -> None:
+    for scene in (SizedScene(leadership=ScriptedLeadership(leads=False)), SizedScene(acts=False)):
+        await scene.flood()
+        await scene.calm()
+        assert scene.pool.calls == [] and scene.sizes.decision is None
+
+
+async def test_a_new_leader_asks_for_nothing_in_its_first_seconds() -> None:
+    scene = SizedScene()
+    scene.pool.asked = 1  # below the least: no need to look at the load first
+    await scene.pass_by(int(TERM_S) - 1)
+    assert scene.pool.calls == []
+    await scene.pass_by(5)
+    assert scene.pool.calls == ["resize 2"]
+
+
+@pytest.mark.parametrize("refusal", [BatonError("403: not allowed"), Unavailable("no answer")])
+async def test_where_the_number_cannot_fall_no_worker_drains(refusal: BatonError) -> None:
+    """The account has no right, or the API is away: a drain would be for nothing."""
+    scene = SizedScene()
+    scene.pool.faults["check"] = refusal
+    failures = count("baton_size_failures_total")
+    await scene.calm(40 + int(FAILED_S))
+    assert set(scene.pool.calls) == {"check 4"} and len(scene.pool.calls) == 2
+    assert count("baton_size_failures_total") == failures + 2
+
+
+async def test_a_worker_that_refuses_to_drain_keeps_its_pod() -> None:
+    scene = SizedScene()
+    scene.refusal_of_drain = Unavailable("d3 is the last decode worker in the registry")
+    await scene.calm(40)
+    assert scene.pool.calls == ["check 4", "drain d3.0"] and scene.pool.asked == 5
+
+
+async def test_a_number_that_is_refused_after_a_drain_is_asked_again() -> None:
+    """Done by halves: the worker drains, and its pod starts it again."""
+    scene = SizedScene()
+    scene.pool.faults["resize"] = Unavailable("the API has not answered")
+    await scene.calm(40)
+    assert scene.pool.calls == ["check 4", "drain d3.0", "resize 4"]
+    scene.reader.scripted.states.clear()
+    scene.pool.faults.clear()
+    await scene.pass_by(int(FAILED_S))
+    assert scene.pool.asked == 4
+    assert scene.pool.calls[3:6] == ["check 4", "drain d3.0", "resize 4"]
+
+
+async def test_a_change_that_was_made_without_an_answer_is_seen() -> None:
+    """The PATCH arrived, and its answer was lost: no second one follows."""
+    scene = SizedScene()
+    scene.pool.faults["resize"] = Unavailable("the API has not answered")
+    await scene.flood()
+    assert scene.pool.calls == ["resize 8"]
+    scene.pool.asked, scene.pool.version = 8, 2
+    await scene.pass_by(2 * int(FAILED_S))
+    assert scene.pool.calls == ["resize 8"]
+
+
+async def test_a_number_that_is_not_read_holds_up_no_role(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(size_loop, "ANSWER_S", 0.01)
+    scene = SizedScene()
+    scene.pool.slow = asyncio.Event()
+    await scene.overload()
+    assert len(scene.ordered) >= 1 and scene.pool.calls == []
+    scene.pool.slow.set()
+    await scene.pass_by(3)
+    assert scene.sizes.decision is not None
+    await scene.sizes.close()
+
+
+async def test_an_unreadable_number_is_counted_and_not_acted_on() -> None:
+    scene = SizedScene()
+    scene.pool.faults["count"] = Unavailable("the API is away")
+    failures = count("baton_size_failures_total")
+    await scene.flood(20)
+    assert scene.pool.calls == [] and count("baton_size_failures_total") >= failures + 20
+    assert scene.sizes.decision is None
+
+
+async def test_a_leader_that_cannot_write_asks_for_nothing() -> None:
+    scene = SizedScene()
+    await scene.calm(15)
+    scene.leadership.broken = True
+    await scene.calm()
+    assert scene.pool.calls == []
+
+
+async def test_a_successor_waits_as_long_as_its_predecessor_would() -> None:
+    scene = SizedScene()
+    await scene.calm(40)
+    assert scene.pool.asked == 4
+    scene.pool.last = "d2"
+    scene.leadership.term += 1
+    scene.reader.scripted.states.clear()
+    del scene.reader.scripted.roles["d3"]
+    scene.start()
+    await scene.calm(35)
+    assert scene.sizes.decision is not None
+    assert scene.sizes.decision.reason == "cool_down", scene.sizes.decision

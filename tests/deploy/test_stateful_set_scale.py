@@ -1,0 +1,168 @@
+"""The scale of a StatefulSet over the Kubernetes API: what is asked, refused, late or not there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.deploy.cli.main import main
+from baton.deploy.control import stateful_set_scale
+from baton.deploy.control.stateful_set_scale import (
+    StatefulSetScale,
+    WorkerCount,
+    bounds_of,
+    target_name,
+)
+from baton.deploy.host.kubernetes_api import KubernetesApi, own_namespace
+from baton.runtime.errors import BatonError, ConfigError, Unavailable
+from tests.support.pods.secrets_server import SecretsServer
+
+NAME = "chat-baton-worker"
+RULES = [
+    {
+        "apiGroups": ["apps"],
+        "resources": ["statefulsets/scale"],
+        "resourceNames": [NAME],
+        "verbs": ["get", "patch"],
+    }
+]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[SecretsServer]:
+    made = SecretsServer("127.0.0.1", "llm", tmp_path / "api")
+    made.roles["controller"] = RULES
+    made.scales.put(NAME, 3)
+    made.scales.put("another", 3)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def account(server: SecretsServer, tmp_path: Path) -> Path:
+    folder = tmp_path / "account"
+    folder.mkdir()
+    for name, content in server.account_files("controller").items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def scale_of(server: SecretsServer, account: Path, name: str = NAME) -> StatefulSetScale:
+    return StatefulSetScale(KubernetesApi("127.0.0.1", server.port, account, 2.0), "llm", name)
+
+
+async def test_the_number_is_read_and_changed(server: SecretsServer, account: Path) -> None:
+    scale = scale_of(server, account)
+    seen = await scale.count()
+    assert seen.asked == 3 and scale.last_id(seen) == f"{NAME}-2"
+    await scale.check(seen, 5)
+    assert server.scales.replicas[NAME] == 3  # a dry run changes nothing
+    await scale.resize(seen, 5)
+    assert server.scales.patched == [(NAME, 5)]
+    assert (await scale.count()).asked == 5
+    server.scales.put(NAME, 0)
+    assert (await scale.count()).asked == 0
+
+
+async def test_a_number_that_another_has_changed_stays(
+    server: SecretsServer, account: Path
+) -> None:
+    """A user, or another leader, was faster."""
+    scale = scale_of(server, account)
+    seen = await scale.count()
+    server.scales.put(NAME, 7)
+    for call in (scale.check, scale.resize):
+        with pytest.raises(BatonError, match="with 409: chat-baton-worker has changed"):
+            await call(seen, 2)
+    assert server.scales.replicas[NAME] == 7
+
+
+async def test_an_account_may_change_one_scale_alone(server: SecretsServer, account: Path) -> None:
+    with pytest.raises(BatonError, match="403: controller may not get the scale of another"):
+        await scale_of(server, account, "another").count()
+    server.roles["controller"] = [{**RULES[0], "verbs": ["get"]}]
+    seen = await scale_of(server, account).count()
+    with pytest.raises(BatonError, match="403: controller may not patch"):
+        await scale_of(server, account).check(seen, 4)
+    assert server.scales.patched == []
+
+
+async def test_a_slow_api_is_not_waited_for(
+    server: SecretsServer, account: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its change may be made all the same, which the next reading shows."""
+    monkeypatch.setattr(stateful_set_scale, "API_TIMEOUT_S", 0.2)
+    scale = scale_of(server, account)
+    seen = await scale.count()
+    server.scales.delay_s = 0.6
+    with pytest.raises(Unavailable, match="has not answered within 0.2 s; a change"):
+        await scale.resize(seen, 4)
+    server.scales.delay_s = 0.0
+    deadline_s = asyncio.get_running_loop().time() + 10.0
+    while (await scale.count()).asked != 4:
+        assert asyncio.get_running_loop().time() < deadline_s
+        await asyncio.sleep(0.05)
+
+
+async def test_an_api_that_is_gone_is_named(account: Path) -> None:
+    scale = StatefulSetScale(KubernetesApi("127.0.0.1", 1, account), "llm", NAME)
+    with pytest.raises(Unavailable, match="127.0.0.1:1 does not answer"):
+        await scale.resize(WorkerCount(3, "1"), 4)
+
+
+async def test_a_token_that_was_replaced_is_used(server: SecretsServer, account: Path) -> None:
+    """Kubernetes writes another one before the first expires."""
+    scale = scale_of(server, account)
+    (account / "token").write_text("expired")
+    with pytest.raises(BatonError, match="401"):
+        await scale.count()
+    (account / "token").write_bytes(server.account_files("controller")["token"])
+    assert (await scale.count()).asked == 3
+
+
+async def test_another_answer_is_no_scale(
+    server: SecretsServer, account: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(server.scales), "answer", lambda *_, **__: (200, {"kind": "Status"}))
+    with pytest.raises(BatonError, match="answered with no Scale"):
+        await scale_of(server, account).count()
+
+
+def test_the_namespace_is_the_pods_own(account: Path, tmp_path: Path) -> None:
+    assert own_namespace(account) == "llm"
+    with pytest.raises(ConfigError, match="automountServiceAccountToken"):
+        own_namespace(tmp_path / "none")
+
+
+def test_options_are_read_with_their_remedy() -> None:
+    assert (target_name("statefulset/a"), bounds_of("2-8")) == ("a", (2, 8))
+    for wrong in ("a", "deployment/a", "statefulset/"):
+        with pytest.raises(ConfigError, match="write it as statefulset/NAME"):
+            target_name(wrong)
+    for wrong in ("2", "2-", "a-b", "-1-4"):
+        with pytest.raises(ConfigError, match="write it as LEAST-MOST"):
+            bounds_of(wrong)
+    for wrong in ("1-4", "5-4"):
+        with pytest.raises(ConfigError, match="the least is 2"):
+            bounds_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--resize=statefulset/a", "--workers=2-4"], "give --act and --workers too"),
+        (["--act", "--resize=statefulset/a"], "give --act and --workers too"),
+        (["--act", "--workers=2-4"], "--resize, which is not given"),
+        (["--act", "--resize=pod/a", "--workers=2-4"], "write it as statefulset/NAME"),
+        (["--act", "--resize=statefulset/a", "--workers=1-4"], "the least is 2"),
+        (["--act", "--resize=statefulset/a", "--workers=2-4", "--release-s=-1"], "--release-s is"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["controller", *flags]) != 0
+    assert words in capsys.readouterr().err
