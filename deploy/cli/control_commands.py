@@ -72,9 +72,9 @@ def _add_controller(command: argparse.ArgumentParser) -> None:
         help="for /metrics and /audit at worker.host (default: a free one, which it logs)",
     )  # fmt: skip
     command.add_argument(
-        "--resize", metavar="statefulset/NAME",
-        help="in a pod: with --act, ask Kubernetes for more or fewer workers of this StatefulSet "
-        "(needs --workers)",
+        "--resize", metavar="TARGET",
+        help="with --act and --workers, ask for more or fewer workers: statefulset/NAME of the "
+        "controller's pod in Kubernetes, or fleet of `baton fleet --follow`",
     )  # fmt: skip
     command.add_argument("--workers", metavar="LEAST-MOST", help="bounds of --resize, such as 2-8")
     command.add_argument(

@@ -62,6 +62,11 @@ def add_fleet(commands: Any) -> None:
         help="SIGTERM ends this process alone, and the next one finds the workers",
     )  # fmt: skip
     command.add_argument(
+        "--follow", action="store_true",
+        help="let `baton controller --resize fleet` change the number of decode workers, which "
+        "begins with --decode",
+    )  # fmt: skip
+    command.add_argument(
         "--admin-port", type=whole(0, MAX_PORT), default=0, metavar="PORT",
         help="port of metrics and health at worker.host; 0: the system chooses one "
         "(default: %(default)s)",
@@ -99,5 +104,6 @@ def _fleet(options: argparse.Namespace) -> None:
         options.ray_address,
         options.pack,
         options.leave_workers,
+        options.follow,
         options.admin_port,
     ).run()

@@ -37,13 +37,13 @@ SIZE_DECISIONS = counter(
 )
 SIZE_FAILURES = counter(
     "baton_size_failures_total",
-    "Calls for the number of workers that Kubernetes has refused or not answered, and workers that "
-    "did not drain for it.",
+    "Calls for the number of workers that the orchestrator has refused or not answered, and "
+    "workers that did not drain for it.",
 )
 ASKED_WORKERS = gauge(
     "baton_asked_workers",
-    "Workers that Kubernetes has been asked for, as a role controller with --resize has last read; "
-    "0 before the first reading.",
+    "Workers that the orchestrator has been asked for, as a role controller with --resize has "
+    "read; 0 before the first reading.",
 )
 CONTROL_LEADS = gauge(
     "baton_controller_leads", "Whether this role controller is the one that acts."

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.deploy.control.controller_memory import ControllerMemory
+from baton.deploy.control.fleet_number import FleetNumber
 from baton.deploy.control.fleet_reports import FleetReports
 from baton.deploy.control.leadership import FileLeadership, Leadership, RedisLeadership
 from baton.deploy.control.orders import Cluster, order_leave, order_role
 from baton.deploy.control.role_loop import RoleLoop
-from baton.deploy.control.size_loop import SizeLoop
+from baton.deploy.control.size_loop import SizeLoop, WorkerPool
 from baton.deploy.control.stateful_set_scale import API_TIMEOUT_S, StatefulSetScale
 from baton.deploy.host.kubernetes_api import KubernetesApi, api_server, own_namespace
 from baton.deploy.processes.admin import AdminServer
@@ -38,7 +39,7 @@ log = logs.get(__name__)
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
     """The StatefulSet, of this pod's namespace, whose pods are all workers of the cluster, and the
-    bounds of their number."""
+    bounds of their number. Without a name: the workers of `baton fleet --follow`."""
 
     name: str
     bounds: SizeBounds
@@ -62,8 +63,8 @@ def run_controller(
     fleet outside a pod that has a service account."""
     goals = service_goals(config)
     logs.setup("controller", config.telemetry.log_level)
-    scale = None if fleet is None else _scale_of(fleet)
-    asyncio.run(_serve(config, cluster, goals, _Actions(acts, fleet, scale), port))
+    pool = None if fleet is None else _pool_of(fleet, cluster)
+    asyncio.run(_serve(config, cluster, goals, _Actions(acts, fleet, pool), port))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +73,12 @@ class _Actions:
 
     acts: bool
     fleet: FleetPlan | None
-    scale: StatefulSetScale | None
+    pool: WorkerPool | None
 
 
-def _scale_of(fleet: FleetPlan) -> StatefulSetScale:
+def _pool_of(fleet: FleetPlan, cluster: Cluster) -> WorkerPool:
+    if not fleet.name:
+        return fleet_number(cluster)
     api = KubernetesApi(*api_server(os.environ), timeout_s=API_TIMEOUT_S)
     return StatefulSetScale(api, own_namespace(), fleet.name)
 
@@ -95,8 +98,8 @@ async def _serve(
     leadership = leadership_of(cluster)
     memory = ControllerMemory(leadership, cluster.secrets.accepted)
     sizes = None
-    if actions.fleet is not None and actions.scale is not None:
-        sizes = SizeLoop(actions.scale, SizeController(actions.fleet.bounds), drain, time.monotonic)
+    if actions.fleet is not None and actions.pool is not None:
+        sizes = SizeLoop(actions.pool, SizeController(actions.fleet.bounds), drain, time.monotonic)
     loop = RoleLoop(
         reports, controller, memory, order, time.monotonic, acts=actions.acts, sizes=sizes
     )
@@ -118,6 +121,18 @@ async def _serve(
     finally:
         await reports.close()
         await admin.stop()
+
+
+def fleet_number(cluster: Cluster) -> FleetNumber:
+    """Return the number of `baton fleet --follow`. Raises ConfigError for a registry in a
+    folder."""
+    if folder_of(cluster.registry) is not None:
+        raise ConfigError(
+            f"registry.location is the folder {cluster.registry.location}, and the number of a "
+            "fleet is on the Redis server of `baton fleet`: give --registry redis://HOST:PORT"
+        )
+    client, _ = open_server(cluster.registry, cluster.security)
+    return FleetNumber(client, key_prefix(cluster.registry), cluster.secrets.accepted)
 
 
 def leadership_of(cluster: Cluster) -> Leadership:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.deploy.control import control_metrics
-from baton.deploy.control.stateful_set_scale import WorkerCount
+from baton.deploy.control.worker_count import WorkerCount
 from baton.planner.controller import Decision
 from baton.planner.controller_load import FleetSample
 from baton.planner.fleet_size import PoolState, SizeController, SizeDecision, SizeStep
@@ -33,10 +33,6 @@ log = logs.get(__name__)
 
 class WorkerPool(Protocol):
     """All methods raise BatonError if the orchestrator refuses or does not answer."""
-
-    def last_id(self, count: WorkerCount) -> str:
-        """Return the id of the worker that leaves first."""
-        ...
 
     async def count(self) -> WorkerCount: ...
 
@@ -86,7 +82,7 @@ class SizeLoop:
         if seen is None:
             return
         control_metrics.ASKED_WORKERS.set(seen.asked)
-        pool = PoolState(seen.asked, self._pool.last_id(seen), changing)
+        pool = PoolState(seen.asked, seen.last_id, changing)
         decision = self.controller.decide(roles, sample, pool, self._clock())
         self.decision = decision
         control_metrics.SIZE_DECISIONS.labels(decision.reason).inc()

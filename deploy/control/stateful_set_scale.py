@@ -11,25 +11,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from baton.deploy.control.worker_count import WorkerCount
 from baton.deploy.host.kubernetes_api import MERGE_PATCH, KubernetesApi
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 
 API_TIMEOUT_S = 3.0  # shorter than an order's, which the leadership outlasts
 TARGET_KIND = "statefulset"
+FLEET = "fleet"  # the target that is the number of `baton fleet --follow`
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerCount:
-    """The workers that were asked for, and the version of the object that says so."""
-
-    asked: int
-    version: str
 
 
 class StatefulSetScale:
@@ -42,12 +35,8 @@ class StatefulSetScale:
         space = quote(namespace, safe="")
         self._path = f"/apis/apps/v1/namespaces/{space}/statefulsets/{quote(name, safe='')}/scale"
 
-    def last_id(self, count: WorkerCount) -> str:
-        """Return the id of the worker that leaves first."""
-        return f"{self._name}-{count.asked - 1}"
-
     async def count(self) -> WorkerCount:
-        return _count_of(await self._call("GET", self._path, None))
+        return self._count_of(await self._call("GET", self._path, None))
 
     async def check(self, seen: WorkerCount, workers: int) -> None:
         """Ask whether `resize` would be accepted now. Changes nothing."""
@@ -64,6 +53,14 @@ class StatefulSetScale:
         answer = await _within(API_TIMEOUT_S, call)
         return answer or {}
 
+    def _count_of(self, answer: Mapping[str, Any]) -> WorkerCount:
+        try:
+            asked = int(answer["spec"].get("replicas", 0))  # the API leaves a 0 out
+            version = str(answer["metadata"]["resourceVersion"])
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise BatonError(f"the Kubernetes API answered with no Scale ({error!r})") from error
+        return WorkerCount(asked, version, f"{self._name}-{asked - 1}")
+
 
 async def _within(seconds: float, work: Callable[[], T]) -> T:
     """Run blocking work in a thread. Raises Unavailable if it takes longer; the thread goes on."""
@@ -77,23 +74,20 @@ async def _within(seconds: float, work: Callable[[], T]) -> T:
         ) from error
 
 
-def _count_of(answer: Mapping[str, Any]) -> WorkerCount:
-    try:
-        asked = answer["spec"].get("replicas", 0)  # the API leaves a 0 out
-        return WorkerCount(int(asked), str(answer["metadata"]["resourceVersion"]))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise BatonError(f"the Kubernetes API answered with no Scale ({error!r})") from error
-
-
 def _patch(seen: WorkerCount, workers: int) -> dict[str, Any]:
     return {"metadata": {"resourceVersion": seen.version}, "spec": {"replicas": workers}}
 
 
 def target_name(target: str) -> str:
-    """Return the name in `statefulset/NAME`. Raises ConfigError."""
+    """Return the name in `statefulset/NAME`; empty for FLEET. Raises ConfigError."""
+    if target == FLEET:
+        return ""
     kind, separator, name = target.partition("/")
     if kind != TARGET_KIND or not separator or not name:
-        raise ConfigError(f"--resize is {target[:80]!r}: write it as {TARGET_KIND}/NAME")
+        raise ConfigError(
+            f"--resize is {target[:80]!r}: write it as {TARGET_KIND}/NAME, or as {FLEET} for "
+            "workers of `baton fleet --follow`"
+        )
     return name
 
 

@@ -83,6 +83,14 @@ class FleetDriver:
         self._registered: dict[str, WorkerReport] = {}  # the last one with a boot, by worker id
         self._summary = FleetSummary(self._now())
 
+    def follow(self, orders: Sequence[WorkerOrder]) -> None:
+        """Take other orders: the next turns make what is missing, and end what is not in them."""
+        self._orders = {order.worker_id: order for order in orders}
+
+    def wanted(self) -> set[str]:
+        """Return the ids of the workers of all orders."""
+        return set(self._orders)
+
     def ready(self) -> list[str]:
         """Return the workers that are registered, by the last turn."""
         return sorted(

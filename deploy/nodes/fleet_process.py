@@ -11,12 +11,15 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from baton.deploy.control.controller_process import fleet_number
+from baton.deploy.control.fleet_number import FleetNumber
 from baton.deploy.control.orders import Cluster, Target, order_drain
 from baton.deploy.nodes.fleet_driver import TURN_S, FleetDriver
+from baton.deploy.nodes.fleet_follower import FleetFollower
 from baton.deploy.nodes.fleet_plan import FleetOptions
 from baton.deploy.nodes.ray_fleet import RayFleet, namespace_of
 from baton.deploy.processes.admin import AdminServer
@@ -31,14 +34,15 @@ log = logs.get(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FleetProcess:
-    """One run of `baton fleet`. `address` is Ray's; `leaves`: a signal ends no worker;
-    `admin_port` 0: the system chooses one."""
+    """One run of `baton fleet`. `address` is Ray's; `leaves`: a signal ends no worker; `follows`: a
+    controller may change the number of workers; `admin_port` 0: the system chooses one."""
 
     options: FleetOptions
     cluster: Cluster
     address: str
     pack: bool = False
     leaves: bool = False
+    follows: bool = False
     admin_port: int = 0
 
     def run(self) -> None:
@@ -62,10 +66,13 @@ class FleetProcess:
         address = await admin.start()
         counts = {"prefill": self.options.prefill, "decode": self.options.decode}
         log.info("fleet started", admin=address, **counts)
+        number = fleet_number(self.cluster) if self.follows else None
         try:
-            await self._until_ended(driver, stopped)
+            await self._until_ended(driver, stopped, number)
         finally:
             await admin.stop()
+            if number is not None:
+                await number.close()
 
     def _admin(self, driver: FleetDriver) -> AdminServer:
         def audit(check: bool) -> dict[str, Any]:
@@ -86,22 +93,40 @@ class FleetProcess:
             port_option="--admin-port",
         )
 
-    async def _until_ended(self, driver: FleetDriver, stopped: asyncio.Event) -> None:
-        await self._turns(driver, stopped)
+    async def _until_ended(
+        self, driver: FleetDriver, stopped: asyncio.Event, number: FleetNumber | None
+    ) -> None:
+        follower = None if number is None else FleetFollower(number, self.options)
+        await self._turns(driver, stopped, follower)
         if self.leaves:
             log.info("fleet left", workers=driver.ready())
             return
         deadline_s = time.monotonic() + self.options.grace_s + END_S
         left = await asyncio.to_thread(driver.end, deadline_s)
-        await self._drain_rest()
+        await self._drain_rest(driver.wanted())
+        if number is not None:
+            await self._clear(number)
         log.info("fleet ended", not_ended=left)
 
-    async def _turns(self, driver: FleetDriver, stopped: asyncio.Event) -> None:
+    async def _clear(self, number: FleetNumber) -> None:
+        """Delete the number, so that the next fleet begins with its command line's."""
+        try:
+            await number.clear()
+        except BatonError as error:
+            log.warning("fleet number not deleted", reason=str(error))
+
+    async def _turns(
+        self, driver: FleetDriver, stopped: asyncio.Event, follower: FleetFollower | None
+    ) -> None:
         failed = ""
         ready: list[str] = []
         while not stopped.is_set():
+            orders = None if follower is None else await follower.orders()
+            if orders is not None:
+                driver.follow(orders)
             try:
-                await asyncio.to_thread(driver.turn)
+                if follower is None or orders is not None:
+                    await asyncio.to_thread(driver.turn)
                 failed = ""
             except Unavailable as error:  # workers serve without Ray; it is asked again
                 if str(error) != failed:
@@ -124,9 +149,8 @@ class FleetProcess:
             return {}
         return {each.worker_id: each.address.rpartition(":")[0].strip("[]") for each in records}
 
-    async def _drain_rest(self) -> None:
+    async def _drain_rest(self, wanted: Collection[str]) -> None:
         """Drain what is registered still: workers on nodes that Ray has lost."""
-        wanted = {order.worker_id for order in self.options.orders()}
         try:
             records = await self.cluster.read_workers()
             for record in records:

@@ -11,10 +11,10 @@ from structlog.testing import capture_logs
 
 from baton.deploy.nodes.fleet_driver import LOST_S, FleetDriver
 from baton.deploy.nodes.fleet_metrics import RestartReason
-from baton.deploy.nodes.node_worker import WorkerReport
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime import metrics
 from baton.runtime.errors import Unavailable
+from tests.support.scripted_actors import ScriptedActors
 
 REASONS = get_args(RestartReason)
 
@@ -24,48 +24,10 @@ def order(name: str, blocks: str = "9") -> WorkerOrder:
     return WorkerOrder(name, role, "baton", "", (("pool.blocks", blocks),), 60.0)
 
 
-class ScriptedFleet:
-    """Actors that become ready at once, unless they are `silent` or have a `state`."""
-
-    def __init__(self) -> None:
-        self.reports: dict[str, WorkerReport] = {}
-        self.made: list[tuple[str, str]] = []
-        self.ended: list[str] = []
-        self.removed: list[str] = []
-        self.silent: set[str] = set()
-        self.ends = True  # a worker ends when it is asked to
-        self.lost = False  # Ray does not answer
-
-    def names(self) -> set[str]:
-        return set(self.reports)
-
-    def nodes(self) -> int:
-        if self.lost:
-            raise Unavailable("Ray does not answer")
-        return 3
-
-    def make(self, order: WorkerOrder, host: str) -> None:
-        self.made.append((order.worker_id, host))
-        boot_id = f"boot-{len(self.made)}"
-        self.reports[order.worker_id] = WorkerReport(order, "10.0.0.1", "running", 1, boot_id)
-
-    def ask(self) -> dict[str, WorkerReport]:
-        return {name: e for name, e in self.reports.items() if name not in self.silent}
-
-    def end(self, name: str) -> None:
-        self.ended.append(name)
-        if self.ends:
-            self.reports[name] = replace(self.reports[name], state="ended", boot_id="")
-
-    def remove(self, name: str) -> None:
-        self.removed.append(name)
-        del self.reports[name]
-
-
 class Scene:
     def __init__(self, *orders: WorkerOrder, hosts: Mapping[str, str] | None = None) -> None:
         self.now = 0.0
-        self.fleet = ScriptedFleet()
+        self.fleet = ScriptedActors()
         self.hosts = hosts or {}
         self.driver = self.new_driver(*orders)
 

@@ -13,7 +13,7 @@ import pytest
 from baton.deploy.control import size_loop
 from baton.deploy.control.leadership import TERM_S
 from baton.deploy.control.size_loop import SizeLoop
-from baton.deploy.control.stateful_set_scale import WorkerCount
+from baton.deploy.control.worker_count import WorkerCount
 from baton.planner.fleet_size import FAILED_S, SizeBounds, SizeController
 from baton.runtime import metrics
 from baton.runtime.errors import BatonError, Unavailable
@@ -34,25 +34,25 @@ class ScriptedPool:
     after: Callable[[], None] = lambda: None  # called within `resize`
     slow: asyncio.Event | None = None
 
-    def last_id(self, count: WorkerCount) -> str:
-        return self.last
-
     async def count(self) -> WorkerCount:
         if self.slow is not None:
             await self.slow.wait()
         self._fail("count")
-        return WorkerCount(self.asked, str(self.version))
+        return self._count()
 
     async def check(self, seen: WorkerCount, workers: int) -> None:
         self.calls.append(f"check {workers}")
         self._fail("check")
 
     async def resize(self, seen: WorkerCount, workers: int) -> None:
-        assert seen == WorkerCount(self.asked, str(self.version))
+        assert seen == self._count()
         self.calls.append(f"resize {workers}")
         self.after()
         self._fail("resize")
         self.asked, self.version = workers, self.version + 1
+
+    def _count(self) -> WorkerCount:
+        return WorkerCount(self.asked, str(self.version), self.last)
 
     def _fail(self, name: str) -> None:
         if name in self.faults:

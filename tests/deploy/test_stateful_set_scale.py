@@ -12,10 +12,10 @@ from baton.deploy.cli.main import main
 from baton.deploy.control import stateful_set_scale
 from baton.deploy.control.stateful_set_scale import (
     StatefulSetScale,
-    WorkerCount,
     bounds_of,
     target_name,
 )
+from baton.deploy.control.worker_count import WorkerCount
 from baton.deploy.host.kubernetes_api import KubernetesApi, own_namespace
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 from tests.support.pods.secrets_server import SecretsServer
@@ -57,7 +57,7 @@ def scale_of(server: SecretsServer, account: Path, name: str = NAME) -> Stateful
 async def test_the_number_is_read_and_changed(server: SecretsServer, account: Path) -> None:
     scale = scale_of(server, account)
     seen = await scale.count()
-    assert seen.asked == 3 and scale.last_id(seen) == f"{NAME}-2"
+    assert (seen.asked, seen.last_id) == (3, f"{NAME}-2")
     await scale.check(seen, 5)
     assert server.scales.replicas[NAME] == 3  # a dry run changes nothing
     await scale.resize(seen, 5)
@@ -110,7 +110,7 @@ async def test_a_slow_api_is_not_waited_for(
 async def test_an_api_that_is_gone_is_named(account: Path) -> None:
     scale = StatefulSetScale(KubernetesApi("127.0.0.1", 1, account), "llm", NAME)
     with pytest.raises(Unavailable, match="127.0.0.1:1 does not answer"):
-        await scale.resize(WorkerCount(3, "1"), 4)
+        await scale.resize(WorkerCount(3, "1", f"{NAME}-2"), 4)
 
 
 async def test_a_token_that_was_replaced_is_used(server: SecretsServer, account: Path) -> None:
@@ -139,6 +139,7 @@ def test_the_namespace_is_the_pods_own(account: Path, tmp_path: Path) -> None:
 
 def test_options_are_read_with_their_remedy() -> None:
     assert (target_name("statefulset/a"), bounds_of("2-8")) == ("a", (2, 8))
+    assert target_name("fleet") == ""
     for wrong in ("a", "deployment/a", "statefulset/"):
         with pytest.raises(ConfigError, match="write it as statefulset/NAME"):
             target_name(wrong)

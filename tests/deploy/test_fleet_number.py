@@ -1,0 +1,96 @@
+"""The number of a Ray fleet's workers on a real Redis server: asked for, refused, forged, lost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.deploy.control.fleet_number import FleetNumber, FleetSize
+from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
+from baton.runtime.errors import BatonError, Unavailable
+from baton.runtime.shared_registry.registry_location import key_prefix, open_server
+from chaos.redis_server import RedisServer, running_server
+from tests.support.redis_server import required_binary
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with running_server(tmp_path, required_binary()) as made:
+        yield made
+
+
+def number_of(server: RedisServer, *tokens: str) -> FleetNumber:
+    config = RegistryConfig(location=server.url)
+    client, _ = open_server(config, SecurityConfig(tls="off"))
+    return FleetNumber(client, key_prefix(config), tokens or ("token",))
+
+
+@pytest.fixture
+async def number(server: RedisServer) -> AsyncIterator[FleetNumber]:
+    made = number_of(server)
+    yield made
+    await made.close()
+
+
+async def test_a_controller_changes_the_decode_workers(number: FleetNumber) -> None:
+    await number.propose(FleetSize(2, 3))
+    await number.propose(FleetSize(1, 1))  # there is one
+    seen = await number.count()
+    assert (seen.asked, seen.last_id) == (5, "decode-2")
+    await number.check(seen, 7)
+    await number.resize(seen, 7)
+    found = await number.read()
+    assert found is not None and found[0] == FleetSize(2, 5)
+    await number.clear()
+    assert await number.read() is None
+
+
+async def test_a_number_that_another_has_changed_stays(number: FleetNumber) -> None:
+    await number.propose(FleetSize(1, 2))
+    seen = await number.count()
+    await number.resize(seen, 4)
+    for call in (number.check, number.resize):
+        with pytest.raises(BatonError, match="has changed since it was read"):
+            await call(seen, 2)
+    assert (await number.count()).asked == 4
+
+
+async def test_a_number_that_leaves_no_decode_worker_is_refused(number: FleetNumber) -> None:
+    await number.propose(FleetSize(2, 2))
+    seen = await number.count()
+    for workers in (0, 2, 5000):
+        with pytest.raises(BatonError, match="leave no decode worker"):
+            await number.check(seen, workers)
+        with pytest.raises(BatonError, match="leave no decode worker"):
+            await number.resize(seen, workers)
+
+
+async def test_without_a_fleet_the_remedy_is_named(number: FleetNumber) -> None:
+    with pytest.raises(Unavailable, match="start `baton fleet --follow`"):
+        await number.count()
+
+
+async def test_a_forged_number_does_not_count(server: RedisServer, number: FleetNumber) -> None:
+    foreign = number_of(server, "another token")
+    await foreign.propose(FleetSize(1, 900))
+    with pytest.raises(BatonError, match="not signed with this cluster's token"):
+        await number.read()
+    with pytest.raises(BatonError, match="not signed"):
+        await number.count()
+    await foreign.clear()
+    await number.propose(FleetSize(1, 2))
+    rotated = number_of(server, "new", "token")
+    assert (await rotated.count()).asked == 3
+    for each in (foreign, rotated):
+        await each.close()
+
+
+async def test_a_server_that_is_gone_is_named(server: RedisServer, number: FleetNumber) -> None:
+    await number.propose(FleetSize(1, 2))
+    seen = await number.count()
+    server.kill()
+    for call in (number.count(), number.resize(seen, 4), number.clear()):
+        with pytest.raises(Unavailable, match="server does not answer"):
+            await call
