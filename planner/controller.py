@@ -117,6 +117,11 @@ class RoleController:
         """Return the changes under way."""
         return self._history.under_way
 
+    def permits(self, step: RoleStep, workers: int, now_s: float) -> bool:
+        """Return whether the brakes allow a step that another reason than a forecast asks for."""
+        refused = self._refused.get(step.worker_id, now_s) > now_s
+        return not refused and self._timed_brake(step.role, workers, now_s) is None
+
     def memory(self, now_s: float, step: RoleStep | None = None) -> dict[str, object]:
         """Return what the next controller has to know, as JSON can hold it; with a step, as if it
         had been accepted."""

@@ -5,18 +5,19 @@
 More are needed where no ratio of the present workers would meet the objectives: each role's needs
 add up to more than there are. That has to last for GROW_HOLD_S, and those asked for before have to
 be ready and past their slow start. Fewer are asked for one at a time, once fewer were enough for
-all of `release_s`; idle fleets go down to the least. The last worker of a role stays, and so do
-all while a role changes. Pure: time is given, and acting is another's. Owned by the controller.
+all of `release_s`; idle fleets go down to the least. No worker leaves while a role changes, and the
+last one of a role stays: another one takes its role first, and then it may leave. Pure: time is
+given, and acting is another's. Owned by the controller.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from baton.planner.change_history import HOUR_S, age_of, ages_of
+from baton.planner.change_history import HOUR_S, RoleStep, age_of, ages_of
 from baton.planner.controller import Decision
 from baton.planner.controller_load import FleetSample, WorkerSample
 
@@ -57,13 +58,15 @@ class SizeStep:
 @dataclass(frozen=True, slots=True)
 class SizeDecision:
     """`reason` is a code, `text` one sentence with its numbers. `needed` is within the bounds;
-    None: not known now."""
+    None: not known now. `handover` is the change by which another worker takes the role of the one
+    that would leave."""
 
     at_s: float
     reason: SizeReason
     text: str
     step: SizeStep | None = None
     needed: int | None = None
+    handover: RoleStep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +226,7 @@ class SizeController:
             return SizeDecision(now_s, "changing", text)
         if not any(each.role == leaving.role for each in others):
             text += f"; {pool.last_id} would leave, the last {leaving.role} worker: it stays"
-            return SizeDecision(now_s, "last_worker", text)
+            return SizeDecision(now_s, "last_worker", text, handover=_handover(leaving, others))
         return self._step(now_s, "shrink", f"{text}; {pool.last_id} leaves", step)
 
     def _step(
@@ -235,3 +238,12 @@ class SizeController:
         needed: int | None = None,
     ) -> SizeDecision:
         return SizeDecision(now_s, reason, text, step, step.workers if needed is None else needed)
+
+
+def _handover(leaving: WorkerSample, others: Sequence[WorkerSample]) -> RoleStep | None:
+    """Return the change by which the least busy of the others takes the role of `leaving`; None if
+    its own role would have no worker then."""
+    if len(others) < 2:
+        return None
+    chosen = min(others, key=lambda e: (e.running + e.waiting, e.queued_tokens, e.worker_id))
+    return RoleStep(chosen.worker_id, chosen.boot_id, leaving.role)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.deploy.control.controller_memory import ControllerMemory
-from baton.deploy.control.fleet_number import FleetNumber
+from baton.deploy.control.fleet_number import open_fleet_number
 from baton.deploy.control.fleet_reports import FleetReports
 from baton.deploy.control.leadership import FileLeadership, Leadership, RedisLeadership
 from baton.deploy.control.orders import Cluster, order_leave, order_role
@@ -78,7 +78,7 @@ class _Actions:
 
 def _pool_of(fleet: FleetPlan, cluster: Cluster) -> WorkerPool:
     if not fleet.name:
-        return fleet_number(cluster)
+        return open_fleet_number(cluster)
     api = KubernetesApi(*api_server(os.environ), timeout_s=API_TIMEOUT_S)
     return StatefulSetScale(api, own_namespace(), fleet.name)
 
@@ -121,18 +121,6 @@ async def _serve(
     finally:
         await reports.close()
         await admin.stop()
-
-
-def fleet_number(cluster: Cluster) -> FleetNumber:
-    """Return the number of `baton fleet --follow`. Raises ConfigError for a registry in a
-    folder."""
-    if folder_of(cluster.registry) is not None:
-        raise ConfigError(
-            f"registry.location is the folder {cluster.registry.location}, and the number of a "
-            "fleet is on the Redis server of `baton fleet`: give --registry redis://HOST:PORT"
-        )
-    client, _ = open_server(cluster.registry, cluster.security)
-    return FleetNumber(client, key_prefix(cluster.registry), cluster.secrets.accepted)
 
 
 def leadership_of(cluster: Cluster) -> Leadership:

@@ -13,8 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from baton.deploy.control.orders import Cluster
 from baton.deploy.control.worker_count import WorkerCount
-from baton.runtime.errors import BatonError, Unavailable
+from baton.runtime.errors import BatonError, ConfigError, Unavailable
+from baton.runtime.shared_registry.registry_location import folder_of, key_prefix, open_server
 from baton.runtime.shared_registry.signed_json import SignedJson
 
 if TYPE_CHECKING:
@@ -117,6 +119,18 @@ class FleetNumber:
             raise Unavailable(
                 f"the registry's server does not answer ({type(error).__name__}: {error})"
             ) from error
+
+
+def open_fleet_number(cluster: Cluster) -> FleetNumber:
+    """Return the number of `baton fleet --follow`. Raises ConfigError for a registry in a
+    folder."""
+    if folder_of(cluster.registry) is not None:
+        raise ConfigError(
+            f"registry.location is the folder {cluster.registry.location}, and the number of a "
+            "fleet is on the Redis server of `baton fleet`: give --registry redis://HOST:PORT"
+        )
+    client, _ = open_server(cluster.registry, cluster.security)
+    return FleetNumber(client, key_prefix(cluster.registry), cluster.secrets.accepted)
 
 
 def _size(found: dict[str, Any]) -> FleetSize | None:

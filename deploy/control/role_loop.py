@@ -114,7 +114,11 @@ class RoleLoop:
             return await self._keep(None, step)
 
         gate = SizeGate(lambda: self._hindrance(sample), keep)
-        await sizes.tick(decision, sample, self._controller.changing, gate)
+        found = await sizes.tick(decision, sample, self._controller.changing, gate)
+        step = None if found is None else found.handover
+        if step is not None and self._controller.permits(step, len(sample.workers), self._clock()):
+            log.info("role handed over", **asdict(step), reason="the last worker of it may leave")
+            await self._act(step, sample)
 
     async def _lead(self) -> bool:
         if not await self._leadership.hold():

@@ -47,8 +47,8 @@ class WorkerPool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SizeGate:
-    """The role loop's answers before each action: why none may be taken now, and why the memory for a
-    successor is not written; None: all is well."""
+    """The role loop's answers before each action: why none may be taken now, and why the memory for
+    a successor is not written; None: all is well."""
 
     hindrance: Callable[[], str | None]
     keep: Callable[[SizeStep], Awaitable[str | None]]
@@ -76,11 +76,12 @@ class SizeLoop:
 
     async def tick(
         self, roles: Decision, sample: FleetSample, changing: int, gate: SizeGate
-    ) -> None:
-        """Decide and act once, as the leader."""
+    ) -> SizeDecision | None:
+        """Decide and act once, as the leader. Return the decision; None while the number is not
+        known."""
         seen = await self._count()
         if seen is None:
-            return
+            return None
         control_metrics.ASKED_WORKERS.set(seen.asked)
         pool = PoolState(seen.asked, seen.last_id, changing)
         decision = self.controller.decide(roles, sample, pool, self._clock())
@@ -89,6 +90,7 @@ class SizeLoop:
         self._log(decision, seen.asked)
         if decision.step is not None:
             await self._act(decision.step, seen, gate)
+        return decision
 
     async def close(self) -> None:
         if self._reading is not None:

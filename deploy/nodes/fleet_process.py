@@ -15,8 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from baton.deploy.control.controller_process import fleet_number
-from baton.deploy.control.fleet_number import FleetNumber
+from baton.deploy.control.fleet_number import FleetNumber, open_fleet_number
 from baton.deploy.control.orders import Cluster, Target, order_drain
 from baton.deploy.nodes.fleet_driver import TURN_S, FleetDriver
 from baton.deploy.nodes.fleet_follower import FleetFollower
@@ -66,7 +65,7 @@ class FleetProcess:
         address = await admin.start()
         counts = {"prefill": self.options.prefill, "decode": self.options.decode}
         log.info("fleet started", admin=address, **counts)
-        number = fleet_number(self.cluster) if self.follows else None
+        number = open_fleet_number(self.cluster) if self.follows else None
         try:
             await self._until_ended(driver, stopped, number)
         finally:

@@ -181,6 +181,27 @@ async def test_a_change_that_was_made_without_an_answer_is_seen() -> None:
     assert scene.pool.calls == ["resize 8"]
 
 
+async def test_the_last_worker_of_a_role_leaves_after_a_handover() -> None:
+    scene = SizedScene()
+    scene.pool.last = "p0"  # the only prefill worker has the highest number
+    await scene.calm(35)
+    assert [each.role for each in scene.ordered] == ["prefill"]
+    taker = scene.ordered[0].worker_id
+    assert scene.pool.calls == [] or scene.pool.calls[0] == "check 4"
+    await scene.calm(35)
+    assert scene.pool.calls[:3] == ["check 4", "drain p0.0", "resize 4"]
+    assert scene.reader.scripted.roles[taker] == "prefill"
+
+
+async def test_a_handover_keeps_to_the_brakes_of_role_changes() -> None:
+    scene = SizedScene()
+    scene.pool.last = "p0"
+    scene.refusal = Unavailable("the worker of a test keeps its role")
+    await scene.calm(60)
+    assert len(scene.ordered) == len({each.worker_id for each in scene.ordered})
+    assert scene.pool.calls == []
+
+
 async def test_a_number_that_is_not_read_holds_up_no_role(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

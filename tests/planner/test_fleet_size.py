@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from baton.planner.change_history import HOUR_S
+from baton.planner.change_history import HOUR_S, RoleStep
 from baton.planner.controller import Decision, RoleController
 from baton.planner.controller_load import FleetSample, WorkerRole, WorkerSample
 from baton.planner.fleet_size import (
@@ -201,6 +201,13 @@ def test_the_last_worker_of_a_role_never_leaves(role: WorkerRole) -> None:
     found = pool.run(2, 1000)
     assert pool.asked == 4 and found[-1].reason == "last_worker"
     assert f"w-3 would leave, the last {role} worker: it stays" in found[-1].text
+    assert found[-1].handover == RoleStep("w-0", "w-0.0", role)  # then it may
+
+
+def test_the_last_two_workers_hand_nothing_over() -> None:
+    pool = Pool(asked=2, controller=SizeController(SizeBounds(least=1, most=8, release_s=10.0)))
+    found = pool.run(1, 20)
+    assert found[-1].reason == "last_worker" and found[-1].handover is None
 
 
 def test_one_that_is_not_ready_does_not_count_as_another() -> None:
