@@ -124,14 +124,14 @@ class SizeLoop:
         drained = False
         try:
             if step.leaving is not None:
-                await self._pool.check(seen, step.workers)
+                await self._pool.check(await self._unchanged(seen), step.workers)
                 if (reason := gate.hindrance()) is not None:
                     log.warning("workers not asked for", **fields, reason=reason)
                     return
                 await self._drain(step.leaving.boot_id)
                 drained = True
                 log.info("worker leaves", worker=step.leaving.worker_id, **fields)
-            await self._pool.resize(seen, step.workers)
+            await self._pool.resize(await self._unchanged(seen), step.workers)
         except BatonError as error:
             self.controller.failed(self._clock())
             control_metrics.SIZE_FAILURES.inc()
@@ -139,6 +139,16 @@ class SizeLoop:
         else:
             self.controller.took(step, self._clock())
             log.info("workers asked for", **fields)
+
+    async def _unchanged(self, seen: WorkerCount) -> WorkerCount:
+        """Return the number as it is now: its version changes with each pod that is ready or not.
+        Raises BatonError if another number was asked for since."""
+        found = await self._pool.count()
+        if found.asked != seen.asked:
+            raise BatonError(
+                f"{found.asked} workers are asked for by now, {seen.asked} were when it was decided"
+            )
+        return found
 
     def _log(self, decision: SizeDecision, asked: int) -> None:
         """Log a decision that differs from the last one, or once in REPEAT_S."""

@@ -65,6 +65,7 @@ class SizedScene(RoleLoopScene):
     def __init__(self, *, leadership: ScriptedLeadership | None = None, acts: bool = True) -> None:
         self.pool = ScriptedPool()
         self.refusal_of_drain: BatonError | None = None
+        self.amid_drain = 0  # workers that a user asks for meantime
         super().__init__(acts=acts, leadership=leadership or ScriptedLeadership())
 
     def size_loop(self) -> SizeLoop:
@@ -78,6 +79,8 @@ class SizedScene(RoleLoopScene):
         if self.refusal_of_drain is not None:
             raise self.refusal_of_drain
         self.reader.scripted.states[boot_id.partition(".")[0]] = "draining"
+        self.pool.version += 1  # as with each pod that is ready no more
+        self.pool.asked += self.amid_drain
 
     async def calm(self, seconds: int = 60) -> None:
         """Let a load pass that three workers would serve."""
@@ -168,6 +171,13 @@ async def test_a_number_that_is_refused_after_a_drain_is_asked_again() -> None:
     await scene.pass_by(int(FAILED_S))
     assert scene.pool.asked == 4
     assert scene.pool.calls[3:6] == ["check 4", "drain d3.0", "resize 4"]
+
+
+async def test_a_number_that_a_user_changes_amid_a_drain_stays() -> None:
+    scene = SizedScene()
+    scene.amid_drain = 1
+    await scene.calm(40)
+    assert scene.pool.calls == ["check 4", "drain d3.0"] and scene.pool.asked == 6
 
 
 async def test_a_change_that_was_made_without_an_answer_is_seen() -> None:
