@@ -44,6 +44,10 @@ class WorkerPool(Protocol):
         """Ask for another number, if it is still what was seen."""
         ...
 
+    async def close(self) -> None:
+        """End the connections."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class SizeGate:
@@ -97,6 +101,7 @@ class SizeLoop:
             self._reading.cancel()
             with contextlib.suppress(asyncio.CancelledError, BatonError):
                 await self._reading
+        await self._pool.close()
 
     async def _count(self) -> WorkerCount | None:
         """Return the number asked for; None where it is not known yet, or not now."""

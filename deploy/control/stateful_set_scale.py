@@ -46,6 +46,9 @@ class StatefulSetScale:
         """Ask for another number, if the object is still as it was seen."""
         await self._call("PATCH", self._path, _patch(seen, workers))
 
+    async def close(self) -> None:
+        """There is nothing to end: no connection outlives its call."""
+
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         def call() -> dict[str, Any] | None:
             return self._api.call(method, path, body, (), MERGE_PATCH)

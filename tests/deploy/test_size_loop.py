@@ -51,6 +51,9 @@ class ScriptedPool:
         self._fail("resize")
         self.asked, self.version = workers, self.version + 1
 
+    async def close(self) -> None:
+        self.calls.append("close")
+
     def _count(self) -> WorkerCount:
         return WorkerCount(self.asked, str(self.version), self.last)
 
@@ -224,6 +227,7 @@ async def test_a_number_that_is_not_read_holds_up_no_role(
     await scene.pass_by(3)
     assert scene.sizes.decision is not None
     await scene.sizes.close()
+    assert scene.pool.calls[-1] == "close"
 
 
 async def test_an_unreadable_number_is_counted_and_not_acted_on() -> None:
