@@ -28,6 +28,8 @@ CHANGE_S = 2.0  # from the drained worker to the first request of its next role
 POLL_S = 0.1
 TICK_S = 1.0  # between two decisions
 
+DecisionHook = Callable[[Decision, FleetSample, "RoleChanges"], None]
+
 
 class RoleChanges:
     """Owns the changes under way of one fleet."""
@@ -39,15 +41,24 @@ class RoleChanges:
 
     def order(self, step: RoleStep) -> bool:
         """Begin a change; False if that boot of the worker is not there or drains already."""
+        return self._begin(step.boot_id, step.role)
+
+    def leave(self, boot_id: str) -> bool:
+        """Let a worker drain and leave for good; False as `order`."""
+        return self._begin(boot_id, None)
+
+    def _begin(self, boot_id: str, role: WorkerRole | None) -> bool:
         fleet = self._fleet
-        stage = fleet.prefill.get(step.boot_id) or fleet.decode.get(step.boot_id)
-        if stage is None or step.boot_id in fleet.draining:
+        stage = fleet.prefill.get(boot_id) or fleet.decode.get(boot_id)
+        if stage is None or boot_id in fleet.draining:
             return False
         fleet.drain(stage)
-        self._poll(stage, step.role, self._timeline.now_s + DRAIN_S)
+        self._poll(stage, role, self._timeline.now_s + DRAIN_S)
         return True
 
-    def _poll(self, stage: DecodeStage | PrefillStage, role: WorkerRole, until_s: float) -> None:
+    def _poll(
+        self, stage: DecodeStage | PrefillStage, role: WorkerRole | None, until_s: float
+    ) -> None:
         if not self._fleet.busy(stage):
             self._leave(stage, role)
         elif self._timeline.now_s < until_s:
@@ -59,11 +70,11 @@ class RoleChanges:
             self._fleet.move_prompts(stage)
             self._wait(stage, role)
 
-    def _move_requests(self, stage: DecodeStage, role: WorkerRole) -> None:
+    def _move_requests(self, stage: DecodeStage, role: WorkerRole | None) -> None:
         self._fleet.move_requests(stage)
         self._leave(stage, role)
 
-    def _wait(self, stage: PrefillStage, role: WorkerRole) -> None:
+    def _wait(self, stage: PrefillStage, role: WorkerRole | None) -> None:
         """Wait for the READs of complete prompts, and for the step under way."""
         if self._fleet.busy(stage) or stage.running:
             again = partial(self._wait, stage, role)
@@ -71,8 +82,10 @@ class RoleChanges:
         else:
             self._leave(stage, role)
 
-    def _leave(self, stage: DecodeStage | PrefillStage, role: WorkerRole) -> None:
+    def _leave(self, stage: DecodeStage | PrefillStage, role: WorkerRole | None) -> None:
         self._fleet.remove(stage)
+        if role is None:
+            return
         self._boots += 1
         name = f"{worker_id(stage.worker_id)}#{self._boots}"
         add = self._fleet.add_prefill if role == "prefill" else self._fleet.add_decode
@@ -111,12 +124,13 @@ def _sample(stage: DecodeStage | PrefillStage, fleet: CapacityFleet) -> WorkerSa
 
 class ControlledFleet:
     """A controller that decides every TICK_S and whose steps are carried out. `decisions` are all,
-    `begun` is what `run_fleet` calls."""
+    `begun` is what `run_fleet` calls, `decided` is called after each decision."""
 
     def __init__(
         self,
         scenario: CapacityScenario,
         observed: Callable[[FleetSample], FleetSample] = lambda sample: sample,
+        decided: DecisionHook = lambda decision, sample, changes: None,
     ) -> None:
         layout, goals = scenario.layout, scenario.objectives
         self.controller = RoleController(
@@ -124,6 +138,7 @@ class ControlledFleet:
         )
         self.decisions: list[Decision] = []
         self._observed = observed
+        self._decided = decided
 
     @property
     def steps(self) -> list[Decision]:
@@ -134,13 +149,15 @@ class ControlledFleet:
 
         def tick() -> None:
             now_s = timeline.now_s
-            decision = self.controller.decide(self._observed(fleet_sample(fleet, now_s)), now_s)
+            sample = self._observed(fleet_sample(fleet, now_s))
+            decision = self.controller.decide(sample, now_s)
             self.decisions.append(decision)
             if decision.step is not None:
                 accepted = changes.order(decision.step)
                 (self.controller.took if accepted else self.controller.refused)(
                     decision.step, now_s
                 )
+            self._decided(decision, sample, changes)
             if fleet.finished < len(fleet.records):
                 timeline.at(now_s + TICK_S, tick)
 
