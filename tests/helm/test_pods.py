@@ -19,6 +19,7 @@ from tests.support.pods.kuberay import operated, patched
 from tests.support.pods.manifests import evictions_allowed, hooks_of, service_address
 from tests.support.pods.network import Endpoint, policy_rules, selects, service_rules
 from tests.support.pods.pod import Probing, expanded
+from tests.support.pods.scales import Scales
 from tests.support.pods.secrets_server import SecretsServer
 from tests.support.pods.workloads import (
     Actions,
@@ -157,6 +158,17 @@ def test_names_are_answered_and_unknown_ones_denied() -> None:
     assert good.endswith(socket.inet_aton("10.1.0.2")) and good[:2] == b"\x00\x07"
     bad = answered(query, lambda name: None)
     assert bad[3] & 15 == 3 and struct.unpack_from("!H", bad, 6) == (0,)
+
+
+def test_a_stateful_set_without_a_number_keeps_its_own() -> None:
+    """As Kubernetes does: one pod at first, and an upgrade changes nothing."""
+    scales = Scales()
+    document = {"kind": "StatefulSet", "metadata": {"name": "w"}, "spec": {"serviceName": "w"}}
+    assert scales.applied(document)["spec"] == {"serviceName": "w", "replicas": 1}
+    scales.put("w", 4)
+    assert scales.applied(document)["spec"]["replicas"] == 4
+    assert scales.applied(document | {"spec": {"replicas": 2}})["spec"]["replicas"] == 2
+    assert scales.applied({"kind": "Service"}) == {"kind": "Service"}
 
 
 def test_names_in_arguments_are_replaced_and_unknown_ones_stay() -> None:
