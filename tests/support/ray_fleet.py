@@ -101,6 +101,14 @@ class Fleet:
         until(address.exists, lambda: (self.folder / "router.log").read_text())
         self.url = f"http://{address.read_text().strip()}"
 
+    def start_controller(self, *options: str) -> subprocess.Popen[bytes]:
+        """Start `baton controller` on this machine, with an objective that every answer meets."""
+        command = [*BATON, "controller", "--registry", self.registry, "--set=slo.ttft_s=100"]
+        environment = os.environ | self._secrets("controller", "client", None)
+        with open(self.folder / "controller.log", "ab") as log:
+            self._processes.append(start([*command, *options], environment, log))
+        return self._processes[-1]
+
     def linked(self) -> dict[str, int]:
         """Return how many workers of each role the router is linked to."""
         try:
@@ -177,7 +185,7 @@ class Fleet:
         return sum(RANK in line for line in self.nodes.processes(node).values())
 
     def logs(self) -> str:
-        names = ("driver", "router", HEAD, "n1", "n2", "n3")
+        names = ("driver", "router", "controller", HEAD, "n1", "n2", "n3")
         texts = {name: (self.folder / f"{name}.log") for name in names}
         parts = [f"{n}:\n{p.read_text()[-3000:]}" for n, p in texts.items() if p.exists()]
         workers = ("prefill-0", "decode-0", "decode-1")
