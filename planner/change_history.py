@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from baton.planner.controller_load import FleetSample, WorkerRole, WorkerSample
 
@@ -177,4 +177,4 @@ def _list(found: object) -> list[Any]:
 def _role(found: object) -> WorkerRole:
     if found not in ("prefill", "decode"):
         raise ValueError(f"{str(found)[:80]} is no role")
-    return cast(WorkerRole, found)
+    return found

@@ -200,7 +200,7 @@ class RedisLeadership:
 
     async def time(self) -> float:
         seconds, microseconds = await self._asked(self._client.time())
-        return float(seconds) + microseconds / 1e6
+        return float(seconds) + float(microseconds) / 1e6
 
     async def _asked(self, call: Any) -> Any:
         from redis.exceptions import RedisError

@@ -65,13 +65,13 @@ class FleetProcess:
         address = await admin.start()
         counts = {"prefill": self.options.prefill, "decode": self.options.decode}
         log.info("fleet started", admin=address, **counts)
-        number = open_fleet_number(self.cluster) if self.follows else None
+        shared = open_fleet_number(self.cluster) if self.follows else None
         try:
-            await self._until_ended(driver, stopped, number)
+            await self._until_ended(driver, stopped, shared)
         finally:
             await admin.stop()
-            if number is not None:
-                await number.close()
+            if shared is not None:
+                await shared.close()
 
     def _admin(self, driver: FleetDriver) -> AdminServer:
         def audit(check: bool) -> dict[str, Any]:

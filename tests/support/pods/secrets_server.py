@@ -78,8 +78,8 @@ class SecretsServer:
 
     def answer(self, method: str, path: str, token: str, body: Document) -> tuple[int, Document]:
         """Return status and object of a call."""
-        if (found := SCALE.fullmatch(path)) is not None and token in self._tokens:
-            return self._scale(method, found, token, body)
+        if (scale := SCALE.fullmatch(path)) is not None and token in self._tokens:
+            return self._scale(method, scale, token, body)
         base = f"/api/v1/namespaces/{self.namespace}/secrets"
         name = path.removeprefix(base).lstrip("/") or str(body.get("metadata", {}).get("name", ""))
         account = self._tokens.get(token)
