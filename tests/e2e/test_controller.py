@@ -1,15 +1,18 @@
-"""The role controller on four real workers: the mix shifts, roles change under load, and no request
-fails or gets another token."""
+"""The role controller on four real workers: the mix shifts, roles change under load, the controller
+is killed amid a change, and no request fails or gets another token."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from baton.deploy.control.leadership import TERM_S
 from chaos.cluster import Cluster
 from tests.support.request_load import Choices, RequestLoad
 
@@ -32,6 +35,44 @@ def load(make_streams: Callable[..., RequestLoad]) -> RequestLoad:
     return made
 
 
+@dataclass
+class Asking:
+    """Clients that send the first or the second half of a load again and again."""
+
+    url: str
+    load: RequestLoad
+    expected: list[Choices]
+    compare: Callable[..., list[str]]
+    heavy: bool = True
+    wrong: list[str] = field(default_factory=list)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @asynccontextmanager
+    async def clients(self, count: int) -> AsyncIterator[None]:
+        """Raises at the end if a request was not answered, or not rightly."""
+        bodies = self.load.bodies
+        asking = [asyncio.create_task(self._ask(n, bodies)) for n in range(count)]
+        try:
+            yield
+        finally:
+            self.over.set()
+            answered = await asyncio.gather(*asking, return_exceptions=True)
+            self.load.bodies = bodies
+        for each in answered:
+            if each is not None:
+                raise each
+        assert self.wrong == []
+
+    async def _ask(self, offset: int, bodies: list[dict[str, Any]]) -> None:
+        count = 0
+        while not self.over.is_set():
+            first = 0 if self.heavy else 12
+            self.load.bodies = bodies[first : first + 12]
+            answers = await self.load.run(self.url, concurrency=8, salt=f"{offset}.{count}")
+            self.wrong.extend(self.compare(answers, self.expected[first : first + 12]))
+            count += 1
+
+
 async def test_roles_follow_a_shifting_mix_and_nothing_fails(
     until: Callable[..., Awaitable[None]],
     make_busy: Callable[..., Cluster],
@@ -42,35 +83,46 @@ async def test_roles_follow_a_shifting_mix_and_nothing_fails(
     """Prompts alone overload the only prefill worker; then answers follow."""
     cluster = make_busy("slo.ttft_s=0.3", "slo.itl_s=0.5", "worker.drain_s=1.0").start(1, 3)
     cluster.start_controller("--act")
-    heavy, light = load.bodies[:12], load.bodies[12:]
-    wrong: list[str] = []
-    over = asyncio.Event()
-    phase = [heavy]
-
-    async def keep_asking(offset: int) -> None:
-        count = 0
-        while not over.is_set():
-            bodies = phase[0]
-            load.bodies = bodies
-            first = 0 if bodies is heavy else 12
-            answers = await load.run(cluster.url, concurrency=8, salt=f"{offset}.{count}")
-            wrong.extend(compare(answers, expected[first : first + 12]))
-            count += 1
-
-    asking = [asyncio.create_task(keep_asking(n)) for n in range(2)]
-    await until(lambda: len(accepted(cluster)) >= 1, within_s=120.0)
-    name = accepted(cluster)[0]["worker_id"]
-    await until(lambda: roles(cluster).get(name) == "prefill")
-    phase[0] = light
-    await asyncio.sleep(20.0)
-    over.set()
-    await asyncio.gather(*asking)  # raises if a request was not answered
-    assert wrong == []
+    asking = Asking(cluster.url, load, expected, compare)
+    async with asking.clients(2):
+        await until(lambda: len(accepted(cluster)) >= 1, within_s=120.0)
+        name = accepted(cluster)[0]["worker_id"]
+        await until(lambda: roles(cluster).get(name) == "prefill")
+        asking.heavy = False
+        await asyncio.sleep(20.0)
     assert sorted(set(roles(cluster).values())) == ["decode", "prefill"]
     turns = [step["role"] for step in accepted(cluster)]
     assert sum(one != other for one, other in zip(turns, turns[1:], strict=False)) <= 1
     assert cluster.terminate("controller") == 0
     cluster.quiet(within_s=5.0)
+
+
+async def test_a_change_outlives_the_controller_that_ordered_it(
+    until: Callable[..., Awaitable[None]],
+    make_busy: Callable[..., Cluster],
+    load: RequestLoad,
+    expected: list[Choices],
+    compare: Callable[..., list[str]],
+) -> None:
+    """It is killed while the worker drains; the next one recalls the change, and repeats none."""
+    cluster = make_busy("slo.ttft_s=0.3", "slo.itl_s=0.5", "worker.drain_s=4.0").start(1, 3)
+    cluster.start_controller("--act")
+    asking = Asking(cluster.url, load, expected, compare)
+    async with asking.clients(2):
+        await until(lambda: len(accepted(cluster)) >= 1, within_s=120.0)
+        first = accepted(cluster)[0]
+        cluster.kill("controller")
+        assert roles(cluster).get(first["worker_id"]) != "prefill"  # the change is under way
+        cluster.start_controller("--act")
+        await until(lambda: len(lines(cluster, "controller memory recalled")) == 1)
+        await until(lambda: roles(cluster).get(first["worker_id"]) == "prefill")
+        await asyncio.sleep(TERM_S + 5.0)  # then it may order
+    later = accepted(cluster)[1:]
+    assert all(step["term"] > first["term"] for step in later)
+    assert all(step["boot_id"] != first["boot_id"] for step in later)
+    assert set(roles(cluster).values()) == {"decode", "prefill"}
+    assert cluster.terminate("controller") == 0
+    cluster.quiet(within_s=10.0)
 
 
 def lines(cluster: Cluster, event: str) -> list[dict[str, Any]]:
