@@ -16,7 +16,7 @@ The layouts are real but for the device: the steps of workers sleep for modelled
 with schedulers of their own, which other_schedulers.py has: against them the timing model, its fit
 and virtual time are tested, not Baton's schedulers.
 
-A round takes 14 minutes, two are the default; `--quick` takes 3 minutes a round, and its p99 says
+A round takes 15 minutes, two are the default; `--quick` takes 5 minutes a round, and its p99 says
 little. Router, workers and clients share the machine: run it where nothing else does.
 """
 

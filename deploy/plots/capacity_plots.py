@@ -89,7 +89,8 @@ def _sensitivities(best: Advice, changes: Sequence[Sensitivity]) -> Panel:
         colors = ["tab:green" if value >= 0 else "tab:red" for value in values]
         axes.barh(range(len(changes)), values, color=colors, alpha=0.8)
         axes.axvline(0, color="black", linewidth=0.8)
-        axes.set_yticks(range(len(changes)), [each.change for each in changes], fontsize="small")
+        names = [f"{each.change}: {each.good_share:.1%} good" for each in changes]
+        axes.set_yticks(range(len(changes)), names, fontsize="small")
         axes.invert_yaxis()
 
     return draw
@@ -98,4 +99,9 @@ def _sensitivities(best: Advice, changes: Sequence[Sensitivity]) -> Panel:
 def _name(advice: Advice) -> str:
     layout = advice.layout
     chunk = layout.local_chunk_tokens if layout.colocated else layout.chunk_tokens
-    return f"{advice.report.layout}, chunk {chunk}, batch {layout.max_sequences}"
+    parts = [advice.report.layout]
+    if layout.gpus_per_worker > 1:
+        parts.append(f"{layout.gpus_per_worker} GPUs each")
+    if not layout.colocated and advice.candidate.placement != "auto":
+        parts.append("all prompts on prefill workers")
+    return ", ".join([*parts, f"chunk {chunk}", f"batch {layout.max_sequences}"])

@@ -25,7 +25,7 @@ def tuning_table(found: Sequence[Advice], search: Search) -> str:
     lines += [_row(each) for each in shown[:MAX_ROWS]]
     if more := len(found) - len(shown[:MAX_ROWS]):
         lines.append(f"... and {more} more of {len(found)}, equal to these or below them")
-    return "\n".join([*lines, "", verdict(found, search), "", *how_to_set(found[0].candidate)])
+    return "\n".join([*lines, "", verdict(found, search), "", *how_to_set(named(found, search))])
 
 
 def _equal(one: Advice, other: Advice) -> bool:
@@ -56,6 +56,12 @@ def _row(advice: Advice) -> str:
 def met(found: Sequence[Advice], search: Search) -> bool:
     """Return whether the best candidate meets the objectives for enough requests."""
     return found[0].report.good_share >= search.attainment
+
+
+def named(found: Sequence[Advice], search: Search) -> Candidate:
+    """Return the candidate of the verdict: the best one, or that of the nearest objectives."""
+    best = found[0] if met(found, search) else min(found, key=lambda each: each.factor)
+    return best.candidate
 
 
 def verdict(found: Sequence[Advice], search: Search) -> str:

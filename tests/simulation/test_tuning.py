@@ -179,6 +179,10 @@ def test_an_impossible_objective_names_the_nearest() -> None:
     factor = min(each.factor for each in found)
     assert 1 < factor < math.inf
     assert f"ttft={math.ceil(10 * factor - 1e-6)}ms" in verdict(found, wanted)
+    other = replace(found[-1], factor=factor / 2)  # fewer meet them, and it is nearer
+    shown = tuning_table([found[0], other], wanted)
+    assert how_to_set(other.candidate)[0] in shown
+    assert how_to_set(found[0].candidate)[0] not in shown
     nearest = replace(wanted, objectives=Objectives(0.010 * factor, 0.009 * factor))
     assert met(tune(nearest, SIZES, TRACE, quiet), nearest)
 
