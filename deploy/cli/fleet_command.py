@@ -14,7 +14,7 @@ from baton.deploy.cli.arguments import (
     config_of,
     flags_of,
 )
-from baton.deploy.serve.flag_values import MAX_PORT, whole
+from baton.deploy.serve.flag_values import MAX_PORT, seconds, whole
 
 MAX_FLEET = 1024  # workers of one role
 MAX_PER_WORKER = 64  # GPUs or cores
@@ -49,14 +49,7 @@ def add_fleet(commands: Any) -> None:
             f"--{role}-gpus", type=whole(0, MAX_PER_WORKER), metavar="N",
             help=f"GPUs of each {role} worker, where they differ from --gpus",
         )  # fmt: skip
-    command.add_argument(
-        "--by-role", action="store_true",
-        help="place a worker only where Ray has the resource baton-prefill or baton-decode, one "
-        "for each worker",
-    )  # fmt: skip
-    command.add_argument(
-        "--pack", action="store_true", help="fill nodes one by one (default: spread workers)"
-    )
+    _add_placement(command)
     command.add_argument(
         "--leave-workers", action="store_true",
         help="SIGTERM ends this process alone, and the next one finds the workers",
@@ -71,8 +64,29 @@ def add_fleet(commands: Any) -> None:
         help="port of metrics and health at worker.host; 0: the system chooses one "
         "(default: %(default)s)",
     )  # fmt: skip
+    command.add_argument(
+        "--start-timeout", type=seconds(86_400), metavar="SECONDS",
+        help="end with an error, and end the workers, if one is given up or not ready by then "
+        "(default: it is tried again each minute)",
+    )  # fmt: skip
     add_registry(command, "redis://HOST:PORT, where workers register (registry.location)")
     add_settings(command, file=False)  # the nodes do not have this host's files
+
+
+def _add_placement(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--by-role", action="store_true",
+        help="place a worker only where Ray has the resource baton-prefill or baton-decode, one "
+        "for each worker",
+    )  # fmt: skip
+    command.add_argument(
+        "--group", default="", metavar="NAME",
+        help="with --by-role: the resources are baton-NAME-prefill and baton-NAME-decode, so that "
+        "fleets of several models share a Ray cluster",
+    )  # fmt: skip
+    command.add_argument(
+        "--pack", action="store_true", help="fill nodes one by one (default: spread workers)"
+    )
 
 
 def _fleet(options: argparse.Namespace) -> None:
@@ -94,6 +108,7 @@ def _fleet(options: argparse.Namespace) -> None:
         prefill_gpus=options.prefill_gpus,
         decode_gpus=options.decode_gpus,
         by_role=options.by_role,
+        group=options.group,
         grace_s=grace_s(config),
     )
     fleet.check()
@@ -106,4 +121,5 @@ def _fleet(options: argparse.Namespace) -> None:
         options.leave_workers,
         options.follow,
         options.admin_port,
+        options.start_timeout or 0.0,
     ).run()

@@ -17,6 +17,8 @@ from typing import BinaryIO, Literal
 
 from baton.runtime.errors import ConfigError
 
+END_LINES = 20
+END_BYTES = 8 << 10
 CUT = b"the log was cut, and what it held is lost: %s\n"
 
 
@@ -38,6 +40,18 @@ def keep_logs(folder: Path, jobs: Iterable[str], kept: Path) -> None:
             f"telemetry.log_folder {kept} cannot be used ({error.strerror or error}): give a "
             "folder that this user can write"
         ) from error
+
+
+def log_end(folder: Path, job: str) -> str:
+    """Return the last lines of a job's log, END_LINES and END_BYTES at most, or why it cannot be
+    read."""
+    try:
+        with open(folder / f"{job}.log", "rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - END_BYTES))
+            text = log.read(END_BYTES).decode(errors="replace")
+    except OSError as error:
+        return f"it cannot be read: {error}"
+    return "\n".join(text.splitlines()[-END_LINES:])
 
 
 def rotate(folder: Path, job: str, most_bytes: int) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 CONFIG_EXIT = 78  # EX_CONFIG of sysexits.h: a setting is wrong, a restart cannot help
 OTHER_EXIT = 1  # also for a job that did not start and may the next time
+EARLY_STARTS = 3  # of one job before it was ready; one more ends a start
 UNHEALTHY_EXIT = 70  # EX_SOFTWARE: the device failed or is lost; a restart may help
 
 

@@ -14,8 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from baton.deploy.host.fleet_progress import WorkerProgress
+from baton.deploy.host.restarts import EARLY_STARTS
 from baton.deploy.nodes import fleet_metrics
 from baton.deploy.nodes.fleet_metrics import RestartReason
+from baton.deploy.nodes.node_choice import NodeChoice, Room, emptiest_node
 from baton.deploy.nodes.node_worker import WorkerReport
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime import logs
@@ -35,7 +38,9 @@ class Fleet(Protocol):
 
     def nodes(self) -> int: ...
 
-    def make(self, order: WorkerOrder, host: str) -> None: ...
+    def rooms(self) -> Mapping[str, Room]: ...
+
+    def make(self, order: WorkerOrder, node: NodeChoice) -> None: ...
 
     def ask(self) -> dict[str, WorkerReport]: ...
 
@@ -47,12 +52,13 @@ class Fleet(Protocol):
 @dataclass(frozen=True, slots=True)
 class FleetSummary:
     """The fleet at `at_s` of the driver's clock: Ray's living nodes, the reports of the workers
-    that are registered, and what each other worker waits for."""
+    that are registered, what each other worker waits for, and the progress of all."""
 
     at_s: float
     nodes: int = 0
     ready: tuple[WorkerReport, ...] = ()
     waiting: Mapping[str, str] = field(default_factory=dict)
+    progress: tuple[WorkerProgress, ...] = ()
 
 
 @dataclass(slots=True)
@@ -118,21 +124,38 @@ class FleetDriver:
             self._summary = replace(self._summary, nodes=0)
             raise
         ready = tuple(self._registered[name] for name in self.ready())
-        self._summary = FleetSummary(self._now(), nodes, ready, self.waiting())
+        progress = tuple(self._progress(name) for name in self._orders)
+        self._summary = FleetSummary(self._now(), nodes, ready, self.waiting(), progress)
 
     def _turn(self) -> None:
         found = self._fleet.names()
-        missing = [order for name, order in self._orders.items() if name not in found]
-        hosts = self._hosts() if missing else {}
-        for order in missing:
-            self._fleet.make(order, hosts.get(order.worker_id, ""))
-            self._known[order.worker_id] = _Known(None, self._now())
+        self._make([order for name, order in self._orders.items() if name not in found])
         for name, report in self._fleet.ask().items():
             self._hear(name, report)
         self._note_lost()
         for name in found - set(self._orders):
             self._end(name)
         self._replace_one()
+
+    def _make(self, missing: Sequence[WorkerOrder]) -> None:
+        """Make actors: where their workers run, else on the emptiest nodes."""
+        if not missing:
+            return
+        hosts, rooms = self._hosts(), self._fleet.rooms()
+        places = {name: e.report.node for name, e in self._known.items() if e.report and not e.lost}
+        places |= {name: host for name, host in hosts.items() if host in rooms}
+        for order in missing:
+            name = order.worker_id
+            node = NodeChoice(hosts.get(name, ""), waits=True)
+            if not node.host:
+                places.pop(name, None)  # its last node
+                mine = [each for each in places if each in self._orders]
+                placed = [(self._orders[each], places[each]) for each in mine]
+                node = NodeChoice(emptiest_node(order, rooms, placed))
+            if node.host:
+                places[name] = node.host
+            self._fleet.make(order, node)
+            self._known[name] = _Known(None, self._now())
 
     def end(self, deadline_s: float) -> list[str]:
         """End all workers, and return those that had not ended at `deadline_s` of `now`; their
@@ -177,7 +200,10 @@ class FleetDriver:
             self._count_restart(self._registered.get(name), report)
             self._registered[name] = report
         if report.message and (before is None or before.message != report.message):
-            log.warning("worker hindered", worker=name, node=report.node, reason=report.message)
+            why = {"reason": report.message, "log": report.log}
+            log.warning("worker hindered", worker=name, node=report.node, **why)
+        if report.progress and (before is None or before.progress != report.progress):
+            log.info("worker loading", worker=name, node=report.node, progress=report.progress)
 
     @staticmethod
     def _count_restart(before: WorkerReport | None, now: WorkerReport) -> None:
@@ -203,10 +229,26 @@ class FleetDriver:
         report = known.report if known else None
         order = self._orders.get(name)
         if known is not None and report is not None and not known.lost:
-            return report.message or f"{report.state} on {report.node}"
+            return report.message or f"{report.progress or report.state} on {report.node}"
         if report is not None:
             return f"its node {report.node} does not answer"
         return f"no node has room for it ({order.needs()})" if order else "no answer"
+
+    def _progress(self, name: str) -> WorkerProgress:
+        known = self._known.get(name)
+        report = known.report if known else None
+        if known is None or report is None:
+            lost = known is not None and known.lost
+            text = self._reason(name) if lost else "Ray starts its actor"
+            return WorkerProgress(name, text=text)
+        if known.lost:
+            return WorkerProgress(name, report.node, "its node does not answer")
+        if report.boot_id:
+            return WorkerProgress(name, report.node, "", report.address, report.memory)
+        text = report.message or report.progress or report.state
+        in_vain = name not in self._registered and report.restarts >= EARLY_STARTS
+        given_up = report.order == self._orders[name] and (report.state == "failed" or in_vain)
+        return WorkerProgress(name, report.node, text, given_up=given_up, log=report.log)
 
     def _end(self, name: str) -> None:
         """End a worker, and remove its actor once it has ended, or if it can have none."""

@@ -20,7 +20,8 @@ OF_ONE_NODE = ("worker.host", "worker.advertise", "worker.port", "worker.admin_p
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
     """The options of `baton fleet`. `settings` are `section.key`: text, of the command line. `cpus`
-    are those of a rank, `gpus` those of a worker."""
+    are those of a rank, `gpus` those of a worker. `group` is in the names of the nodes' resources
+    for roles."""
 
     config: Config
     settings: Mapping[str, str]
@@ -32,6 +33,7 @@ class FleetOptions:
     prefill_gpus: float | None = None  # None: `gpus`
     decode_gpus: float | None = None
     by_role: bool = False
+    group: str = ""
     grace_s: float = 60.0
 
     def check(self) -> None:
@@ -58,6 +60,10 @@ class FleetOptions:
                     f"{name} differs from node to node: set {_variable(name)} in the environment "
                     "of each node (default: its address in Ray, a free port)"
                 )
+        if self.group and not self.by_role:
+            raise ConfigError(
+                f"--group is {self.group}, but workers go to any node: give --by-role too"
+            )
         self._check_device()
 
     def _check_device(self) -> None:
@@ -104,6 +110,7 @@ class FleetOptions:
             gpus=gpus,
             by_role=self.by_role,
             ranks=self.config.worker.tp,
+            group=self.group,
         )
 
 

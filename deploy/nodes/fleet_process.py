@@ -17,6 +17,7 @@ from typing import Any
 
 from baton.deploy.control.fleet_number import FleetNumber, open_fleet_number
 from baton.deploy.control.orders import Cluster, Target, order_drain
+from baton.deploy.host.fleet_progress import WorkerProgress, check_start, write_fleet_progress
 from baton.deploy.nodes.fleet_driver import TURN_S, FleetDriver
 from baton.deploy.nodes.fleet_follower import FleetFollower
 from baton.deploy.nodes.fleet_plan import FleetOptions
@@ -31,10 +32,33 @@ END_S = 30.0  # beside the grace of the workers
 log = logs.get(__name__)
 
 
+class FleetStart:
+    """The start of a fleet: for `baton serve` in a file, and bounded by `timeout_s`, if not 0."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._deadline_s = time.monotonic() + timeout_s if timeout_s else None
+        self._written: tuple[WorkerProgress, ...] = ()
+
+    def look(self, workers: tuple[WorkerProgress, ...]) -> None:
+        """Write what has changed. Raises BatonError for a start that has failed."""
+        if workers != self._written:
+            try:
+                write_fleet_progress(workers)
+                self._written = workers
+            except OSError as error:  # a full disk ends no fleet; the next turn tries again
+                log.warning("fleet progress not written", reason=str(error))
+        if self._deadline_s is not None:
+            check_start(workers, overdue=time.monotonic() > self._deadline_s)
+            if workers and all(each.address for each in workers):
+                self._deadline_s = None
+
+
 @dataclass(frozen=True, slots=True)
 class FleetProcess:
     """One run of `baton fleet`. `address` is Ray's; `leaves`: a signal ends no worker; `follows`: a
-    controller may change the number of workers; `admin_port` 0: the system chooses one."""
+    controller may change the number of workers; `admin_port` 0: the system chooses one;
+    `start_timeout_s` 0: workers have any time to get ready, and one that is given up is tried
+    again."""
 
     options: FleetOptions
     cluster: Cluster
@@ -43,10 +67,11 @@ class FleetProcess:
     leaves: bool = False
     follows: bool = False
     admin_port: int = 0
+    start_timeout_s: float = 0.0
 
     def run(self) -> None:
         """Keep the fleet until a signal. Raises ConfigError for options that cannot work, or where
-        Ray cannot be joined."""
+        Ray cannot be joined, and BatonError for a fleet that was not ready in `start_timeout_s`."""
         self.options.check()
         config = self.options.config
         logs.setup("fleet", config.telemetry.log_level)
@@ -96,7 +121,14 @@ class FleetProcess:
         self, driver: FleetDriver, stopped: asyncio.Event, number: FleetNumber | None
     ) -> None:
         follower = None if number is None else FleetFollower(number, self.options)
-        await self._turns(driver, stopped, follower)
+        try:
+            await self._turns(driver, stopped, follower)
+        except BatonError:  # the start has failed; another error is a bug, and ends no worker
+            await self._leave_or_end(driver, number)
+            raise
+        await self._leave_or_end(driver, number)
+
+    async def _leave_or_end(self, driver: FleetDriver, number: FleetNumber | None) -> None:
         if self.leaves:
             log.info("fleet left", workers=driver.ready())
             return
@@ -119,6 +151,7 @@ class FleetProcess:
     ) -> None:
         failed = ""
         ready: list[str] = []
+        start = FleetStart(self.start_timeout_s)
         while not stopped.is_set():
             orders = None if follower is None else await follower.orders()
             if orders is not None:
@@ -134,6 +167,7 @@ class FleetProcess:
             if driver.ready() != ready:
                 ready = driver.ready()
                 log.info("fleet changed", ready=ready, waiting=driver.waiting())
+            start.look(driver.summary().progress)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TURN_S):
                     await stopped.wait()

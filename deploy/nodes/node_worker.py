@@ -12,6 +12,7 @@ nothing of Ray.
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import threading
 import time
@@ -29,15 +30,18 @@ from baton.deploy.host.instance import (
     JobStatus,
     is_locked,
     read_job,
+    read_progress,
     read_status,
     signal_supervisor,
     write_job,
 )
+from baton.deploy.host.job_log import log_end
 from baton.deploy.nodes.node_folder import Tending, is_leaving, node_folder
 from baton.deploy.nodes.worker_order import (
     EMBEDDED,
     WorkerOrder,
     node_settings,
+    restore_fields,
     worker_command,
 )
 from baton.deploy.serve.process_launcher import ProcessLauncher
@@ -60,9 +64,11 @@ log = logs.get(__name__)
 class WorkerReport:
     """The state of one worker, for the driver. `state` is its job's, or `starting` before that,
     `elsewhere` while another actor has it on this node, `leaving` once the node is to end, `ended`
-    after `end`. `boot_id` and
-    `address` are empty while it is not registered. `message` says what keeps it from its work.
-    `adopted`: it ran already when this actor was made."""
+    after `end`. `boot_id`, `address` and `memory` are empty while it is not registered; then
+    `progress` says what it does, and `log` has the last lines of its log. `message` says what keeps
+    it from its work. `adopted`: it ran already when this actor was made. `restarts`: how often it
+    was started again since. A driver reads reports of actors of other versions: a new field is the
+    last one, with a default."""
 
     order: WorkerOrder
     node: str
@@ -72,6 +78,14 @@ class WorkerReport:
     address: str = ""
     message: str = ""
     adopted: bool = False
+    restarts: int = 0
+    progress: str = ""
+    memory: str = ""
+    log: str = ""
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        """Unpickle a report. One of an earlier version lacks the last fields."""
+        restore_fields(self, state)
 
 
 class NodeWorker:
@@ -93,8 +107,9 @@ class NodeWorker:
         self._report = WorkerReport(order, node)
         self._ending = threading.Event()
         self._drained: set[str] = set()  # boot ids that have accepted the order
-        self._given_up_s: float | None = None  # since when, on the monotonic clock
+        self._given_up_s: float | None = -math.inf  # on the monotonic clock; by an actor before
         self._found: int | None = None  # the start that ran at the first turn; 0: none did
+        self._first = 1  # the first start that this actor has seen
 
     def report(self) -> WorkerReport:
         """Return the state of the last turn. For any thread, as is `end`."""
@@ -130,9 +145,7 @@ class NodeWorker:
             await asyncio.to_thread(self._keep)
             records = [e for e in await read_records(registry) if e.worker_id == self._name]
             here = [each for each in records if self._runs_here(each)]
-            self._note(
-                boot_id=here[-1].boot_id if here else "", address=here[-1].address if here else ""
-            )
+            self._note_record(here[-1] if here else None)
             if here or self._ending.is_set():
                 await self._drain([each for each in records if not self._is_of_this_node(each)])
             if self._ending.is_set() and not is_locked(self._folder / f"{self._name}.lock"):
@@ -144,7 +157,8 @@ class NodeWorker:
         """Start the job's supervisor if it has none, or end it. Raises BatonError or OSError."""
         leaving = is_leaving(self._folder)
         if self._found is None:
-            self._found = self._running_start()
+            self._found, before = self._starts_before()
+            self._first = self._found or before + 1
         if is_locked(self._folder / f"{self._name}.lock"):
             if self._ending.is_set() or leaving or read_job(self._folder, self._name) != self._job:
                 signal_supervisor(
@@ -156,23 +170,45 @@ class NodeWorker:
             self._launcher.tend()
         status = read_status(self._folder, self._name)
         if status is not None:
-            self._note(
-                state=status.state,
-                starts=status.starts,
-                message=status.message,
-                adopted=status.starts == self._found,
-            )
+            self._note_status(status)
         if leaving:
             self._note(state="leaving")
 
-    def _running_start(self) -> int:
-        """Return which start of the worker runs on this node, counted from 1; 0 if none does."""
+    def _starts_before(self) -> tuple[int, int]:
+        """Return which start of the worker runs on this node, counted from 1, or 0 if none does,
+        and how many there were."""
         status = read_status(self._folder, self._name)
+        if status is None:
+            return 0, 0
         kept = is_locked(self._folder / f"{self._name}.lock")
-        return status.starts if kept and status is not None else 0
+        return (status.starts if kept else 0), status.starts
+
+    def _note_status(self, status: JobStatus) -> None:
+        message = ""
+        if status.state in ("waiting", "failed") and status.ended:  # else it is of an earlier child
+            message = status.message or f"its process ended ({status.ended})"
+        self._note(
+            state=status.state,
+            starts=status.starts,
+            restarts=max(0, status.starts - self._first),
+            message=message,
+            adopted=status.starts == self._found,
+        )
+        if not self._report.boot_id:
+            running = status.state == "running"
+            progress = read_progress(self._folder, self._name) if running else ""
+            self._note(progress=progress, log=log_end(self._folder, self._name))
+
+    def _note_record(self, record: WorkerRecord | None) -> None:
+        if record is None:
+            self._note(boot_id="", address="", memory="")
+        else:
+            found = {"boot_id": record.boot_id, "address": record.address, "memory": record.memory}
+            self._note(**found, progress="", log="")
 
     def _try_again(self) -> None:
-        """Forget that the worker was given up: RETRY_S after it was, and for another command."""
+        """Forget that the worker was given up: RETRY_S after it was, and for another command or
+        another actor."""
         status = read_status(self._folder, self._name)
         if status is None or status.state != "failed":
             self._given_up_s = None
@@ -182,7 +218,7 @@ class NodeWorker:
         another = read_job(self._folder, self._name) != self._job
         if another or time.monotonic() - self._given_up_s >= RETRY_S:
             (self._folder / f"{self._name}.status").unlink(missing_ok=True)
-            self._given_up_s = None
+            self._given_up_s, self._first = None, 1
 
     def _runs_here(self, record: WorkerRecord) -> bool:
         """Whether the record is of the process that this node's supervisor runs now."""

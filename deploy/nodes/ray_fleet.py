@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from baton.deploy.nodes.node_choice import NodeChoice, Room
 from baton.deploy.nodes.node_worker import NodeWorker, WorkerReport
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime import logs
@@ -53,6 +54,7 @@ class RayFleet:
 
     def __init__(self, ray: Any, pack: bool) -> None:
         self._ray = ray
+        self._pack = pack
         self._strategy = "DEFAULT" if pack else "SPREAD"
         self._actors: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}  # a question to each that has not answered yet
@@ -73,9 +75,17 @@ class RayFleet:
         with self._translated():
             return sum(node["Alive"] for node in self._ray.nodes())
 
-    def make(self, order: WorkerOrder, host: str) -> None:
-        """Make the worker's actor, on the node at `host` if that has room; anywhere if it is
-        empty."""
+    def rooms(self) -> dict[str, Room]:
+        """Return what each living node has in all, by address; nothing if nodes are to be packed,
+        which Ray does by itself."""
+        if self._pack:
+            return {}
+        with self._translated():
+            nodes = self._ray.nodes()
+        return {node["NodeManagerAddress"]: node["Resources"] for node in nodes if node["Alive"]}
+
+    def make(self, order: WorkerOrder, node: NodeChoice) -> None:
+        """Make the worker's actor, on this node if it lives; anywhere if none is chosen."""
         with self._translated():
             options = {
                 "name": order.worker_id,
@@ -85,17 +95,21 @@ class RayFleet:
                 "num_cpus": order.cpus,
                 "num_gpus": order.gpus,
                 "resources": order.resources(),
-                "scheduling_strategy": self._near(host) or self._strategy,
+                "scheduling_strategy": self._near(node) or self._strategy,
             }
             actor = self._ray.remote(NodeActor).options(**options)
             self._actors[order.worker_id] = actor.remote(order)
 
-    def _near(self, host: str) -> Any:
-        """Return the strategy for the node at this address; None if there is no such node."""
-        for node in self._ray.nodes() if host else ():
-            if node["Alive"] and node["NodeManagerAddress"] == host:
-                strategies = self._ray.util.scheduling_strategies
-                return strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
+    def _near(self, choice: NodeChoice) -> Any:
+        """Return the strategy for a chosen node; None if there is no such node."""
+        strategies = self._ray.util.scheduling_strategies
+        for node in self._ray.nodes() if choice.host else ():
+            if node["Alive"] and node["NodeManagerAddress"] == choice.host:
+                return strategies.NodeAffinitySchedulingStrategy(
+                    node["NodeID"],
+                    soft=True,
+                    _spill_on_unavailable=not choice.waits,  # there is no public name for it
+                )
         return None
 
     def ask(self) -> dict[str, WorkerReport]:

@@ -1,6 +1,6 @@
 """The next pod of a RayCluster to replace, so that all become those of its definition. Pure.
 
-    head ─▶ workers, from the group with the smaller share of new pods, prefill first
+    head ─▶ workers, from the group with the smallest share of new pods, prefill first
 
 KubeRay changes no pod that runs. A pod is old if its annotation `baton/definition` is not its
 group's. Roles take turns, so that new workers, which may be unable to exchange KV with old ones,
@@ -19,7 +19,7 @@ Document = Mapping[str, Any]
 DEFINITION = "baton/definition"
 HEAD = "head"  # the group's name here
 GROUP_LABEL, KIND_LABEL, CLUSTER_LABEL = "ray.io/group", "ray.io/node-type", "ray.io/cluster"
-FIRST_ROLE = "prefill"
+FIRST_ROLE = "prefill"  # the end of a group's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def worker_groups(cluster: Document) -> Sequence[Document]:
 
 def _order(pod: RayPod, shares: Mapping[str, float]) -> tuple[Any, ...]:
     share = shares.get(pod.group, 0.0)
-    return (pod.group != HEAD, pod.ready, share, not pod.group.startswith(FIRST_ROLE), pod.name)
+    return (pod.group != HEAD, pod.ready, share, not pod.group.endswith(FIRST_ROLE), pod.name)
 
 
 def _pod(pod: Document, group: str, current: bool) -> RayPod:

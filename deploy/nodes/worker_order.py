@@ -7,13 +7,14 @@ from the environment and the mounted files of the node. Pure.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from baton.runtime.registry import Role
 
-ROLE_RESOURCE = "baton-"  # with the role behind it: a custom resource of Ray
+ROLE_RESOURCE = "baton-"  # with the group and the role behind it: a custom resource of Ray
 THREADS = "OMP_NUM_THREADS"  # Ray sets it to the cores of an actor, if the node does not
 EMBEDDED = ""  # the model that is part of the installation
 
@@ -22,7 +23,9 @@ EMBEDDED = ""  # the model that is part of the installation
 class WorkerOrder:
     """One worker. `model` is a folder of each node. `settings` are pairs of `section.key` and
     text. `grace_s` is from its SIGTERM to its SIGKILL. Ray reserves `cpus` and `gpus` for it, all
-    on one node, where its `ranks` share a pool."""
+    on one node, where its `ranks` share a pool. `by_role`: it runs only on nodes for workers of
+    its role, and of its `group` if it has one. A driver reads orders of other versions: a new
+    field is the last one, with a default."""
 
     worker_id: str
     role: Role
@@ -34,15 +37,34 @@ class WorkerOrder:
     gpus: float = 0.0
     by_role: bool = False
     ranks: int = 1
+    group: str = ""
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        """Unpickle an order. One of an earlier version lacks the last fields."""
+        restore_fields(self, state)
 
     def resources(self) -> dict[str, float]:
         """Return the custom resources that its node must have."""
-        return {f"{ROLE_RESOURCE}{self.role}": 1.0} if self.by_role else {}
+        group = f"{self.group}-" if self.group else ""
+        return {f"{ROLE_RESOURCE}{group}{self.role}": 1.0} if self.by_role else {}
+
+    def reserves(self) -> dict[str, float]:
+        """Return all that Ray reserves for it, by resource."""
+        return {"CPU": self.cpus, "GPU": self.gpus} | self.resources()
 
     def needs(self) -> str:
         """Return what a node must have free, for a message."""
-        every = {"CPU": self.cpus, "GPU": self.gpus} | self.resources()
-        return ", ".join(f"{name} {amount:g}" for name, amount in every.items() if amount)
+        every = self.reserves().items()
+        return ", ".join(f"{name} {amount:g}" for name, amount in every if amount)
+
+
+def restore_fields(value: Any, state: Sequence[Any]) -> None:
+    """Set the fields of a frozen dataclass from a pickled state: those that the state lacks, at its
+    end, get their defaults, and values of unknown fields are dropped."""
+    every = fields(value)
+    values = [*state, *(each.default for each in every[len(state) :])]
+    for each, found in zip(every, values, strict=False):
+        object.__setattr__(value, each.name, found)
 
 
 def node_settings(order: WorkerOrder, node: str, environ: Mapping[str, str]) -> dict[str, str]:

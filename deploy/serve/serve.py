@@ -19,6 +19,7 @@ from pathlib import Path
 
 from baton.deploy.host.advertised_host import advertised_host
 from baton.deploy.host.authority import Authority
+from baton.deploy.host.fleet_progress import WorkerProgress, check_start, read_fleet_progress
 from baton.deploy.host.gpus import visible_gpus
 from baton.deploy.host.instance import (
     ADMIN_KEY,
@@ -30,9 +31,10 @@ from baton.deploy.host.instance import (
     read_status,
     write_private,
 )
-from baton.deploy.host.job_log import keep_logs
+from baton.deploy.host.job_log import keep_logs, log_end
 from baton.deploy.host.packages import check_worker_packages
 from baton.deploy.host.ports import check_grpc_port, check_port
+from baton.deploy.host.restarts import EARLY_STARTS
 from baton.deploy.serve import plan
 from baton.deploy.serve.flag_values import NO_ADMIN
 from baton.deploy.serve.model_source import ModelSource, check_model, find_model
@@ -50,8 +52,6 @@ from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from baton.runtime.registry_client import answer_within
 
 TICK_S = 0.1  # between looks at jobs, the registry and signals, which call nothing here
-EARLY_DEATHS = 3  # of one job before it was ready
-LOG_TAIL_LINES = 20
 SWEEP_S = 5.0
 KILL_TIMEOUT_S = 1.0  # for killed processes to end
 REPORT_AFTER_S = 1.0  # before it reports what it waits for
@@ -153,7 +153,7 @@ class Serving:
         if options.over_nodes:
             self._progress(
                 f"workers start on the nodes of Ray at {options.ray_address}; {FLEET_JOB}.log has "
-                "what each waits for"
+                "more of each"
             )
             from baton.deploy.serve.fleet_launcher import FleetLauncher  # not on one host
 
@@ -204,10 +204,12 @@ class Serving:
                     self._progress(f"{record.worker_id} ready at {record.address}")
                     if record.memory:
                         self._progress(f"{record.worker_id} memory: {record.memory}")
+            overdue = time.monotonic() > deadline
+            check_start(self._report_fleet(instance), overdue=overdue)
             address = router_address(instance.folder)
             if not missing and address is not None and self._all_linked(address):
                 return f"http://{address}"
-            if time.monotonic() > deadline:
+            if overdue:
                 waited = ", ".join(sorted(missing)) or f"{ROUTER_JOB} or its workers"
                 where = f"{FLEET_JOB}.log" if self._options.over_nodes else "the logs"
                 raise Unavailable(f"{waited} not ready in time: see {where}, or --start-timeout")
@@ -218,6 +220,15 @@ class Serving:
         """Report what a worker does before it is ready, if that has changed."""
         if progress := read_progress(instance.folder, name):
             self._report(name, f"{name} {progress}")
+
+    def _report_fleet(self, instance: Instance) -> list[WorkerProgress]:
+        """Report what has changed of workers on other nodes, and return all of them."""
+        over_nodes = self._options.over_nodes
+        workers = read_fleet_progress(instance.folder, FLEET_JOB) if over_nodes else []
+        for worker in workers:
+            for number, line in enumerate(worker.lines()):
+                self._report(f"{worker.worker_id}/{number}", line)
+        return workers
 
     def _report(self, subject: str, text: str) -> None:
         """Print a line, unless it is the last one on this subject."""
@@ -244,6 +255,7 @@ class Serving:
             time.sleep(TICK_S)
             self._renew_certificates()
             self._tend(launcher)
+            self._report_fleet(instance)
             try:
                 self._check_jobs(instance, starting=False)
             except OSError as error:
@@ -272,8 +284,10 @@ class Serving:
             if status is None:
                 continue
             before = self._starts.get(name, 1)
-            if status.state == "failed" or (starting and status.starts > EARLY_DEATHS):
-                raise ConfigError(status.message or self._crash(instance, name, status.ended))
+            if status.state == "failed" or (starting and status.starts > EARLY_STARTS):
+                end = f"The end of its log:\n{log_end(instance.folder, name)}"
+                crash = f"{name} cannot be kept running ({status.ended}). {end}"
+                raise ConfigError(status.message or crash)
             if status.state == "waiting" and status.message:
                 self._report(name, f"{status.message}; the next attempt follows")
             if status.starts > before and status.state == "running":
@@ -282,15 +296,6 @@ class Serving:
                 self._starts[name] = status.starts
                 for subject in (name, "supervisors"):  # a new failure is reported again
                     self._reported.pop(subject, None)
-
-    def _crash(self, instance: Instance, name: str, ended: str) -> str:
-        crash = f"{name} cannot be kept running ({ended})."
-        try:
-            log = (instance.folder / f"{name}.log").read_text(errors="replace")
-        except OSError as error:
-            return f"{crash} Its log cannot be read: {error}"
-        tail = "\n".join(log.splitlines()[-LOG_TAIL_LINES:])
-        return f"{crash} The end of its log:\n{tail}"
 
     def _announce(self, url: str, model: ModelSource, folder: Path) -> None:
         grpc, admin = grpc_address(folder), admin_address(folder)

@@ -1,10 +1,11 @@
 """A `baton serve` whose router and workers are stand-ins: run as a script by test_serve.py.
 
     stand_in.py serve MODEL PORT LAUNCHER [once]   the real serve, with this file's jobs
-    stand_in.py router ... | worker ...            what the jobs run
+    stand_in.py router ... | worker ... | fleet ...    what the jobs run
 
-STAND_IN in the environment makes workers misbehave (bad-model, crash, mute), the router slow to
-link its prefill workers (late-link), or torch slow to say how many GPUs there are (slow-gpus).
+LAUNCHER nodes is a driver of workers on other nodes. STAND_IN in the environment makes workers
+misbehave (bad-model, crash, mute), the router slow to link its prefill workers (late-link), or
+torch slow to say how many GPUs there are (slow-gpus).
 STAND_IN_LOGS is the folder where logs are kept.
 """
 
@@ -15,17 +16,20 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from baton.deploy.cli.demo import demo
 from baton.deploy.host import gpus
+from baton.deploy.host.fleet_progress import WorkerProgress, write_fleet_progress
 from baton.deploy.host.instance import write_private
 from baton.deploy.host.load_progress import LoadProgress
 from baton.deploy.host.process_lifecycle import run_to_exit_code
-from baton.deploy.serve import plan
+from baton.deploy.serve import fleet_launcher, plan
 from baton.deploy.serve.plan import ServeOptions
 from baton.deploy.serve.serve import serve
+from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.config import Config, RouterConfig, TelemetryConfig
 from baton.runtime.errors import ModelError
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
@@ -45,7 +49,8 @@ class Answers(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         Answers.asked_ready += self.path == "/readyz"
-        late = os.environ.get("STAND_IN") == "late-link" and self.asked_ready <= LATE
+        fault = os.environ.get("STAND_IN")
+        late = fault in ("crash", "mute") or (fault == "late-link" and self.asked_ready <= LATE)
         bodies: dict[str, object] = {
             "/readyz": {"workers": {"prefill": 0 if late else 1, "decode": 1}},
             "/v1/models": {"data": [{"id": "stand-in"}]},
@@ -97,20 +102,42 @@ def worker() -> None:
         time.sleep(0.5)
 
 
+def fleet() -> None:
+    """Report workers of two nodes, as the driver of `baton fleet` does."""
+    misbehave = os.environ.get("STAND_IN")
+    loading = WorkerProgress("decode-0", "10.0.0.2", "loading weights: 25 % of 4.29 GB")
+    ready = WorkerProgress("prefill-0", "10.0.0.1", address="10.0.0.1:90", memory="3 GB of KV")
+    write_fleet_progress([ready, replace(loading, log="a line")])
+    time.sleep(0.5)
+    if misbehave == "crash":
+        crashed = "its process ended (exit code 1)"
+        log = "Traceback:\nValueError: a bug"
+        write_fleet_progress([ready, replace(loading, text=crashed, given_up=True, log=log)])
+    elif misbehave != "mute":
+        write_fleet_progress([ready, replace(loading, text="", address="10.0.0.2:90")])
+    while True:
+        time.sleep(0.5)  # until its supervisor ends it
+
+
 def main() -> None:
     model, port, launcher = sys.argv[2:5]
     if os.environ.get("STAND_IN") == "slow-gpus":
         gpus.built_for_cuda = gpus.has_driver = lambda: True
         gpus._QUESTION = "import time; time.sleep(100)"
     plan.baton = lambda *arguments: (sys.executable, "-P", __file__, *arguments)
+    fleet_launcher.baton = plan.baton
+    nodes = launcher == "nodes"
     options = ServeOptions(
         config=Config(
             router=RouterConfig(port=int(port)),
             telemetry=TelemetryConfig(log_folder=os.environ.get("STAND_IN_LOGS", "")),
+            registry=RegistryConfig(location="redis://127.0.0.1:1/0" if nodes else ""),
+            security=SecurityConfig(tls="off" if nodes else "on"),
         ),
         model=model,
         flags={"router.port": port},
-        launcher="ray" if launcher == "ray" else "process",
+        launcher="process" if launcher == "process" else "ray",
+        ray_address="127.0.0.1:1" if nodes else "",
         start_timeout_s=5.0 if os.environ.get("STAND_IN") == "mute" else 120.0,
     )
     if "once" in sys.argv:
@@ -119,6 +146,8 @@ def main() -> None:
         serve(options)
 
 
+JOBS = {"router": router, "worker": worker, "fleet": fleet, "serve": main}
+
 if __name__ == "__main__":
     assert threading.current_thread() is threading.main_thread()
-    sys.exit(run_to_exit_code({"router": router, "worker": worker, "serve": main}[sys.argv[1]]))
+    sys.exit(run_to_exit_code(JOBS[sys.argv[1]]))

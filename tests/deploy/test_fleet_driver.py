@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 from structlog.testing import capture_logs
 
+from baton.deploy.host.fleet_progress import WorkerProgress
 from baton.deploy.nodes.fleet_driver import LOST_S, FleetDriver
 from baton.deploy.nodes.fleet_metrics import RestartReason
 from baton.deploy.nodes.worker_order import WorkerOrder
@@ -44,8 +45,38 @@ def test_missing_workers_are_made_where_they_run_already() -> None:
     scene = Scene(order("prefill-0"), order("decode-0"), hosts={"decode-0": "10.0.0.2"})
     scene.turns(scene.driver, 3)
     assert scene.fleet.made == [("prefill-0", ""), ("decode-0", "10.0.0.2")]
+    assert scene.fleet.waits == {"decode-0"}
     assert scene.driver.ready() == ["decode-0", "prefill-0"]
     assert scene.driver.waiting() == {}
+
+
+def test_added_workers_go_to_a_node_that_has_joined() -> None:
+    scene = Scene(order("decode-0"), order("decode-1"))
+    scene.turns(scene.driver)
+    scene.fleet.room = {"10.0.0.1": {"CPU": 8.0}, "10.0.0.2": {"CPU": 8.0}, "10.0.0.3": {}}
+    more = [order(f"decode-{number}") for number in range(5)]
+    scene.turns(scene.new_driver(*more))
+    assert scene.fleet.made[2:] == [("decode-2", ""), ("decode-3", ""), ("decode-4", "")]
+    scene = Scene(order("decode-0"), order("decode-1"))
+    scene.turns(scene.driver)
+    scene.fleet.room = {"10.0.0.1": {"CPU": 8.0}, "10.0.0.2": {"CPU": 2.0}, "10.0.0.3": {}}
+    scene.hosts = {"decode-0": "10.0.0.1", "decode-1": "10.0.0.1"}
+    driver = scene.new_driver(*more)
+    scene.turns(driver, 3)
+    added = [("decode-2", "10.0.0.2"), ("decode-3", "10.0.0.2"), ("decode-4", "10.0.0.1")]
+    assert scene.fleet.made[2:] == added and scene.fleet.waits == set()
+    assert scene.fleet.ended == [] and len(driver.ready()) == 5
+
+
+def test_a_worker_that_is_replaced_goes_to_the_emptiest_node() -> None:
+    scene = Scene(order("decode-0"), order("decode-1"))
+    scene.turns(scene.driver)
+    scene.fleet.room = {"10.0.0.1": {"CPU": 2.0}, "10.0.0.2": {"CPU": 2.0}}
+    driver = scene.new_driver(order("decode-0", "10"), order("decode-1", "10"))
+    scene.turns(driver, 9)
+    assert {name: e.node for name, e in scene.fleet.reports.items()} == {
+        "decode-0": "10.0.0.2", "decode-1": "10.0.0.1"
+    }  # fmt: skip
 
 
 def test_another_driver_finds_the_actors_and_makes_none() -> None:
@@ -153,6 +184,65 @@ def test_a_worker_that_its_node_gave_up_is_reported_once() -> None:
     assert [e["reason"] for e in hindered] == ["BATON_TOKEN is not set"]
     assert scene.driver.waiting() == {"decode-0": "BATON_TOKEN is not set"}
     assert scene.driver.end(deadline_s=60.0) == [] and scene.fleet.ended == []
+
+
+def progress_of(scene: Scene, **changes: Any) -> WorkerProgress:
+    scene.fleet.reports["decode-0"] = replace(scene.fleet.reports["decode-0"], **changes)
+    scene.turns(scene.driver)
+    (found,) = scene.driver.summary().progress
+    return found
+
+
+def test_a_worker_s_progress_is_that_of_its_report() -> None:
+    scene = Scene(order("decode-0"))
+    scene.fleet.silent = {"decode-0"}
+    scene.turns(scene.driver)
+    assert scene.driver.summary().progress[0].text == "Ray starts its actor"
+    scene.turns(scene.driver, int(LOST_S) + 1)
+    assert "no node has room" in scene.driver.summary().progress[0].text
+    scene.fleet.silent = set()
+    with capture_logs() as logs:
+        half = {"boot_id": "", "progress": "loading weights: 50 %", "log": "a line"}
+        for _ in range(3):
+            found = progress_of(scene, **half)
+    assert found == WorkerProgress("decode-0", "10.0.0.1", "loading weights: 50 %", log="a line")
+    loading = [each["progress"] for each in logs if each["event"] == "worker loading"]
+    assert loading == ["loading weights: 50 %"]
+    assert scene.driver.waiting() == {"decode-0": "loading weights: 50 % on 10.0.0.1"}
+    found = progress_of(scene, boot_id="b", address="10.0.0.1:9", memory="2 GB", progress="")
+    assert found == WorkerProgress("decode-0", "10.0.0.1", "", "10.0.0.1:9", "2 GB")
+
+
+@pytest.mark.parametrize(
+    ("changes", "given_up"),
+    [({"state": "failed"}, True), ({"restarts": 2}, False), ({"restarts": 3}, True)],
+)
+def test_a_worker_that_never_gets_ready_is_given_up(
+    changes: dict[str, Any], given_up: bool
+) -> None:
+    scene = Scene(order("decode-0"))
+    scene.fleet.silent = {"decode-0"}
+    scene.turns(scene.driver)
+    scene.fleet.silent = set()
+    found = progress_of(scene, boot_id="", message="no model", log="its log", **changes)
+    assert (found.text, found.given_up, found.log) == ("no model", given_up, "its log")
+
+
+def test_a_worker_that_is_to_be_replaced_is_not_given_up() -> None:
+    scene = Scene(order("decode-0"))
+    scene.turns(scene.driver)
+    failed = replace(scene.fleet.reports["decode-0"], state="failed", boot_id="")
+    scene.fleet.reports["decode-0"] = failed
+    scene.fleet.ends = False
+    driver = scene.new_driver(order("decode-0", blocks="10"))
+    scene.turns(driver)
+    assert not driver.summary().progress[0].given_up
+
+
+def test_a_worker_that_was_ready_may_start_again_and_again() -> None:
+    scene = Scene(order("decode-0"))
+    scene.turns(scene.driver)
+    assert not progress_of(scene, boot_id="", restarts=9).given_up
 
 
 def test_an_order_that_is_the_same_replaces_nothing() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,23 @@ def test_each_worker_has_an_order_with_the_settings() -> None:
     }
     assert orders[0].needs() == "CPU 1, GPU 1, baton-prefill 1"
     assert replace(fleet, by_role=False).orders()[0].resources() == {}
+    grouped = replace(fleet, group="code").orders()
+    assert [*grouped[0].resources(), *grouped[1].resources()] == [
+        "baton-code-prefill", "baton-code-decode"
+    ]  # fmt: skip
+
+
+def test_a_group_without_roles_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--group is code.*--by-role"):
+        options(group="code").check()
+
+
+def test_an_order_of_an_earlier_version_is_read() -> None:
+    (order,) = options(prefill=0, cpus=3).orders()
+    assert copy.copy(order) == order
+    earlier = WorkerOrder.__new__(WorkerOrder)
+    earlier.__setstate__([getattr(order, each.name) for each in fields(order)][:-1])
+    assert earlier == order
 
 
 def test_roles_may_have_unlike_gpus() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +82,11 @@ class Node:
         assert status is not None
         return status.pid
 
-    def announce(self, pid: int, boot: str = "a", host: str = NODE) -> str:
+    def announce(self, pid: int, boot: str = "a", host: str = NODE, memory: str = "") -> str:
         boot_id = boot * 32
         address = f"{host}:9000"
-        self.registry.announce(WorkerRecord(NAME, boot_id, "decode", address, address, "m", pid))
+        record = WorkerRecord(NAME, boot_id, "decode", address, address, "m", pid)
+        self.registry.announce(replace(record, memory=memory))
         return boot_id
 
     def lose_actor(self) -> None:
@@ -206,6 +209,55 @@ def fail_once(node: Node) -> None:
     assert node.until(lambda report: report.state == "failed").message == "no model"
     assert node.turn().state == "failed"
     cured.touch()
+
+
+def test_a_worker_s_progress_is_reported_until_it_is_registered(node: Node) -> None:
+    node.code = (
+        "import os, time; print('reads its weights', flush=True)\n"
+        "open(os.environ['BATON_PROGRESS_FILE'], 'w').write('loading weights: 40 %')\n"
+        "time.sleep(600)"
+    )
+    node.worker = NodeWorker(ORDER, NODE, ENVIRON)
+    report = node.until(lambda each: each.progress != "")
+    assert (report.state, report.progress) == ("running", "loading weights: 40 %")
+    assert report.log.splitlines()[-1] == "reads its weights"
+    node.announce(node.running(), memory="2 GB of KV")
+    report = node.turn()
+    assert (report.progress, report.log, report.memory) == ("", "", "2 GB of KV")
+
+
+def test_a_crashed_worker_is_reported_with_its_log(node: Node) -> None:
+    node.code = "import time; time.sleep(0.1); raise ValueError('a bug')"
+    node.worker = NodeWorker(ORDER, NODE, ENVIRON)
+    report = node.until(lambda each: each.state == "waiting" and each.restarts > 0)
+    assert report.message == "its process ended (exit code 1)"
+    assert report.log.splitlines()[-1] == "ValueError: a bug"
+
+
+def test_restarts_are_those_that_this_actor_has_seen(node: Node) -> None:
+    pid = node.running()
+    os.kill(pid, signal.SIGKILL)
+    assert node.until(lambda e: e.starts == 2 and e.state == "running").restarts == 1
+    node.lose_actor()
+    assert node.turn().restarts == 0
+
+
+def test_another_actor_tries_at_once_what_one_before_gave_up(node: Node) -> None:
+    fail_once(node)
+    node.lose_actor()
+    report = node.until(lambda each: each.state == "running")
+    assert (report.message, report.restarts) == ("", 0)
+
+
+def test_a_report_of_an_earlier_version_is_read() -> None:
+    report = WorkerReport(ORDER, NODE, "running", 1, "a", "b", "c", True, 1, "d", "e", "f")
+    assert copy.copy(report) == report
+    earlier = WorkerReport.__new__(WorkerReport)
+    earlier.__setstate__([ORDER, NODE, "running", 1, "a", "b", "c", True])
+    assert earlier == WorkerReport(ORDER, NODE, "running", 1, "a", "b", "c", True)
+    later = WorkerReport.__new__(WorkerReport)
+    later.__setstate__([*(getattr(report, each.name) for each in fields(report)), "unknown"])
+    assert later == report
 
 
 def test_a_worker_that_was_given_up_is_tried_again(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from baton.deploy.nodes.node_choice import NodeChoice
 from baton.deploy.nodes.node_worker import WorkerReport
 from baton.deploy.nodes.ray_fleet import NodeActor, RayFleet, namespace_of
 from baton.deploy.nodes.worker_order import WorkerOrder
@@ -17,6 +18,10 @@ ORDER = WorkerOrder("decode-0", "decode", "baton", "", (), 60.0, cpus=2.0, gpus=
 
 
 class RayError(Exception): ...
+
+
+def _affinity(node: str, soft: bool, _spill_on_unavailable: bool) -> tuple[str, bool, bool]:
+    return node, soft, _spill_on_unavailable
 
 
 class ScriptedRay:
@@ -30,7 +35,7 @@ class ScriptedRay:
         self.answering: dict[str, Any] = {}
         self.failure: Exception | None = None
         self.exceptions = SimpleNamespace(RayError=RayError)
-        strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: (node, soft))
+        strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=_affinity)
         self.util = SimpleNamespace(list_named_actors=self._list, scheduling_strategies=strategies)
 
     def _list(self) -> list[str]:
@@ -41,7 +46,12 @@ class ScriptedRay:
     def nodes(self) -> list[dict[str, Any]]:
         addresses = {"n1": "10.0.0.1", "n2": "10.0.0.2"}
         return [
-            {"Alive": name == "n2", "NodeManagerAddress": address, "NodeID": name}
+            {
+                "Alive": name == "n2",
+                "NodeManagerAddress": address,
+                "NodeID": name,
+                "Resources": {"CPU": 4.0},
+            }  # fmt: skip
             for name, address in addresses.items()
         ]
 
@@ -84,7 +94,7 @@ class ScriptedRay:
 
 def test_an_actor_outlives_its_driver_and_its_node() -> None:
     ray = ScriptedRay()
-    RayFleet(ray, pack=False).make(ORDER, "")
+    RayFleet(ray, pack=False).make(ORDER, NodeChoice())
     assert ray.options == [
         {
             "name": "decode-0",
@@ -101,19 +111,25 @@ def test_an_actor_outlives_its_driver_and_its_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pack", "host", "strategy"),
+    ("pack", "node", "strategy"),
     [
-        (False, "", "SPREAD"),
-        (True, "", "DEFAULT"),
-        (False, "10.0.0.2", ("n2", True)),
-        (True, "10.0.0.1", "DEFAULT"),  # that node is lost
-        (False, "10.0.0.9", "SPREAD"),
+        (False, NodeChoice(), "SPREAD"),
+        (True, NodeChoice(), "DEFAULT"),
+        (False, NodeChoice("10.0.0.2", waits=True), ("n2", True, False)),
+        (False, NodeChoice("10.0.0.2"), ("n2", True, True)),
+        (True, NodeChoice("10.0.0.1", waits=True), "DEFAULT"),  # that node is lost
+        (False, NodeChoice("10.0.0.9"), "SPREAD"),
     ],
 )
-def test_an_actor_is_made_where_its_worker_runs(pack: bool, host: str, strategy: Any) -> None:
+def test_an_actor_is_made_on_the_chosen_node(pack: bool, node: NodeChoice, strategy: Any) -> None:
     ray = ScriptedRay()
-    RayFleet(ray, pack=pack).make(ORDER, host)
+    RayFleet(ray, pack=pack).make(ORDER, node)
     assert ray.options[0]["scheduling_strategy"] == strategy
+
+
+def test_rooms_are_those_of_living_nodes_unless_they_are_packed() -> None:
+    assert RayFleet(ScriptedRay(), pack=False).rooms() == {"10.0.0.2": {"CPU": 4.0}}
+    assert RayFleet(ScriptedRay(), pack=True).rooms() == {}
 
 
 def test_actors_of_an_earlier_driver_are_found_by_name() -> None:
@@ -131,8 +147,8 @@ def test_actors_of_an_earlier_driver_are_found_by_name() -> None:
 def test_a_silent_actor_is_asked_once_and_heard_later() -> None:
     ray = ScriptedRay()
     fleet = RayFleet(ray, pack=False)
-    fleet.make(ORDER, "")
-    fleet.make(replace(ORDER, worker_id="decode-1"), "")
+    fleet.make(ORDER, NodeChoice())
+    fleet.make(replace(ORDER, worker_id="decode-1"), NodeChoice())
     report = WorkerReport(ORDER, "10.0.0.2")
     ray.answering = {"decode-0": report}
     assert fleet.ask() == fleet.ask() == {"decode-0": report}

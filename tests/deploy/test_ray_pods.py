@@ -40,7 +40,7 @@ def raycluster(prefill: int = 2, decode: int = 2, definition: str = "new") -> Do
 
 
 def pod(name: str, definition: str = "new", ready: bool = True, ending: bool = False) -> Document:
-    kind, group = ("head", "headgroup") if name == "head" else ("worker", name.partition("-")[0])
+    kind, group = ("head", "headgroup") if name == "head" else ("worker", name.rpartition("-")[0])
     made = template(definition)
     made["metadata"] |= {"name": name, "labels": {"ray.io/node-type": kind, "ray.io/group": group}}
     if ending:
@@ -61,6 +61,17 @@ def test_roles_take_turns_behind_the_head() -> None:
         state[found.pod.name] = "new"
     assert order == ["head", "prefill-1", "decode-1", "prefill-2", "decode-2"]
     assert found == NextStep()
+
+
+def test_roles_of_all_models_take_turns() -> None:
+    cluster, order = raycluster(1, 1), []
+    groups = cluster["spec"]["workerGroupSpecs"]
+    groups += [{**each, "groupName": f"code-{each['groupName']}"} for each in groups]
+    state = {f"{each['groupName']}-1": "old" for each in groups} | {"head": "new"}
+    while (found := step(cluster, *(pod(*each) for each in state.items()))).pod is not None:
+        order.append(found.pod.name)
+        state[found.pod.name] = "new"
+    assert order == ["code-prefill-1", "prefill-1", "code-decode-1", "decode-1"]
 
 
 @pytest.mark.parametrize(

@@ -290,6 +290,42 @@ def test_workers_that_never_get_ready_end_it(serving: Callable[..., Served]) -> 
     assert "decode-0, prefill-0 not ready in time" in err
 
 
+@pytest.fixture
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_TOKEN", "of the nodes")
+
+
+@pytest.mark.usefixtures("token")
+def test_progress_of_workers_on_other_nodes_is_shown(serving: Callable[..., Served]) -> None:
+    served = serving("nodes")
+    served.until("prefill-0 ready at 10.0.0.1:90")
+    served.until("prefill-0 memory: 3 GB of KV")
+    served.until("decode-0 on 10.0.0.2: loading weights: 25 % of 4.29 GB")
+    served.until("decode-0 ready at 10.0.0.2:90")
+    assert served.interrupt()[0] == 0
+
+
+@pytest.mark.usefixtures("token")
+@pytest.mark.parametrize(
+    ("fault", "ends", "why", "log"),
+    [
+        ("crash", 78, "its process ended (exit code 1)", "Traceback:\nValueError: a bug"),
+        (
+            "mute",
+            1,
+            "loading weights: 25 % of 4.29 GB",
+            "a line\nThe time of --start-timeout is over",
+        ),
+    ],
+)
+def test_a_worker_of_another_node_that_is_not_ready_ends_it(
+    serving: Callable[..., Served], fault: str, ends: int, why: str, log: str
+) -> None:
+    code, err = serving("nodes", fault=fault).finish()
+    said = f"error: decode-0 on 10.0.0.2 is not ready: {why}. The end of its log:\n{log}"
+    assert code == ends and err.rstrip().endswith(said), err
+
+
 def test_a_port_in_use_is_refused_at_once(serving: Callable[..., Served]) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))

@@ -125,6 +125,33 @@ def test_a_lost_node_moves_its_workers_and_fails_no_request(fleet: Fleet) -> Non
     assert fleet.status() == {}
 
 
+def test_a_node_that_joins_takes_what_waits_and_what_is_added(fleet: Fleet) -> None:
+    """Under load; the workers that run stay as they are."""
+    fleet.add_node("n1", {"baton-prefill": 1, "baton-decode": 3})
+    options = ("--by-role", "--cpus", "0", "--leave-workers", "--prefill", "2")
+    driver = fleet.start_driver(*options)
+    fleet.start_router()
+    fleet.until_linked(prefill=1, decode=1)
+    until(lambda: "no node has room" in str(fleet.audit()["waiting"]), fleet.logs)
+    (waiting,) = fleet.audit()["waiting"]
+    before = fleet.status()
+    with fleet.asking() as asking:
+        fleet.add_node("n2", {"baton-prefill": 1, "baton-decode": 3})
+        fleet.until_linked(prefill=2, decode=1)
+        driver.send_signal(signal.SIGTERM)
+        assert driver.wait(30) == 0, fleet.logs()
+        driver = fleet.start_driver(*options, "--decode", "2")
+        fleet.until_linked(prefill=2, decode=2)
+    assert asking.asked > 0 and asking.wrong == [], fleet.logs()
+    joined = fleet.nodes.address_of("n2")
+    assert fleet.host_of(waiting) == fleet.host_of("decode-1") == joined
+    after = fleet.status()
+    assert [after[name]["boot_id"] for name in before] == [
+        row["boot_id"] for row in before.values()
+    ]
+    assert {fleet.host_of(name) for name in before} == {fleet.nodes.address_of("n1")}
+
+
 def test_workers_serve_without_ray_and_are_adopted_later(fleet: Fleet) -> None:
     fleet.add_node("n1", {"baton-prefill": 1, "baton-decode": 1})
     fleet.add_node("n2", {"baton-prefill": 1, "baton-decode": 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,13 +32,31 @@ NODES = ("n1", "n2", "n3")
 WORKERS = ("prefill-0", "decode-0", "decode-1")
 
 
+def test_serve_ends_with_the_log_of_a_worker_that_fails(fleet: Fleet) -> None:
+    """A node that serves another device than it has, and no worker stays anywhere."""
+    fleet.add_node("n1", {}, cpus=2, BATON_WORKER__DEVICE="cuda")
+    serve = fleet.start_serve()
+    assert serve.wait(180) == 78, fleet.logs()
+    said = fleet.nodes.log("driver")
+    place = f"on {fleet.nodes.address_of('n1')} is not ready: "
+    error = said[said.index("baton: error: ") :]
+    assert place in error and "The end of its log:" in error and "cuda" in error, said
+    assert fleet.workers_on("n1") == [] and fleet.status() == {}
+
+
 def test_serve_answers_by_workers_on_different_nodes(fleet: Fleet) -> None:
     """Each worker has a node of its own, and an operator on another node commands them."""
     for name in NODES:
         fleet.add_node(name, {}, cpus=1)
     serve = fleet.start_serve("--decode", "2")
     until(lambda: "Ready at" in fleet.nodes.log("driver"), fleet.logs)
-    assert "the router is linked to 1 of 1 prefill and 2 of 2 decode" in fleet.nodes.log("driver")
+    said = fleet.nodes.log("driver")
+    assert "the router is linked to 1 of 1 prefill and 2 of 2 decode" in said
+    for name in WORKERS:
+        until(lambda name=name: f"{name} ready at " in fleet.nodes.log("driver"), fleet.logs)
+        said = fleet.nodes.log("driver")
+        shown, _, rest = said.partition(f"{name} ready at ")
+        assert re.search(rf"{name} on \S+: loading weights: ", shown) and rest, said
     assert {fleet.host_of(name) for name in WORKERS} == set(map(fleet.nodes.address_of, NODES))
 
     first = fleet.ask()

@@ -57,10 +57,13 @@ class Fleet:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._run("authority", "create", "--folder", str(folder / "authority"))
 
-    def add_node(self, name: str, resources: dict[str, float], cpus: int = 2) -> None:
+    def add_node(
+        self, name: str, resources: dict[str, float], cpus: int = 2, **environment: str
+    ) -> None:
         host = self.nodes.reserve(name)
         before = self.nodes.log(name).count(JOINED)
-        self.nodes.start_node(name, self._secrets(name, "worker", host), resources, cpus)
+        given = self._secrets(name, "worker", host) | environment
+        self.nodes.start_node(name, given, resources, cpus)
         until(lambda: self.nodes.log(name).count(JOINED) > before, self.logs)
 
     def start_driver(self, *options: str) -> subprocess.Popen[bytes]:

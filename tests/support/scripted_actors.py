@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from baton.deploy.nodes.node_choice import NodeChoice
 from baton.deploy.nodes.node_worker import WorkerReport
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime.errors import Unavailable
@@ -15,6 +16,8 @@ class ScriptedActors:
     def __init__(self) -> None:
         self.reports: dict[str, WorkerReport] = {}
         self.made: list[tuple[str, str]] = []
+        self.waits: set[str] = set()  # for a node on which they run
+        self.room: dict[str, dict[str, float]] = {}
         self.ended: list[str] = []
         self.removed: list[str] = []
         self.silent: set[str] = set()
@@ -29,10 +32,14 @@ class ScriptedActors:
             raise Unavailable("Ray does not answer")
         return 3
 
-    def make(self, order: WorkerOrder, host: str) -> None:
-        self.made.append((order.worker_id, host))
-        boot_id = f"boot-{len(self.made)}"
-        self.reports[order.worker_id] = WorkerReport(order, "10.0.0.1", "running", 1, boot_id)
+    def rooms(self) -> dict[str, dict[str, float]]:
+        return self.room
+
+    def make(self, order: WorkerOrder, node: NodeChoice) -> None:
+        self.made.append((order.worker_id, node.host))
+        self.waits |= {order.worker_id} if node.host and node.waits else set()
+        boot_id, host = f"boot-{len(self.made)}", node.host or "10.0.0.1"
+        self.reports[order.worker_id] = WorkerReport(order, host, "running", 1, boot_id)
 
     def ask(self) -> dict[str, WorkerReport]:
         return {name: e for name, e in self.reports.items() if name not in self.silent}
