@@ -6,7 +6,6 @@ import argparse
 import importlib
 import itertools
 import json
-import os
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from benchmarks.gpu_parts import draws as gpu_draws
 from benchmarks.gpu_parts import models as gpu_models
 from benchmarks.gpu_parts import small_model as gpu_small_model
 from benchmarks.gpu_parts import speed as gpu_speed
+from tests.support.gpu_dry_run import gpu_dry_run
 
 FOLDER = Path(__file__).resolve().parents[2]
 GIVEN = argparse.Namespace(dry_run=True, reference=None)
@@ -31,16 +31,7 @@ GIVEN = argparse.Namespace(dry_run=True, reference=None)
 
 def test_a_dry_run_writes_figures_table_and_log(tmp_path):
     file, table = tmp_path / "gpu.json", tmp_path / "gpu.md"
-    line = [sys.executable, "-m", "benchmarks.gpu", "--dry-run", "--only", "ceilings", "draws"]
-    done = subprocess.run(
-        [*line, f"--results={tmp_path}"],
-        cwd=FOLDER,
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    gpu_dry_run("ceilings", "draws", results=tmp_path)
     part, draws = json.loads(file.read_text())["parts"]
     assert part["state"] == draws["state"] == "passed"
     assert [each["name"] for each in part["figures"]] == ["copy_gb_per_s", "matrix_tflops"]
@@ -110,19 +101,10 @@ def test_a_run_that_is_stopped_leaves_its_log_and_no_process(tmp_path):
 
 def test_a_smoke_test_launches_captures_and_reads():
     given = gpu_speed.Given(torch.device("cpu"), True)
-    line = [sys.executable, "-m", "benchmarks.gpu", "--dry-run", "--only", "smoke"]
     assert given.dry and gpu._groups(["draws", "smoke"])[0] == ("smoke",)
-    done = subprocess.run(
-        line,
-        cwd=FOLDER,
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    table = gpu_dry_run("smoke")
     for name in ("smoke_launch_s", "smoke_capture_s", "smoke_read_s"):
-        assert f"| smoke | {name} |" in done.stdout
+        assert f"| smoke | {name} |" in table
 
 
 @pytest.mark.parametrize(

@@ -87,42 +87,44 @@ async def hands_over(granter: Runner, reader: Runner) -> bool:
     return equal and tokens[0] == tokens[1]
 
 
+class LossWatch:
+    """Collects in `reasons` why the watch over a runner takes its ranks for lost."""
+
+    def __init__(self, runner: DeviceRankRunner) -> None:
+        self.reasons: list[str] = []
+        self._noticed = threading.Event()
+        watch(runner.group, self._lost)
+
+    def _lost(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self._noticed.set()
+
+    def wait(self, within_s: float) -> None:
+        self._noticed.wait(within_s)
+
+
 def notices_a_rank_that_stands_still(runner: DeviceRankRunner, within_s: float) -> bool:
     """Stop the last rank for a while, and return whether the watch names it in time."""
-    said: list[str] = []
-    noticed = threading.Event()
-
-    def lost(reason: str) -> None:
-        said.append(reason)
-        noticed.set()
-
-    watch(runner.group, lost)
+    watched = LossWatch(runner)
     rank = len(runner.group.process_ids)
     os.kill(runner.group.process_ids[-1], signal.SIGSTOP)
     runner.pool.copy_block(0, 1)
-    noticed.wait(within_s)
+    watched.wait(within_s)
     os.kill(runner.group.process_ids[-1], signal.SIGCONT)
-    return said == [f"rank {rank} has read no command for 2 s"]
+    return watched.reasons == [f"rank {rank} has read no command for 2 s"]
 
 
 def notices_the_end_of_a_rank(runner: DeviceRankRunner) -> bool:
     """Kill the last rank, and return whether the watch says which one, and commands are refused."""
-    said: list[str] = []
-    noticed = threading.Event()
-
-    def lost(reason: str) -> None:
-        said.append(reason)
-        noticed.set()
-
-    watch(runner.group, lost)
+    watched = LossWatch(runner)
     ranks = len(runner.group.process_ids) + 1
     os.kill(runner.group.process_ids[-1], signal.SIGKILL)
-    noticed.wait(NOTICED_S)
+    watched.wait(NOTICED_S)
     try:
         for _ in range(3):  # more commands than can wait for a rank
             runner.pool.copy_block(0, 1)
     except DeviceLost:
-        return said == [f"rank {ranks - 1} of {ranks} ended with code -9"]
+        return watched.reasons == [f"rank {ranks - 1} of {ranks} ended with code -9"]
     return False
 
 

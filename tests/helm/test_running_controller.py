@@ -3,30 +3,29 @@ controllers one leads and reads the fleet, and the other takes over."""
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from baton.deploy.control.leadership import TERM_S
-from baton.deploy.host.release_secrets import create_certificates, create_credentials
-from baton.models.embedded import embedded_model
 from chaos.redis_server import server_binary
 from tests.support.chart import Document, Release, example, merged, render
-from tests.support.rendered_pods import Host, MemorySecrets, PodProcess, start_container
+from tests.support.rendered_pods import (
+    PlannedPod,
+    PodProcess,
+    check_release,
+    demo_host,
+    running_pods,
+)
 
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.skipif(server_binary() is None, reason="no redis-server and no valkey-server"),
     pytest.mark.timeout(600),
 ]
-BATON = str(Path(sys.executable).with_name("baton"))
 PODS = {  # component, number of its pod, address
     "redis": ("redis", 0, "127.0.0.1"),
     "worker-0": ("worker", 0, "127.0.8.2"),
@@ -50,35 +49,12 @@ def pod_of(release: Release, component: str) -> Document:
 
 @pytest.fixture
 def pods(release: Release, tmp_path: Path) -> Iterator[dict[str, PodProcess]]:
-    """All pods of the release, ready, one after the other."""
-    secrets = MemorySecrets()
-    create_credentials(secrets, "chat-baton")
-    create_certificates(secrets, "chat-baton", "chat-baton-worker.llm")
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    (programs / "valkey-server").symlink_to(str(server_binary()))
-    (programs / "baton").symlink_to(BATON)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    names = {
-        "chat-baton-redis.llm:6379": f"127.0.0.1:{port}",
-        "port 6379": f"bind 127.0.0.1\\nport {port}",
-        "/opt/baton/baton-tiny": str(embedded_model()),
-        "/data/": f"{tmp_path}/",
+    """All pods of the release, ready."""
+    planned = {
+        name: PlannedPod(pod_of(release, component), f"chat-baton-{component}-{number}", address)
+        for name, (component, number, address) in PODS.items()
     }
-    host = Host(tmp_path, secrets, names, programs)
-    running: dict[str, PodProcess] = {}
-    with ExitStack() as stack:
-        for name, (component, number, address) in PODS.items():
-            pod = start_container(
-                host, pod_of(release, component), f"chat-baton-{component}-{number}", address
-            )
-            running[name] = pod
-            stack.callback(pod.process.wait)
-            stack.callback(pod.process.kill)
-            if component != "redis":
-                pod.wait_ready()
+    with running_pods(demo_host(tmp_path), planned) as running:
         yield running
 
 
@@ -95,15 +71,7 @@ def leaders(pods: dict[str, PodProcess], *names: str) -> list[str]:
 def test_workers_of_one_group_serve_and_one_controller_leads(
     pods: dict[str, PodProcess],
 ) -> None:
-    keys = environment_of(pods["router"])["BATON_ROUTER__API_KEYS"]
-    done = subprocess.run(
-        [BATON, "release", "check", f"--url={pods['router'].url('http')}", "--model=baton-tiny",
-         f"--decode={pods['worker-1'].url('admin')}"],
-        env={"BATON_API_KEY": keys, "PATH": "/usr/bin"}, capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "handoffs: " in done.stdout
+    check_release(pods["router"], pods["worker-1"])
     both = ("controller-0", "controller-1")
     (leader,) = leaders(pods, *both)
     (follower,) = set(both) - {leader}
@@ -115,8 +83,3 @@ def test_workers_of_one_group_serve_and_one_controller_leads(
         assert time.monotonic() < deadline_s, pods[follower].log.read_text()[-3000:]
         time.sleep(0.5)  # a controller leads once the key of the other has expired
     assert pods[follower].stop(15) == 0
-
-
-def environment_of(pod: PodProcess) -> dict[str, str]:
-    entries = Path(f"/proc/{pod.process.pid}/environ").read_text().split("\0")
-    return dict(entry.split("=", 1) for entry in entries if entry)

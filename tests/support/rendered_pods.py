@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from baton.deploy.host.release_secrets import create_certificates, create_credentials
 from baton.deploy.host.secrets_api import Secret
+from baton.models.embedded import embedded_model
+from chaos.redis_server import server_binary
 from tests.support.chart import Document
+
+BATON = Path(sys.executable).with_name("baton")
 
 PROBE_S = 0.2
 READY_S = 60.0  # from the end of the startup probe
@@ -82,6 +90,11 @@ class PodProcess:
         ]
         return f"http://{self.address}:{number}"
 
+    def environment(self) -> dict[str, str]:
+        """Return what its process got, as a command run in its container would."""
+        entries = Path(f"/proc/{self.process.pid}/environ").read_text().split("\0")
+        return dict(entry.split("=", 1) for entry in entries if entry)
+
     def stop(self, grace_s: float) -> int:
         """Send SIGTERM; return the exit code. Raises TimeoutExpired after the grace period."""
         self.process.terminate()
@@ -94,6 +107,67 @@ class PodProcess:
                 return bool(answer.status == 200)
         except (OSError, urllib.error.HTTPError):
             return False
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPod:
+    """A pod of a rendered release that is to run with this name and address."""
+
+    spec: Document
+    name: str
+    address: str
+
+
+def demo_host(folder: Path) -> Host:
+    """Return a place for the pods of values-cpu-demo.yaml: the Secrets that its hook makes, a
+    Redis server on a free port, and the model that ships."""
+    secrets = MemorySecrets()
+    create_credentials(secrets, "chat-baton")
+    create_certificates(secrets, "chat-baton", "chat-baton-worker.llm")
+    programs = folder / "programs"
+    programs.mkdir()
+    (programs / "valkey-server").symlink_to(str(server_binary()))
+    (programs / "baton").symlink_to(BATON)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    names = {
+        "chat-baton-redis.llm:6379": f"127.0.0.1:{port}",
+        "port 6379": f"bind 127.0.0.1\\nport {port}",
+        "/opt/baton/baton-tiny": str(embedded_model()),
+        "/data/": f"{folder}/",
+    }
+    return Host(folder, secrets, names, programs)
+
+
+@contextmanager
+def running_pods(host: Host, planned: Mapping[str, PlannedPod]) -> Iterator[dict[str, PodProcess]]:
+    """Start the pods one after the other, each when the one before it is ready; kill all at the
+    end. Redis is not waited for: its probes open its port,
+    which is another one here."""
+    running: dict[str, PodProcess] = {}
+    with ExitStack() as stack:
+        for key, pod in planned.items():
+            running[key] = start_container(host, pod.spec, pod.name, pod.address)
+            stack.callback(running[key].process.wait)
+            stack.callback(running[key].process.kill)
+            if key != "redis":
+                running[key].wait_ready()
+        yield running
+
+
+def check_release(router: PodProcess, decode: PodProcess) -> None:
+    """Run `baton release check` as the chart's test pod does: a chat, and KV that was moved.
+    Raises AssertionError with its output if it fails."""
+    done = subprocess.run(
+        [BATON, "release", "check", f"--url={router.url('http')}", "--model=baton-tiny",
+         f"--decode={decode.url('admin')}"],
+        env={"BATON_API_KEY": router.environment()["BATON_ROUTER__API_KEYS"],
+             "PATH": "/usr/bin"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "handoffs: " in done.stdout
 
 
 def start_container(host: Host, pod: Document, name: str, address: str) -> PodProcess:
