@@ -1,10 +1,12 @@
 """Capture of decode steps on tensors without numbers: what would read one on the host raises.
 
-    python -P tests/engine/capture_story.py FOLDER [--quantization int8]
+    python -P tests/engine/capture_story.py --model FOLDER int8 [--model FOLDER none ...]
 
-FOLDER holds a model. Kernels are recorded, not launched; everything else of a step runs as on a
-GPU, over meta tensors, for pools of plain numbers and of codes, ordinary and deterministic.
-Prints a JSON object: for each, the kernels that its graphs would hold.
+Each FOLDER holds a model, and the word after it names its quantisation. Kernels are recorded, not
+launched; everything else of a step runs as on a GPU, over meta tensors, for pools of plain numbers
+and of codes, ordinary and deterministic. Prints a JSON object: `kernels`, for each model in turn
+those that its graphs would hold, by pool; `host_read`, the error of a capture that reads a number
+on the host.
 """
 
 from __future__ import annotations
@@ -55,9 +57,9 @@ def on_meta(found: Any) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--quantization", default="none")
-    parser.add_argument("--host-read", action="store_true", help="with a fault: it must raise")
+    parser.add_argument(
+        "--model", nargs=2, action="append", required=True, metavar=("FOLDER", "QUANTIZATION")
+    )
     given = parser.parse_args()
     launched: list[str] = []
 
@@ -68,13 +70,22 @@ def main() -> None:
     target = GPUTarget("cuda", 90, 32)
     driver.set_active(SimpleNamespace(get_current_target=lambda: target))
     device_runners.graph_device = lambda device: MetaDevice()
-    if given.host_read:
-        _plant_host_read()
-    spec = read_spec(given.folder)
-    made = given.quantization
-    loaded = load_weights(
-        given.folder, spec, torch.bfloat16, TritonMatrices(torch.device("cpu")), None, made
-    )
+    models = [(Path(folder), quantization) for folder, quantization in given.model]
+    found = {"kernels": [_captured(*model, launched) for model in models], "host_read": ""}
+    _plant_host_read()
+    try:
+        _captured(*models[0], launched)
+    except RuntimeError as error:
+        found["host_read"] = str(error)
+    print(json.dumps(found))
+
+
+def _captured(folder: Path, quantization: str, launched: list[str]) -> dict[str, list[str]]:
+    """Capture the steps of a model over each pool; return the names of the kernels in its graphs,
+    which `launched` collects."""
+    spec = read_spec(folder)
+    matrices = TritonMatrices(torch.device("cpu"))
+    loaded = load_weights(folder, spec, torch.bfloat16, matrices, None, quantization)
     weights = on_meta(loaded)
     found = {}
     for kv_dtype in ("auto", "int8"):
@@ -93,7 +104,7 @@ def main() -> None:
             assert runner.graphs.buckets == (1, 8)
             name = f"{kv_dtype}{' deterministic' if deterministic else ''}"
             found[name] = sorted(set(launched))
-    print(json.dumps(found))
+    return found
 
 
 def _plant_host_read() -> None:

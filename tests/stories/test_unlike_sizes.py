@@ -30,9 +30,9 @@ PROMPT = [CHOOSER.randrange(1000) for _ in range(61)]
 class Pair:
     """A prefill worker and a decode worker; `attempts` are all READs, `fate` is of the next one."""
 
-    def __init__(self, prefill: int, decode: int, blocks: int = 80) -> None:
+    def __init__(self, prefill: int, decode: int, blocks: int = 80, lease_s: float = 5.0) -> None:
         step = StepConfig(prefill_tokens=48, chunk_tokens=16, local_prefill_tokens=16)
-        handoff = HandoffConfig(lease_s=5.0)
+        handoff = HandoffConfig(lease_s=lease_s)
         self.cluster = Cluster(Config(pool=PoolConfig(prefill), step=step, handoff=handoff))
         self.cluster.block_size = prefill
         self.cluster.add_prefill("prefill-0", blocks)
@@ -66,8 +66,8 @@ async def made() -> AsyncIterator[list[Pair]]:
     assert counted(LOCAL) - before == sum(pair.local for pair in pairs)
 
 
-def start(made: list[Pair], *args: int) -> Pair:
-    made.append(Pair(*args))
+def start(made: list[Pair], *args: int, lease_s: float = 5.0) -> Pair:
+    made.append(Pair(*args, lease_s=lease_s))
     return made[-1]
 
 
@@ -242,8 +242,8 @@ async def test_blocks_stay_in_quarantine_while_they_are_put_in_order(
 
 async def test_a_prompt_is_local_without_room_for_whole_blocks(made: list[Pair]) -> None:
     """11 blocks of 4 hold the 42 tokens and the answer, and no three blocks of 16."""
-    pair = start(made, 16, 4, 11)
+    pair = start(made, 16, 4, 11, lease_s=1.0)
     pair.local = 1
     await answered(pair.ask(PROMPT[:42], max_tokens=2))
     assert not pair.attempts
-    await pair.cluster.quiet(within_s=10)  # its granter waits for an opening
+    await pair.cluster.quiet(within_s=10)  # its granter waits for an opening as long as a lease
