@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 
+# `make test` has one such runner in test_gpu_imports.py, and of the deterministic mode its kernels
+# (test_attention_triton.py, test_fixed_weights.py) and its proof (test_determinism_proof.py).
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        pytest.param("qwen3-window", [], marks=pytest.mark.nightly),
-        pytest.param("deepseek-v3", [], marks=pytest.mark.nightly),
-        pytest.param("gemma2", ["--sized", "--kv-dtype=int8"], marks=pytest.mark.nightly),
+        ("qwen3-window", []),
+        ("deepseek-v3", []),
+        ("gemma2", ["--sized", "--kv-dtype=int8"]),
     ],
 )
 def test_tokens_are_those_of_the_cpu(references, name, more):
@@ -28,12 +32,7 @@ def test_tokens_are_those_of_the_cpu(references, name, more):
     ("name", "more", "found"),
     [
         ("qwen3-window-small", ["--ordinary"], 5),
-        pytest.param(
-            "deepseek-v3-small",
-            ["--quantization=int8", "--kv-dtype=fp8_e4m3"],
-            4,
-            marks=pytest.mark.nightly,
-        ),
+        ("deepseek-v3-small", ["--quantization=int8", "--kv-dtype=fp8_e4m3"], 4),
     ],
 )
 def test_a_deterministic_runner_verifies_itself_against_the_cpu(references, name, more, found):

@@ -22,6 +22,9 @@ from benchmarks.fleets.speculating_cluster import SpeculatingCluster
 from benchmarks.inputs.speculation_workloads import chats
 from benchmarks.speculation import Served, TinyTexts, cluster_of, serve
 
+# `make test` has their parts: tests/engine/test_rank_drafts.py, tests/e2e/test_ranks.py.
+pytestmark = pytest.mark.nightly
+
 RULES: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 0.8, "n": 2, "seed": 7},
@@ -75,7 +78,7 @@ def one_process(asked: list[dict[str, Any]]) -> Served:
 
 @pytest.mark.parametrize(
     ("prefill", "decode"),
-    [(1, 2), *(pytest.param(*ranks, marks=pytest.mark.nightly) for ranks in ((2, 1), (2, 2)))],
+    [(1, 2), (2, 1), (2, 2)],
 )
 async def test_answers_and_acceptance_equal_those_of_one_process(
     asked: list[dict[str, Any]],
