@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
 from tests.support.metric_values import metric_value
 
+SpansOf = Callable[[str], list[Span]]
 REASONS = ("placed", "no_candidate", "recompute")
 
 
@@ -48,7 +49,7 @@ def since(before: dict[str, float]) -> dict[str, float]:
 
 
 @pytest.fixture
-def spans(collector: tuple[Any, str]) -> Any:
+def spans(collector: tuple[Any, str]) -> Iterator[SpansOf]:
     """Ends the exporter and gives the spans of that name, in order of their start."""
     servicer, endpoint = collector
     tracing.setup("decode-0", endpoint)
@@ -74,7 +75,7 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 @pytest.mark.parametrize("reason", ["placed", "no_candidate"])
 async def test_a_prompt_computed_here_has_a_prefill_workers_spans(
-    cluster: Cluster, spans: Any, reason: str
+    cluster: Cluster, spans: SpansOf, reason: str
 ) -> None:
     before = counted()
     client = Client(cluster, "decode-0")
@@ -101,7 +102,7 @@ async def test_a_prompt_computed_here_has_a_prefill_workers_spans(
     assert (news["prompt"], news["recomputed"], news["preemptions"]) == (20, 0, 0)
 
 
-async def test_cached_tokens_are_reported_and_not_counted(cluster: Cluster, spans: Any) -> None:
+async def test_cached_tokens_are_reported_and_not_counted(cluster: Cluster, spans: SpansOf) -> None:
     client = Client(cluster, "decode-0")
     await client.submit(list(range(20)), local=True, max_tokens=1).finished()
     before = counted()
@@ -113,7 +114,7 @@ async def test_cached_tokens_are_reported_and_not_counted(cluster: Cluster, span
 
 
 async def test_recomputed_tokens_are_reported_and_counted_apart(
-    cluster: Cluster, spans: Any
+    cluster: Cluster, spans: SpansOf
 ) -> None:
     """Nine sequences outgrow a pool that their credit let in: the youngest make room."""
     before = counted()

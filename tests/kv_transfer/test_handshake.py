@@ -11,13 +11,14 @@ from baton.kv_transfer import handshake
 from baton.kv_transfer.block_sizes import BlockRatio
 from baton.kv_transfer.mover import PeerPool
 from baton.proto import handoff_pb2
+from baton.proto.handoff_pb2 import HandshakeMessage
 from baton.runtime.errors import Incompatible
 
 VERSIONS = {"nixl": "1.5.1", "ucx": "1.23.0"}
 POOL = PeerPool(b"b" * 16, "nixl", b"meta", 1 << 40, 4096, 100, 1, "VRAM", VERSIONS, kv_heads=8)
 
 
-def hello(pool: PeerPool = POOL, **changes: Any) -> handoff_pb2.HandshakeMessage:
+def hello(pool: PeerPool = POOL, **changes: Any) -> HandshakeMessage:
     shape: dict[str, Any] = {"block_size": 16, "layers": 4, "kv_heads": 8, "head_dim": 64}
     common = handshake.compatibility("model-a", "bfloat16", **shape)
     for name, value in changes.items():
@@ -26,7 +27,7 @@ def hello(pool: PeerPool = POOL, **changes: Any) -> handoff_pb2.HandshakeMessage
 
 
 def test_equal_pools_fit_and_the_pool_survives_the_wire() -> None:
-    theirs = handoff_pb2.HandshakeMessage.FromString(hello().SerializeToString())
+    theirs = HandshakeMessage.FromString(hello().SerializeToString())
     handshake.check(hello(), theirs)
     assert handshake.peer_pool(theirs) == POOL
 
@@ -49,7 +50,7 @@ def test_equal_pools_fit_and_the_pool_survives_the_wire() -> None:
         ("deterministic_split", "tp 2 ep 2"),
     ],
 )
-def test_each_difference_is_named_with_both_values(field: str, value: Any) -> None:
+def test_each_difference_is_named_with_both_values(field: str, value: int | str) -> None:
     mine, theirs = hello(), hello(**{field: value})
     with pytest.raises(Incompatible) as caught:
         handshake.check(mine, theirs)
@@ -116,13 +117,13 @@ def test_equal_splits_need_equal_blocks() -> None:
         ({"metadata": bytes((1 << 20) + 1)}, "1048577 bytes"),
     ],
 )
-def test_what_cannot_be_a_pool_is_refused(changes: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_a_pool_is_refused(changes: dict[str, int | bytes], says: str) -> None:
     theirs = hello(dataclasses.replace(POOL, **changes))
     with pytest.raises(Incompatible, match=says):
         handshake.peer_pool(theirs)
 
 
-def of_dtype(kv_dtype: str, bridged: list[str], block_bytes: int) -> handoff_pb2.HandshakeMessage:
+def of_dtype(kv_dtype: str, bridged: list[str], block_bytes: int) -> HandshakeMessage:
     made = hello(dataclasses.replace(POOL, block_bytes=block_bytes), kv_dtype=kv_dtype)
     made.compatibility.bridged_dtypes.extend(bridged)
     return made
@@ -133,7 +134,9 @@ NARROW = of_dtype("int8 of bfloat16", ["bfloat16"], 2112)
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [(PLAIN, NARROW), (NARROW, PLAIN)])
-def test_dtypes_that_both_sides_bridge_fit(mine: Any, theirs: Any) -> None:
+def test_dtypes_that_both_sides_bridge_fit(
+    mine: HandshakeMessage, theirs: HandshakeMessage
+) -> None:
     handshake.check(mine, theirs)
     pool = handshake.bridged_pool(mine, theirs)
     assert pool.kv_dtype == theirs.compatibility.kv_dtype
@@ -151,7 +154,9 @@ def test_dtypes_that_both_sides_bridge_fit(mine: Any, theirs: Any) -> None:
         (PLAIN, of_dtype("int8 of float32", ["float32"], 2112), "here, to float32 there"),
     ],
 )
-def test_dtypes_that_are_not_bridged_are_named(mine: Any, theirs: Any, said: str) -> None:
+def test_dtypes_that_are_not_bridged_are_named(
+    mine: HandshakeMessage, theirs: HandshakeMessage, said: str
+) -> None:
     with pytest.raises(Incompatible) as caught:
         handshake.check(mine, theirs)
     dtypes = mine.compatibility.kv_dtype, theirs.compatibility.kv_dtype
@@ -162,7 +167,9 @@ def test_dtypes_that_are_not_bridged_are_named(mine: Any, theirs: Any, said: str
 @pytest.mark.parametrize(
     ("mine", "kv_dtype", "most"), [(PLAIN, "int8 of bfloat16", 2), (NARROW, "bfloat16", 1)]
 )
-def test_blocks_too_small_for_their_dtype_are_refused(mine: Any, kv_dtype: str, most: int) -> None:
+def test_blocks_too_small_for_their_dtype_are_refused(
+    mine: HandshakeMessage, kv_dtype: str, most: int
+) -> None:
     """A READ would be cut into as many pieces as such blocks are."""
     here, own = mine.compatibility.kv_dtype, mine.pool.block_bytes
     least = own // most
@@ -180,7 +187,7 @@ def test_a_bridged_dtype_excuses_no_other_difference() -> None:
         handshake.check(PLAIN, other)
 
 
-def of_size(block_size: int, *, bridges: bool = True) -> handoff_pb2.HandshakeMessage:
+def of_size(block_size: int, *, bridges: bool = True) -> HandshakeMessage:
     pool = dataclasses.replace(POOL, block_bytes=256 * block_size)
     return hello(pool, block_size=block_size, bridges_sizes=bridges)
 
@@ -226,7 +233,9 @@ def test_unlike_sizes_and_dtypes_fit_at_once() -> None:
         (of_size(16, bridges=False), of_size(24, bridges=False), "here and there: set"),
     ],
 )
-def test_sizes_that_are_not_bridged_are_named(mine: Any, theirs: Any, said: str) -> None:
+def test_sizes_that_are_not_bridged_are_named(
+    mine: HandshakeMessage, theirs: HandshakeMessage, said: str
+) -> None:
     with pytest.raises(Incompatible) as caught:
         handshake.check(mine, theirs)
     assert said in str(caught.value)

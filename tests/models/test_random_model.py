@@ -6,13 +6,18 @@ import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from baton.models.corpus.sentences import sentences
 from baton.models.embedded import embedded_model
@@ -36,16 +41,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> Any:
+def model(folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
 @pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> Any:
+def tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def prompt_ids(tokenizer: Any, tokens: int) -> torch.Tensor:
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, tokens: int) -> torch.Tensor:
     text = " ".join(sentences(tokens // 4, seed=9))
     ids: torch.Tensor = tokenizer(text, return_tensors="pt").input_ids[:, :tokens]
     assert ids.shape == (1, tokens)
@@ -53,7 +58,7 @@ def prompt_ids(tokenizer: Any, tokens: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def greedy(model: Any, ids: torch.Tensor, cache: Any, count: int) -> list[int]:
+def greedy(model: PreTrainedModel, ids: torch.Tensor, cache: DynamicCache, count: int) -> list[int]:
     """`count` tokens after `ids`, of which all but the last are in the cache."""
     out: list[int] = []
     token = ids[:, -1:]
@@ -64,7 +69,9 @@ def greedy(model: Any, ids: torch.Tensor, cache: Any, count: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def filled(model: Any, tokenizer: Any) -> tuple[torch.Tensor, Any]:
+def filled(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> tuple[torch.Tensor, DynamicCache]:
     ids = prompt_ids(tokenizer, 6 * BLOCK)
     cache = DynamicCache()
     with torch.no_grad():
@@ -85,7 +92,10 @@ def _noise(keys: torch.Tensor, values: torch.Tensor) -> None:
 @pytest.mark.parametrize("damage", [_zero, _noise])
 @pytest.mark.parametrize("layer", range(4))
 def test_a_wrong_block_of_any_layer_changes_the_continuation(
-    model: Any, filled: tuple[torch.Tensor, Any], layer: int, damage: Callable[..., None]
+    model: PreTrainedModel,
+    filled: tuple[torch.Tensor, DynamicCache],
+    layer: int,
+    damage: Callable[..., None],
 ) -> None:
     ids, cache = filled
     right = greedy(model, ids, copy.deepcopy(cache), 32)
@@ -101,7 +111,7 @@ def test_a_wrong_block_of_any_layer_changes_the_continuation(
 
 
 def test_a_block_in_anothers_place_changes_the_continuation(
-    model: Any, filled: tuple[torch.Tensor, Any]
+    model: PreTrainedModel, filled: tuple[torch.Tensor, DynamicCache]
 ) -> None:
     """(Two blocks that change places do not: keys carry their positions.)"""
     ids, cache = filled
@@ -114,7 +124,9 @@ def test_a_block_in_anothers_place_changes_the_continuation(
 
 
 @pytest.mark.parametrize("question", ["Hello", "Why is the sky blue?", "2 + 2 = ?"])
-def test_greedy_output_does_not_repeat_itself(model: Any, tokenizer: Any, question: str) -> None:
+def test_greedy_output_does_not_repeat_itself(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: str
+) -> None:
     ids = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}],
         add_generation_prompt=True,
@@ -128,7 +140,9 @@ def test_greedy_output_does_not_repeat_itself(model: Any, tokenizer: Any, questi
 
 
 @torch.no_grad()
-def test_attention_adds_about_as_much_as_the_mlp(model: Any, tokenizer: Any) -> None:
+def test_attention_adds_about_as_much_as_the_mlp(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
     added: dict[str, float] = {}
 
     def note(name: str) -> Callable[..., None]:
@@ -151,7 +165,9 @@ def test_attention_adds_about_as_much_as_the_mlp(model: Any, tokenizer: Any) -> 
 
 
 @torch.no_grad()
-def test_rounding_stays_below_the_gap_of_the_best_two_tokens(model: Any, tokenizer: Any) -> None:
+def test_rounding_stays_below_the_gap_of_the_best_two_tokens(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
     ids = prompt_ids(tokenizer, 512)
     whole = model(ids).logits[0]
     cache = DynamicCache()
@@ -167,7 +183,7 @@ def test_rounding_stays_below_the_gap_of_the_best_two_tokens(model: Any, tokeniz
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @torch.no_grad()
 def test_every_family_and_dtype_loads_and_gives_finite_logits(
-    tmp_path: Path, family: Any, dtype: Any
+    tmp_path: Path, family: str, dtype: str
 ) -> None:
     shape = {**SMALL, "family": family, "dtype": dtype, "seed": 3}
     make_shaped_model(tmp_path / "m", **shape)  # type: ignore[arg-type]
@@ -219,7 +235,9 @@ def test_ids_above_the_tokenizer_are_never_drawn(tmp_path: Path) -> None:
     ("change", "reported"),
     [({"vocab": 2048}, f"give {ENTRIES} or more"), ({"kv_heads": 3}, "multiple of")],
 )
-def test_sizes_that_do_not_fit_are_refused(tmp_path: Path, change: Any, reported: str) -> None:
+def test_sizes_that_do_not_fit_are_refused(
+    tmp_path: Path, change: dict[str, int], reported: str
+) -> None:
     with pytest.raises(ConfigError, match=reported):
         make_shaped_model(tmp_path / "m", **{**TINY, "vocab": 4096, **change})
 

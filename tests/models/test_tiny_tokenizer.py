@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from baton.models.corpus import mix
 from baton.models.corpus.conversation import Conversation
@@ -24,6 +24,8 @@ from baton.router.templates.tool_support import support_of
 from baton.router.text.call_form import CallableTools
 from baton.router.text.tokenizer import HfTokenizer
 from baton.router.text.tool_calls import ToolCallParser
+
+Messages = list[dict[str, Any]]
 
 
 @cache
@@ -44,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path) -> Any:
+def loaded(folder: Path) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(folder)
 
 
@@ -92,7 +94,9 @@ def test_calls_are_written_in_the_text() -> None:
 # -- one rendering everywhere ------------------------------------------------------------------
 
 
-def test_encoded_conversations_are_what_transformers_renders(loaded: Any) -> None:
+def test_encoded_conversations_are_what_transformers_renders(
+    loaded: PreTrainedTokenizerBase,
+) -> None:
     for talk in talks():
         rendered = loaded.apply_chat_template(
             list(talk.messages), tools=list(talk.tools) or None, tokenize=False
@@ -101,11 +105,11 @@ def test_encoded_conversations_are_what_transformers_renders(loaded: Any) -> Non
         assert loaded(rendered).input_ids == list(encoder().encode(talk).ids)
 
 
-def router_render(messages: Any, tools: Any) -> str:
+def router_render(messages: Messages, tools: Messages | None) -> str:
     return ChatTemplate(tiny_tokenizer.CHAT_TEMPLATE, {}).render(messages, tools)
 
 
-def test_the_router_renders_what_transformers_renders(loaded: Any) -> None:
+def test_the_router_renders_what_transformers_renders(loaded: PreTrainedTokenizerBase) -> None:
     template = ChatTemplate(tiny_tokenizer.CHAT_TEMPLATE, {"eos_token": "<|end|>"})
     for talk in talks():
         messages = list(talk.messages)[:-1]
@@ -198,7 +202,9 @@ def test_the_router_reads_the_calls_that_were_trained_on() -> None:
         ),
     ],
 )
-def test_the_chat_template(loaded: Any, messages: Any, tools: Any, wanted: str) -> None:
+def test_the_chat_template(
+    loaded: PreTrainedTokenizerBase, messages: Messages, tools: Messages | None, wanted: str
+) -> None:
     rendered = loaded.apply_chat_template(
         copy.deepcopy(messages), tools=tools, tokenize=False, add_generation_prompt=True
     )
@@ -206,7 +212,7 @@ def test_the_chat_template(loaded: Any, messages: Any, tools: Any, wanted: str) 
     assert router_render(messages, tools) == wanted
 
 
-def test_an_unknown_role_is_refused(loaded: Any) -> None:
+def test_an_unknown_role_is_refused(loaded: PreTrainedTokenizerBase) -> None:
     with pytest.raises(jinja2.TemplateError, match="unknown role"):
         loaded.apply_chat_template([{"role": "robot", "content": "x"}], tokenize=False)
 

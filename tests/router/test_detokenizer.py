@@ -80,7 +80,9 @@ def test_text_comes_back(tokenizer: HfTokenizer, text: str) -> None:
 
 
 @given(data=st.data())
-def test_any_tokens_add_up_to_the_full_decoding(tokenizer: HfTokenizer, data: Any) -> None:
+def test_any_tokens_add_up_to_the_full_decoding(
+    tokenizer: HfTokenizer, data: st.DataObject
+) -> None:
     tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
     detokenizer = tokenizer.detokenizer([])
     pieces = [detokenizer.push(token) for token in tokens]
@@ -107,7 +109,7 @@ def test_window_text_comes_back(text: str, prompt: str) -> None:
 
 
 @given(data=st.data())
-def test_window_adds_up_with_special_tokens_in_between(data: Any) -> None:
+def test_window_adds_up_with_special_tokens_in_between(data: st.DataObject) -> None:
     made = _MADE.get("special")
     if made is None:
         made = _MADE["special"] = sentencepiece()

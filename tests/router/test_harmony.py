@@ -70,7 +70,7 @@ FRAGMENTS += ["assistant", "commentary", " to=functions.f", "<|return|>", "a", "
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=12), st.data())
-def test_split_of_a_text_changes_nothing(pieces: list[str], data: Any) -> None:
+def test_split_of_a_text_changes_nothing(pieces: list[str], data: st.DataObject) -> None:
     text = "".join(pieces)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]

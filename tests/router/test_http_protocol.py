@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +13,18 @@ import pytest
 
 from baton.router.http_frontend import http_protocol
 from baton.router.http_frontend.http_protocol import HEAD_BYTES, BoundedHttpProtocol
-from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter, eventually
 
 pytestmark = pytest.mark.timed
 
+Talk = Callable[..., Awaitable[tuple[int, bytes]]]
+# What asks on an open connection, and both ends of it.
+Wire = tuple[Callable[[bytes], Awaitable[bytes]], asyncio.StreamReader, asyncio.StreamWriter]
+Unread = tuple[RunningRouter, socket.socket, list[BoundedHttpProtocol]]
+
 
 @pytest.fixture
-async def talk(router: StartRouter) -> AsyncIterator[Any]:
+async def talk(router: StartRouter) -> AsyncIterator[Talk]:
     async with router() as running:
         host, port = running.url.removeprefix("http://").split(":")
 
@@ -57,19 +62,19 @@ def message(body: bytes) -> str:
         b"GET /livez HTTP/1.1\r\nX-Request-Id: a\x01b\r\n\r\n",
     ],
 )
-async def test_what_is_not_http_gets_an_error_as_every_other(talk: Any, raw: bytes) -> None:
+async def test_what_is_not_http_gets_an_error_as_every_other(talk: Talk, raw: bytes) -> None:
     status, body = await talk(raw)
     assert status == 400 and "HTTP/1.1" in message(body)
 
 
-async def test_a_head_without_end_is_cut_off(talk: Any) -> None:
+async def test_a_head_without_end_is_cut_off(talk: Talk) -> None:
     line = b"X-Filler: " + b"a" * 8000 + b"\r\n"
     head = [b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"] + [line] * (HEAD_BYTES // len(line) + 2)
     status, body = await talk(*head)
     assert status == 431 and str(HEAD_BYTES) in message(body)
 
 
-async def test_a_long_body_is_no_head(talk: Any) -> None:
+async def test_a_long_body_is_no_head(talk: Talk) -> None:
     body = json.dumps({"prompt": "fox " * (HEAD_BYTES // 2)}).encode()
     head = b"POST /tokenize HTTP/1.1\r\nHost: [::]\r\nConnection: close\r\n"
     head += b"Content-Length: %d\r\n\r\n"
@@ -79,14 +84,14 @@ async def test_a_long_body_is_no_head(talk: Any) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nX-Slow: "])
 async def test_a_head_that_does_not_come_ends_the_connection(
-    talk: Any, sent: bytes, monkeypatch: pytest.MonkeyPatch
+    talk: Talk, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.2)
     status, body = await talk(sent)
     assert status == 408 and "0.2 s" in message(body)
 
 
-async def test_pipelined_requests_are_all_answered(talk: Any) -> None:
+async def test_pipelined_requests_are_all_answered(talk: Talk) -> None:
     one = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
     last = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     status, rest = await talk(one * 20 + last)
@@ -127,7 +132,7 @@ async def test_connections_are_bounded_and_health_is_not(router: StartRouter) ->
         idle[1][1].close()
 
 
-async def test_trailers_are_dropped(talk: Any) -> None:
+async def test_trailers_are_dropped(talk: Talk) -> None:
     body = b'{"model":"tiny","prompt":"a","max_tokens":1}'
     status, _ = await talk(
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
@@ -158,7 +163,7 @@ async def test_trailers_without_end_close_the_connection(router: StartRouter) ->
 
 
 @pytest.fixture
-async def wire(router: StartRouter, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+async def wire(router: StartRouter, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Wire]:
     """`reader, writer` of a connection on which one request was answered and kept open."""
     monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 1.0)
     async with router() as running:
@@ -179,7 +184,7 @@ async def wire(router: StartRouter, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
 LIVE = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-async def test_head_gets_the_same_head_and_no_body(wire: Any) -> None:
+async def test_head_gets_the_same_head_and_no_body(wire: Wire) -> None:
     """As balancers may ask for health. The next answer follows at once."""
     ask, reader, writer = wire
     whole = await ask(LIVE)
@@ -192,7 +197,7 @@ async def test_head_gets_the_same_head_and_no_body(wire: Any) -> None:
     assert (await ask(LIVE)).splitlines()[-1] == whole.splitlines()[-1]
 
 
-async def test_bytes_after_an_answer_that_are_no_head_close_it(wire: Any) -> None:
+async def test_bytes_after_an_answer_that_are_no_head_close_it(wire: Wire) -> None:
     """Such a byte ended the wait for the next request, and none began: it was there for ever."""
     ask, reader, writer = wire
     assert b"200 OK" in await ask(LIVE)
@@ -201,7 +206,7 @@ async def test_bytes_after_an_answer_that_are_no_head_close_it(wire: Any) -> Non
         assert await reader.read() == b""  # closed, and without a word
 
 
-async def test_the_rest_of_an_unread_body_is_bounded(wire: Any) -> None:
+async def test_the_rest_of_an_unread_body_is_bounded(wire: Wire) -> None:
     ask, _, writer = wire
     endless = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert b"404" in await ask(endless)
@@ -215,7 +220,7 @@ async def test_the_rest_of_an_unread_body_is_bounded(wire: Any) -> None:
         pass  # cut off, as it should be
 
 
-async def test_a_request_after_a_stray_byte_is_answered(wire: Any) -> None:
+async def test_a_request_after_a_stray_byte_is_answered(wire: Wire) -> None:
     ask, _, writer = wire
     assert b"200 OK" in await ask(LIVE)
     writer.write(b"\r\n")
@@ -294,9 +299,7 @@ async def _next_line(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 
 
 @pytest.fixture
-async def unread(
-    router: StartRouter, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[Any, socket.socket, list[BoundedHttpProtocol]]]:
+async def unread(router: StartRouter, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Unread]:
     """A router that soon gives up a client that does not read, a connection with small buffers,
     and the connections that the router has given up or ended."""
     lost: list[BoundedHttpProtocol] = []
@@ -338,9 +341,7 @@ METRICS = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
     [METRICS * 20, METRICS.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")],
     ids=["pipelined", "closing"],
 )
-async def test_a_client_that_does_not_read_is_cut_off(
-    unread: tuple[Any, socket.socket, list[BoundedHttpProtocol]], requests: bytes
-) -> None:
+async def test_a_client_that_does_not_read_is_cut_off(unread: Unread, requests: bytes) -> None:
     """A close alone would wait for the client to take what is left, for ever."""
     _, client, lost = unread
     client.send(requests)
@@ -348,7 +349,7 @@ async def test_a_client_that_does_not_read_is_cut_off(
 
 
 async def test_an_unread_stream_is_cut_off(
-    unread: tuple[Any, socket.socket, list[BoundedHttpProtocol]],
+    unread: Unread,
 ) -> None:
     running, client, lost = unread
     client.send(post(max_tokens=900, stream=True, ignore_eos=True))
@@ -357,7 +358,7 @@ async def test_an_unread_stream_is_cut_off(
 
 
 async def test_a_slow_reader_gets_everything(
-    unread: tuple[Any, socket.socket, list[BoundedHttpProtocol]], monkeypatch: pytest.MonkeyPatch
+    unread: Unread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One long body, of which something is taken in every SEND_S."""
     _, client, lost = unread

@@ -9,14 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import tokenizers
 
 from baton.proto import worker_pb2
 from baton.router.dispatch.active_request import ActiveRequest, OutputToken
+from baton.runtime.config import RouterConfig
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
-from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter, eventually
 from tests.support.scripted_worker import draw
 
 SAID = "the lazy dog and the cat sleeps in the warm sun"
@@ -45,23 +47,23 @@ def tokenizer(model_folder: Path) -> tokenizers.Tokenizer:
 
 
 @pytest.fixture
-def config() -> Any:
+def config() -> RouterConfig:
     return replace(FAST_ROUTER, link_grace_s=0.05)
 
 
-async def idle(running: Any, eventually: Any) -> None:
+async def idle(running: RunningRouter) -> None:
     """Every worker is linked, and none holds a request."""
     workers = running.workers.values()
     await eventually(lambda: all(worker.seen("hello") for worker in workers))
     await eventually(lambda: not any(worker.held for worker in workers))
 
 
-def pause(running: Any, at: int | None) -> None:
+def pause(running: RunningRouter, at: int | None) -> None:
     for worker in running.workers.values():
         worker.pause_at = at
 
 
-async def holders_die(running: Any, then_at: int | None) -> None:
+async def holders_die(running: RunningRouter, then_at: int | None) -> None:
     """The others go on, to the token at this index."""
     dying = [worker for worker in running.workers.values() if worker.held]
     assert dying
@@ -72,7 +74,7 @@ async def holders_die(running: Any, then_at: int | None) -> None:
         await worker.die()
 
 
-def choices_of(reply: Any, stream: bool) -> list[dict[str, Any]]:
+def choices_of(reply: httpx.Response, stream: bool) -> list[dict[str, Any]]:
     """Text, finish and logprobs of each choice; those of a stream are put together."""
     assert reply.status_code == 200, reply.text
     if not stream:
@@ -101,7 +103,7 @@ async def test_a_stop_string_is_found_though_its_worker_died_within_it(
     router: StartRouter,
     arrived: list[int],
     tokenizer: tokenizers.Tokenizer,
-    config: Any,
+    config: RouterConfig,
     stream: bool,
 ) -> None:
     tokens = tokenizer.encode(SAID, add_special_tokens=False).ids
@@ -114,7 +116,7 @@ async def test_a_stop_string_is_found_though_its_worker_died_within_it(
         assert choices_of(undisturbed, stream) == [
             {"text": "the lazy ", "finish_reason": "stop", "logprobs": None}
         ]
-        await idle(running, eventually)
+        await idle(running)
         arrived.clear()
         pause(running, half)
         asking = asyncio.create_task(running.complete(**fields))
@@ -136,7 +138,7 @@ async def test_a_stop_string_is_found_though_its_worker_died_within_it(
 
 @both_ways
 async def test_three_migrations_change_neither_text_nor_logprobs(
-    router: StartRouter, arrived: list[int], config: Any, stream: bool
+    router: StartRouter, arrived: list[int], config: RouterConfig, stream: bool
 ) -> None:
     names = tuple(f"decode-{number}" for number in range(6))
     async with router(workers=names, config=config) as running:
@@ -152,7 +154,7 @@ async def test_three_migrations_change_neither_text_nor_logprobs(
         }
         undisturbed = choices_of(await running.complete(**fields), False)
         assert [len(choice["logprobs"]["tokens"]) for choice in undisturbed] == [20, 20]
-        await idle(running, eventually)
+        await idle(running)
         arrived.clear()
         pause(running, 4)
         asking = asyncio.create_task(running.complete(stream=stream, **fields))
@@ -175,11 +177,11 @@ async def test_a_sampled_request_without_a_seed_goes_on_as_it_began(
     router: StartRouter,
     arrived: list[int],
     tokenizer: tokenizers.Tokenizer,
-    config: Any,
+    config: RouterConfig,
     stream: bool,
 ) -> None:
     async with router(workers=("decode-0", "decode-1"), config=config) as running:
-        await idle(running, eventually)
+        await idle(running)
         pause(running, 7)
         fields = {"temperature": 1.0, "max_tokens": 30, "stream": stream}
         asking = asyncio.create_task(running.complete(**fields))

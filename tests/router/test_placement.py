@@ -12,6 +12,7 @@ from baton.router.fleet.placement import (
     Need,
     Source,
 )
+from baton.runtime.config import PlacementMode
 from baton.runtime.errors import InvalidRequest, Overloaded, Unavailable
 from tests.support.placement_scene import NEED, SHAPE, place, placed, view
 
@@ -93,7 +94,7 @@ def test_room_matters() -> None:
         ("disaggregated", 0, False, True),
     ],
 )
-def test_modes(mode: Any, held: int, prefill: bool, local: bool) -> None:
+def test_modes(mode: PlacementMode, held: int, prefill: bool, local: bool) -> None:
     workers = [replace(D0, held_blocks=held), *([P0] if prefill else [])]
     found = placed(place(NEED, workers, mode, 64))
     assert found.local == local and bool(found.candidates) != local

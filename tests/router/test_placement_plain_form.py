@@ -26,12 +26,13 @@ from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.worker_order import CHUNK, WorkerOrder
 from baton.router.fleet.worker_view import ROOM_COST, SEQUENCE_COST, TOKEN_COST, WorkerView
+from baton.runtime.config import PlacementMode
 from baton.runtime.errors import BatonError
 from tests.support.placement_scene import NEED, SHAPE, Seen, place, placed, view
 
 
 def plainly_placed(
-    need: Need, workers: Sequence[Seen], mode: Any, local_tokens: int
+    need: Need, workers: Sequence[Seen], mode: PlacementMode, local_tokens: int
 ) -> Placement | None:
     """The same by the rules, one worker after the other; None where there is none."""
     decoders = [e for e in workers if e.role == "decode" and not e.draining]
@@ -141,7 +142,7 @@ VIEWS = st.lists(
 
 
 @given(workers=VIEWS, mode=st.sampled_from(["auto", "disaggregated", "local"]))
-def test_rules_that_always_hold(workers: list[Seen], mode: Any) -> None:
+def test_rules_that_always_hold(workers: list[Seen], mode: PlacementMode) -> None:
     found = place(NEED, workers, mode, 64)
     alive = [worker for worker in workers if not worker.draining]
     assert found == place(NEED, workers[::-1], mode, 64) or isinstance(found, BatonError)
@@ -206,7 +207,7 @@ BOOTS = st.frozensets(
 )
 def test_placement_is_that_of_its_plain_form(
     workers: list[Seen],
-    mode: Any,
+    mode: PlacementMode,
     avoid: frozenset[bytes],
     left: frozenset[bytes],
     numerics: Any,

@@ -12,11 +12,13 @@ import pytest
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.dispatch.retry_policy import _reason as migration_reason
 from baton.router.fleet.explain import Explanation
+from baton.router.fleet.placement import Need
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.slow_start import SlowStart
 from baton.router.requests import loop_budget, refusals
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import errors, metric_factory, metrics
+from baton.runtime.config import PlacementMode
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, failed, output
 from tests.support.metric_values import metric_value
@@ -55,7 +57,7 @@ def decisions() -> dict[tuple[str, str], float]:
     ],
 )
 def test_each_reason_has_its_case(
-    need: Any, workers: Sequence[Seen], mode: Any, expected: tuple[bool, str]
+    need: Need, workers: Sequence[Seen], mode: PlacementMode, expected: tuple[bool, str]
 ) -> None:
     found = placed(place(need, workers, mode, 64))
     assert (found.local, found.reason) == expected

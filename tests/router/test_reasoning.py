@@ -52,7 +52,9 @@ def test_reasoning_and_content_are_separated(text: str, opened: bool) -> None:
     st.booleans(),
     st.data(),
 )
-def test_the_split_of_a_text_changes_nothing(pieces: list[str], opened: bool, data: Any) -> None:
+def test_the_split_of_a_text_changes_nothing(
+    pieces: list[str], opened: bool, data: st.DataObject
+) -> None:
     text = "".join(pieces)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -60,10 +62,10 @@ def test_the_split_of_a_text_changes_nothing(pieces: list[str], opened: bool, da
 
 
 @pytest.fixture
-def thinking_model(tool_model: Callable[..., Path]) -> Any:
+def thinking_model(tool_model: Callable[..., Path]) -> Callable[..., Path]:
     """A model whose template prints reasoning, and opens it if `opened` is given."""
 
-    def make(special: bool = False) -> Any:
+    def make(special: bool = False) -> Path:
         folder = tool_model("hermes")
         tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         added = [tokenizers.AddedToken(text, special=special) for text in ("<think>", "</think>")]
@@ -85,7 +87,7 @@ def thinking_model(tool_model: Callable[..., Path]) -> Any:
     return make
 
 
-async def says(running: RunningRouter, folder: Any, text: str) -> None:
+async def says(running: RunningRouter, folder: Path, text: str) -> None:
     tokenizer = HfTokenizer(folder / "tokenizer.json")
     tokens = await tokenizer.encode(text, add_special_tokens=False)
     await tokenizer.close()
@@ -107,7 +109,7 @@ async def streamed(running: RunningRouter, **fields: Any) -> tuple[str, str]:
 
 @pytest.mark.parametrize("special", [False, True])
 async def test_reasoning_has_a_field_of_its_own(
-    router: StartRouter, thinking_model: Any, special: bool
+    router: StartRouter, thinking_model: Callable[..., Path], special: bool
 ) -> None:
     folder = thinking_model(special)
     async with router(folder) as running:
@@ -124,7 +126,7 @@ async def test_reasoning_has_a_field_of_its_own(
 
 
 async def test_without_reasoning_an_answer_is_content(
-    router: StartRouter, thinking_model: Any
+    router: StartRouter, thinking_model: Callable[..., Path]
 ) -> None:
     folder = thinking_model()
     async with router(folder) as running:
@@ -138,7 +140,10 @@ async def test_without_reasoning_an_answer_is_content(
     ("variables", "opened"), [({}, False), ({"opened": True}, True), ({"closed": True}, False)]
 )
 async def test_a_grammar_begins_after_the_reasoning(
-    router: StartRouter, thinking_model: Any, variables: dict[str, Any], opened: bool
+    router: StartRouter,
+    thinking_model: Callable[..., Path],
+    variables: dict[str, Any],
+    opened: bool,
 ) -> None:
     folder = thinking_model()
     async with router(folder) as running:
