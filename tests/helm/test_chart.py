@@ -123,8 +123,6 @@ def fitting(values: Values) -> Values:
     Redis."""
     if values.get("redis", {}).get("url"):
         values = merged(values, {"secrets": {"existing": "mine"}})
-    if values.get("models"):
-        values = merged(values, {"orchestrator": "plain"})
     mode = values.get("autoscaling", {}).get("mode", "none")
     if mode == "none":
         return values
@@ -329,23 +327,25 @@ def test_monitors_find_their_ports(releases: list[Release]) -> None:
         for monitor in release.of_kind("PodMonitor", "ServiceMonitor"):
             selector = monitor["spec"]["selector"]["matchLabels"]
             if monitor["kind"] == "PodMonitor":
-                (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+                endpoints = monitor["spec"]["podMetricsEndpoints"]
                 found = [
                     pod for labels, pod in release.pods() if selector.items() <= labels.items()
                 ]
                 ports = [port for pod in found for each in pod["containers"] for port in
                          each.get("ports", [])]  # fmt: skip
             else:
-                (endpoint,) = monitor["spec"]["endpoints"]
+                endpoints = monitor["spec"]["endpoints"]
                 services = [each for each in release.of_kind("Service")
                             if selector.items() <= each["metadata"]["labels"].items()]  # fmt: skip
                 (service,) = services
                 ports = service["spec"]["ports"]
-            assert endpoint["port"] in [port["name"] for port in ports]
+            names = [port["name"] for port in ports]
+            assert endpoints and all(each["port"] in names for each in endpoints)
             scraped.append(tuple(selector.values()))
         assert len(scraped) == len(set(scraped))
 
 
+@pytest.mark.timeout(300)  # some thousand command lines
 def test_the_command_line_accepts_the_containers_arguments(
     releases: list[Release], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -206,10 +206,6 @@ def test_zeros_of_a_model_count() -> None:
         ({"models": {"A": {"model": {"embedded": True}}}}, "pattern|propertyNames"),
         ({"models": {"a": {"model": {"embedded": True}, "redis": {}}}}, "redis|additional"),
         (
-            {"orchestrator": "kuberay", "models": {"a": {"model": {"embedded": True}}}},
-            "models has further models, but orchestrator is kuberay",
-        ),
-        (
             {
                 "ingress": {"enabled": True, "host": "x.example.org"},
                 "models": {"a": {"model": {"embedded": True},

@@ -1,13 +1,19 @@
 {{/* Renders `objects` for the release's own model, then for each of `models`. A further model has the
-values of the release but for its model and routes, and what it gives itself. */}}
+values of the release but for its model and routes, and what it gives itself; `release` is the scope
+of the release, `modelNumber` counts from 1. `separator` stands between two models, if not `---`. */}}
 {{- define "baton.eachModel" -}}
 {{- $root := .root -}}
 {{- $objects := .objects -}}
+{{- $separator := hasKey . "separator" | ternary .separator "---" -}}
+{{- $number := 0 -}}
 {{ include $objects $root }}
 {{- range $key, $own := $root.Values.models }}
----
+{{- $number = add1 $number }}
+{{ $separator }}
 {{ include $objects (dict
   "modelKey" $key
+  "modelNumber" $number
+  "release" $root
   "Values" (include "baton.modelValues" (dict "root" $root "own" $own) | fromJson)
   "Release" $root.Release "Chart" $root.Chart "Files" $root.Files "Capabilities" $root.Capabilities "Template" $root.Template
 ) }}

@@ -15,9 +15,6 @@ value and the remedy. */}}
 {{- end -}}
 
 {{- define "baton.validate" -}}
-{{- if and .Values.models (eq .Values.orchestrator "kuberay") -}}
-{{- include "baton.fail" (list $ "models has further models, but orchestrator is kuberay, which has one RayCluster; set orchestrator=plain, or install a release for each model") -}}
-{{- end -}}
 {{- $hosts := dict -}}
 {{- $routes := dict -}}
 {{- if .Values.httpRoute.enabled -}}
@@ -209,7 +206,14 @@ value and the remedy. */}}
 {{- include "baton.fail" (list $ (printf "workers.kvPorts is %s; give it as FIRST-LAST with FIRST below LAST and LAST at most 65535" .Values.workers.kvPorts)) -}}
 {{- end -}}
 {{- if eq .Values.orchestrator "kuberay" -}}
+{{- $fleet := include "baton.fleetPort" . | int -}}
+{{- if and .modelKey (eq $fleet (int .Values.workers.port)) -}}
+{{- include "baton.fail" (list $ (printf "workers.port is %d, at which the release's workers.adminPort puts the driver of this model beside Ray's head; choose another workers.port or workers.adminPort" $fleet)) -}}
+{{- end -}}
 {{- range $port := list 6379 6380 6381 6382 6383 6384 6385 10002 10999 -}}
+{{- if eq $port $fleet -}}
+{{- include "baton.fail" (list $ (printf "orchestrator is kuberay, and %d is a port of Ray, at which workers.adminPort puts a model's driver beside Ray's head; choose another workers.adminPort" $port)) -}}
+{{- end -}}
 {{- if or (has $port (list (int $.Values.workers.port) (int $.Values.workers.adminPort))) (and (ge $port $first) (le $port $last)) -}}
 {{- include "baton.fail" (list $ (printf "orchestrator is kuberay, and %d is a port of Ray; choose other workers.port, workers.adminPort or workers.kvPorts" $port)) -}}
 {{- end -}}
