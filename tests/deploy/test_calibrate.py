@@ -47,7 +47,8 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make pyarrow importable: Baton has no use for it elsewhere, some third-party clients have."""
+    """Make pyarrow importable: Baton has no use for it elsewhere, but clients have that
+    `make nightly` installs."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     pattern = f"build/clients/*/lib/{version}/site-packages/pyarrow"
     for package in sorted(ROOT.glob(pattern)):
@@ -64,6 +65,7 @@ def test_tables_without_pyarrow_name_the_remedy(
         read_tables(tmp_path, "vllm")
 
 
+@pytest.mark.nightly
 def test_a_folder_without_tables_is_refused(tmp_path: Path, pyarrow: None) -> None:
     with pytest.raises(ConfigError, match="has 0 files vllm-VERSION-gemm_perf.parquet"):
         read_tables(tmp_path, "vllm")
@@ -91,6 +93,7 @@ def test_a_model_of_another_kind_is_refused(model: Path) -> None:
         rank_form(model, 1, "bfloat16", "bfloat16")
 
 
+@pytest.mark.nightly
 def test_kernels_of_an_h200_take_less_than_a_server(
     model: Path, tmp_path: Path, pyarrow: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
