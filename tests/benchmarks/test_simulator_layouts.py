@@ -23,11 +23,12 @@ def test_the_middle_round_of_each_time_counts() -> None:
 
 def test_a_layout_shows_its_worst_error_beside_its_times() -> None:
     made, exact = TimePair(0.22, 0.5, 0.057), TimePair(0.21, 0.5, 0.06)
-    found = LayoutOutcome(LAYOUTS[1], [REAL], [made], [exact])
+    found = LayoutOutcome(LAYOUTS[1], [REAL], [made], [exact], [TIMING])
     figure = found.figure()
     assert figure.name == "layout_1_prefill_3_decode"
     assert figure.value == pytest.approx(0.1)
     assert "TTFT 200.0 (220.0 simulated, 210.0 with the true steps)" in figure.beside
+    assert figure.beside.endswith("steps took longer than meant by chunk +0.0%, decode +0.0%")
     assert found.errors.tpot_s == pytest.approx(0.05)
 
 
