@@ -17,6 +17,8 @@ from baton.runtime.grpc_links import ClientLink, credentials, open_channel, tran
 from baton.runtime.links import Link, LinkClosed
 from baton.runtime.tls import Tls
 
+LATE_HANDSHAKE = 4  # times the silence that ends a link
+
 RouterLink = Link[worker_pb2.RouterMessage, worker_pb2.WorkerMessage]
 
 
@@ -37,6 +39,25 @@ class Backoff:
 
     def reset(self) -> None:
         self._next_s = self._first_s
+
+
+class HandshakeLimit:
+    """The time limit of a handshake, `first_s` at first. After each that was late it doubles, up to
+    LATE_HANDSHAKE times as long: else a worker on a busy host, whose answer takes longer than a
+    silence may last, would begin again for ever."""
+
+    def __init__(self, first_s: float) -> None:
+        self._first_s = self._now_s = first_s
+
+    def within_s(self, left_s: float | None) -> float:
+        """Return the limit, at most what is left of the time until the link is given up."""
+        return self._now_s if left_s is None else max(0.01, min(self._now_s, left_s))
+
+    def note_late(self) -> None:
+        self._now_s = min(2 * self._now_s, LATE_HANDSHAKE * self._first_s)
+
+    def reset(self) -> None:
+        self._now_s = self._first_s
 
 
 class Connection(Protocol):

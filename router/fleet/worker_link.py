@@ -22,7 +22,7 @@ from typing import Protocol
 
 from baton.proto import worker_pb2
 from baton.router.fleet.block_watcher import BlockWatcher
-from baton.router.fleet.dialer import Backoff, Connection, Dialer, RouterLink
+from baton.router.fleet.dialer import Backoff, Connection, Dialer, HandshakeLimit, RouterLink
 from baton.router.fleet.radix_index import RadixIndex
 from baton.router.fleet.wait_estimator import WaitEstimator
 from baton.router.fleet.worker_view import BOOT_ID_BYTES, ViewField, handshake_fault
@@ -123,6 +123,7 @@ class WorkerLink:
         self._silent = False  # how the last link ended
         self._was_up = False
         self._unlinked_reason: str | None = None  # as it was last logged
+        self._handshake = HandshakeLimit(config.link_silence_s)
 
     @property
     def worker_id(self) -> str:
@@ -220,6 +221,8 @@ class WorkerLink:
             fields = {"address": self.record.address, "reason": reason}
             log.warning("worker not linked", worker_id=self.worker_id, **fields)
         self._unlinked_reason = reason
+        if reason == "silence":
+            self._handshake.note_late()
 
     def _grace_s(self) -> float:
         """Return how long a lost link may come back. That of a draining worker does not, and a
@@ -237,13 +240,10 @@ class WorkerLink:
     async def _serve(self, connection: Connection, parked_until: float) -> None:
         """Run one link from the handshake to its end. Raises LinkClosed or TimeoutError."""
         config, clock = self._config, asyncio.get_running_loop().time
-        handshake_timeout_s = config.link_silence_s
-        if self.parked:
-            remaining_s = parked_until - clock()
-            handshake_timeout_s = max(0.01, min(handshake_timeout_s, remaining_s))
+        left_s = parked_until - clock() if self.parked else None
         link = connection.link()
         try:
-            async with asyncio.timeout(handshake_timeout_s):
+            async with asyncio.timeout(self._handshake.within_s(left_s)):
                 await link.send(worker_pb2.RouterMessage(hello=self._router_hello()))
                 first = await link.receive()
             if first.WhichOneof("kind") != "hello":
@@ -298,6 +298,7 @@ class WorkerLink:
             self._listener.lost(self, None, "the worker was restarted")
             self.boot_id, self.parked = hello.boot_id, False
         self.worker_hello = hello
+        self._handshake.reset()
         self._wait_estimator = WaitEstimator()
         self.load = worker_pb2.Load(free_blocks=hello.total_blocks, total_blocks=hello.total_blocks)
         self._up_since_s = asyncio.get_running_loop().time()

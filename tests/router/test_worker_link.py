@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -11,7 +13,7 @@ from baton.proto import worker_pb2
 from baton.runtime.errors import Overloaded
 from baton.runtime.links import MEMORY_LINK_MESSAGES, LinkClosed
 from baton.simulation.virtual.virtual_time import on_virtual_time
-from tests.support.link_scene import LinkScene
+from tests.support.link_scene import HELLO, LinkScene
 from tests.support.router_process import eventually
 
 
@@ -103,6 +105,25 @@ async def test_a_worker_that_never_answers_hello_is_given_up() -> None:
         first = await made.dialer.dialled.get()
         second = await made.dialer.dialled.get()
     assert first is not second and not made.link.up
+
+
+@on_virtual_time
+async def test_a_worker_that_answers_hello_late_is_linked_at_last() -> None:
+    """As on a busy host: each handshake takes longer than the silence that ends a link."""
+    made, clock = LinkScene(link_silence_s=2.0), asyncio.get_running_loop().time
+
+    async def answer(far: Any) -> None:
+        await asyncio.sleep(5.0)
+        with contextlib.suppress(LinkClosed):  # of a handshake that was too short
+            await far.send(HELLO)
+
+    begun_s, answering = clock(), []
+    async with asyncio.timeout(20):
+        while not made.link.up:
+            if not made.dialer.dialled.empty():
+                answering.append(asyncio.create_task(answer(made.dialer.dialled.get_nowait())))
+            await asyncio.sleep(0.01)
+    assert len(answering) == 3 and 11.0 < clock() - begun_s < 12.0  # 2, 4, and 5 of 8 s
 
 
 @on_virtual_time

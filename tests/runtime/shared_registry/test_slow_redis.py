@@ -18,6 +18,7 @@ from tests.support.redis_proxy import RedisProxy, running_proxy
 
 SLOW_S, TOO_SLOW_S = 0.5, 30.0  # each piece: below and above a client's timeout
 TICK_S = 0.01
+OUTAGE_S = 5.0  # after which the pauses between attempts are at their longest
 LOADED_S = 1.0  # that this machine may add to a wait
 
 
@@ -58,6 +59,26 @@ async def test_a_slow_server_lists_members_late_and_holds_no_loop_up(
         while await reader.workers() != [ONE]:
             await asyncio.sleep(TICK_S)
     assert turn[0] < SLOW_S
+
+
+@pytest.mark.nightly
+async def test_an_outage_s_end_lists_a_worker_that_began_in_it(
+    server: RedisServer, open_client: OpenRegistry
+) -> None:
+    """The longest waits of both sides have been reached by then; their sum is bounded."""
+    reader, worker = open_client(), open_client()
+    assert await reader.workers() == []
+    server.kill()
+    announcing = asyncio.create_task(announcer.announce(worker, ONE))
+    await asyncio.sleep(OUTAGE_S)
+    server.start()
+    begun_s = asyncio.get_running_loop().time()
+    async with asyncio.timeout(30):
+        while await reader.workers() != [ONE]:
+            await asyncio.sleep(TICK_S)
+    announcing.cancel()
+    took_s = asyncio.get_running_loop().time() - begun_s
+    assert took_s < announcer.RETRY_S + redis_registry.RECONNECT_S[1] + LOADED_S
 
 
 async def test_no_call_waits_for_a_server_that_is_too_slow(
