@@ -50,6 +50,7 @@ class ModelCluster(Cluster):
         kv_dtype: str = "auto",
         verify: bool = True,
         deterministic: bool = True,
+        lease_s: float = 5.0,
         speculator: Callable[[], Speculator | None] = lambda: None,
         **step: int,
     ) -> None:
@@ -58,7 +59,7 @@ class ModelCluster(Cluster):
         self._deterministic = deterministic
         self.engines: list[TorchEngine] = []
         settings: dict[str, Any] = {**_STEP, **step}
-        handoff = HandoffConfig(lease_s=5.0, verify=verify)
+        handoff = HandoffConfig(lease_s=lease_s, verify=verify)
         pool = PoolConfig(block_size=block_size)
         config = Config(pool=pool, step=StepConfig(**settings), handoff=handoff)
         super().__init__(config, speculator=speculator)

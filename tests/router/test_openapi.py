@@ -70,7 +70,7 @@ async def test_document_needs_the_key_where_there_is_one(router: StartRouter) ->
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("cases", [60, pytest.param(500, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("cases", [30, pytest.param(500, marks=pytest.mark.nightly)])
 async def test_generated_requests_are_answered_as_the_document_says(
     router: StartRouter, cases: int
 ) -> None:

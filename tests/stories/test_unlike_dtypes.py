@@ -33,9 +33,16 @@ OUTPUT = 12
 class Pair:
     """A prefill worker and a decode worker; `offered` are the blocks that were converted."""
 
-    def __init__(self, prefill: str, decode: str, blocks: int = 64, **step: int) -> None:
+    def __init__(
+        self, prefill: str, decode: str, blocks: int = 64, lease_s: float = 5.0, **step: int
+    ) -> None:
         self.cluster = ModelCluster(
-            embedded_model(), block_size=BLOCK, kv_dtype=prefill, deterministic=False, **step
+            embedded_model(),
+            block_size=BLOCK,
+            kv_dtype=prefill,
+            deterministic=False,
+            lease_s=lease_s,
+            **step,
         )
         self.cluster.add_prefill("prefill-0", blocks)
         self.cluster.kv_dtype = decode
@@ -230,7 +237,7 @@ async def test_nothing_is_converted_while_a_request_waits_for_blocks(
 async def test_a_plain_reader_gets_no_kv_of_eight_bits(made: list[Pair], said: str) -> None:
     """A source whose KV is less precise than what the reader stores is not read, also where its
     placement did not say so."""
-    pair = start(made, "auto", "int8")
+    pair = start(made, "auto", "int8", lease_s=1.5)  # its granter waits for it
     first = await tokens(pair.ask())
     pair.cluster.kv_dtype = "auto"
     pair.cluster.add_decode("decode-1", 120)
