@@ -36,10 +36,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PACKAGES := decode_worker deploy engine kv_transfer models planner prefill_worker proto router runtime simulation
 # Tests that start processes do not run beside those that fill all cores: tests of whole fleets run
-# one after the other, the others, which wait for most of their time, four at a time. Tests that
-# measure how long something takes are marked `timed` and run last.
+# after them, the others, which wait for most of their time, four at a time. Tests that measure how
+# long something takes are marked `timed` and run last.
 PODS := $(patsubst %,tests/helm/test_%.py,release_under_load rendered_pods running_controller running_raycluster running_release)
 FLEETS := tests/chaos tests/clients tests/e2e $(PODS)
+# Two at a time run those that compare tokens and wait for events. One after the other run all else:
+# what bounds or compares times (demo, timeline, console, bad_input), gives requests the time of a
+# phase (cancel), has fixed addresses (pods), or shares one fleet (the rest of tests/e2e).
+IN_PAIRS := $(patsubst %,tests/e2e/test_%.py,faults ranks same_tokens unlike_sizes trace) \
+    $(patsubst %,tests/clients/test_%.py,agents structured)
 STARTERS := tests/benchmarks tests/deploy
 # Tests over the text of all code: part of `make check`, and not run again by `make test`.
 CHECKED := $(addprefix tests/test_,architecture.py loaded_packages.py glossary.py dangerous_calls.py mutation_targets.py)
@@ -48,7 +53,10 @@ TIMED = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.timed' tests)
 NIGHTLY_FOLDERS := tests/benchmarks tests/chaos tests/engine
 NIGHTLY = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.nightly' tests)
 PYTEST = $(BIN)/python -P -m pytest --durations=20
-# in the order of their names: those of the fewest tests, which take the longest, come last else
+# One more than there are cores, since many tests wait for a moment; four at most.
+WORKERS = $(shell echo $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )))
+# In the order of tests/support/file_order.py: files of the fewest tests, which take the longest,
+# would come last.
 BY_FILE := --dist=loadfile --no-loadscope-reorder
 LINKS := $(PACKAGES:%=build/typing/baton/%)
 # Third-party clients, each set in an environment of its own; the second list is large.
@@ -104,10 +112,11 @@ build/clients/vercel/.installed: requirements/clients/vercel/package-lock.json
 test: $(STAMP) ## all tests that need no GPU, but those of `make check` (TESTS=tests/engine: some of them)
 ifeq ($(TESTS),tests)
 	@result=0; \
-	$(PYTEST) --numprocesses=logical --maxprocesses=4 $(BY_FILE) \
+	$(PYTEST) --numprocesses=$(WORKERS) $(BY_FILE) \
 	    -m "not timed and not nightly" $(patsubst %,--ignore=%,$(FLEETS) $(STARTERS) $(CHECKED)) || result=$$?; \
 	$(PYTEST) --numprocesses=4 $(BY_FILE) -m "not timed and not nightly" $(STARTERS) || result=$$?; \
-	$(PYTEST) -m "not nightly" $(FLEETS) || result=$$?; \
+	$(PYTEST) --numprocesses=2 $(BY_FILE) -m "not nightly" $(IN_PAIRS) || result=$$?; \
+	$(PYTEST) -m "not nightly" $(FLEETS) $(patsubst %,--ignore=%,$(IN_PAIRS)) || result=$$?; \
 	$(PYTEST) --numprocesses=3 $(BY_FILE) -m "timed and not nightly" $(TIMED) || result=$$?; \
 	exit $$result
 else

@@ -22,6 +22,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from baton.runtime.silence import Silence
+from tests.support.file_order import begin_with_longest
 
 # The same examples in each run, and slow machines are no failures. Others are looked for with
 # `pytest --hypothesis-profile=search`.
@@ -29,6 +30,10 @@ PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthChe
 settings.register_profile("search", **PATIENT)
 settings.register_profile("baton", **PATIENT, derandomize=True)
 settings.load_profile("baton")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    begin_with_longest(items)
 
 
 def pytest_collection_finish() -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tests.support.file_order import LONGEST
+
 MAKEFILE = Path(__file__).resolve().parent.parent / "Makefile"
 REQUIREMENTS = MAKEFILE.parent / "requirements"
 NEED_NONE = {"help", "clean"}
@@ -68,6 +70,27 @@ def test_nightly_folders_keep_a_smoke_test_in_make_test() -> None:
         if names := re.findall(r"^SMOKE = \{(.*)\}$", conftest.read_text(), re.MULTILINE):
             files = re.findall(r'"(.*?)"', names[0])
             assert files and all((conftest.parent / name).exists() for name in files)
+
+
+def value_of(variable: str) -> str:
+    """What the Makefile gives a variable, on one line."""
+    text = MAKEFILE.read_text().replace("\\\n", " ")
+    (value,) = re.findall(rf"^{variable} := (.*)$", text, re.MULTILINE)
+    return str(value)
+
+
+def test_files_that_run_in_pairs_exist_and_are_of_fleets() -> None:
+    lists = re.findall(r"\$\(patsubst %,(\S+)%(\S+),([a-z_ ]+)\)", value_of("IN_PAIRS"))
+    files = [f"{before}{name}{after}" for before, after, names in lists for name in names.split()]
+    assert len(files) == len(set(files)) > 5
+    for file in files:
+        assert (MAKEFILE.parent / file).is_file()
+        assert file.rpartition("/")[0] in value_of("FLEETS").split()
+
+
+def test_files_that_begin_first_exist() -> None:
+    assert len(LONGEST) == len(set(LONGEST)) > 0
+    assert all((MAKEFILE.parent / name).is_file() for name in LONGEST)
 
 
 def test_make_nightly_lists_what_its_tests_skipped() -> None:

@@ -1,0 +1,24 @@
+"""The order in which files of tests begin.
+
+With `--dist=loadfile` each worker of pytest takes one whole file after the other. A long file that
+begins last runs alone at the end, so the longest begin first; the others keep the order of their
+names."""
+
+from __future__ import annotations
+
+import pytest
+
+LONGEST = (
+    "tests/deploy/test_serve.py",
+    "tests/deploy/test_worker_process.py",
+    "tests/deploy/test_doctor.py",
+    "tests/stories/test_same_answer.py",
+    "tests/stories/test_unlike_dtypes.py",
+    "tests/stories/test_unlike_sizes.py",
+)
+
+
+def begin_with_longest(items: list[pytest.Item]) -> None:
+    """Sort the collected tests so that those of `LONGEST` come first."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
