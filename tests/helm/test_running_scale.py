@@ -1,0 +1,131 @@
+"""A release whose controller asks for more and fewer workers, as pods in namespaces: from one pod
+to the least, to the most under load, and back. No request fails or gets a wrong token. Tests follow
+each other."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from baton.deploy.control.leadership import TERM_S
+from chaos.asks import asks, right_answers
+from tests.support.chart import Values, example, merged, render
+from tests.support.pods.cluster import PodCluster
+from tests.support.pods.images import local_images
+from tests.support.pods.load import Load
+from tests.support.pods.manifests import service_address
+from tests.support.pods.network import network_unavailable
+
+LACKING = network_unavailable()
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(bool(LACKING), reason=f"no pods here: {LACKING}"),
+    pytest.mark.timeout(900),
+]
+WORKERS = "chat-baton-worker"
+SETTINGS = {"worker.deterministic": "true", "worker.dtype": "float32", "pool.blocks": 160}
+LEAST, MOST = 2, 3
+RELEASE: Values = {
+    "model": {"name": "small"},
+    "router": {"replicas": 1, "settings": {"router.placement": "disaggregated"}},
+    "workers": {"settings": SETTINGS},
+    "autoscaling": {
+        "mode": "baton",
+        "scaleDownSeconds": 20,
+        # no number of workers answers so fast: as many as may be are asked for under any load
+        "baton": {"ttftSeconds": 0.001, "itlSeconds": 0.0001, "maxWorkers": MOST},
+    },
+}
+PER_S = 1.5
+WITHIN_S = 240.0
+
+
+@dataclass(slots=True)
+class Site:
+    cluster: PodCluster
+    clients: str
+
+    def asked(self) -> int:
+        return self.cluster.api.scales.replicas[WORKERS]
+
+    def wait(self, happens: Callable[[], bool], what: str) -> None:
+        deadline_s = time.monotonic() + WITHIN_S
+        while not happens():
+            self.cluster.check()
+            assert time.monotonic() < deadline_s, f"{what}\n{self.cluster.logs()[-8000:]}"
+            time.sleep(0.5)  # pods are other processes
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        """Return the controllers' log lines of an event."""
+        text = "\n".join(each.logs() for each in self.cluster.pods("controller"))
+        found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        return [each for each in found if each.get("event") == event]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("pods")
+    with PodCluster(folder, local_images(folder)) as cluster:
+        made = Site(cluster, cluster.client())
+        cluster.apply(render(merged(example("cpu-demo"), RELEASE)), "pre-install")
+        yield made
+
+
+def test_the_first_pod_gets_the_others_of_the_least(site: Site) -> None:
+    site.wait(lambda: site.asked() == LEAST, "the least is not asked for")
+    site.cluster.settle()
+    assert len(site.cluster.pods("worker")) == LEAST
+
+
+def test_load_brings_the_most_and_calm_the_least(
+    site: Site, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    settings = tuple(f"{name}={value}" for name, value in SETTINGS.items())
+    wanted = asks(40, 5)
+    right = right_answers(wanted, settings, tmp_path_factory.mktemp("right"))
+    key = site.cluster.api.data("chat-baton-secrets")["api-keys"].decode()
+    url = f"http://{service_address('chat-baton-router')}:8000"
+    with Load(site.clients, url, key, wanted, right, PER_S) as load:
+        site.wait(lambda: site.asked() == MOST, "the most is not asked for")
+        site.wait(lambda: len(ready(site)) == MOST, "the new worker is not ready")
+        time.sleep(5.0)  # of load on all of them
+    assert load.failures() == [], site.cluster.logs()[-8000:]
+    site.wait(lambda: site.asked() == LEAST, "no worker leaves")
+    site.cluster.settle()
+    assert sorted(ready(site)) == [f"{WORKERS}-{number}" for number in range(LEAST)]
+    (leaves,) = site.events("worker leaves")
+    assert leaves["worker"] == f"{WORKERS}-{MOST - 1}"
+    assert site.cluster.api.refused == []
+
+
+def test_a_number_that_is_refused_is_asked_again(site: Site) -> None:
+    """A user asks for one more; the controller may not take it away at first."""
+    scales = site.cluster.api.scales
+    scales.refuses = 503
+    scales.put(WORKERS, MOST)
+    scales.changed(WORKERS, MOST)
+    site.cluster.settle()
+    site.wait(lambda: bool(site.events("workers not asked for")), "it has not been refused")
+    assert site.asked() == MOST
+    scales.refuses = 0
+    site.wait(lambda: site.asked() == LEAST, "it is not asked again")
+    site.cluster.settle()
+
+
+def test_a_successor_goes_on_with_what_the_leader_has_left(site: Site) -> None:
+    before = {each.name for each in site.cluster.pods("controller")}
+    for name in before:
+        site.cluster.delete(name, grace_s=0)
+    site.cluster.settle("chat-baton-controller")
+    time.sleep(2 * TERM_S)  # the key of the killed one expires
+    recalled = site.events("controller memory recalled")
+    assert recalled and site.asked() == LEAST
+
+
+def ready(site: Site) -> list[str]:
+    return [each.name for each in site.cluster.pods("worker") if each.ready]
