@@ -42,6 +42,11 @@ SIZE = Layout(
 )
 
 
+def nightly(layout: Layout, seed: int) -> object:
+    """A case that repeats another with other sizes: one of each kind is in `make test`."""
+    return pytest.param(layout, seed, marks=pytest.mark.nightly)
+
+
 def drawn(seed: int) -> list[TraceRequest]:
     rng = random.Random(seed)
     arrivals = sorted(rng.uniform(0, 1.0) for _ in range(8))
@@ -108,10 +113,10 @@ async def test_real_workers_end_the_same_in_the_same_order(layout: Layout, seed:
 @pytest.mark.parametrize(
     ("layout", "seed"),
     [
-        (replace(SIZE, prefill=1, decode=1, colocated=0), 1),
+        nightly(replace(SIZE, prefill=1, decode=1, colocated=0), 1),
         (replace(SIZE, prefill=2, decode=2, colocated=0), 2),
-        (replace(SIZE, prefill=3, decode=1, colocated=0, max_sequences=8), 3),
-        (replace(SIZE, colocated=2), 4),
+        nightly(replace(SIZE, prefill=3, decode=1, colocated=0, max_sequences=8), 3),
+        nightly(replace(SIZE, colocated=2), 4),
         (replace(SIZE, colocated=4), 6),
     ],
     ids=lambda value: value.name if isinstance(value, Layout) else "",
@@ -169,7 +174,7 @@ def conversations(seed: int) -> list[TraceRequest]:
     [replace(SIZE, prefill=2, decode=2, colocated=0), replace(SIZE, colocated=3)],
     ids=lambda layout: str(layout.name),
 )
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_shared_prefixes_are_hit_and_read_as_in_a_routed_fleet(layout: Layout, seed: int) -> None:
     """Prefill workers READ what other workers hold of a conversation; colocated ones keep it."""
     traffic = conversations(seed)
