@@ -132,8 +132,9 @@ def test_a_node_that_joins_takes_what_waits_and_what_is_added(fleet: Fleet) -> N
     driver = fleet.start_driver(*options)
     fleet.start_router()
     fleet.until_linked(prefill=1, decode=1)
-    until(lambda: "no node has room" in str(fleet.audit()["waiting"]), fleet.logs)
-    (waiting,) = fleet.audit()["waiting"]
+    until(lambda: len(fleet.audit()["waiting"]) == 1, fleet.logs)  # it follows a turn later
+    ((waiting, reason),) = fleet.audit()["waiting"].items()
+    assert "no node has room" in reason
     before = fleet.status()
     with fleet.asking() as asking:
         fleet.add_node("n2", {"baton-prefill": 1, "baton-decode": 3})
