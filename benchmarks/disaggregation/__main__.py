@@ -9,7 +9,7 @@ parameters (`--quick`: baton-tiny); placement is `auto`. The client is this proc
 objectives: traffic_shapes.py. Their seconds are scaled by the idle prefill of 1,500 tokens and by
 the decode step of four streams, both measured first: `pace_prompt`, `pace_step`. In a round, each
 fleet is started once and gets all its traffic; figures are medians of rounds, with the lowest and
-highest.
+highest, and are reported after each.
 
 itl_p99_ratio      ITL p99 of four streams of D beside bursts of prompts, over theirs beside a
                    bare loop of the same kernels on the other core (fleets/kernel_loop.py): two
@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 import urllib.request
 from collections import defaultdict
 from collections.abc import Sequence
@@ -101,11 +102,13 @@ class Comparison:
         self._runs = 0
         self.found = ComparisonResults()
 
-    def round(self) -> None:
+    def round(self, number: int) -> None:
         settings = [f"step.chunk_tokens={CHUNK_TOKENS}", f"step.prefill_tokens={CHUNK_TOKENS}"]
+        say(f"round {number}: disaggregated")
         with self._fleet(1, 1, settings) as fleet:
             self._disaggregated(fleet)
         for chunk in self._chunks:
+            say(f"round {number}: colocated, chunks of {chunk}")
             with self._fleet(0, 2, [f"step.local_prefill_tokens={chunk}"]) as fleet:
                 self._warm_up(fleet)
                 for shape in SHAPES:
@@ -119,6 +122,10 @@ class Comparison:
         found = self.found
         if found.pace is None:
             found.pace = self._measured_pace(fleet)
+            runs = 2 + len(SHAPES) * (1 + len(self._chunks))
+            minutes = runs * self._seconds * found.pace.prompt / 60
+            say(f"prompts take {found.pace.prompt:.1f} times as long as where the traffic was")
+            say(f"written: a round takes more than {minutes:.0f} minutes; --seconds shortens it")
         pace = found.pace
         for times, beside in (
             (found.alone, nullcontext()),
@@ -170,6 +177,10 @@ class Comparison:
 def model_name(url: str) -> str:
     with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
         return str(json.load(answer)["data"][0]["id"])
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def p99(values: Sequence[float]) -> float:
@@ -286,9 +297,9 @@ def main() -> None:
     comparison = Comparison(
         model, seconds, COLOCATED_CHUNKS[:1] if options.quick else COLOCATED_CHUNKS
     )
-    for _ in range(options.rounds):
-        comparison.round()
-    report(figures(comparison.found), options.json)
+    for number in range(1, options.rounds + 1):
+        comparison.round(number)
+        report(figures(comparison.found), options.json)  # of all rounds so far
 
 
 if __name__ == "__main__":
