@@ -35,6 +35,10 @@ NARROWING = {
         "isinstance(transport, asyncio.Transport)",
     ): "a TCP or TLS connection's, which the client asks for",
     (
+        "deploy/cli/planning_commands.py",
+        "model is not None",
+    ): "`find_model` returns None only where it is given what stops a download",
+    (
         "deploy/cli/size_command.py",
         "model is not None",
     ): "nothing but Ctrl-C, which raises, stops a download",

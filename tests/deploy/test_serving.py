@@ -194,7 +194,7 @@ def test_a_job_that_was_given_up_ends_it_with_a_log_or_without(
 ) -> None:
     put(instance, "decode-0", "failed", 5, ended="exit code 1")()
     launcher = ScriptedLauncher(monkeypatch, *[lambda: None] * 5)
-    with pytest.raises(ConfigError, match=r"\(exit code 1\)\. Its log cannot be read.*decode-0"):
+    with pytest.raises(ConfigError, match=r"\(exit code 1\)\. .*\nit cannot be read: .*decode-0"):
         launcher.serving._watch(instance, launcher)
     (instance.folder / "decode-0.log").write_text("ValueError: a bug\n")
     with pytest.raises(ConfigError, match=r"The end of its log:\nValueError: a bug"):

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 STORY = Path(__file__).with_name("device_story.py")
 BLOCKED = """
 import runpy, sys
@@ -58,6 +60,7 @@ def test_a_gpu_workers_process_starts_without_numba():
     assert run_blocked(PROCESS).endswith("all\n")
 
 
+@pytest.mark.nightly
 def test_a_gpu_workers_steps_need_no_numba(references):
     """Its tokens are those of the CPU, too; its pool was sized after a first build."""
     program = f"sys.argv[1:] = sys.argv[1:]\nrunpy.run_path({str(STORY)!r}, run_name='__main__')"

@@ -106,6 +106,7 @@ def test_loading_peaks_at_a_tenth_more_than_the_model(own_process, tmp_path):
 
 
 @linux
+@pytest.mark.nightly
 def test_quantising_makes_no_plain_copy_of_the_model(own_process, tmp_path):
     size, peak, after, mark = measured(own_process, tmp_path, "int4")
     assert after < 0.45 * size  # embedding and head, 7 % of the model, stay as they are

@@ -36,6 +36,7 @@ def test_rows_hold_about_what_a_batch_should_and_little_padding(done: float) -> 
     assert max(batch.tokens.shape[1] for batch in found) <= CONTEXT
 
 
+@pytest.mark.nightly
 def test_sequences_grow_longer_as_training_comes_further() -> None:
     def longest(done: float) -> int:
         return max(batches().batch(number, done).tokens.shape[1] for number in range(25))
@@ -54,6 +55,7 @@ def test_some_batches_are_of_what_is_slow_to_learn_alone() -> None:
     assert "lives in" in answers and "You have not told me about" in answers
 
 
+@pytest.mark.nightly
 def test_stage_one_has_no_first_messages_and_stage_two_many() -> None:
     found = [batches().batch(number, done) for number in range(20) for done in (0.3, 0.9)]
     assert not any("first" in one.tasks for one in found)

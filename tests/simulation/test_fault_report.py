@@ -141,6 +141,7 @@ def test_a_broken_promise_and_an_unnoticed_mutation_end_with_1(
     assert faults(CAUGHT_BY, 1) == 1
 
 
+@pytest.mark.nightly
 def test_void_seeds_are_named_and_a_run_of_nothing_else_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +190,7 @@ def test_past_bugs_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran == [5, 6]
 
 
+@pytest.mark.nightly
 def test_several_processes_add_up_to_one(tmp_path: Path) -> None:
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     assert faults(0, 5, json_file=one) == 0

@@ -143,6 +143,7 @@ def test_shares_of_causes_are_of_all_requests() -> None:
     assert shares["compute"] == pytest.approx(0.4) and sum(shares.values()) == pytest.approx(1)
 
 
+@pytest.mark.nightly
 def test_each_layout_has_the_cache_hits_of_its_own() -> None:
     """Turns of conversations: the traces name blocks, of which none was cached before."""
     traffic = [

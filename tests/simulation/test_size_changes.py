@@ -74,6 +74,7 @@ def test_no_request_is_lost_while_workers_come_and_go(
     assert all(each.tokens == each.request.output_tokens for each in fleet.records)
 
 
+@pytest.mark.nightly
 def test_more_requests_meet_the_objectives_than_without(
     run: tuple[SizedFleet, CapacityFleet],
 ) -> None:

@@ -221,6 +221,7 @@ def test_a_scaled_model_takes_longer_for_all_work() -> None:
     assert slow.host_s(10) == pytest.approx(1.5 * full.host_s(10))
 
 
+@pytest.mark.nightly
 def test_one_worker_more_and_other_traffic_are_simulated() -> None:
     """With a scarce role, one worker more of it gains, and more traffic loses."""
     objectives = search(Objectives(0.6, 0.05))
