@@ -130,8 +130,8 @@ class ChangeHistory:
 def read_history(found: Mapping[str, Any], written_s: float) -> ChangeHistory:
     """Return the history that was written at this time. Raises ValueError for one that `written`
     has not made."""
-    if found.keys() != _FIELDS:
-        raise ValueError(f"a history has {sorted(_FIELDS)}, not {sorted(found)}")
+    if not isinstance(found, Mapping) or found.keys() != _FIELDS:
+        raise ValueError(f"a history has {sorted(_FIELDS)}, not {str(found)[:80]}")
     history = ChangeHistory()
     history.last_role = None if found["last_role"] is None else _role(found["last_role"])
     history.reversed_s = _time(found["reversed_ago_s"], written_s)

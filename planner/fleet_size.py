@@ -58,8 +58,8 @@ class SizeStep:
 @dataclass(frozen=True, slots=True)
 class SizeDecision:
     """`reason` is a code, `text` one sentence with its numbers. `needed` is within the bounds;
-    None: not known now. `handover` is the change by which another worker takes the role of the one
-    that would leave."""
+    None: not known, or not what the decision follows from. `handover` is the change by which
+    another worker takes the role of the one that would leave."""
 
     at_s: float
     reason: SizeReason
@@ -110,7 +110,8 @@ class SizeController:
             self._note(self._within(needed), now_s)
         if self._failed_s is not None and now_s - self._failed_s < FAILED_S:
             text = f"the last request failed {now_s - self._failed_s:.0f} s ago ({FAILED_S:.0f} s)"
-            return SizeDecision(now_s, "failed", text, None, needed)
+            within = None if needed is None else self._within(needed)
+            return SizeDecision(now_s, "failed", text, None, within)
         if pool.asked < self._bounds.least:
             text = f"{pool.asked} workers are asked for, {self._bounds.least} are the least"
             return self._step(now_s, "grow", text, SizeStep(self._bounds.least, pool.asked))
@@ -145,8 +146,9 @@ class SizeController:
 
     def recall(self, memory: Mapping[str, Any], written_s: float) -> None:
         """Take the memory of the controller before. Raises ValueError for one of another form."""
-        if memory.keys() != {"grown_ago_s", "changed_ago_s"}:
-            raise ValueError(f"{sorted(memory)} is no memory of a fleet's size")
+        fields = {"grown_ago_s", "changed_ago_s"}
+        if not isinstance(memory, Mapping) or memory.keys() != fields:
+            raise ValueError(f"{str(memory)[:80]} is no memory of a fleet's size")
         ago_s = memory["changed_ago_s"]
         changed_s = None if ago_s is None else written_s - age_of(ago_s)
         self._grown = deque(sorted(written_s - each for each in ages_of(memory["grown_ago_s"])))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 
 import pytest
 
 from baton.deploy.control.controller_memory import MAX_MEMORY_BYTES, ControllerMemory
 from baton.deploy.control.leadership import TERM_S
+from baton.planner.change_history import RoleStep
 from baton.planner.controller import REVERSAL_S
 from baton.runtime.errors import Unavailable
 from tests.support.role_loop_scene import RoleLoopScene, ScriptedLeadership
@@ -32,6 +34,17 @@ async def reversed_once(scene: RoleLoopScene) -> float:
     raise AssertionError("it has not turned")
 
 
+@dataclass
+class WatchedScene(RoleLoopScene):
+    """`left` is what the store holds at each order."""
+
+    left: list[bytes | None] = field(default_factory=list)
+
+    async def order(self, step: RoleStep, term: int) -> None:
+        self.left.append(self.leadership.left)
+        await super().order(step, term)
+
+
 def restart(scene: RoleLoopScene) -> None:
     scene.leadership.term += 1
     scene.start()
@@ -54,19 +67,10 @@ async def test_a_restarted_controller_reverses_once_in_five_minutes(forgets: boo
 
 
 async def test_a_step_is_in_the_memory_before_it_is_ordered() -> None:
-    scene = RoleLoopScene()
-    left: list[bytes | None] = []
-    order = scene.order
-
-    async def watched(step: object, term: int) -> None:
-        left.append(scene.leadership.left)
-        await order(step, term)  # type: ignore[arg-type]
-
-    scene.order = watched  # type: ignore[method-assign, assignment]
-    scene.start()
+    scene = WatchedScene()
     await scene.overload()
-    assert left and left[0] is not None
-    (under_way,) = json.loads(left[0])["memory"]["roles"]["under_way"]
+    assert scene.left and scene.left[0] is not None
+    (under_way,) = json.loads(scene.left[0])["memory"]["roles"]["under_way"]
     assert under_way["worker_id"] == scene.ordered[0].worker_id
 
 
@@ -121,10 +125,11 @@ async def test_a_foreign_or_changed_memory_does_not_count() -> None:
     assert await memory.recall() is not None
 
 
-async def test_a_memory_of_another_version_is_not_taken() -> None:
+@pytest.mark.parametrize("memory", [{"of": "another version"}, {"roles": ["a list"]}])
+async def test_a_memory_of_another_version_is_not_taken(memory: dict[str, object]) -> None:
     """It is signed, and unlike this version's: the controller begins without, and acts."""
     scene = RoleLoopScene()
-    await ControllerMemory(scene.leadership, ("a-token",)).keep({"of": "another version"})
+    await ControllerMemory(scene.leadership, ("a-token",)).keep(memory)
     await scene.overload()
     assert len(scene.ordered) >= 1
 

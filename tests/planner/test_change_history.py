@@ -143,3 +143,9 @@ def test_a_history_of_another_form_is_refused(field: str, value: object) -> None
     written = ChangeHistory().written(0.0)
     with pytest.raises(ValueError, match="no age|no role|no list|has \\["):
         read_history({**written, field: value}, 0.0)
+
+
+def test_a_history_that_is_no_mapping_is_refused() -> None:
+    listed: Any = ["a list"]
+    with pytest.raises(ValueError, match="a history has"):
+        read_history(listed, 0.0)

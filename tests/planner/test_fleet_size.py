@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from baton.planner.change_history import HOUR_S, RoleStep
 from baton.planner.controller import Decision, RoleController
-from baton.planner.controller_load import FleetSample, WorkerRole, WorkerSample
+from baton.planner.controller_load import FleetSample, WorkerRole, WorkerSample, WorkerState
 from baton.planner.fleet_size import (
     FAILED_S,
     GROW_HOLD_S,
@@ -44,7 +45,7 @@ class Pool:
     pending: int = 0
     now_s: float = 1000.0
     roles: dict[str, WorkerRole] = field(default_factory=dict)
-    states: dict[str, str] = field(default_factory=dict)
+    states: dict[str, WorkerState] = field(default_factory=dict)
     changing: int = 0
     controller: SizeController = field(default_factory=lambda: SizeController(BOUNDS))
 
@@ -57,7 +58,7 @@ class Pool:
                     name,
                     f"{name}.0",
                     self.roles.get(name, "prefill" if name == "w-0" else "decode"),
-                    self.states.get(name, "ready"),  # type: ignore[arg-type]
+                    self.states.get(name, "ready"),
                 )
                 for name in names
             ),
@@ -250,7 +251,9 @@ def test_a_request_that_failed_is_not_repeated_at_once() -> None:
     found = pool.run(6, 20, acts=False)
     assert found[-1].reason == "grow"
     pool.controller.failed(pool.now_s)
-    assert reasons(pool.run(6, FAILED_S - 1)) == {"failed"}
+    held = pool.decide(20)
+    assert (held.reason, held.needed) == ("failed", BOUNDS.most)
+    assert reasons(pool.run(6, FAILED_S - 2)) == {"failed"}
     pool.run(6, 2)
     assert pool.asked == 6
 
@@ -273,9 +276,14 @@ def test_a_successor_knows_growth_and_the_last_change() -> None:
 
 @pytest.mark.parametrize(
     "memory",
-    [{}, {"grown_ago_s": [], "changed_ago_s": "x"}, {"grown_ago_s": [-1], "changed_ago_s": None}],
+    [
+        {},
+        ["a list"],
+        {"grown_ago_s": [], "changed_ago_s": "x"},
+        {"grown_ago_s": [-1], "changed_ago_s": None},
+    ],
 )
-def test_a_memory_of_another_form_is_refused(memory: dict[str, object]) -> None:
+def test_a_memory_of_another_form_is_refused(memory: Any) -> None:
     with pytest.raises(ValueError, match="no memory|no age"):
         SizeController(BOUNDS).recall(memory, 0.0)
 
