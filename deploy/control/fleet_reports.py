@@ -87,7 +87,6 @@ class FleetReports:
     async def _ask(self, record: WorkerRecord, term: int) -> WorkerSample:
         channel = self._channels[record.boot_id]
         # protoc's plugin generates stubs without annotations
-        # generated code has no types
         stub = control_pb2_grpc.WorkerControlStub(channel)  # type: ignore[no-untyped-call]
         boot = Target(self._cluster, record).boot()
         terms = {

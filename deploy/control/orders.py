@@ -187,17 +187,17 @@ async def order_drain(target: Target) -> None:
 
 
 async def order_leave(target: Target) -> None:
-    """Order a drain of a worker whose pod is removed then, within ORDER_TIMEOUT_S. Raises as
-    `order_role`."""
+    """Order a drain of a worker that is removed then, and return once the worker has accepted it,
+    within ORDER_TIMEOUT_S. Raises as `order_role`."""
     try:
         async with asyncio.timeout(ORDER_TIMEOUT_S):
             await _check_others(target)
+            await _call(target, None, lambda text: None)
     except TimeoutError as error:
         raise Unavailable(
-            f"the registry has not answered within {ORDER_TIMEOUT_S:.0f} s: "
-            f"{target.record.worker_id} keeps its pod"
+            f"{target.record.worker_id} has not accepted the order to drain within "
+            f"{ORDER_TIMEOUT_S:.0f} s: it is not removed"
         ) from error
-    await order_drain(target)
 
 
 async def _check_others(target: Target) -> None:

@@ -14,7 +14,7 @@ from baton.deploy.cli.main import main
 from baton.deploy.control import orders
 from baton.deploy.control.controller_process import service_goals
 from baton.deploy.control.fleet_reports import FleetReports, sample_of
-from baton.deploy.control.orders import Cluster, cluster_at, order_role
+from baton.deploy.control.orders import Cluster, cluster_at, order_leave, order_role
 from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.host.instance import Instance
 from baton.proto import control_pb2
@@ -159,6 +159,33 @@ async def test_a_blocked_worker_holds_no_controller(
     worker.block(2.0)
     with pytest.raises(Unavailable, match="has not accepted the order within 0 s; it may"):
         await order_role(reports.target(found.boot_id), "prefill", 1)
+
+
+async def test_a_worker_leaves_if_another_one_has_its_role(
+    reports: FleetReports, instance: Instance, worker: ControlServer
+) -> None:
+    announce(instance, "prefill-0", worker.address, boot="c", role="prefill")
+    await reports.read()
+    with pytest.raises(Unavailable, match="decode-0 is the last decode worker"):
+        await order_leave(reports.target("b" * 32))
+    assert worker.orders == []
+    announce(instance, "decode-1", worker.address, boot="d")
+    await order_leave(reports.target("b" * 32))
+    assert worker.orders == ["drain"]
+
+
+async def test_a_blocked_worker_that_should_leave_stays(
+    reports: FleetReports,
+    instance: Instance,
+    worker: ControlServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(orders, "ORDER_TIMEOUT_S", 0.3)
+    announce(instance, "decode-1", worker.address, boot="c")
+    await reports.read()
+    worker.block(2.0)
+    with pytest.raises(Unavailable, match="to drain within 0 s: it is not removed"):
+        await order_leave(reports.target("b" * 32))
 
 
 def test_an_objective_is_needed() -> None:
