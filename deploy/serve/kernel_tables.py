@@ -61,10 +61,10 @@ def rank_form(folder: Path, ranks: int, gemm_dtype: str, kv_dtype: str) -> tuple
     ModelError for a model that is not served, ConfigError for one that the tables do not describe
     or that cannot be divided so."""
     spec = read_spec(folder)
-    if spec.experts is not None or spec.latent is not None:
+    if spec.experts is not None or spec.latent is not None or any(spec.attention.windows):
         raise ConfigError(
-            f"{folder}: --tables describes dense models with ordinary attention; measure this one, "
-            "and give --samples"
+            f"{folder}: --tables describes dense models with ordinary attention in each layer (no "
+            "experts, no latent KV, no window); measure this one, and give --samples"
         )
     own = spec_of_rank(spec, RankSplit(ranks, 0))
     form = RankForm(

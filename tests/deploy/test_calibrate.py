@@ -35,6 +35,17 @@ LLAMA_70B = {
     "bos_token_id": 128000,
     "eos_token_id": 128001,
 }
+EXPERTS = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+WINDOW = {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "sliding_window": 4096,
+}
 
 
 @pytest.fixture
@@ -81,14 +92,9 @@ def test_a_rank_has_its_share_of_heads_and_columns(model: Path) -> None:
     assert kv_bytes == 327_680
 
 
-def test_a_model_of_another_kind_is_refused(model: Path) -> None:
-    experts = LLAMA_70B | {
-        "architectures": ["MixtralForCausalLM"],
-        "model_type": "mixtral",
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-    }
-    (model / "config.json").write_text(json.dumps(experts))
+@pytest.mark.parametrize("change", [EXPERTS, WINDOW])
+def test_a_model_of_another_kind_is_refused(model: Path, change: dict[str, object]) -> None:
+    (model / "config.json").write_text(json.dumps(LLAMA_70B | change))
     with pytest.raises(ConfigError, match="describes dense models with ordinary attention"):
         rank_form(model, 1, "bfloat16", "bfloat16")
 
