@@ -48,7 +48,13 @@ class FleetStart:
             except OSError as error:  # a full disk ends no fleet; the next turn tries again
                 log.warning("fleet progress not written", reason=str(error))
         if self._deadline_s is not None:
-            check_start(workers, overdue=time.monotonic() > self._deadline_s)
+            overdue = time.monotonic() > self._deadline_s
+            if overdue and not workers:
+                raise Unavailable(
+                    "no worker is known when the time of --start-timeout is over: Ray has not "
+                    "answered, or the number of workers was not read; the log has the reason"
+                )
+            check_start(workers, overdue=overdue)
             if workers and all(each.address for each in workers):
                 self._deadline_s = None
 

@@ -131,14 +131,17 @@ class RayFleet:
             return found
 
     def end(self, name: str) -> None:
-        """Let the worker drain and end. Repeating it does no harm."""
-        with self._translated():
-            self._actors[name].end.remote()
+        """Let the worker drain and end. Repeating it does no harm. An actor that has ended since
+        `names` is left alone, here and by `remove`."""
+        if name in self._actors:
+            with self._translated():
+                self._actors[name].end.remote()
 
     def remove(self, name: str) -> None:
         """Remove an actor whose worker has ended, or which has no node."""
-        with self._translated():
-            self._ray.kill(self._actors[name], no_restart=True)
+        if name in self._actors:
+            with self._translated():
+                self._ray.kill(self._actors[name], no_restart=True)
         self._forget(name)
 
     def _forget(self, name: str) -> None:

@@ -75,7 +75,10 @@ def test_a_fleet_with_a_limit_fails_until_it_was_ready() -> None:
     late = FleetStart(1e-9)
     with pytest.raises(Unavailable, match=r"decode-0 on 10\.0\.0\.2 is not ready"):
         late.look((READY, LOADING))
+    with pytest.raises(Unavailable, match="no worker is known"):
+        late.look(())
     in_time = FleetStart(60.0)
+    in_time.look(())
     with pytest.raises(ConfigError, match="BATON_TOKEN is not set"):
         in_time.look((READY, FAILED))
     in_time.look((READY,))

@@ -141,6 +141,8 @@ def test_actors_of_an_earlier_driver_are_found_by_name() -> None:
     assert fleet.ask() == {"decode-0": WorkerReport(ORDER, "10.0.0.2")}
     fleet.end("decode-0")
     fleet.remove("decode-0")
+    fleet.end("vanished")
+    fleet.remove("vanished")
     assert (ray.ended, ray.killed) == (["decode-0"], ["decode-0"])
 
 
