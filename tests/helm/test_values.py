@@ -124,6 +124,8 @@ def test_workers_that_change_roles_must_be_alike(change: Values, words: str) -> 
     [
         ({"workers": {"port": 6380}}, "6380 is a port of Ray; choose other workers.port"),
         ({"workers": {"kvPorts": "10000-10100"}}, "10002 is a port of Ray"),
+        ({"workers": {"kvPorts": "10100-10200"}}, "kvPorts is 10100-10200, within the ports 10002"),
+        ({"workers": {"adminPort": 10500}}, "10500 is one of the ports 10002 to 10999 of Ray"),
         (
             merged(SCALED, {"autoscaling": {"mode": "hpa"}}),
             "autoscaling.mode is hpa, but orchestrator is kuberay.*set autoscaling.mode=none",

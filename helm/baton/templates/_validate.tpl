@@ -218,6 +218,14 @@ value and the remedy. */}}
 {{- include "baton.fail" (list $ (printf "orchestrator is kuberay, and %d is a port of Ray; choose other workers.port, workers.adminPort or workers.kvPorts" $port)) -}}
 {{- end -}}
 {{- end -}}
+{{- range $port := list (int .Values.workers.port) (int .Values.workers.adminPort) $fleet -}}
+{{- if and (gt $port 10002) (lt $port 10999) -}}
+{{- include "baton.fail" (list $ (printf "orchestrator is kuberay, and %d is one of the ports 10002 to 10999 of Ray; choose other workers.port or workers.adminPort" $port)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (gt $first 10002) (lt $last 10999) -}}
+{{- include "baton.fail" (list $ (printf "orchestrator is kuberay, and workers.kvPorts is %s, within the ports 10002 to 10999 of Ray; choose another range" .Values.workers.kvPorts)) -}}
+{{- end -}}
 {{- end -}}
 {{- range $port := $ports -}}
 {{- if and (ge (int $port) $first) (le (int $port) $last) -}}
