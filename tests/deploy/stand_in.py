@@ -108,7 +108,7 @@ def fleet() -> None:
     loading = WorkerProgress("decode-0", "10.0.0.2", "loading weights: 25 % of 4.29 GB")
     ready = WorkerProgress("prefill-0", "10.0.0.1", address="10.0.0.1:90", memory="3 GB of KV")
     write_fleet_progress([ready, replace(loading, log="a line")])
-    time.sleep(0.5)
+    time.sleep(0.5)  # `baton serve` looks ten times a second
     if misbehave == "crash":
         crashed = "its process ended (exit code 1)"
         log = "Traceback:\nValueError: a bug"

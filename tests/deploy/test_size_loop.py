@@ -68,7 +68,7 @@ class SizedScene(RoleLoopScene):
     def __init__(self, *, leadership: ScriptedLeadership | None = None, acts: bool = True) -> None:
         self.pool = ScriptedPool()
         self.refusal_of_drain: BatonError | None = None
-        self.amid_drain = 0  # workers that a user asks for meantime
+        self.amid_drain = 0  # workers that a user adds during a drain
         super().__init__(acts=acts, leadership=leadership or ScriptedLeadership())
 
     def size_loop(self) -> SizeLoop:

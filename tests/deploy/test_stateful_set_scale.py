@@ -104,7 +104,7 @@ async def test_a_slow_api_is_not_waited_for(
     deadline_s = asyncio.get_running_loop().time() + 10.0
     while (await scale.count()).asked != 4:
         assert asyncio.get_running_loop().time() < deadline_s
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # a thread of the server makes the change
 
 
 async def test_an_api_that_is_gone_is_named(account: Path) -> None:

@@ -89,7 +89,7 @@ async def test_roles_follow_a_shifting_mix_and_nothing_fails(
         name = accepted(cluster)[0]["worker_id"]
         await until(lambda: roles(cluster).get(name) == "prefill")
         asking.heavy = False
-        await asyncio.sleep(20.0)
+        await asyncio.sleep(20.0)  # in which roles may turn again
     assert sorted(set(roles(cluster).values())) == ["decode", "prefill"]
     turns = [step["role"] for step in accepted(cluster)]
     assert sum(one != other for one, other in zip(turns, turns[1:], strict=False)) <= 1
