@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import urllib.request
 from collections import defaultdict
 from collections.abc import Sequence
@@ -63,7 +62,7 @@ from benchmarks.disaggregation.traffic_shapes import (
     stream_gaps,
     streams,
 )
-from benchmarks.figures.report import Figure, at_least, parser, report
+from benchmarks.figures.report import Figure, at_least, parser, progress, report
 from benchmarks.fleets.kernel_loop import beside_kernel_loop
 from benchmarks.fleets.served_fleet import ServedFleet
 from benchmarks.inputs.cached_model import cached_model
@@ -104,11 +103,11 @@ class Comparison:
 
     def round(self, number: int) -> None:
         settings = [f"step.chunk_tokens={CHUNK_TOKENS}", f"step.prefill_tokens={CHUNK_TOKENS}"]
-        say(f"round {number}: disaggregated")
+        progress(f"round {number}: disaggregated")
         with self._fleet(1, 1, settings) as fleet:
             self._disaggregated(fleet)
         for chunk in self._chunks:
-            say(f"round {number}: colocated, chunks of {chunk}")
+            progress(f"round {number}: colocated, chunks of {chunk}")
             with self._fleet(0, 2, [f"step.local_prefill_tokens={chunk}"]) as fleet:
                 self._warm_up(fleet)
                 for shape in SHAPES:
@@ -124,8 +123,10 @@ class Comparison:
             found.pace = self._measured_pace(fleet)
             runs = 2 + len(SHAPES) * (1 + len(self._chunks))
             minutes = runs * self._seconds * found.pace.prompt / 60
-            say(f"prompts take {found.pace.prompt:.1f} times as long as where the traffic was")
-            say(f"written: a round takes more than {minutes:.0f} minutes; --seconds shortens it")
+            progress(
+                f"prompts take {found.pace.prompt:.1f} times as long as in traffic_shapes.py: "
+                f"a round takes more than {minutes:.0f} minutes; --seconds shortens it"
+            )
         pace = found.pace
         for times, beside in (
             (found.alone, nullcontext()),
@@ -177,10 +178,6 @@ class Comparison:
 def model_name(url: str) -> str:
     with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
         return str(json.load(answer)["data"][0]["id"])
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def p99(values: Sequence[float]) -> float:
