@@ -218,14 +218,14 @@ class SizeController:
         found = [each for each in sample.workers if each.worker_id == pool.last_id]
         leaving = found[0] if found else None
         step = SizeStep(pool.asked - 1, pool.asked, leaving)
-        if leaving is None:  # its pod waits for a node, or has just ended
-            return self._step(now_s, "shrink", f"{text}; {pool.last_id} is not registered", step)
         others = [each for each in sample.workers if each.worker_id != pool.last_id]
-        unready = sorted(e.worker_id for e in others if e.state != "ready")
-        if pool.changing or unready:
+        unready = sorted(e.worker_id for e in others if e.state != "ready" and leaving is not None)
+        if pool.changing or unready:  # a worker amid a change may not be registered
             names = f"; {', '.join(unready)} are not ready" if unready else ""
             text += f"; {pool.changing} roles are changing{names}"
             return SizeDecision(now_s, "changing", text)
+        if leaving is None:  # its pod waits for a node, or has just ended
+            return self._step(now_s, "shrink", f"{text}; {pool.last_id} is not registered", step)
         if not any(each.role == leaving.role for each in others):
             text += f"; {pool.last_id} would leave, the last {leaving.role} worker: it stays"
             return SizeDecision(now_s, "last_worker", text, handover=_handover(leaving, others))

@@ -224,6 +224,15 @@ def test_no_worker_leaves_amid_a_role_change() -> None:
     assert pool.run(2, 500)[-1].reason == "changing" and pool.asked == 4
 
 
+def test_one_that_is_not_registered_amid_a_change_stays() -> None:
+    """Between its two boots a worker that changes its role is not in the registry."""
+    pool = Pool(asked=4, pending=1, changing=1)
+    assert pool.run(2, 500)[-1].reason == "changing" and pool.asked == 4
+    pool.changing = 0
+    pool.run(2, 1)
+    assert pool.asked == 3
+
+
 def test_a_worker_that_drains_already_can_leave() -> None:
     """The number was refused after its drain: the next step asks again."""
     pool = Pool(asked=4, states={"w-3": "draining"})
