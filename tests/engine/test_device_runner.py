@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-# `make test` has one such runner in test_gpu_imports.py, and of the deterministic mode its kernels
-# (test_attention_triton.py, test_fixed_weights.py) and its proof (test_determinism_proof.py).
+# Whole runners are nightly, here and in test_gpu_imports.py. `make test` has the kernels of the
+# deterministic mode (test_attention_triton.py, test_fixed_weights.py) and its proof
+# (test_determinism_proof.py).
 pytestmark = pytest.mark.nightly
 
 
