@@ -155,13 +155,12 @@ async def test_a_client_changes_router_when_one_fails_before_a_token() -> None:
     assert sorted(trace.tries for trace in traces) == [1, 2]
 
 
-async def test_a_request_fails_where_no_server_listens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "CONNECT_S", 0.1)
+async def test_a_request_fails_where_no_server_listens() -> None:
     urls = {"router-0": NOWHERE, "router-1": NOWHERE}
     addresses = dict.fromkeys(urls, "127.0.0.1:9")
-    async with Clients(urls, RIGHT, deadline_s=5, grpc_addresses=addresses) as clients:
+    async with Clients(
+        urls, RIGHT, deadline_s=5, grpc_addresses=addresses, connect_s=0.1
+    ) as clients:
         trace = await clients.ask(ASK)
     assert (trace.outcome, trace.tries) == (Outcome.FAILED, 2)
     assert "no connection within 0.1 s" in trace.detail
