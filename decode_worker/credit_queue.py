@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 from baton.decode_worker import credit
 from baton.decode_worker.sequences import Group, Sequence
 from baton.engine.scheduling.blocks import BlockPool
+from baton.engine.scheduling.chunks import causal_pairs
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import InvalidRequest, Overloaded
 
@@ -39,6 +40,16 @@ class CreditQueue:
     def local_tokens(self) -> int:
         """Count the prompt tokens that are to be computed on this worker."""
         return sum(len(group.tokens) for group in self._groups if group.local)
+
+    @property
+    def local_pairs(self) -> int:
+        """Count the query-key pairs of the attention of `local_tokens`."""
+        return sum(causal_pairs(0, len(group.tokens)) for group in self._groups if group.local)
+
+    @property
+    def wanted_blocks(self) -> int:
+        """Count the blocks of credit that the groups wait for."""
+        return sum(group.promised for group in self._groups)
 
     def check_room(self) -> None:
         """Raise Overloaded if the queue is full."""

@@ -52,7 +52,7 @@ class Requests:
         self._wall = wall  # seconds of time.time(), for spans
         self._living: dict[str, Request] = {}
         self.counts = WorkCounts()
-        self._step_log = StepLog(step)
+        self.step_log = StepLog(step)
         self.served = 0  # requests whose last choice finished, by a stop string too
         self.idle = asyncio.Event()  # set while there is no request
         self.idle.set()
@@ -88,7 +88,7 @@ class Requests:
 
     def work(self) -> dict[str, Any]:
         """Return the part of the worker's audit that planners read: counters, and recent steps."""
-        steps = self._step_log.audit()
+        steps = self.step_log.audit()
         return asdict(self.counts) | steps | {"kv_dtype": self._limits.kv_dtype}
 
     def record_step(
@@ -101,11 +101,11 @@ class Requests:
     ) -> None:
         """Record when the step ran whose tokens come next, in the timelines of its chunks too.
         `interval_s` is the time since the step before, if it follows that at once."""
-        if self._step_log.due(ended_wall_s, chunks=bool(chunks), verifies=plan.verifies):
+        if self.step_log.due(ended_wall_s, chunks=bool(chunks), verifies=plan.verifies):
             spans = [(chunk.start, chunk.end) for chunk in chunks]
             contexts = [each.computed for each in plan.decoding]
             seconds = interval_s or ended_wall_s - begun_wall_s
-            self._step_log.record(spans, contexts, ended_wall_s, seconds)
+            self.step_log.record(spans, contexts, ended_wall_s, seconds)
         self._step_wall_s = begun_wall_s, ended_wall_s
         for chunk in chunks:
             tokens = chunk.end - chunk.start

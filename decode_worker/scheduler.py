@@ -53,10 +53,10 @@ class DecodeScheduler:
         self.reservations = KvReservations(
             pool, self._names, speculator.drafting if speculator else "none"
         )
-        self._queue = CreditQueue(pool, config)
+        self.queue = CreditQueue(pool, config)
         self._granted: list[Group] = []  # fetching or prefilling, oldest first
         self._running: list[Sequence] = []  # oldest first
-        self._chunks: ChunkScheduler[Group] = ChunkScheduler(
+        self.chunks: ChunkScheduler[Group] = ChunkScheduler(
             config.local_prefill_tokens, config.local_prefill_tokens, pool.block_size
         )
         self._under_way = 0  # steps planned and not committed
@@ -67,7 +67,7 @@ class DecodeScheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        return len(self.queue)
 
     @property
     def running(self) -> int:
@@ -87,7 +87,7 @@ class DecodeScheduler:
     @property
     def queued_tokens(self) -> int:
         """Count the prompt tokens that are still to be computed on this worker."""
-        return self._queue.local_tokens + self._chunks.remaining_tokens
+        return self.queue.local_tokens + self.chunks.remaining_tokens
 
     @property
     def promised_blocks(self) -> int:
@@ -97,11 +97,11 @@ class DecodeScheduler:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises Overloaded if the queue is full, InvalidRequest if the
         pool can never hold it."""
-        self._queue.check_room()
+        self.queue.check_room()
         first = request.sequences[0]
         tokens = first.span(0, first.length)
         local: Local = "placed" if request.local else None
-        self._queue.append(self._group(request, list(request.sequences), tokens, local))
+        self.queue.append(self._group(request, list(request.sequences), tokens, local))
 
     def admit(self) -> list[Group]:
         """Grant credit and reserve blocks, oldest first, until one does not fit.
@@ -112,13 +112,13 @@ class DecodeScheduler:
         """
         admitted = []
         beside = self._running, self._granted
-        while (group := self._queue.next(*beside)) is not None and not self.starved:
-            if not self._queue.has_credit(group, *beside) or not self.reservations.reserve(group):
+        while (group := self.queue.next(*beside)) is not None and not self.starved:
+            if not self.queue.has_credit(group, *beside) or not self.reservations.reserve(group):
                 break
             group.phase = Phase.FETCHING
             if group.local:
                 self._start_prefill(group)
-            self._queue.remove_granted(group)
+            self.queue.remove_granted(group)
             self._granted.append(group)
             admitted.append(group)
         return admitted
@@ -145,11 +145,11 @@ class DecodeScheduler:
         sequences = [sequence for sequence in group.sequences if not sequence.ended]
         waiting = self._group(group.request, sequences, group.tokens, group.local)
         waiting.recomputed_tokens = group.recomputed_tokens
-        self._queue.requeue(waiting)
+        self.queue.requeue(waiting)
 
     def blocked_by_quarantine(self, now_s: float) -> list[Group]:
         """Same as `CreditQueue.blocked_by_quarantine`."""
-        return self._queue.blocked_by_quarantine(now_s)
+        return self.queue.blocked_by_quarantine(now_s)
 
     def youngest_fetching(self) -> Group | None:
         fetching = [group for group in self._granted if group.phase is Phase.FETCHING]
@@ -164,7 +164,7 @@ class DecodeScheduler:
         is under way: their blocks are not their own yet. `tokens_per_s`: see `ChunkScheduler.plan`.
         """
         self.starved = False
-        if not (self._running or self._chunks) or self._waits_for_step():
+        if not (self._running or self.chunks) or self._waits_for_step():
             return StepPlan(EMPTY_BATCH, [], [])
         takes_part = self._turns.next(self._computable)
         decoding, before = [], self.preemptions
@@ -178,7 +178,7 @@ class DecodeScheduler:
                 return StepPlan(EMPTY_BATCH, [], [])
         if self.preemptions > before:
             decoding = [sequence for sequence in decoding if sequence in self._running]
-        chunks = self._chunks.plan(tokens_per_s, lambda group: takes_part(group.request))
+        chunks = self.chunks.plan(tokens_per_s, lambda group: takes_part(group.request))
         slices = self._decode_slices(decoding, beside_chunks=bool(chunks))
         verifies = self._speculator is not None and any(map(speculates, slices))
         looked = self._speculator is not None and self._speculator.looked
@@ -199,20 +199,20 @@ class DecodeScheduler:
         with a chunk verifies nothing: prompts do not wait, and the yield of steps is comparable."""
         if self._speculator is None or not self._under_way:
             return False
-        chunk_next = any(map(self._chunks.unplanned, self._granted))
+        chunk_next = any(map(self.chunks.unplanned, self._granted))
         wanting = [] if chunk_next else [s for s in self._running if s.wants_token]
         return self._verifying > 0 or self._speculator.should_wait(wanting)
 
     def _decode_slices(self, decoding: list[Sequence], *, beside_chunks: bool) -> list[Slice]:
         if self._speculator is None or self._under_way or beside_chunks:
             return [sequence.next_slice() for sequence in decoding]
-        lend = partial(self.reservations.lend, contended=bool(self._queue))
+        lend = partial(self.reservations.lend, contended=bool(self.queue))
         return self._speculator.slices(decoding, lend)
 
     def _computable(self) -> Iterator[Request]:
         """Yield the requests that a step could compute tokens of."""
         yield from (s.request for s in self._running if s.wants_token)
-        yield from (g.request for g in self._granted if self._chunks.unplanned(g))
+        yield from (g.request for g in self._granted if self.chunks.unplanned(g))
 
     def commit(self, plan: StepPlan, result: StepResult, steps: int = 1) -> StepOutcome:
         """Take a step's tokens; free ended sequences that the next step does not compute on. With
@@ -234,7 +234,7 @@ class DecodeScheduler:
                 self.reservations.publish_grown(sequence)
                 outcome.drawn.append((sequence, result.drawn[index][0]))
         for index, chunk in enumerate(plan.chunks, start=len(plan.decoding)):
-            if self._chunks.follows(chunk):
+            if self.chunks.follows(chunk):
                 self._commit_chunk(chunk, index, result, outcome)
         if self._speculator is not None and plan.decoding and not plan.chunks:
             self._speculator.observe_result(plan.batch, result, looked=plan.looked)
@@ -273,7 +273,7 @@ class DecodeScheduler:
         if sequence in self._running:
             self._running.remove(sequence)
         self.reservations.free(sequence)
-        self._queue.remove_ended()
+        self.queue.remove_ended()
         for group in list(self._granted):
             if group.phase is Phase.PREFILLING and not group.live:
                 self._drop_group(group)
@@ -305,7 +305,7 @@ class DecodeScheduler:
         group.phase = Phase.PREFILLING
         each_s = self._costs.draw_s(group.request.sampling, masked=group.masked)
         draws_s, computed = each_s * len(group.undrawn()), group.held * self._pool.block_size
-        self._chunks.add(group, len(group.tokens), computed, draws_s, scored=group.scored)
+        self.chunks.add(group, len(group.tokens), computed, draws_s, scored=group.scored)
         group.expect_scores()
 
     def _grow(self, sequence: Sequence) -> bool:
@@ -341,9 +341,9 @@ class DecodeScheduler:
         if young_group is not None and young_group.arrived_s >= young.request.arrived_s:
             metrics.PREEMPTIONS.labels("prefilling").inc()
             young_group.local = "recompute"
-            computed = self._chunks.computed(young_group)
+            computed = self.chunks.computed(young_group)
             young_group.recomputed_tokens = max(young_group.recomputed_tokens, computed)
-            self._chunks.remove(young_group)
+            self.chunks.remove(young_group)
             self.requeue(young_group)
             return
         metrics.PREEMPTIONS.labels("running").inc()
@@ -352,7 +352,7 @@ class DecodeScheduler:
         self.reservations.free(young)
         group = self._group(young.request, [young], young.span(0, young.length), "recompute")
         group.recomputed_tokens = len(group.tokens)
-        self._queue.requeue(group)
+        self.queue.requeue(group)
 
     def _slice(self, chunk: Chunk[Group]) -> Slice:
         group = chunk.key
@@ -368,10 +368,10 @@ class DecodeScheduler:
             outcome.broken += [s for s in group.sequences if not s.ended]
             return
         if (reason := result.failed.get(index)) is not None:
-            if not (isinstance(reason, OutOfMemory) and self._chunks.cut(chunk)):
+            if not (isinstance(reason, OutOfMemory) and self.chunks.cut(chunk)):
                 outcome.failed += [(s, reason) for s in group.sequences if not s.ended]
             return
-        self._chunks.commit(chunk)
+        self.chunks.commit(chunk)
         if (scores := result.scores.get(index)) is not None:
             group.take_scores(scores)
         outcome.chunks.append(chunk)
@@ -391,7 +391,7 @@ class DecodeScheduler:
 
     def _drop_group(self, group: Group) -> None:
         """Drop a group that has ended, and free its blocks with the last step that uses them."""
-        self._chunks.remove(group)
+        self.chunks.remove(group)
         if group.under_way:
             return
         if group.phase is Phase.PREFILLING:

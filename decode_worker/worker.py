@@ -96,7 +96,7 @@ class DecodeWorker:
         self._pool = pool
         self._mover = mover
         self._peers = peers
-        self._limits = limits
+        self._limits, self._local_tokens = limits, config.step.local_prefill_tokens
         self._last_end_s: float | None = None  # of a step that another one follows at once
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
         self._scheduler = DecodeScheduler(
@@ -130,30 +130,20 @@ class DecodeWorker:
             self.worker_id, self.boot_id, "decode", self._pool.block_size, self._pool.total
         )
         hello_back.vocabulary = self._grammars.digest
+        hello_back.step_tokens = hello_back.chunk_tokens = self._local_tokens
         hello_back.unknown_requests.extend(lost)
         return hello_back, attachment
 
     def load(self) -> worker_pb2.Load:
-        counts = self._pool.counts()
-        return worker_pb2.Load(
-            running=self._scheduler.running,
-            waiting=self._scheduler.waiting,
-            free_blocks=counts.available,
-            total_blocks=counts.total,
-            queued_tokens=self._scheduler.queued_tokens,
-            fetching=len(self._fetches),
-            pool=worker_pb2.PoolBlocks(**counts.by_state()),
-            draining=self.draining.is_set(),
-            step_ms=self.loop.step_ms,
-            overdue_ms=int(1000 * self.health.overdue_s()),
-            not_ready_reason=self.health.not_ready_reason() or "",
-            promised_blocks=self._scheduler.promised_blocks,
-            completed_requests=self._requests.served,
-            open_requests=len(self._requests.living()),
-            active_requests=self._scheduler.active_requests,
-            overdue_requests=self._overdue_requests(),
-            degraded_peers=self._peers.degraded(),
-        )
+        load = gauges.load_of(self._pool, self._scheduler, self._requests)
+        load.fetching = len(self._fetches)
+        load.draining = self.draining.is_set()
+        load.step_ms = self.loop.step_ms
+        load.overdue_ms = int(1000 * self.health.overdue_s())
+        load.not_ready_reason = self.health.not_ready_reason() or ""
+        load.overdue_requests.extend(self._overdue_requests())
+        load.degraded_peers.extend(self._peers.degraded())
+        return load
 
     def publish_gauges(self) -> None:
         gauges.publish(self._pool, self._mover, self._scheduler, self._handoffs, self.grants)

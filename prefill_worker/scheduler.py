@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from baton.engine.scheduling.batch import EMPTY_BATCH, DraftWork, Slice, StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool, Hold
-from baton.engine.scheduling.chunks import Chunk, ChunkScheduler
+from baton.engine.scheduling.chunks import Chunk, ChunkScheduler, causal_pairs
 from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
 from baton.kv_transfer.block_sizes import block_ratio
 from baton.kv_transfer.granter import Computed
@@ -91,6 +91,14 @@ class PrefillScheduler:
         waiting = sum(len(p.tokens) for p in self._waiting)
         reading = sum(len(p.tokens) - p.reading_to * size for p in self._reading)
         return waiting + reading + self._chunks.remaining_tokens
+
+    @property
+    def queued_pairs(self) -> int:
+        """Count the query-key pairs of the attention of `queued_tokens`."""
+        size = self._pool.block_size
+        waiting = sum(causal_pairs(0, len(p.tokens)) for p in self._waiting)
+        reading = sum(causal_pairs(p.reading_to * size, len(p.tokens)) for p in self._reading)
+        return waiting + reading + self._chunks.remaining_pairs
 
     def submit(self, prompt: Prompt) -> None:
         """Queue a prompt. Raises Overloaded if the queue is full, InvalidRequest if the pool

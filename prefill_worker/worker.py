@@ -97,7 +97,7 @@ class PrefillWorker:
         self._grammars = grammars or GrammarCompiler(None)
         self._compiling: set[asyncio.Task[None]] = set()  # grammars of prompts not yet queued
         self._pool = pool
-        self._mover, self._limits = mover, limits
+        self._mover, self._limits, self._step = mover, limits, config.step
         self._peers = peers
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
         checksum_cache = ChecksumCache(pool.total)
@@ -175,6 +175,8 @@ class PrefillWorker:
             self.worker_id, self.boot_id, "prefill", self._pool.block_size, self._pool.total
         )
         hello_back.vocabulary = self._grammars.digest
+        hello_back.step_tokens = self._step.prefill_tokens
+        hello_back.chunk_tokens = self._step.chunk_tokens
         hello_back.unknown_requests.extend(resume.request_id for resume in hello.resume)
         return hello_back, PrefillSession()
 
@@ -194,6 +196,8 @@ class PrefillWorker:
             not_ready_reason=self.health.not_ready_reason() or "",
             overdue_requests=self._overdue_requests(),
             degraded_peers=self._peers.degraded(),
+            queued_pairs=self._scheduler.queued_pairs,
+            chunk_step=self._step_log.last(chunks=True),
         )
 
     def publish_gauges(self) -> None:

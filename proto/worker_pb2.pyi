@@ -114,7 +114,7 @@ class ChoiceIndex(_message.Message):
     def __init__(self, choice: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("worker_id", "boot_id", "role", "model_fingerprint", "kv_dtype", "block_size", "max_context", "total_blocks", "vocab_size", "protocol_version", "vocabulary", "unknown_requests")
+    __slots__ = ("worker_id", "boot_id", "role", "model_fingerprint", "kv_dtype", "block_size", "max_context", "total_blocks", "vocab_size", "protocol_version", "vocabulary", "step_tokens", "chunk_tokens", "unknown_requests")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,8 @@ class WorkerHello(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     boot_id: bytes
@@ -138,8 +140,10 @@ class WorkerHello(_message.Message):
     vocab_size: int
     protocol_version: int
     vocabulary: bytes
+    step_tokens: int
+    chunk_tokens: int
     unknown_requests: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., role: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., max_context: _Optional[int] = ..., total_blocks: _Optional[int] = ..., vocab_size: _Optional[int] = ..., protocol_version: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., unknown_requests: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., role: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., max_context: _Optional[int] = ..., total_blocks: _Optional[int] = ..., vocab_size: _Optional[int] = ..., protocol_version: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., step_tokens: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., unknown_requests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("request_id", "attempt", "prompt", "choices", "sampling", "max_tokens", "stop_token_ids", "placement", "cache_salt", "trace_context", "deadline_ms", "alone")
@@ -416,7 +420,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[str] = ..., detail: _Optional[str] = ..., retryable: _Optional[bool] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "free_blocks", "total_blocks", "queued_tokens", "fetching", "draining", "step_ms", "promised_blocks", "overdue_ms", "not_ready_reason", "completed_requests", "open_requests", "active_requests", "overdue_requests", "degraded_peers", "pool")
+    __slots__ = ("running", "waiting", "free_blocks", "total_blocks", "queued_tokens", "fetching", "draining", "step_ms", "promised_blocks", "overdue_ms", "not_ready_reason", "completed_requests", "open_requests", "active_requests", "overdue_requests", "degraded_peers", "pool", "queued_pairs", "waiting_blocks", "chunk_step", "decode_step")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -434,6 +438,10 @@ class Load(_message.Message):
     OVERDUE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_PEERS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_PAIRS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_STEP_FIELD_NUMBER: _ClassVar[int]
+    DECODE_STEP_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     free_blocks: int
@@ -451,7 +459,27 @@ class Load(_message.Message):
     overdue_requests: _containers.RepeatedScalarFieldContainer[str]
     degraded_peers: _containers.RepeatedCompositeFieldContainer[DegradedPeer]
     pool: PoolBlocks
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., fetching: _Optional[int] = ..., draining: _Optional[bool] = ..., step_ms: _Optional[float] = ..., promised_blocks: _Optional[int] = ..., overdue_ms: _Optional[int] = ..., not_ready_reason: _Optional[str] = ..., completed_requests: _Optional[int] = ..., open_requests: _Optional[int] = ..., active_requests: _Optional[int] = ..., overdue_requests: _Optional[_Iterable[str]] = ..., degraded_peers: _Optional[_Iterable[_Union[DegradedPeer, _Mapping]]] = ..., pool: _Optional[_Union[PoolBlocks, _Mapping]] = ...) -> None: ...
+    queued_pairs: int
+    waiting_blocks: int
+    chunk_step: StepTime
+    decode_step: StepTime
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., fetching: _Optional[int] = ..., draining: _Optional[bool] = ..., step_ms: _Optional[float] = ..., promised_blocks: _Optional[int] = ..., overdue_ms: _Optional[int] = ..., not_ready_reason: _Optional[str] = ..., completed_requests: _Optional[int] = ..., open_requests: _Optional[int] = ..., active_requests: _Optional[int] = ..., overdue_requests: _Optional[_Iterable[str]] = ..., degraded_peers: _Optional[_Iterable[_Union[DegradedPeer, _Mapping]]] = ..., pool: _Optional[_Union[PoolBlocks, _Mapping]] = ..., queued_pairs: _Optional[int] = ..., waiting_blocks: _Optional[int] = ..., chunk_step: _Optional[_Union[StepTime, _Mapping]] = ..., decode_step: _Optional[_Union[StepTime, _Mapping]] = ...) -> None: ...
+
+class StepTime(_message.Message):
+    __slots__ = ("number", "prompt_tokens", "pairs", "sequences", "context_tokens", "micros")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MICROS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    prompt_tokens: int
+    pairs: int
+    sequences: int
+    context_tokens: int
+    micros: int
+    def __init__(self, number: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., pairs: _Optional[int] = ..., sequences: _Optional[int] = ..., context_tokens: _Optional[int] = ..., micros: _Optional[int] = ...) -> None: ...
 
 class PoolBlocks(_message.Message):
     __slots__ = ("total", "free", "cached", "used", "leased", "pinned", "quarantined")

@@ -83,7 +83,13 @@ async def serve_router(
         key = cluster_key(token)
         limits = ContextLimits(card.max_context, card.vocab_size)
         fleet = Fleet(
-            registry, dialer or GrpcDialer(token), config.router, key, limits, reports=reports
+            registry,
+            dialer or GrpcDialer(token),
+            config.router,
+            key,
+            limits,
+            reports=reports,
+            step=config.step,
         )
         router = _router(config, card, fleet, tokenizer, grammars, key)
         async with _admin_port(router, admin, admin_ready):

@@ -68,8 +68,8 @@ class RouterConfig:
     )
     placement: PlacementMode = setting(
         "auto",
-        "Where prompts are prefilled: auto compares the costs, disaggregated always uses prefill "
-        "workers, local never does.",
+        "Where prompts are prefilled: auto compares the predicted times, disaggregated always uses "
+        "prefill workers, local never does.",
     )
     read_cached: bool = setting(
         True,
@@ -130,7 +130,6 @@ class RouterConfig:
         unit="s",
     )
 
-    local_prefill_tokens: int = 64  # always local below it
     backlog: int = 1024  # of the listening socket
     max_waiting: int = 512  # requests queued at a decode worker
     link_queue: int = 8192  # messages that a worker has not read

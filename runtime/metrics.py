@@ -196,8 +196,8 @@ ROUTER_REPORTS = counter(
 )  # fmt: skip
 DEGRADED_PAIRS = gauge(
     "baton_degraded_pairs",
-    "Pairs of linked workers whose first READs were below the floor: placement avoids them while "
-    "the decode worker has another prefill worker.",
+    "Pairs of linked workers whose first READs were below the floor: placement counts what their "
+    "READs take.",
 )
 CIRCUITS_OPENED = counter(
     "baton_circuits_opened_total",

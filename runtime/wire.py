@@ -21,6 +21,7 @@ MAX_CHOICES = 128
 MAX_BIAS = 4096
 MAX_BARRED = 1024
 MAX_DEGRADED_PEERS = 64  # of a load report
+MIN_GB_PER_S = 1e-6  # of a peer: slower counts as this
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +138,14 @@ def check_scores(
         raise HandoffError("a token of the prompt's logprobs is outside the vocabulary")
 
 
-def degraded_peers(load: worker_pb2.Load) -> frozenset[bytes]:
-    """Return the boot ids (16 bytes each) of the peers that a load report calls degraded, of
+def degraded_peers(load: worker_pb2.Load) -> dict[bytes, float]:
+    """Return the GB/s by boot id (16 bytes) of the peers that a load report calls degraded, of
     which only the first MAX_DEGRADED_PEERS are looked at."""
-    named = (peer.boot_id for peer in load.degraded_peers[:MAX_DEGRADED_PEERS])
-    return frozenset(boot_id for boot_id in named if len(boot_id) == 16)
+    return {
+        peer.boot_id: peer.gb_per_s if peer.gb_per_s > MIN_GB_PER_S else MIN_GB_PER_S
+        for peer in load.degraded_peers[:MAX_DEGRADED_PEERS]
+        if len(peer.boot_id) == 16
+    }
 
 
 def check_tokens(tokens: Iterable[int], field: str, vocab_size: int) -> None:

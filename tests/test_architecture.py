@@ -166,6 +166,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "controller": {"figures"},
         "advice": {"figures", "fleets"},
         "simulator": {"figures", "fleets"},
+        "placement": {"figures"},
         "disaggregation": {"figures", "fleets", "inputs"},
         "chunk_orders": {"figures", "fleets", "inputs"},
         ".": {"figures", "inputs", "fleets", "peers", "gpu_parts"},

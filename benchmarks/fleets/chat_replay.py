@@ -15,10 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from baton.planner.timing_model import ChunkTiming, StepTiming, TimingModel, TransferTiming
 from baton.proto import worker_pb2
-from baton.router.fleet.placement import FleetView, Need, Placement, open_groups, place
+from baton.router.fleet.placement import FleetView, Placement, open_groups, place
 from baton.router.fleet.radix_index import RadixIndex
+from baton.router.fleet.request_need import Need
 from baton.router.fleet.roster import Roster
+from baton.router.fleet.worker_costs import WorkerCosts
 from baton.router.fleet.worker_view import KvFormat, WorkerView
 from benchmarks.inputs.chats import Chat, Turn
 
@@ -29,8 +32,20 @@ LOCAL_TOKENS_PER_S = 5_000.0
 TOKENS_PER_S = 80.0  # of one sequence
 READ_TOKENS_PER_S = 200_000.0
 GROWTH_TOKENS = 256
-LOCAL_PREFILL_TOKENS = 64
 POOL_BLOCKS = 1 << 30
+TIMING = TimingModel(
+    "replay",
+    1.0,
+    ChunkTiming(per_token_s=1 / PREFILL_TOKENS_PER_S),
+    StepTiming(1 / TOKENS_PER_S, 1e-5),
+    transfer=TransferTiming(1e-3, 1 / READ_TOKENS_PER_S),
+)
+COSTS = {
+    "prefill": WorkerCosts(TIMING, growth_tokens=GROWTH_TOKENS),
+    "decode": WorkerCosts(
+        TIMING, PREFILL_TOKENS_PER_S / LOCAL_TOKENS_PER_S, growth_tokens=GROWTH_TOKENS
+    ),
+}
 
 
 class SimulatedWorker:
@@ -49,6 +64,7 @@ class SimulatedWorker:
             free_blocks=POOL_BLOCKS,
             total_blocks=POOL_BLOCKS,
             bit=bit,
+            costs=COSTS[role],
         )
 
     def matched(self, names: Sequence[bytes]) -> int:
@@ -164,7 +180,6 @@ class ChatReplay:
             groups,
             lambda kv_format: holders,
             "auto",
-            LOCAL_PREFILL_TOKENS,
             read_cached=self._read_cached,
         )
 

@@ -32,25 +32,27 @@ def explain(file: str, url: str | None, api_key: str | None, *, as_json: bool) -
 def lines(found: dict[str, Any]) -> list[str]:
     """Return the text of one prompt's explanation."""
     costs = found["prefill_cost"]
-    remote = "no candidate" if costs["remote"] is None else str(costs["remote"])
+    remote = "no candidate" if costs["remote"] is None else f"{costs['remote']:.6f} s"
     shown = [
         f"{found['decision']} ({found['reason']}): {found['prompt_tokens']} prompt tokens, decode "
         f"on {found['decode_worker']}",
-        f"prefill: {costs['here']} here, {remote} remote, in {costs['unit']}",
+        f"prefill: {costs['here']:.6f} s here, {remote} remote, by the {found['timing']} timing",
     ]
     for role in ("decode", "prefill"):
         group = found[f"{role}_costs"]
-        shown.append(f"{role} workers, in {group['unit']}:")
+        shown.append(f"{role} workers, in seconds:")
         shown += [_row(worker) for worker in group["workers"]] or ["  none"]
     return shown
 
 
 def _row(worker: dict[str, Any]) -> str:
     obstacle = f"  ({worker['obstacle']})" if worker["obstacle"] else ""
+    parts = [f"{name} {value:.6f}" for name, value in worker["parts"].items() if value]
     return (
-        f"  {worker['cost']:>10}  {worker['worker_id']:<16} {worker['uncached_tokens']} uncached, "
+        f"  {worker['cost']:>12.6f}  {worker['worker_id']:<16} "
+        f"{worker['uncached_tokens']} uncached, "
         f"{worker['queued_tokens']} queued tokens, {worker['running']} running, "
-        f"{worker['waiting']} waiting{obstacle}"
+        f"{worker['waiting']} waiting{obstacle}: {', '.join(parts) or 'nothing'}"
     )
 
 

@@ -20,11 +20,11 @@ SCRAPE_TIMEOUT_S = 2.0
 DECISIONS = "baton_disaggregation_decisions_total"
 REMEDIES = {
     "configured": "router.placement is local: set it to auto",
-    "short": "prompts of fewer than 64 tokens stay local: send longer ones, or serve with "
+    "short": "handoffs would take longer than these prompts: send longer ones, or serve with "
     "colocated workers only",
     "cached": "decode workers hold the prompts' prefixes: nothing is to be done",
-    "cheaper": "`baton explain FILE` shows the costs of a request; router.placement=disaggregated "
-    "uses prefill workers in any case",
+    "cheaper": "prefill workers' queues are too long: see `baton explain FILE`; start more, or set "
+    "router.placement=disaggregated",
     "alone": "requests hung workers before: see the log for `worker hung`",
     "no_prefill_worker": "a prefill worker was linked only later: send requests again",
     "incompatible": "run all workers with the same model, dtype, pool settings and processor type",

@@ -25,6 +25,11 @@ AGEING = 1 / 8  # rank, in tokens left, of a token that was planned before a pro
 Key = TypeVar("Key", bound=Hashable)
 
 
+def causal_pairs(start: int, end: int) -> int:
+    """Return the query-key pairs of the tokens [start, end): each sees itself and all before."""
+    return (end * (end + 1) - start * (start + 1)) // 2
+
+
 def _every_prompt(_: object) -> bool:
     return True
 
@@ -90,6 +95,11 @@ class ChunkScheduler(Generic[Key]):
     @property
     def remaining_tokens(self) -> int:
         return sum(p.total - p.computed for p in self._prompts.values())
+
+    @property
+    def remaining_pairs(self) -> int:
+        """Count the query-key pairs of the attention of the remaining tokens."""
+        return sum(causal_pairs(p.computed, p.total) for p in self._prompts.values())
 
     def unplanned(self, key: Key) -> int:
         """Return how many tokens are neither computed nor running; 0 for an unknown prompt."""

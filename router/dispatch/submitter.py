@@ -15,8 +15,9 @@ from baton.proto import worker_pb2
 from baton.router.dispatch.attempt import Attempt, build_submit
 from baton.router.fleet.explain import Explanation, explain
 from baton.router.fleet.fleet import INDEX_NOT_REBUILT, Fleet
-from baton.router.fleet.placement import FleetView, Need, Placement, open_groups, place
+from baton.router.fleet.placement import FleetView, Placement, computation_us, open_groups, place
 from baton.router.fleet.radix_index import Holders
+from baton.router.fleet.request_need import Need
 from baton.router.fleet.roster import WorkerGroup
 from baton.router.fleet.worker_link import WorkerLink
 from baton.router.fleet.worker_view import KvFormat, WorkerView
@@ -75,7 +76,7 @@ class Submitter:
         if isinstance(found, BatonError):
             return found
         metrics.PLACEMENT_SECONDS.observe(time.perf_counter() - started_s)
-        return self._submit(attempt, found.placement, found.need.tokens)
+        return self._submit(attempt, found)
 
     def explain(self, attempt: Attempt) -> Explanation:
         """Return the costs of the placement that the attempt would get now, and submit nothing.
@@ -87,24 +88,17 @@ class Submitter:
 
     def _find(self, attempt: Attempt) -> _Found | BatonError:
         need = self._need(attempt)
-        fleet = FleetView(self._fleet.roster(), self._fleet.passed_over(), self._fleet.deferred())
+        known = self._fleet
+        fleet = FleetView(known.roster(), known.passed_over(), known.deferred(), known.draws)
         groups = open_groups(need, fleet, self._fleet.disconnected_capacities)
         if isinstance(groups, BatonError):
             return groups
-        salt, known = attempt.active_request.request.cache_salt, attempt.identities
+        salt, chains = attempt.active_request.request.cache_salt, attempt.identities
         wanted = () if attempt.scored else attempt.tokens()  # what is scored is computed
-        held = self._fleet.holders(wanted, salt, known)
+        held = self._fleet.holders(wanted, salt, chains)
         # A step of a prefill worker is shared: what is computed alone stays where it is decoded.
         mode = "local" if attempt.alone else self._config.placement
-        placement = place(
-            need,
-            fleet,
-            groups,
-            held,
-            mode,
-            self._config.local_prefill_tokens,
-            read_cached=self._config.read_cached,
-        )
+        placement = place(need, fleet, groups, held, mode, read_cached=self._config.read_cached)
         return _Found(need, fleet, groups, held, placement)
 
     def _need(self, attempt: Attempt) -> Need:
@@ -120,9 +114,8 @@ class Submitter:
             numerics=active_request.numerics if active_request.begun else None,
         )
 
-    def _submit(
-        self, attempt: Attempt, placement: Placement, tokens: int
-    ) -> WorkerLink | BatonError:
+    def _submit(self, attempt: Attempt, found: _Found) -> WorkerLink | BatonError:
+        placement, tokens = found.placement, found.need.tokens
         link = self._fleet.link(placement.decode.worker_id)
         if link is None:
             return WorkerLost(f"{placement.decode.worker_id} has just left")
@@ -143,12 +136,13 @@ class Submitter:
         attempt.candidates = frozenset(worker.boot_id for worker in placement.candidates)
         attempt.prefill = placement.candidates[0].boot_id if placement.candidates else b""
         attempt.active_request.numerics = placement.decode.numerics
-        _note_placed(link, tokens)
+        computed_us = computation_us(found.need, found.held, placement)
+        _note_placed(link, tokens, computed_us if placement.local else 0)
         if placement.candidates:
             self._record_placement(placement.candidates[0], now_s)
             first = self._fleet.link(placement.candidates[0].worker_id)
             if first is not None:
-                _note_placed(first, tokens)
+                _note_placed(first, tokens, computed_us)
         decision = "local" if placement.local else "disaggregated"
         reason = "alone" if attempt.alone else placement.reason
         metrics.DECISIONS_MADE.labels(decision, reason).inc()
@@ -160,6 +154,7 @@ class Submitter:
         fleet.slow_start.record_placement(worker.worker_id, worker.role, fleet.roster(), now_s)
 
 
-def _note_placed(link: WorkerLink, tokens: int) -> None:
+def _note_placed(link: WorkerLink, tokens: int, computed_us: int) -> None:
     link.placed_tokens += tokens
+    link.placed_us += computed_us
     link.placed_requests += 1

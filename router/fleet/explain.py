@@ -1,4 +1,4 @@
-"""Explains a placement: what each worker would cost a request, and why the prompt goes where.
+"""Explains a placement: the cost of each worker in its parts, and why the prompt goes where.
 
 Pure, from the same roster and the same costs as placement.py. Places nothing.
 """
@@ -6,36 +6,35 @@ Pure, from the same roster and the same costs as placement.py. Places nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
-from baton.router.fleet.placement import (
-    FleetView,
-    Need,
-    Placement,
+from baton.router.fleet.placement import FleetView, Placement, decode_parts
+from baton.router.fleet.placement_costs import (
+    DecodeParts,
+    LocalPrefill,
     PrefillCosts,
-    decode_cost,
-    local_cost,
-    uncached_tokens,
-    wanted_tokens,
+    PrefillParts,
 )
 from baton.router.fleet.radix_index import Holders
+from baton.router.fleet.request_need import Need, uncached_tokens
 from baton.router.fleet.roster import WorkerGroup
 from baton.router.fleet.worker_view import KvFormat, WorkerView, hands_over
 from baton.runtime.worker.kv_bridge import most_targets
 
+UNIT = "s"
 MAX_SHOWN = 64  # workers of a role, the cheapest
-UNIT = "tenths of a prompt token's computation"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerCost:
-    """The cost of a request on one worker. `uncached_tokens` of its prompt are not there.
-    `cost` is in tenths of a prompt token's computation; of a prefill worker it counts what it READs
-    from the prompt's source. `obstacle` is why the worker gets no such request now; empty: it may
-    get it."""
+    """The cost of a request on one worker, in microseconds: `cost_us` is the sum of its `parts`.
+    `uncached_tokens` of its prompt are not there. `obstacle` is why the worker gets no such request
+    now; empty: it may get it."""
 
     worker_id: str
-    cost: int
+    cost_us: int
+    parts: DecodeParts | PrefillParts
     uncached_tokens: int
     queued_tokens: int
     running: int
@@ -46,14 +45,16 @@ class WorkerCost:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`local_cost` and `remote_cost` are those of the prompt's prefill on the chosen decode worker
-    and on the best prefill worker, in tenths of a prompt token's computation; `remote_cost` is None
-    without a candidate. Workers are sorted by cost, at most MAX_SHOWN of a role."""
+    """`local_us` and `remote_us` are the predicted times of the prompt's prefill on the chosen
+    decode worker and on the best prefill worker, with its transfer; `remote_us` is None without a
+    candidate. Workers are sorted by cost, at most MAX_SHOWN of a role. `timing` names the model of
+    which the chosen decode worker's times are."""
 
     placement: Placement
     prompt_tokens: int
-    local_cost: int
-    remote_cost: int | None
+    local_us: int
+    remote_us: int | None
+    timing: str
     decode: Sequence[WorkerCost]
     prefill: Sequence[WorkerCost]
 
@@ -68,41 +69,50 @@ def explain(
     """Return the costs behind `placement`, which was made for `need` on the `open_decode` groups
     of this fleet."""
     chosen = placement.decode
-    costs = placement.costs or PrefillCosts(need, None, chosen.kv_format)
-    takes = {name for group in open_decode for name in group.open}
-    decode, prefill = [], []
+    costs = placement.costs or PrefillCosts(need, fleet.deferred, chosen.kv_format)
     views = {view.worker_id: view for view in fleet.roster.views()}
-    for view in views.values():
-        uncached = uncached_tokens(need, held(view.kv_format).blocks(view), view.capacity)
-        if view.role == "decode":
-            cost = decode_cost(view, uncached, wanted_tokens(need))
-            obstacle = "" if view.worker_id in takes else "full, or too small for this request"
-            decode.append(_cost(view, cost, uncached, _obstacle(view, fleet) or obstacle))
-        else:
-            cost = costs.total(view, uncached)
-            obstacle = _prefill_obstacle(view, chosen, need)
-            prefill.append(_cost(view, cost, uncached, _obstacle(view, fleet) or obstacle))
-    here = uncached_tokens(need, held(chosen.kv_format).blocks(chosen), chosen.capacity)
-    remote = None
+    lacks = {
+        name: uncached_tokens(need, held(view.kv_format).blocks(view), view.capacity)
+        for name, view in views.items()
+    }
+    prefill = []
+    for name, view in views.items():
+        if view.role == "prefill":
+            obstacle = _obstacle(view, fleet) or _prefill_obstacle(view, chosen, need)
+            prefill.append(_cost(view, costs.parts(view, lacks[name]), lacks[name], obstacle))
     usable = [each for each in _sorted(prefill) if not each.obstacle]
+    there = None
     if usable:
         best = placement.candidates[0].worker_id if placement.candidates else usable[0].worker_id
-        (there,) = [each.uncached_tokens for each in prefill if each.worker_id == best]
-        remote = costs.remote(views[best], here, there)
+        there = costs.remote(views[best], lacks[best])
+    decode = []
+    takes = {name for group in open_decode for name in group.open}
+    configured = placement.reason == "configured"
+    for name, view in views.items():
+        if view.role == "decode":
+            obstacle = "" if name in takes else "full, or too small for this request"
+            used = None if configured and placement.local else there
+            parts = decode_parts(need, view, lacks[name], used, auto=not configured, fleet=fleet)
+            decode.append(_cost(view, parts, lacks[name], _obstacle(view, fleet) or obstacle))
+    here = lacks[chosen.worker_id]
     return Explanation(
         placement=placement,
         prompt_tokens=need.tokens,
-        local_cost=local_cost(here),
-        remote_cost=remote,
+        local_us=LocalPrefill.of(chosen.costs, need, here).total_us(chosen),
+        remote_us=None if there is None else there.total_us(here),
+        timing=chosen.costs.timing.name,
         decode=_sorted(decode)[:MAX_SHOWN],
         prefill=_sorted(prefill)[:MAX_SHOWN],
     )
 
 
-def _cost(view: WorkerView, cost: int, uncached: int, obstacle: str) -> WorkerCost:
+def _cost(
+    view: WorkerView, parts: DecodeParts | PrefillParts, uncached: int, obstacle: str
+) -> WorkerCost:
     return WorkerCost(
         worker_id=view.worker_id,
-        cost=cost,
+        cost_us=sum(parts),
+        parts=parts,
         uncached_tokens=uncached,
         queued_tokens=view.queue_tokens,
         running=view.running,
@@ -115,9 +125,7 @@ def _cost(view: WorkerView, cost: int, uncached: int, obstacle: str) -> WorkerCo
 def _obstacle(view: WorkerView, fleet: FleetView) -> str:
     if view.draining:
         return "draining"
-    if view.boot_id in fleet.passed_over:
-        return "its circuit is open"
-    return "slow start: it has had its share" if view.boot_id in fleet.deferred else ""
+    return "its circuit is open" if view.boot_id in fleet.passed_over else ""
 
 
 def _prefill_obstacle(view: WorkerView, decode: WorkerView, need: Need) -> str:
@@ -126,18 +134,16 @@ def _prefill_obstacle(view: WorkerView, decode: WorkerView, need: Need) -> str:
         return "another KV format than the decode worker's"
     targets = most_targets(view.kv_format[1], decode.kv_format[1])
     room = min(view.total_blocks // (1 + targets) * view.block_size, view.max_context)
-    if need.tokens > room:
-        return f"its pool holds {room} tokens"
-    return "slow pair with the decode worker" if view.boot_id in decode.degraded else ""
+    return f"its pool holds {room} tokens" if need.tokens > room else ""
 
 
 def _sorted(costs: Sequence[WorkerCost]) -> list[WorkerCost]:
-    return sorted(costs, key=lambda each: (bool(each.obstacle), each.cost, each.worker_id))
+    return sorted(costs, key=lambda each: (bool(each.obstacle), each.cost_us, each.worker_id))
 
 
 def explained(explanation: Explanation) -> dict[str, object]:
-    """Return the JSON of one prompt's explanation: sizes and the names of workers, no text."""
-    placement = explanation.placement
+    """Return the body for one prompt. It holds sizes and the names of workers, no text."""
+    placement, remote_us = explanation.placement, explanation.remote_us
     return {
         "decision": "local" if placement.local else "disaggregated",
         "reason": placement.reason,
@@ -145,11 +151,27 @@ def explained(explanation: Explanation) -> dict[str, object]:
         "decode_worker": placement.decode.worker_id,
         "prefill_candidates": [worker.worker_id for worker in placement.candidates],
         "read_from": placement.source.worker.worker_id if placement.source else None,
+        "timing": explanation.timing,
         "prefill_cost": {
-            "here": explanation.local_cost,
-            "remote": explanation.remote_cost,
+            "here": explanation.local_us / 1e6,
+            "remote": None if remote_us is None else remote_us / 1e6,
             "unit": UNIT,
         },
-        "decode_costs": {"unit": UNIT, "workers": [asdict(each) for each in explanation.decode]},
-        "prefill_costs": {"unit": UNIT, "workers": [asdict(each) for each in explanation.prefill]},
+        "decode_costs": {"unit": UNIT, "workers": [_row(each) for each in explanation.decode]},
+        "prefill_costs": {"unit": UNIT, "workers": [_row(each) for each in explanation.prefill]},
+    }
+
+
+def _row(cost: WorkerCost) -> dict[str, Any]:
+    parts = cost.parts._asdict()
+    return {
+        "worker_id": cost.worker_id,
+        "cost": cost.cost_us / 1e6,
+        "parts": {name.removesuffix("_us"): us / 1e6 for name, us in parts.items()},
+        "uncached_tokens": cost.uncached_tokens,
+        "queued_tokens": cost.queued_tokens,
+        "running": cost.running,
+        "waiting": cost.waiting,
+        "room_tokens": cost.room_tokens,
+        "obstacle": cost.obstacle,
     }

@@ -18,23 +18,27 @@ from functools import cache
 from baton.proto import worker_pb2
 from baton.router.fleet.circuits import Circuits
 from baton.router.fleet.dialer import Dialer
-from baton.router.fleet.fleet_reports import FleetReports, kv_format_of, kv_formats
+from baton.router.fleet.fleet_reports import FleetReports, kv_formats
+from baton.router.fleet.fleet_timing import FleetTiming
 from baton.router.fleet.radix_index import CAPACITY_BLOCKS, Holders, RadixIndex
 from baton.router.fleet.recent_prompts import RecentPrompts
 from baton.router.fleet.registry_watcher import RegistryWatcher
 from baton.router.fleet.roster import DisconnectedWorkers, Roster
 from baton.router.fleet.slow_start import SlowStart
 from baton.router.fleet.state_sharing import StateSharing
+from baton.router.fleet.worker_costs import WorkerCosts
 from baton.router.fleet.worker_link import LinkListener, WorkerLink
 from baton.router.fleet.worker_view import (
     KvFormat,
     WorkerCapacity,
     WorkerView,
+    capacity_of,
     incompatible_prefill_workers,
+    kv_format_of,
 )
 from baton.router.requests.prompt_limits import ContextLimits
 from baton.runtime import logs, metric_factory, metrics
-from baton.runtime.config import RouterConfig
+from baton.runtime.config import RouterConfig, StepConfig
 from baton.runtime.identity import chain, root
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import RegistryClient
@@ -50,7 +54,7 @@ log = logs.get(__name__)
 
 class Fleet:
     """`key` is the cluster's identity key, `limits` are those of the model itself, `boot_id` is 16
-    random bytes; `reports` reaches the other routers."""
+    random bytes; `reports` reaches the other routers; `step` is what workers' steps are like."""
 
     def __init__(
         self,
@@ -61,6 +65,7 @@ class Fleet:
         limits: ContextLimits,
         boot_id: bytes | None = None,
         reports: ReportExchange | None = None,
+        step: StepConfig | None = None,
     ) -> None:
         self._registry_watcher = RegistryWatcher(registry)
         self._dialer = dialer
@@ -83,6 +88,8 @@ class Fleet:
         self.circuits = Circuits(random.Random(self._boot_id))
         self.recent_prompts = RecentPrompts()
         self.slow_start = SlowStart()
+        self.timing = FleetTiming(step or StepConfig())
+        self._draws = random.Random(self._boot_id)
         self.sharing = None if reports is None else self._shares_over(reports)
 
     async def run(self, listener: LinkListener) -> None:
@@ -93,6 +100,7 @@ class Fleet:
                 self._update_links(await self._registry_watcher.workers(), listener)
                 self.rebuilt()  # without a request too: workers that come later do not count
                 self._compare_workers()
+                self.timing.refit(_now())
                 self._count_degraded()
                 self._reports.report(self._links.values())
                 self.index.sweep()
@@ -151,7 +159,7 @@ class Fleet:
         """Publish the number of degraded pairs of which both workers are linked."""
         views = self.roster().views()
         linked = {view.boot_id for view in views}
-        metrics.DEGRADED_PAIRS.set(sum(len(view.degraded & linked) for view in views))
+        metrics.DEGRADED_PAIRS.set(sum(len(linked.intersection(view.degraded)) for view in views))
 
     def publish_gauges(self) -> None:
         """Set the gauges of both fleets from the linked workers' last load reports."""
@@ -170,7 +178,7 @@ class Fleet:
     def _drop(self, worker_id: str) -> None:
         hello = self._links.pop(worker_id).worker_hello
         if hello is not None and hello.role == "decode":
-            self._disconnected.add_lost(worker_id, _capacity(hello), _now())
+            self._disconnected.add_lost(worker_id, capacity_of(hello), _now())
         self._disconnected_capacities = None
         self._note_change(worker_id)
         self._tasks.pop(worker_id).cancel()
@@ -179,6 +187,11 @@ class Fleet:
         if not self._changed:  # update soon: no request should wait for many changed workers
             asyncio.get_running_loop().call_soon(lambda: self.roster())
         self._changed[worker_id] = None
+
+    @property
+    def draws(self) -> random.Random | None:
+        """Choose between workers that are alike where other routers see the same fleet."""
+        return self._draws if self.sharing is not None and len(self.sharing.others) else None
 
     def links(self) -> list[WorkerLink]:
         return list(self._links.values())
@@ -207,13 +220,25 @@ class Fleet:
             if link is None or not link.up:
                 self._roster.remove(worker_id)
                 self.slow_start.forget(worker_id)
+                self.timing.forget(worker_id)
             else:
-                view = view_of(link, self.index.bit(worker_id))
+                view = view_of(link, self.index.bit(worker_id), self._costs_of(link))
                 self.slow_start.follow(view)
                 if view != self._roster.get(worker_id):
                     self._roster.put(view)
         self._changed.clear()
         return self._roster
+
+    def _costs_of(self, link: WorkerLink) -> WorkerCosts:
+        """Take what the worker has reported, and return what work costs there."""
+        assert (hello := link.worker_hello) is not None  # a link is up after its handshake
+        self.timing.record_load(link.worker_id, link.boot_id, hello, link.load)
+        return self.timing.costs_of(link.worker_id, hello)
+
+    def record_handoff(self, link: WorkerLink | None, timeline: worker_pb2.Timeline) -> None:
+        """Take what a timeline of a request on that decode worker says of its handoff."""
+        if link is not None and link.worker_hello is not None:
+            self.timing.record_handoff(kv_format_of(link.worker_hello), timeline)
 
     def _update_presence(self, worker_id: str, link: WorkerLink | None) -> None:
         """Invalidate what depends on presence if the worker has come, gone or changed."""
@@ -224,13 +249,12 @@ class Fleet:
                 link.up,
                 link.refused_reason is not None,
                 link.boot_id,
-                None if link.worker_hello is None else _capacity(link.worker_hello),
+                None if link.worker_hello is None else capacity_of(link.worker_hello),
             )
         if now != before:
             self._disconnected_capacities = self._passed_over = None
 
     def views(self) -> list[WorkerView]:
-        """Return a view of every linked worker."""
         return self.roster().views()
 
     def passed_over(self) -> frozenset[bytes]:
@@ -259,7 +283,7 @@ class Fleet:
                     capacities.pop(worker_id, None)
                 gone = not (link.up or refused)
                 if gone and hello is not None and hello.role == "decode":
-                    capacities[worker_id] = _capacity(hello)
+                    capacities[worker_id] = capacity_of(hello)
             expiry_s = self._disconnected.next_expiry_s()
             kept = self._disconnected_capacities = ([*capacities.values()], expiry_s)
         return kept[0]
@@ -330,7 +354,7 @@ class Fleet:
         return {"prefill": len(prefill) - len(unused), "decode": len(decode)}
 
 
-def view_of(link: WorkerLink, bit: int) -> WorkerView:
+def view_of(link: WorkerLink, bit: int, costs: WorkerCosts) -> WorkerView:
     """Return what placement knows of a linked worker; `bit` is the worker's in the index."""
     hello, load = link.worker_hello, link.load
     assert hello is not None  # a link is up after its handshake
@@ -346,7 +370,10 @@ def view_of(link: WorkerLink, bit: int) -> WorkerView:
         free_blocks=load.free_blocks,
         total_blocks=load.total_blocks or hello.total_blocks,
         promised_blocks=load.promised_blocks,
+        waiting_blocks=load.waiting_blocks,
         queued_tokens=load.queued_tokens,
+        queued_pairs=load.queued_pairs,
+        placed_us=link.placed_us,
         placed_tokens=link.placed_tokens,
         placed_requests=link.placed_requests,
         draining=not link.takes_work,
@@ -355,11 +382,8 @@ def view_of(link: WorkerLink, bit: int) -> WorkerView:
         degraded=degraded_peers(load),
         joined_s=link.joined_s,
         hinted=link.hinted,
+        costs=costs,
     )
-
-
-def _capacity(hello: worker_pb2.WorkerHello) -> WorkerCapacity:
-    return WorkerCapacity(hello.block_size, hello.total_blocks, hello.max_context)
 
 
 def _now() -> float:

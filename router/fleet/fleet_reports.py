@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from baton.proto import worker_pb2
 from baton.router.fleet.worker_link import WorkerLink
-from baton.router.fleet.worker_view import KvFormat, NumericsId, incompatible_prefill_workers
+from baton.router.fleet.worker_view import (
+    KvFormat,
+    NumericsId,
+    incompatible_prefill_workers,
+    kv_format_of,
+)
 from baton.runtime import logs
 
 log = logs.get(__name__)
@@ -65,7 +69,3 @@ def kv_formats(links: Collection[WorkerLink], role: str) -> dict[str, KvFormat]:
         for link in links
         if link.takes_work and link.worker_hello is not None and link.record.role == role
     }
-
-
-def kv_format_of(hello: worker_pb2.WorkerHello) -> KvFormat:
-    return (hello.model_fingerprint, hello.kv_dtype, hello.block_size)

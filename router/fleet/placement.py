@@ -1,53 +1,64 @@
 """Placement: pure functions from the known state to (decode worker, prefill candidates | local).
 
-Costs are in tenths of a prompt token's computation, so that they can be added and compared
-exactly:
+The workers are compared by the time that a request is predicted to take on them, in microseconds
+(worker_costs.py), plus the time by which it delays others:
 
-    decode worker   moved tokens * MOVE_COST + sequences in its batch * SEQUENCE_COST
-                    + tokens that lack KV room * ROOM_COST
-    prefill worker  the prompt's prefill there + tokens queued there * TOKEN_COST
-    the prompt's    here: uncached tokens * LOCAL_COST
-    prefill         there: computed tokens * TOKEN_COST
-                           + if it READs from the source: READ_COST + read tokens * MOVE_COST
-                           + if it converts KV to another dtype: tokens * CONVERT_COST
-                    and the move to the decode worker: moved tokens * MOVE_COST
+    decode worker   the batch: what its sequences delay the request, and the request them
+                    + the queue: prompts that it computes itself
+                    + credit: the wait for the KV room that it lacks
+                    + the prompt's prefill: there, or the wait for the best prefill worker's
+                    + slow start
+    prefill worker  its queue + computing the prompt, or what it READs of it from the source
+                    + converting KV to another dtype + what a slow pair adds to the transfer
+                    + slow start
+    the prompt's    here: the queue, the steps of the prompt, and their delay for each stream
+    prefill         there: the wait, the computation, the handoff, and the move of its KV
 
 The source is a worker that holds most of the prompt's leading blocks, such as the decode worker of
 a conversation's last turn, with the answer. A prefill worker that holds fewer of them READs the
-others there, where that costs less than computing them.
+others there, where that takes less time than to compute them.
 
 The router's view is a hint, some hundred milliseconds old; the decode worker grants the credit.
-Knows no clock, no network, and of a request only its sizes. Of equal costs the lower worker id
-wins. The time that a placement takes hardly depends on the number of workers: see roster.py.
+Knows no clock, no network, and of a request only its sizes. The time that a placement takes hardly
+depends on the number of workers: see roster.py. The costs of one worker: placement_costs.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from random import Random
 from typing import Literal
 
+from baton.router.fleet.placement_costs import (
+    DecodeParts,
+    LocalPrefill,
+    PrefillCosts,
+    RemotePrefill,
+    slow_start_us,
+)
 from baton.router.fleet.radix_index import Holders
-from baton.router.fleet.roster import Ranking, Roster, WorkerGroup
+from baton.router.fleet.request_need import (
+    Need,
+    Source,
+    computes,
+    holds,
+    too_large,
+    uncached_tokens,
+)
+from baton.router.fleet.roster import Ranked, Ranking, Roster, WorkerGroup
 from baton.router.fleet.worker_view import (
-    ROOM_COST,
-    TOKEN_COST,
     KvFormat,
-    NumericsId,
     WorkerCapacity,
     WorkerView,
     hands_over,
 )
 from baton.runtime.config import PlacementMode
-from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
+from baton.runtime.errors import BatonError, Overloaded, Unavailable
 from baton.runtime.worker.kv_bridge import most_targets
 
-MOVE_COST = 1  # moving a token's KV
-CONVERT_COST = 1  # converting it to another KV dtype
-READ_COST = 160  # the opening of a handoff, without its tokens
-LOCAL_COST = 40  # a decode worker computes a quarter as many prompt tokens, and delays its batch
 MAX_CANDIDATES = 8
+TIE_US, TIE_SHARE = 1000, 0.05  # predictions that differ by less are alike
 BUSY_RETRY_S = 1.0
 
 # Why a prompt is prefilled where it is; docs/metrics.md explains each.
@@ -60,36 +71,13 @@ Reason = Literal[
 @dataclass(frozen=True, slots=True)
 class FleetView:
     """The linked workers, the boot ids of those whose circuit is open: the last choice; and of
-    those in their slow start that have had their share for now: asked after the others."""
+    those in their slow start that have had their share for now. `draws` chooses between workers
+    that are alike; without it the lower worker id comes first."""
 
     roster: Roster
     passed_over: frozenset[bytes] = frozenset()
     deferred: frozenset[bytes] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """The sizes of a request: prompt and accepted tokens, the output that is expected beyond them
-    (`StepConfig.expected_growth_tokens` at most), and `most_tokens`, the prompt with all output
-    that a sequence may have. A decode worker counts the same numbers. `numerics` is that of the
-    worker that drew the accepted tokens, None without accepted tokens: a worker with another one
-    would continue another answer."""
-
-    tokens: int
-    output_tokens: int
-    most_tokens: int
-    sequences: int = 1
-    avoid: frozenset[bytes] = frozenset()  # boot ids that failed this request: the last choice
-    left: frozenset[bytes] = frozenset()  # boot ids of prefill workers that no longer existed
-    numerics: NumericsId | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A worker of either role that holds the `blocks` leading blocks of a prompt."""
-
-    worker: WorkerView
-    blocks: int
+    draws: Random | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +112,9 @@ def open_groups(
                 f"this answer (fingerprint {need.numerics[0]}, KV in {need.numerics[1]}): "
                 "send the request again, or start such a worker"
             )
-    fitting = [group for group in groups if _holds(need, group.capacity)]
+    fitting = [group for group in groups if holds(need, group.capacity)]
     if not fitting:
-        return _too_large(need, [*(group.capacity for group in known), *disconnected()])
+        return too_large(need, [*(group.capacity for group in known), *disconnected()])
     over = fleet.passed_over
     if any(_trusts(group.accepting.values(), over) for group in fitting):
         open_ = [group for group in fitting if _trusts(group.open.values(), over)]
@@ -143,173 +131,241 @@ def place(
     groups: Sequence[WorkerGroup],
     held: Callable[[KvFormat], Holders],
     mode: PlacementMode,
-    local_prefill_tokens: int,
     *,
     read_cached: bool = True,
 ) -> Placement:
-    """Return the cheapest placement on a decode worker of these open `groups`. `read_cached`:
+    """Return the quickest placement on a decode worker of these open `groups`. `read_cached`:
     prefill workers may READ from a source."""
-    wanted = wanted_tokens(need)
-    decode = _ranked(
-        _WorkerSearch(need, fleet, held, count=1),
-        groups,
-        lambda worker, uncached: decode_cost(worker, uncached, wanted),
-        lambda uncached: (uncached * MOVE_COST, uncached * MOVE_COST + wanted * ROOM_COST),
-    )[0]
-    if mode == "local":
-        return Placement(decode, (), local=True, reason="configured")
-    compatible = [
-        group
-        for group in fleet.roster.groups("prefill")
-        if hands_over(group.kv_format, decode.kv_format)
-        and _computes(need, group.capacity, most_targets(group.kv_format[1], decode.kv_format[1]))
-    ]
-    holders = held(decode.kv_format)
-    source = _source(fleet, holders, decode) if read_cached else None
-    costs = PrefillCosts(need, source, decode.kv_format)
-    candidates = _ranked(
-        _WorkerSearch(need, fleet, held, MAX_CANDIDATES, need.left, decode.degraded),
-        compatible,
-        costs.total,
-        lambda uncached: (costs.least(uncached),),
+    return _Placing(need, fleet, held, mode, read_cached).place(groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """The prefill workers for one format of decode workers, the quickest first; without any,
+    `reason` says why. `costs` are those of the prompt on them."""
+
+    workers: Sequence[WorkerView]
+    costs: PrefillCosts
+    reason: Reason = "cheaper"
+
+
+class _Placing:
+    """One placement."""
+
+    def __init__(
+        self,
+        need: Need,
+        fleet: FleetView,
+        held: Callable[[KvFormat], Holders],
+        mode: PlacementMode,
+        read_cached: bool,
+    ) -> None:
+        self._need = need
+        self._fleet = fleet
+        self._held = held
+        self._mode = mode
+        self._read_cached = read_cached
+
+    def place(self, groups: Sequence[WorkerGroup]) -> Placement:
+        """Choose the decode worker by all that it costs, then the prefill workers for it."""
+        remote = {group.kv_format: self._remote(group.kv_format) for group in groups}
+        decode = self._decode_worker(groups, remote)
+        costs = PrefillCosts(self._need, self._fleet.deferred, decode.kv_format)
+        if self._mode == "local":
+            return Placement(decode, (), local=True, costs=costs)
+        found = self._candidates(decode.kv_format, decode)
+        if not found.workers:
+            return Placement(decode, (), local=True, reason=found.reason, costs=found.costs)
+        first, costs = found.workers[0], found.costs
+        source = costs.source if costs.reads(first, self._uncached(first)) else None
+        reason: Reason = "configured"
+        if self._mode == "auto":
+            local = self._local_reason(decode, first, costs)
+            if local is not None:
+                return Placement(decode, (), local=True, reason=local, costs=costs)
+            reason = "cheaper"
+        chosen = tuple(found.workers)
+        return Placement(decode, chosen, False, reason, source, costs)
+
+    def _remote(self, kv_format: KvFormat) -> RemotePrefill | None:
+        """Return the prefill on the quickest prefill worker for a decode worker of that format,
+        whichever it is; None if there is no such worker, or none is to be used."""
+        if self._mode == "local":
+            return None
+        found = self._candidates(kv_format)
+        if not found.workers:
+            return None
+        first = found.workers[0]
+        return found.costs.remote(first, self._uncached(first))
+
+    def _decode_worker(
+        self, groups: Sequence[WorkerGroup], remote: dict[KvFormat, RemotePrefill | None]
+    ) -> WorkerView:
+        need, auto = self._need, self._mode == "auto"
+        wanted = wanted_tokens(need)
+
+        def price(worker: WorkerView, uncached: int) -> int:
+            there = remote[worker.kv_format]
+            parts = decode_parts(need, worker, uncached, there, auto=auto, fleet=self._fleet)
+            return sum(parts)
+
+        def floors(group: WorkerGroup, uncached: int) -> tuple[int, ...]:
+            there = remote[group.kv_format]
+            here = LocalPrefill.of(group.costs, need, uncached).least_us
+            if there is None:
+                least = here
+            else:
+                moved = there.total_us(uncached)
+                least = min(here, moved) if auto else moved
+            credit_us = group.costs.credit_us(group.capacity.total_blocks * group.kv_format[2])
+            return least, least + wanted * credit_us
+
+        return self._ranked(groups, price, floors, count=1)[0]
+
+    def _candidates(self, kv_format: KvFormat, decode: WorkerView | None = None) -> _Candidates:
+        """Return the prefill workers for decode workers of a format, or for one of them."""
+        need, fleet = self._need, self._fleet
+        compatible = [
+            group
+            for group in fleet.roster.groups("prefill")
+            if hands_over(group.kv_format, kv_format)
+            and computes(need, group.capacity, most_targets(group.kv_format[1], kv_format[1]))
+        ]
+        source = self._source(kv_format, decode) if self._read_cached else None
+        slow = {} if decode is None else decode.degraded
+        costs = PrefillCosts(need, fleet.deferred, kv_format, source, slow)
+        found = self._ranked(
+            compatible,
+            lambda worker, uncached: sum(costs.parts(worker, uncached)),
+            lambda group, uncached: (costs.least_us(group.costs, uncached),),
+            count=MAX_CANDIDATES,
+            barred=need.left,
+        )
+        if found:
+            return _Candidates(found, costs)
+        return _Candidates((), costs, _no_candidate(kv_format, fleet.roster, compatible))
+
+    def _local_reason(
+        self, decode: WorkerView, first: WorkerView, costs: PrefillCosts
+    ) -> Reason | None:
+        """Return why the decode worker computes the prompt, where that takes less time than on the
+        best prefill worker. None if it does not."""
+        need, here = self._need, self._uncached(decode)
+        there = costs.remote(first, self._uncached(first))
+        local_us = LocalPrefill.of(decode.costs, need, here).total_us(decode)
+        if local_us >= there.total_us(here):
+            return None
+        if local_us >= there.total_us(here) - there.wait_us:
+            return "cheaper"
+        whole_us = LocalPrefill.of(decode.costs, need, need.tokens).total_us(decode)
+        return "short" if whole_us < there.total_us(need.tokens) else "cached"
+
+    def _source(self, kv_format: KvFormat, decode: WorkerView | None) -> Source | None:
+        """Return a worker that holds the most blocks and may be read: the decode worker itself
+        where it does, since its blocks are held for the request."""
+        for bits, blocks in self._held(kv_format).groups:
+            if decode is not None and decode.bit & bits:
+                return Source(decode, blocks)
+            for worker in self._fleet.roster.of_bits(bits):
+                fits = worker.kv_format == kv_format and not worker.draining
+                if fits and worker.boot_id not in self._fleet.passed_over:
+                    return Source(worker, blocks)
+        return None
+
+    def _uncached(self, worker: WorkerView) -> int:
+        held = self._held(worker.kv_format).blocks(worker)
+        return uncached_tokens(self._need, held, worker.capacity)
+
+    def _ranked(
+        self,
+        groups: Sequence[WorkerGroup],
+        price: Callable[[WorkerView, int], int],
+        floors: Callable[[WorkerGroup, int], tuple[int, ...]],
+        *,
+        count: int,
+        barred: frozenset[bytes] = frozenset(),
+    ) -> list[WorkerView]:
+        """Return `count` workers at most, the cheapest first, then those that have failed the
+        request. Workers that are passed over are returned only if there are no others: that others
+        are full is no reason to use a worker that fails."""
+        need, fleet = self._need, self._fleet
+        looked = max(count, MAX_CANDIDATES) if fleet.draws is not None else count
+
+        def best(avoided: bool, barred: frozenset[bytes]) -> list[WorkerView]:
+            ranking = Ranking(looked)
+            for group in groups:
+                for workers, others, blocks in self._held(group.kv_format).sets():
+                    uncached = uncached_tokens(need, blocks, group.capacity)
+
+                    def priced(worker: WorkerView, uncached: int = uncached) -> int | None:
+                        boot_id = worker.boot_id
+                        if boot_id in barred or (boot_id in need.avoid) != avoided:
+                            return None
+                        return price(worker, uncached)
+
+                    ranking.search(group, workers, others, priced, floors(group, uncached))
+            return _chosen(ranking.best(), fleet.draws)
+
+        for unused in (barred | fleet.passed_over, barred):
+            found = best(False, unused)
+            if len(found) < count and need.avoid:
+                found += best(True, unused)
+            if found:
+                return found[:count]
+        return []
+
+
+def _chosen(ranked: Sequence[Ranked], draws: Random | None) -> list[WorkerView]:
+    """Return the workers in their order, but first the better of two that are drawn among those
+    that are as quick as the quickest: routers that see the same fleet should not all choose the
+    same worker (Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, 2001)."""
+    views = [view for _, _, view in ranked]
+    if draws is None or len(ranked) < 2:
+        return views
+    most = ranked[0][0] + max(TIE_US, int(TIE_SHARE * ranked[0][0]))
+    alike = sum(cost <= most for cost, _, _ in ranked)
+    if alike < 2:
+        return views
+    first = min(draws.sample(range(alike), 2))
+    return [views[first], *views[:first], *views[first + 1 :]]
+
+
+def decode_parts(
+    need: Need,
+    worker: WorkerView,
+    uncached: int,
+    there: RemotePrefill | None,
+    *,
+    auto: bool,
+    fleet: FleetView,
+) -> DecodeParts:
+    """Return the cost of a request on a decode worker that lacks `uncached` of its prompt's tokens.
+    Its prefill is the one `there`, or without one its own; if `auto`, the quicker of both."""
+    lacking = max(0, wanted_tokens(need) - worker.room_tokens)
+    prefill_us = 0 if there is None else there.total_us(uncached)
+    if there is None or auto:
+        local_us = LocalPrefill.of(worker.costs, need, uncached).total_us(worker)
+        prefill_us = local_us if there is None else min(local_us, prefill_us)
+    return DecodeParts(
+        batch_us=worker.batch_us,
+        credit_us=lacking * worker.credit_us,
+        prefill_us=prefill_us,
+        slow_start_us=slow_start_us(worker, fleet.deferred),
     )
-    if not candidates:
-        reason = _no_candidate(decode.kv_format, fleet.roster, compatible)
-        return Placement(decode, (), local=True, reason=reason, costs=costs)
-    first = candidates[0]
-    here = uncached_tokens(need, holders.blocks(decode), decode.capacity)
-    there = uncached_tokens(need, held(first.kv_format).blocks(first), first.capacity)
-    source = source if costs.reads(first, there) else None
-    if mode == "disaggregated":
-        return Placement(decode, tuple(candidates), local=False, source=source, costs=costs)
-    local = _local_reason(need, here, costs.remote(first, here, there), local_prefill_tokens)
-    if local is not None:
-        return Placement(decode, (), local=True, reason=local, costs=costs)
-    chosen = tuple(candidates)
-    return Placement(decode, chosen, local=False, reason="cheaper", source=source, costs=costs)
+
+
+def computation_us(need: Need, held: Callable[[KvFormat], Holders], placed: Placement) -> int:
+    """Return for how long the worker that gets the prompt will compute it."""
+    worker = placed.decode if placed.local else placed.candidates[0]
+    uncached = uncached_tokens(need, held(worker.kv_format).blocks(worker), worker.capacity)
+    if placed.local or placed.costs is None:
+        return worker.costs.compute_us(need.tokens - uncached, need.tokens)
+    return placed.costs.parts(worker, uncached).compute_us
 
 
 def wanted_tokens(need: Need) -> int:
     """Return the tokens for which a decode worker should have room."""
     return need.tokens + need.output_tokens * need.sequences
-
-
-def decode_cost(worker: WorkerView, uncached: int, wanted: int) -> int:
-    """Return the cost of a request on a decode worker that lacks `uncached` of its prompt's tokens
-    and should have room for `wanted` tokens."""
-    lacking = max(0, wanted - worker.room_tokens)
-    return uncached * MOVE_COST + worker.batch_cost + lacking * ROOM_COST
-
-
-class PrefillCosts:
-    """The costs of a prompt's prefill on prefill workers, which may READ from its source, and
-    convert what the decode worker stores in another KV dtype. Queues do not count: overload must
-    not turn decode workers into prefill workers."""
-
-    def __init__(self, need: Need, source: Source | None, decode: KvFormat) -> None:
-        self._source = source
-        self._decode = decode
-        self._convert_cost = need.tokens * CONVERT_COST
-        self._left = need.tokens  # tokens that the source does not hold
-        if source is not None:
-            self._left = uncached_tokens(need, source.blocks, source.worker.capacity)
-
-    def at(self, worker: WorkerView, uncached: int) -> int:
-        """Return the cost on a worker that lacks so many tokens."""
-        cost = self.least(uncached) if self.reads(worker, uncached) else uncached * TOKEN_COST
-        return cost if worker.kv_format[1] == self._decode[1] else cost + self._convert_cost
-
-    def total(self, worker: WorkerView, uncached: int) -> int:
-        """Return the same with the worker's queue."""
-        return self.at(worker, uncached) + worker.queue_cost
-
-    def remote(self, worker: WorkerView, moved: int, uncached: int) -> int:
-        """Return the same with the move of what the decode worker lacks."""
-        return self.at(worker, uncached) + moved * MOVE_COST
-
-    def least(self, uncached: int) -> int:
-        """Return the cost on any worker that lacks so many tokens, if it reads the source well."""
-        read = max(0, uncached - self._left)
-        return min(
-            uncached * TOKEN_COST,
-            READ_COST + read * MOVE_COST + (uncached - read) * TOKEN_COST,
-        )
-
-    def reads(self, worker: WorkerView, uncached: int) -> bool:
-        """Return whether the worker should READ what it lacks of the source's blocks."""
-        if self._source is None or self._source.worker.boot_id in worker.degraded:
-            return False
-        return self.least(uncached) < uncached * TOKEN_COST
-
-
-def _source(fleet: FleetView, holders: Holders, decode: WorkerView) -> Source | None:
-    """Return a worker that holds the most blocks and may be read: the decode worker itself where it
-    does, since its blocks are held for the request."""
-    for bits, blocks in holders.groups:
-        if decode.bit & bits:
-            return Source(decode, blocks)
-        for worker in fleet.roster.of_bits(bits):
-            fits = worker.kv_format == decode.kv_format and not worker.draining
-            if fits and worker.boot_id not in fleet.passed_over:
-                return Source(worker, blocks)
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class _WorkerSearch:
-    """A search for the first `count` workers, without the boot ids `barred`; `degraded` ones come
-    after all others."""
-
-    need: Need
-    fleet: FleetView
-    held: Callable[[KvFormat], Holders]
-    count: int
-    barred: frozenset[bytes] = frozenset()
-    degraded: frozenset[bytes] = frozenset()
-
-
-def _ranked(
-    search: _WorkerSearch,
-    groups: Sequence[WorkerGroup],
-    price: Callable[[WorkerView, int], int],
-    floors: Callable[[int], tuple[int, ...]],
-) -> list[WorkerView]:
-    """Return the cheapest workers first, then those whose pair with the decode worker is degraded,
-    then those in their slow start, and last those that have failed the request. Workers that are
-    passed over are returned only if there are no others: that others are full is no reason to use
-    a worker that fails."""
-    need = search.need
-
-    def best(rank: tuple[bool, bool, bool], barred: frozenset[bytes]) -> list[WorkerView]:
-        ranking = Ranking(search.count)
-        for group in groups:
-            for workers, others, blocks in search.held(group.kv_format).sets():
-                uncached = uncached_tokens(need, blocks, group.capacity)
-
-                def priced(worker: WorkerView, uncached: int = uncached) -> int | None:
-                    boot_id = worker.boot_id
-                    if boot_id in barred or _rank(search, boot_id) != rank:
-                        return None
-                    return price(worker, uncached)
-
-                ranking.search(group, workers, others, priced, floors(uncached))
-        return ranking.views()
-
-    avoided, deferred = {False, bool(need.avoid)}, {False, bool(search.fleet.deferred)}
-    ranks = sorted(product(avoided, deferred, {False, bool(search.degraded)}))
-    for barred in (search.barred | search.fleet.passed_over, search.barred):
-        found: list[WorkerView] = []
-        for rank in ranks:
-            if len(found) < search.count:
-                found += best(rank, barred)
-        if found:
-            return found[: search.count]
-    return []
-
-
-def _rank(search: _WorkerSearch, boot_id: bytes) -> tuple[bool, bool, bool]:
-    deferred = boot_id in search.fleet.deferred
-    return boot_id in search.need.avoid, deferred, boot_id in search.degraded
 
 
 def _trusts(workers: Iterable[WorkerView], passed_over: frozenset[bytes]) -> bool:
@@ -326,60 +382,3 @@ def _no_candidate(kv_format: KvFormat, roster: Roster, usable: Sequence[WorkerGr
         return "left"
     readable = any(hands_over(group.kv_format, kv_format) for group in groups)
     return "too_large" if readable else "incompatible"
-
-
-def _local_reason(
-    need: Need, here: int, remote_cost: int, local_prefill_tokens: int
-) -> Reason | None:
-    """Return why the decode worker computes the prompt, of which it lacks `here` tokens: few, or at
-    less cost than the best prefill worker. None if it does not."""
-    if here < local_prefill_tokens:
-        return "short" if need.tokens < local_prefill_tokens else "cached"
-    return "cheaper" if local_cost(here) < remote_cost else None
-
-
-def local_cost(uncached: int) -> int:
-    """Return the cost of a prefill on the decode worker."""
-    return uncached * LOCAL_COST
-
-
-def uncached_tokens(need: Need, held_blocks: int, worker: WorkerCapacity) -> int:
-    """Return the tokens that the worker has to compute; the last prompt token is always one."""
-    return need.tokens - min(held_blocks * worker.block_size, need.tokens - 1)
-
-
-def _holds(need: Need, worker: WorkerCapacity) -> bool:
-    """Return whether a decode worker could ever take the request. Counts like the worker's own
-    queue: the longest that one sequence may become, and the credit of all sequences."""
-    size = worker.block_size
-    grown = _blocks(need.tokens + need.output_tokens, size)
-    credit = grown + (need.sequences - 1) * (grown - need.tokens // size)  # full blocks are shared
-    wanted = max(credit, _blocks(need.most_tokens, size))
-    return wanted <= worker.total_blocks and need.most_tokens <= worker.max_context
-
-
-def _computes(need: Need, worker: WorkerCapacity, targets: int) -> bool:
-    """Return whether a prefill worker has room for all of the tokens, and for `targets` blocks to
-    convert each of theirs."""
-    blocks = _blocks(need.tokens, worker.block_size) * (1 + targets)
-    return blocks <= worker.total_blocks and need.tokens <= worker.max_context
-
-
-def _blocks(tokens: int, block_size: int) -> int:
-    return -(-tokens // block_size)
-
-
-def _too_large(need: Need, decoders: Sequence[WorkerCapacity]) -> BatonError:
-    if any(_holds(need, worker) for worker in decoders):
-        return Unavailable(
-            "no decode worker whose KV pool is large enough takes work now: send the request again"
-        )
-    largest = max(min(e.total_blocks * e.block_size, e.max_context) for e in decoders)
-    asked = f"of {need.most_tokens} tokens of prompt and output"
-    if need.sequences > 1:
-        asked = f"of {need.sequences} choices {asked} each"
-    return InvalidRequest(
-        f"a request {asked} does not fit the largest KV pool ({largest} tokens): shorten the "
-        "prompt, lower max_tokens or n, or start a worker with a larger pool",
-        "prompt" if need.tokens >= largest else "max_tokens",
-    )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 
+from baton.router.fleet.worker_costs import WorkerCosts
 from baton.router.fleet.worker_order import WorkerOrder
 from baton.router.fleet.worker_view import KvFormat, NumericsId, WorkerCapacity, WorkerView
 
@@ -21,12 +22,15 @@ _Times = list[tuple[float, str]]
 class WorkerGroup:
     """Workers of one role that differ only in their load. `members` are all, `accepting` those
     that take work, `open` those of them whose queue has room. The open ones are in the `orders`:
-    decode workers by `batch_cost` and `full_cost`, prefill workers by `queue_cost`."""
+    decode workers by `batch_us` and `full_us`, prefill workers by `queue_us`."""
 
-    def __init__(self, role: str, kv_format: KvFormat, capacity: WorkerCapacity) -> None:
+    def __init__(
+        self, role: str, kv_format: KvFormat, capacity: WorkerCapacity, costs: WorkerCosts
+    ) -> None:
         self.role = role
         self.kv_format = kv_format
         self.capacity = capacity
+        self.costs = costs
         self.members: dict[str, WorkerView] = {}
         self.accepting: dict[str, WorkerView] = {}
         self.open: dict[str, WorkerView] = {}
@@ -58,11 +62,11 @@ class WorkerGroup:
 
 def _costs(view: WorkerView) -> tuple[int, ...]:
     if view.role == "decode":
-        return view.batch_cost, view.full_cost
-    return (view.queue_cost,)
+        return view.batch_us, view.full_us
+    return (view.queue_us,)
 
 
-_GroupKey = tuple[str, KvFormat, WorkerCapacity]
+_GroupKey = tuple[str, KvFormat, WorkerCapacity, WorkerCosts]
 
 
 class Roster:
@@ -90,7 +94,7 @@ class Roster:
         self._views[view.worker_id] = view
         if view.bit:
             self._by_bit[view.bit] = view
-        key = (view.role, view.kv_format, view.capacity)
+        key = (view.role, view.kv_format, view.capacity, view.costs)
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = WorkerGroup(*key)
@@ -108,7 +112,7 @@ class Roster:
             return
         if self._by_bit.get(view.bit) is view:
             del self._by_bit[view.bit]
-        key = (view.role, view.kv_format, view.capacity)
+        key = (view.role, view.kv_format, view.capacity, view.costs)
         group = self._groups[key]
         group.remove(view)
         if not group.members:
@@ -149,15 +153,18 @@ def _has_queue(view: WorkerView) -> bool:
     return view.role == "decode" and not view.draining and view.expected_end is not None
 
 
+Ranked = tuple[int, str, WorkerView]  # price, worker id
+
+
 class Ranking:
     """The `count` cheapest workers so far; of equal prices the lower worker id comes first."""
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._best: list[tuple[int, str, WorkerView]] = []
+        self._best: list[Ranked] = []
 
-    def views(self) -> list[WorkerView]:
-        return [view for _, _, view in self._best]
+    def best(self) -> list[Ranked]:
+        return self._best
 
     def search(
         self,

@@ -67,8 +67,8 @@ class WorkerLink:
     """`up` is true while the link is; `quiet` while no message has come for long; `boot_id` and
     `worker_hello` are those of the last handshake, `refused_reason` the fault of the last one if
     that failed. `joined_s` is when it came up, unless it resumed. `placed_tokens` and
-    `placed_requests` count what was sent since the last load report. `vocab_size` is that of the
-    router's model. `changed` is called after every change of what placement knows of the worker."""
+    `placed_requests` count what was sent since the last load report, which takes `placed_us`.
+    `changed` is called after every change of what placement knows of the worker."""
 
     boot_id = ViewField[bytes]()
     worker_hello = ViewField[worker_pb2.WorkerHello | None]()
@@ -79,6 +79,7 @@ class WorkerLink:
     refused_reason = ViewField[str | None]()
     placed_tokens = ViewField[int]()
     placed_requests = ViewField[int]()
+    placed_us = ViewField[int]()
     hinted = ViewField[tuple[int, int]]()
 
     def __init__(
@@ -100,7 +101,7 @@ class WorkerLink:
         self.up = False
         self.parked = self.hung = self.quiet = False
         self.refused_reason = None
-        self.placed_tokens = self.placed_requests = 0
+        self.placed_tokens = self.placed_requests = self.placed_us = 0
         self.hinted = (0, 0)
         self._wait_estimator = WaitEstimator()
         self._dialer = dialer
@@ -367,7 +368,7 @@ class WorkerLink:
             log.warning("worker not ready", worker_id=self.worker_id, reason=reason)
         self.load = load
         self._wait_estimator.report(load, asyncio.get_running_loop().time())
-        self.placed_tokens = self.placed_requests = 0
+        self.placed_tokens = self.placed_requests = self.placed_us = 0
         before, self.hung = self.hung, load.overdue_ms >= self._config.hang_s * 1000
         if self.hung and not before:
             log.warning("worker hung", worker_id=self.worker_id, overdue_ms=load.overdue_ms)

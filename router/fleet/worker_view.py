@@ -6,23 +6,22 @@ every request fail, on whichever worker. A prefill worker whose KV no decode wor
 linked and reported: no placement names it, and a whole pool would stand idle unseen.
 
 The costs here do not depend on the request, so workers can be kept in their order (roster.py).
-They are whole tenths of a prompt token's computation, so equal costs compare as equal.
+They are in microseconds (worker_costs.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar, cast, overload
 
 from baton.proto import worker_pb2
+from baton.router.fleet.worker_costs import PRIOR_COSTS, WorkerCosts
 from baton.runtime.links import LINK_PROTOCOL_VERSION
 from baton.runtime.worker.kv_bridge import bridges
 
-TOKEN_COST = 10  # a prefill worker computes a prompt token
-SEQUENCE_COST = 80  # one more sequence in the batch slows every step
-ROOM_COST = 40  # a token without room waits for another request's end
 # Of a hello: no smaller than what a worker's own settings allow.
+MAX_STEP_TOKENS = 1 << 20
 MAX_VALUES = {"block_size": 256, "max_context": 1 << 24, "total_blocks": 1 << 31}
 MAX_NAME_CHARACTERS = 256  # of a fingerprint or a KV dtype
 BOOT_ID_BYTES = 16
@@ -47,10 +46,10 @@ class WorkerCapacity:
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """One worker as the router knows it now. Two workers can hand KV over if their `kv_format`s
-    fit (`hands_over`). `placed_tokens` and `placed_requests` were sent there since its
-    last load report. `expected_end` is that of one more request (see WaitEstimator). `bit` is the
-    worker's in the radix index, 0 where that has no blocks of it. `joined_s` is when it was linked,
-    on the router's clock."""
+    fit (`hands_over`). `placed_tokens` and `placed_requests` were sent there since its last load
+    report, and take `placed_us` to compute. `expected_end` is that of one more request (see
+    WaitEstimator). `bit` is the worker's in the radix index, 0 where that has no blocks of it.
+    `joined_s` is when it was linked, on the router's clock."""
 
     worker_id: str
     boot_id: bytes
@@ -63,15 +62,20 @@ class WorkerView:
     free_blocks: int = 0
     total_blocks: int = 0
     promised_blocks: int = 0
+    waiting_blocks: int = 0  # that the waiting requests want
     queued_tokens: int = 0
+    queued_pairs: int = 0  # of query and key, of these
     placed_tokens: int = 0
+    placed_us: int = 0
     placed_requests: int = 0
     draining: bool = False  # takes no new work, for any reason
     expected_end: tuple[float, float] | None = None
     bit: int = 0
-    degraded: frozenset[bytes] = frozenset()  # boot ids of peers that this worker reads slowly
+    # GB/s by boot id, of peers that this worker reads slowly
+    degraded: Mapping[bytes, float] = field(default_factory=dict)
     joined_s: float = 0.0
     hinted: tuple[int, int] = (0, 0)  # requests and tokens that other routers have just placed
+    costs: WorkerCosts = PRIOR_COSTS
 
     @property
     def block_size(self) -> int:
@@ -91,29 +95,44 @@ class WorkerView:
 
     @property
     def room_tokens(self) -> int:
-        """Return the room for tokens of KV; negative if more is promised than there is."""
-        return (self.free_blocks - self.promised_blocks) * self.block_size - self.placed_tokens
+        """Return the room for tokens of KV; negative if more is promised or wanted than there
+        is."""
+        blocks = self.free_blocks - self.promised_blocks - self.waiting_blocks
+        return blocks * self.block_size - self.placed_tokens
 
     @property
-    def batch_cost(self) -> int:
-        """Return the cost of a request on this decode worker if it has room."""
-        return (self.running + self.queued_requests + self.hinted[0]) * SEQUENCE_COST
-
-    @property
-    def full_cost(self) -> int:
-        """Return the cost of a request on this decode worker if it has no room, less `ROOM_COST`
-        for each of the request's tokens."""
-        return self.batch_cost - self.room_tokens * ROOM_COST
+    def streams(self) -> int:
+        """Return the requests that are or will soon be in this decode worker's batch."""
+        return self.running + self.queued_requests + self.hinted[0]
 
     @property
     def queue_tokens(self) -> int:
-        """Return the tokens that this prefill worker computes before a new prompt."""
+        """Return the tokens that this worker computes before a new prompt."""
         return self.queued_tokens + self.placed_tokens
 
     @property
-    def queue_cost(self) -> int:
-        """Return the cost of what this prefill worker computes before a new prompt."""
-        return (self.queue_tokens + self.hinted[1]) * TOKEN_COST
+    def queue_us(self) -> int:
+        """Return the time of what this worker computes before a new prompt."""
+        hinted = self.hinted[1] if self.role == "prefill" else 0
+        return self.costs.queue_us(self.queued_tokens + hinted, self.queued_pairs) + self.placed_us
+
+    @property
+    def batch_us(self) -> int:
+        """Return the cost of a request beside the others on this decode worker, if it has room:
+        that of their tokens, and of the prompts that are computed here."""
+        held = (self.total_blocks - self.free_blocks) * self.block_size + self.placed_tokens
+        return self.costs.batch_us(self.streams, held) + self.queue_us
+
+    @property
+    def credit_us(self) -> int:
+        """Return the cost of each token for which this decode worker has no room."""
+        return self.costs.credit_us(self.total_blocks * self.block_size)
+
+    @property
+    def full_us(self) -> int:
+        """Return the cost of a request on this decode worker if it has no room, less `credit_us`
+        for each of the request's tokens."""
+        return self.batch_us - self.room_tokens * self.credit_us
 
 
 class ViewOwner(Protocol):
@@ -140,6 +159,14 @@ class ViewField(Generic[_T]):
         if link.__dict__.get(self._name, self) is not value:
             link.__dict__[self._name] = value
             link.note_change()
+
+
+def capacity_of(hello: worker_pb2.WorkerHello) -> WorkerCapacity:
+    return WorkerCapacity(hello.block_size, hello.total_blocks, hello.max_context)
+
+
+def kv_format_of(hello: worker_pb2.WorkerHello) -> KvFormat:
+    return (hello.model_fingerprint, hello.kv_dtype, hello.block_size)
 
 
 def hands_over(granter: KvFormat, reader: KvFormat) -> bool:
@@ -185,6 +212,9 @@ def handshake_fault(hello: worker_pb2.WorkerHello, vocab_size: int) -> str | Non
         value = getattr(hello, name)
         if not 1 <= value <= largest:
             return f"{name} is {value}, not from 1 to {largest}"
+    for name in ("step_tokens", "chunk_tokens"):  # 0: not stated
+        if (value := getattr(hello, name)) > MAX_STEP_TOKENS:
+            return f"{name} is {value}, not at most {MAX_STEP_TOKENS}"
     for name in ("model_fingerprint", "kv_dtype"):
         length = len(getattr(hello, name))
         if not 1 <= length <= MAX_NAME_CHARACTERS:

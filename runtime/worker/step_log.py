@@ -1,6 +1,7 @@
 """The last steps of a worker with the work that each had and the time that it took: a planner fits
 its timing model to them. One step in STEP_PAUSE_S is kept, so that the log costs a busy worker
-nothing and reaches further back. Owned by the worker's loop."""
+nothing and reaches further back. Load reports carry the last one of each kind to the routers. Owned
+by the worker's loop."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from baton.proto import worker_pb2
 from baton.runtime.config import StepConfig
 
 KEPT = 96  # steps with prompt tokens, and as many without
 STEP_PAUSE_S = 0.1
+_MAX_MICROS = (1 << 32) - 1
 
 Row = tuple[int, int, int, int, float]
 
@@ -29,6 +32,7 @@ class StepLog:
         self._rows: tuple[deque[Row], deque[Row]] = (deque(maxlen=KEPT), deque(maxlen=KEPT))
         self._kept_s = [-STEP_PAUSE_S, -STEP_PAUSE_S]
         self._verifying = 0
+        self._numbers = [0, 0]  # of the last step recorded, without and with prompt tokens
 
     def due(self, ended_s: float, *, chunks: bool, verifies: bool = False) -> bool:
         """Return whether a step that ended now should be recorded. One that verifies proposals has
@@ -50,6 +54,21 @@ class StepLog:
         row = (tokens, pairs, len(contexts), sum(contexts), round(seconds, 6))
         self._rows[bool(spans)].append(row)
         self._kept_s[bool(spans)] = ended_s
+        self._numbers[bool(spans)] += 1
+
+    def last(self, *, chunks: bool) -> worker_pb2.StepTime | None:
+        """Return the last recorded step with prompt tokens, or without, as a load report has it."""
+        if not self._rows[chunks]:
+            return None
+        tokens, pairs, sequences, context, seconds = self._rows[chunks][-1]
+        return worker_pb2.StepTime(
+            number=self._numbers[chunks],
+            prompt_tokens=tokens,
+            pairs=pairs,
+            sequences=sequences,
+            context_tokens=context,
+            micros=min(round(seconds * 1e6), _MAX_MICROS),
+        )
 
     def audit(self) -> dict[str, Any]:
         """Return the rows [prompt tokens, query-key pairs, sequences, context tokens, seconds], the

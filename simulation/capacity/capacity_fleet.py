@@ -25,13 +25,14 @@ from baton.planner.timing_model import TimingModel
 from baton.planner.traces import TraceRequest
 from baton.prefill_worker.prompts import Prompt
 from baton.proto import handoff_pb2
-from baton.router.fleet.placement import Need, Source
+from baton.router.fleet.placement import place
+from baton.router.fleet.request_need import Need, Source
 from baton.runtime.errors import BatonError, Overloaded
 from baton.simulation.capacity.decode_stage import DecodeStage
 from baton.simulation.capacity.layout import CapacityScenario
 from baton.simulation.capacity.prefill_stage import PrefillStage
 from baton.simulation.capacity.request_record import GapLog, RequestRecord
-from baton.simulation.capacity.router_knowledge import RouterKnowledge
+from baton.simulation.capacity.router_knowledge import Placer, RouterKnowledge
 from baton.simulation.capacity.stage_values import prompt_of, request_of
 from baton.simulation.capacity.timeline import EventQueue
 from baton.simulation.capacity.trace_tokens import block_names
@@ -71,6 +72,7 @@ class CapacityFleet:
         timing: TimingModel,
         scenario: CapacityScenario,
         trace: list[TraceRequest],
+        placer: Placer = place,
     ) -> None:
         layout = scenario.layout
         self.records = [RequestRecord(each) for each in trace]
@@ -79,7 +81,7 @@ class CapacityFleet:
         self._timeline = timeline
         self._timing = timing
         mode = scenario.placement if layout.prefill else "local"
-        self._router = RouterKnowledge(timeline, mode)
+        self._router = RouterKnowledge(timeline, mode, timing, layout.steps(), placer)
         self._growth = layout.steps().expected_growth_tokens
         self._handoffs: dict[Group, _Handoff] = {}
         self._by_prompt: dict[Prompt, _Handoff] = {}

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 
 from baton.planner.timing_model import TimingModel
 from baton.planner.traces import TraceRequest
+from baton.router.fleet.placement import place
 from baton.simulation.capacity.capacity_fleet import CapacityFleet
 from baton.simulation.capacity.capacity_report import CapacityReport, make_report
 from baton.simulation.capacity.layout import CapacityScenario
+from baton.simulation.capacity.router_knowledge import Placer
 from baton.simulation.capacity.timeline import EventQueue
 
 PROGRESS_ACTIONS = 2048  # between two reports of progress
@@ -36,11 +38,13 @@ def run_fleet(
     trace: list[TraceRequest],
     progress: Callable[[int, int], None] = lambda finished, total: None,
     begun: Callable[[CapacityFleet, EventQueue], None] = lambda fleet, timeline: None,
+    placer: Placer = place,
 ) -> CapacityFleet:
-    """Same as `simulate`, but return the fleet at its end. `begun` is called before time passes."""
+    """Same as `simulate`, but return the fleet at its end. `begun` is called before time passes;
+    `placer` places requests."""
     timeline = EventQueue()
     with _without_collection():
-        fleet = CapacityFleet(timeline, timing, scenario, trace)
+        fleet = CapacityFleet(timeline, timing, scenario, trace, placer)
         begun(fleet, timeline)
         actions = 0
         while timeline.step():

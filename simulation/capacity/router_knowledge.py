@@ -11,15 +11,19 @@ are the product's own. Owned by the fleet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from baton.router.fleet.placement import FleetView, Need, Placement, open_groups, place
-from baton.router.fleet.radix_index import RadixIndex
-from baton.router.fleet.roster import Roster
+from baton.planner.timing_model import TimingModel
+from baton.router.fleet.placement import FleetView, Placement, computation_us, open_groups
+from baton.router.fleet.radix_index import Holders, RadixIndex
+from baton.router.fleet.request_need import Need
+from baton.router.fleet.roster import Roster, WorkerGroup
 from baton.router.fleet.slow_start import SlowStart
-from baton.router.fleet.worker_view import WorkerView
-from baton.runtime.config import PlacementMode, RouterConfig
+from baton.router.fleet.worker_costs import WorkerCosts
+from baton.router.fleet.worker_view import KvFormat, WorkerView
+from baton.runtime.config import PlacementMode, RouterConfig, StepConfig
 from baton.runtime.errors import BatonError
 from baton.simulation.capacity.decode_stage import DecodeStage
 from baton.simulation.capacity.prefill_stage import PrefillStage
@@ -29,6 +33,21 @@ from baton.simulation.capacity.timeline import EventQueue
 SPREAD = 0.0
 
 Stage = DecodeStage | PrefillStage
+
+
+class Placer(Protocol):
+    """`router.fleet.placement.place`, or another rule that is compared with it."""
+
+    def __call__(
+        self,
+        need: Need,
+        fleet: FleetView,
+        groups: Sequence[WorkerGroup],
+        held: Callable[[KvFormat], Holders],
+        mode: PlacementMode,
+        *,
+        read_cached: bool = True,
+    ) -> Placement: ...
 
 
 @dataclass(slots=True)
@@ -43,15 +62,29 @@ class _Worker:
     draining: bool = False
     placed_tokens: int = 0  # since the last report
     placed_requests: int = 0
+    placed_us: int = 0
     report_due: bool = False
 
 
 class RouterKnowledge:
-    def __init__(self, timeline: EventQueue, mode: PlacementMode) -> None:
-        config = RouterConfig()
+    """Knows what the workers' steps take by `timing`, as a router does that has learned it."""
+
+    def __init__(
+        self,
+        timeline: EventQueue,
+        mode: PlacementMode,
+        timing: TimingModel,
+        step: StepConfig,
+        placer: Placer,
+    ) -> None:
+        config, growth = RouterConfig(), step.expected_growth_tokens
         self._timeline = timeline
         self._mode = mode
-        self._local_tokens = config.local_prefill_tokens
+        self._place = placer
+        own = step.local_prefill_tokens
+        self._decode_costs = WorkerCosts(timing, 1.0, own, own, growth)
+        sizes = step.prefill_tokens, step.chunk_tokens
+        self._prefill_costs = WorkerCosts(timing, 1.0, *sizes, growth)
         self._heartbeat_s = config.link_heartbeat_s
         self._index = RadixIndex()
         self._roster = Roster(config.max_waiting)
@@ -68,7 +101,7 @@ class RouterKnowledge:
         bit = self._index.bit(name)
         first_s = now_s + self._heartbeat_s * (self._joined * SPREAD % 1.0)
         self._joined += 1
-        view = view_of(stage, bit, joined_s=now_s)
+        view = view_of(stage, bit, self._costs_of(stage), joined_s=now_s)
         self._workers[name] = worker = _Worker(stage, bit, now_s, first_s, view)
         self._stale[name] = worker
         self.changed(stage)
@@ -105,18 +138,23 @@ class RouterKnowledge:
         if isinstance(groups, BatonError):
             raise groups
         held = held_by(self._index.holders(names))
-        placement = place(need, fleet, groups, held, self._mode, self._local_tokens)
-        self._count(placement.decode, need.tokens)
+        placement = self._place(need, fleet, groups, held, self._mode)
+        computed_us = computation_us(need, held, placement)
+        self._count(placement.decode, need.tokens, computed_us if placement.local else 0)
         if placement.candidates:
-            self._count(placement.candidates[0], need.tokens)
+            self._count(placement.candidates[0], need.tokens, computed_us)
         return placement
 
-    def _count(self, view: WorkerView, tokens: int) -> None:
+    def _costs_of(self, stage: Stage) -> WorkerCosts:
+        return self._decode_costs if isinstance(stage, DecodeStage) else self._prefill_costs
+
+    def _count(self, view: WorkerView, tokens: int, computed_us: int) -> None:
         """Count a request that was placed on a worker, in its view and its slow start."""
         worker, now_s = self._workers[view.worker_id], self._timeline.now_s
         self._slow_start.record_placement(view.worker_id, view.role, self._roster, now_s)
         worker.placed_tokens += tokens
         worker.placed_requests += 1
+        worker.placed_us += computed_us
         self._stale[view.worker_id] = worker
         self._expect_report(worker)
 
@@ -138,9 +176,13 @@ class RouterKnowledge:
 
     def _report(self, worker: _Worker) -> None:
         worker.view = view_of(
-            worker.stage, worker.bit, joined_s=worker.joined_s, draining=worker.draining
+            worker.stage,
+            worker.bit,
+            self._costs_of(worker.stage),
+            joined_s=worker.joined_s,
+            draining=worker.draining,
         )
-        worker.placed_tokens = worker.placed_requests = 0
+        worker.placed_tokens = worker.placed_requests = worker.placed_us = 0
         self._stale[worker.stage.worker_id] = worker
 
     def _update_roster(self) -> None:
@@ -151,6 +193,7 @@ class RouterKnowledge:
                     view,
                     placed_tokens=worker.placed_tokens,
                     placed_requests=worker.placed_requests,
+                    placed_us=worker.placed_us,
                 )
             self._slow_start.follow(view)
             self._roster.put(view)

@@ -4,6 +4,7 @@ the router's view of a worker. Holds no state."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from opentelemetry.context import Context
 
@@ -11,8 +12,9 @@ from baton.decode_worker.sequences import Group, Request
 from baton.decode_worker.sequences import Sequence as TokenSequence
 from baton.prefill_worker.prompts import Prompt
 from baton.proto import worker_pb2
-from baton.router.fleet.placement import Source
 from baton.router.fleet.radix_index import Holders
+from baton.router.fleet.request_need import Source
+from baton.router.fleet.worker_costs import WorkerCosts
 from baton.router.fleet.worker_view import KvFormat, WorkerView
 from baton.runtime.identity import NO_TENANT
 from baton.runtime.sampling import SamplingParams
@@ -89,24 +91,38 @@ def _wire_source(source: Source) -> worker_pb2.Source:
 
 
 def view_of(
-    stage: DecodeStage | PrefillStage, bit: int, *, joined_s: float, draining: bool = False
+    stage: DecodeStage | PrefillStage,
+    bit: int,
+    costs: WorkerCosts,
+    *,
+    joined_s: float,
+    draining: bool = False,
 ) -> WorkerView:
     """Return what the router would know of the worker by a load report of now."""
-    name, scheduler = stage.worker_id, stage.scheduler
-    decodes = isinstance(stage, DecodeStage)
-    return WorkerView(
-        worker_id=name,
-        boot_id=name.encode(),
-        role="decode" if decodes else "prefill",
+    view = WorkerView(
+        worker_id=stage.worker_id,
+        boot_id=stage.worker_id.encode(),
+        role="prefill",
         address="",
         kv_format=("simulated", "simulated", stage.pool.block_size),
-        running=stage.scheduler.running if isinstance(stage, DecodeStage) else 0,
-        waiting=scheduler.waiting,
+        waiting=stage.scheduler.waiting,
         free_blocks=stage.pool.available,
         total_blocks=stage.pool.total,
-        promised_blocks=stage.scheduler.promised_blocks if isinstance(stage, DecodeStage) else 0,
-        queued_tokens=scheduler.queued_tokens,
+        queued_tokens=stage.scheduler.queued_tokens,
         draining=draining,
         bit=bit,
         joined_s=joined_s,
+        costs=costs,
+    )
+    if isinstance(stage, PrefillStage):
+        running, pairs = stage.scheduler.computing, stage.scheduler.queued_pairs
+        return replace(view, running=running, queued_pairs=pairs)
+    scheduler = stage.scheduler
+    return replace(
+        view,
+        role="decode",
+        running=scheduler.running,
+        promised_blocks=scheduler.promised_blocks,
+        waiting_blocks=scheduler.queue.wanted_blocks,
+        queued_pairs=scheduler.queue.local_pairs + scheduler.chunks.remaining_pairs,
     )

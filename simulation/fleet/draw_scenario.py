@@ -286,7 +286,6 @@ def _config(dice: random.Random, read_s: float, *, slow: bool) -> Config:
     return Config(
         router=RouterConfig(
             placement="disaggregated" if slow else dice.choice(["auto", "disaggregated"]),
-            local_prefill_tokens=8,
             max_requests=dice.choice([8, 64, 64]),
             stream_buffer_messages=dice.choice([8, 64]),
             link_heartbeat_s=0.5,

@@ -240,6 +240,7 @@ class World:
             ContextLimits(limits.max_context, limits.vocab_size),
             boot_id=self.dice.randbytes(16),
             reports=None if self.shared is None else self.shared.reports_of(machine),
+            step=self.config.step,
         )
         dispatcher = Dispatcher(fleet, router, self.config.step)
         dispatcher.confirm_weight = 1  # answers are short here

@@ -60,7 +60,7 @@ class Refusals:
     # -- workers --------------------------------------------------------------------------------
 
     def _over_line(self, process: WorkerProcess, worker: DecodeWorker) -> None:
-        line, limit = worker._scheduler._queue, self._world.config.step.max_queue
+        line, limit = worker._scheduler.queue, self._world.config.step.max_queue
         check = line.check_room
 
         def watched() -> None:

@@ -14,13 +14,12 @@ def over_router(process: RouterProcess, breaches: list[str]) -> None:
 
     def compared() -> Roster:
         found = roster()
-        linked = {
-            name: view_of(link, fleet.index.bit(name))
-            for name, link in fleet._links.items()
-            if link.up
-        }
-        for name in sorted(linked.keys() | {view.worker_id for view in found.views()}):
-            if found.get(name) != linked.get(name):
+        links = {name: link for name, link in fleet._links.items() if link.up}
+        for name in sorted(links.keys() | {view.worker_id for view in found.views()}):
+            view, link = found.get(name), links.get(name)
+            # costs are learned: those of the view are as old as its worker's last report
+            seen = view and link and view_of(link, fleet.index.bit(name), view.costs)
+            if view is None or view != seen:
                 breaches.append(f"{process.machine.name}: its roster is behind {name}'s link")
         return found
 

@@ -88,7 +88,7 @@ PAST_BUGS: dict[str, PastBug] = {
         ),
     ),
     "role-of-an-old-record": PastBug(
-        1390,
+        543,
         Break(
             "a worker that changed its role was linked again before the registry told of it, and "
             "kept its old role in the router's eyes",
@@ -108,7 +108,7 @@ PAST_BUGS: dict[str, PastBug] = {
         ),
     ),
     "memory-costs-others": PastBug(
-        53,
+        193,
         Break(
             "a request that fits no worker's memory used up the moves of all others",
             RetryBudget,

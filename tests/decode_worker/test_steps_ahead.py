@@ -224,7 +224,7 @@ def test_no_sequence_is_preempted_during_a_step() -> None:
             waited += 1
         if not plan or len(under_way) == 2:
             bench.commit(under_way.pop(0))
-    assert waited == 1 and young in [g.sequences[0] for g in bench.scheduler._queue._groups]
+    assert waited == 1 and young in [g.sequences[0] for g in bench.scheduler.queue._groups]
     assert under_way == [plan] and plan.decoding == [old]
     assert young.blocks == [] and (old.under_way, young.under_way) == (1, 0)
     had = len(young.output)

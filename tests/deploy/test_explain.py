@@ -15,7 +15,8 @@ from baton.runtime.errors import ConfigError
 
 WORKER = {
     "worker_id": "decode-0",
-    "cost": 170,
+    "cost": 0.17,
+    "parts": {"batch": 0.05, "credit": 0.0, "prefill": 0.12, "slow_start": 0.0},
     "uncached_tokens": 10,
     "queued_tokens": 0,
     "running": 1,
@@ -29,9 +30,10 @@ PROMPT = {
     "prompt_tokens": 10,
     "decode_worker": "decode-0",
     "prefill_candidates": [],
-    "prefill_cost": {"here": 400, "remote": None, "unit": "tenths"},
-    "decode_costs": {"unit": "tenths", "workers": [WORKER]},
-    "prefill_costs": {"unit": "tokens", "workers": [{**WORKER, "obstacle": "draining"}]},
+    "timing": "live",
+    "prefill_cost": {"here": 0.12, "remote": None, "unit": "s"},
+    "decode_costs": {"unit": "s", "workers": [WORKER]},
+    "prefill_costs": {"unit": "s", "workers": [{**WORKER, "obstacle": "draining"}]},
 }
 
 
@@ -67,7 +69,8 @@ def test_the_route_is_that_of_the_body(
     assert asked == [(path, body)]
     text = capsys.readouterr().out
     assert "local (short): 10 prompt tokens, decode on decode-0" in text
-    assert "400 here, no candidate remote" in text and "(draining)" in text
+    assert "0.120000 s here, no candidate remote, by the live timing" in text
+    assert "batch 0.050000, prefill 0.120000\n" in text and "(draining)" in text
 
 
 def test_json_is_the_servers_own(

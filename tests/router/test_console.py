@@ -198,7 +198,7 @@ async def test_a_killed_worker_shows_within_three_seconds(router: StartRouter) -
 
 
 async def test_requests_and_handoffs_in_flight_are_shown(router: StartRouter) -> None:
-    config = replace(FAST_ROUTER, placement="disaggregated", local_prefill_tokens=0)
+    config = replace(FAST_ROUTER, placement="disaggregated")
     names = ("prefill-0", "decode-0")
     async with router(admin=ADMIN, workers=names, config=config, pause_at=0) as running:
         asking = asyncio.create_task(running.complete(max_tokens=3, prompt="the quick " * 40))

@@ -145,7 +145,7 @@ def test_hints_change_the_order_and_fill_no_queue() -> None:
         view("prefill-0", hinted=(1, 100)),
         view("prefill-1"),
     ]
-    found = placed(place(NEED, workers, "disaggregated", 64))
+    found = placed(place(NEED, workers, "disaggregated"))
     assert found.decode.worker_id == "decode-1"
     assert [e.worker_id for e in found.candidates] == ["prefill-1", "prefill-0"]
     roster = Roster(max_waiting=4)

@@ -3,84 +3,95 @@ same by its plain form, which looks at all workers."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 
-from baton.router.fleet.placement import (
-    Need,
-    Source,
-)
+from baton.planner.live_timing import PRIOR
+from baton.router.fleet.request_need import Need, Source
+from baton.router.fleet.worker_costs import WorkerCosts
 from baton.runtime.config import PlacementMode
 from baton.runtime.errors import InvalidRequest, Overloaded, Unavailable
 from tests.support.placement_scene import NEED, SHAPE, place, placed, view
 
+SLOW = 0.02  # GB/s
 D0, D1, P0, P1 = view("decode-0"), view("decode-1"), view("prefill-0"), view("prefill-1")
 
 
-def test_a_degraded_pair_comes_last_and_is_still_used() -> None:
+def test_a_degraded_pair_costs_what_its_reads_take() -> None:
     """The mark is of the pair: another decode worker's order is as before."""
-    marked = replace(D0, degraded=frozenset({b"prefill-0"}))
-    holder = replace(P0, held_blocks=60)
-    found = placed(place(NEED, [marked, holder, P1], "auto", 64))
+    marked = replace(D0, degraded={b"prefill-0": SLOW})
+    found = placed(place(NEED, [marked, P0, P1], "disaggregated"))
     assert [worker.worker_id for worker in found.candidates] == ["prefill-1", "prefill-0"]
-    busy = replace(marked, running=9)
-    found = placed(place(NEED, [busy, D1, holder, P1], "auto", 64))
+    holder = replace(P0, held_blocks=60)
+    found = placed(place(NEED, [replace(marked, running=99), D1, holder, P1], "auto"))
     assert found.decode.worker_id == "decode-1"
     assert [worker.worker_id for worker in found.candidates] == ["prefill-0", "prefill-1"]
-    found = placed(place(NEED, [marked, P0], "disaggregated", 64))
+    found = placed(place(NEED, [marked, P0], "disaggregated"))
     assert found.candidates == (P0,) and not found.local
+    assert placed(place(NEED, [marked, P0], "auto")).local  # here it takes less
+
+
+@pytest.mark.parametrize(("gb_per_s", "first"), [(SLOW, "prefill-1"), (5 * SLOW, "prefill-0")])
+def test_an_idle_degraded_pair_is_preferred_to_a_long_queue(gb_per_s: float, first: str) -> None:
+    """READs of 6.6 or 1.3 s, or a queue of 2 s."""
+    marked = replace(D0, degraded={b"prefill-0": gb_per_s})
+    queued = replace(P1, queued_tokens=40_000, running=8)
+    found = placed(place(NEED, [marked, P0, queued], "disaggregated"))
+    assert found.candidates[0].worker_id == first
 
 
 def test_a_degraded_pair_comes_before_one_that_failed() -> None:
-    marked = replace(D0, degraded=frozenset({b"prefill-0"}))
+    marked = replace(D0, degraded={b"prefill-0": SLOW})
     need = replace(NEED, avoid=frozenset({b"prefill-1"}))
-    found = placed(place(need, [marked, P0, P1], "auto", 64))
+    found = placed(place(need, [marked, P0, P1], "disaggregated"))
     assert [worker.worker_id for worker in found.candidates] == ["prefill-0", "prefill-1"]
 
 
 def test_the_holder_of_the_prefix_is_preferred() -> None:
-    found = placed(place(NEED, [D0, replace(D1, held_blocks=40), P0], "auto", 64))
+    found = placed(place(NEED, [D0, replace(D1, held_blocks=40), P0], "auto"))
     assert found.decode.worker_id == "decode-1" and not found.local
-    ranked = placed(place(NEED, [D0, P0, replace(P1, held_blocks=20)], "auto", 64)).candidates
+    ranked = placed(place(NEED, [D0, P0, replace(P1, held_blocks=20)], "auto")).candidates
     assert [worker.worker_id for worker in ranked] == ["prefill-1", "prefill-0"]
 
 
 def test_an_answer_goes_on_only_where_its_numbers_are_computed() -> None:
     begun = replace(NEED, numerics=("g", "float32"))
     near, own = replace(D0, held_blocks=50), replace(D1, kv_format=("g", "float32", 32))
-    assert placed(place(NEED, [near, own], "auto", 64)).decode is near
-    assert placed(place(begun, [near, own], "auto", 64)).decode is own  # whatever its blocks' size
-    found = place(begun, [near, replace(own, draining=True)], "auto", 64)
+    assert placed(place(NEED, [near, own], "auto")).decode is near
+    assert placed(place(begun, [near, own], "auto")).decode is own  # whatever its blocks' size
+    found = place(begun, [near, replace(own, draining=True)], "auto")
     assert isinstance(found, Unavailable) and "fingerprint g, KV in float32" in str(found)
     other_kind = replace(own, kv_format=("g", "bfloat16", 16))
-    assert isinstance(place(begun, [near, other_kind], "auto", 64), Unavailable)
+    assert isinstance(place(begun, [near, other_kind], "auto"), Unavailable)
 
 
 def test_a_departed_worker_is_no_candidate_however_idle() -> None:
     need = replace(NEED, left=frozenset({P0.boot_id}))
-    assert placed(place(need, [D0, P0, P1], "disaggregated", 64)).candidates == (P1,)
-    alone = placed(place(need, [D0, P0], "disaggregated", 64))
+    assert placed(place(need, [D0, P0, P1], "disaggregated")).candidates == (P1,)
+    alone = placed(place(need, [D0, P0], "disaggregated"))
     assert alone.local and alone.candidates == ()
 
 
 def test_load_outweighs_a_small_prefix() -> None:
     busy = replace(D1, held_blocks=3, running=40)
-    assert placed(place(NEED, [D0, busy], "auto", 64)).decode is D0
+    assert placed(place(NEED, [D0, busy], "auto")).decode is D0
     queued = replace(P0, held_blocks=3, queued_tokens=5000)
-    found = placed(place(NEED, [D0, queued, P1], "auto", 64))
+    found = placed(place(NEED, [D0, queued, P1], "auto"))
     assert found.candidates[0] is P1
 
 
 def test_what_was_just_placed_counts() -> None:
     just = replace(D0, placed_requests=3, placed_tokens=3000)
-    assert placed(place(NEED, [just, D1], "auto", 64)).decode is D1
+    assert placed(place(NEED, [just, D1], "auto")).decode is D1
 
 
 def test_room_matters() -> None:
     full = replace(D0, free_blocks=200, promised_blocks=190, held_blocks=10)
-    assert placed(place(NEED, [full, D1], "auto", 64)).decode is D1
+    assert placed(place(NEED, [full, D1], "auto")).decode is D1
 
 
 @pytest.mark.parametrize(
@@ -96,7 +107,7 @@ def test_room_matters() -> None:
 )
 def test_modes(mode: PlacementMode, held: int, prefill: bool, local: bool) -> None:
     workers = [replace(D0, held_blocks=held), *([P0] if prefill else [])]
-    found = placed(place(NEED, workers, mode, 64))
+    found = placed(place(NEED, workers, mode))
     assert found.local == local and bool(found.candidates) != local
 
 
@@ -108,82 +119,119 @@ LONG = Need(tokens=8200, output_tokens=100, most_tokens=8300)
     [  # blocks of 16 that the decode worker holds, and the prefill worker
         (508, 0, True),  # 72 tokens here, or all 8,200 there
         (508, 512, False),  # 72 here, or 8 there
-        (508, 494, True),  # 72 * 4 here, or 296 and the transfer there
-        (508, 495, False),  # ... or 280
+        (508, 494, True),  # 72 here, or 296 there
         (0, 0, False),
-        (256, 0, False),  # half of them here: the batch would wait too long
+        (128, 0, False),  # three quarters of them here: the batch would wait too long
         (400, 0, True),  # less than a quarter
         (400, 400, False),
-        (509, 512, True),  # 56 tokens: below the limit, whatever it costs elsewhere
+        (511, 512, True),  # 24 here, or a handoff for 8
     ],
 )
 def test_prompt_is_computed_where_that_costs_less(here: int, there: int, local: bool) -> None:
     decode, prefill = replace(D0, held_blocks=here), replace(P0, held_blocks=there)
-    found = place(LONG, [decode, prefill], "auto", 64, read_cached=False)
+    found = place(LONG, [decode, prefill], "auto", read_cached=False)
     assert placed(found).local == local and placed(found).source is None
-    assert not placed(place(LONG, [decode, prefill], "disaggregated", 64)).local
+    assert not placed(place(LONG, [decode, prefill], "disaggregated")).local
 
 
 def test_costs_are_compared_with_the_best_candidate() -> None:
     decode, holder = replace(D0, held_blocks=508), replace(P1, held_blocks=512)
-    found = placed(place(LONG, [decode, P0, holder], "auto", 64))
+    found = placed(place(LONG, [decode, P0, holder], "auto"))
     assert found.candidates == (holder, P0)
 
 
-def test_queue_of_prefill_workers_keeps_no_prompt_local() -> None:
-    found = placed(place(LONG, [D0, replace(P0, queued_tokens=1 << 20)], "auto", 64))
-    assert not found.local
+@pytest.mark.parametrize(("streams", "local"), [(0, True), (40, False)])
+def test_a_queue_counts_beside_the_delay_of_streams(streams: int, local: bool) -> None:
+    """Eight prompts before this one there, or so many streams that wait for it here."""
+    queued = replace(P0, queued_tokens=1 << 20, running=8)
+    found = placed(place(LONG, [replace(D0, running=streams), queued], "auto"))
+    assert (found.local, found.reason) == (local, "cheaper")
+
+
+def test_few_long_prompts_delay_a_short_one_little() -> None:
+    """They share steps: few long prompts delay a short one little."""
+    long = replace(P0, queued_tokens=1 << 20, queued_pairs=1 << 39, running=1)
+    short = replace(NEED, tokens=300)
+    assert not placed(place(short, [replace(D0, running=9), long], "auto")).local
+
+
+def test_slower_workers_cost_as_much_more() -> None:
+    slow = WorkerCosts(PRIOR, pace=3.0)
+    found = placed(place(NEED, [D0, replace(P0, costs=slow), P1], "disaggregated"))
+    assert [worker.worker_id for worker in found.candidates] == ["prefill-1", "prefill-0"]
+    queued = replace(P1, queued_tokens=4000)
+    found = placed(place(NEED, [D0, replace(P0, costs=slow), queued], "disaggregated"))
+    assert found.candidates[0].worker_id == "prefill-0"
+
+
+def test_workers_that_are_alike_are_drawn() -> None:
+    """Two are drawn, and the quicker one comes first: the slowest never does."""
+    prefill = [replace(view(f"prefill-{n}"), placed_us=100 * n) for n in range(4)]
+    far = replace(view("prefill-9"), queued_tokens=10_000)
+    draws = Random(1)
+    firsts = Counter(
+        placed(place(NEED, [D0, D1, *prefill, far], "disaggregated", draws=draws))
+        .candidates[0]
+        .worker_id
+        for _ in range(300)
+    )
+    assert set(firsts) == {"prefill-0", "prefill-1", "prefill-2"}
+    assert firsts["prefill-0"] > firsts["prefill-1"] > firsts["prefill-2"] > 20
+    decodes = {
+        placed(place(NEED, [D0, D1, P0], "auto", draws=draws)).decode.worker_id for _ in range(30)
+    }
+    assert decodes == {"decode-0"}  # of two, the lower id is the better one
 
 
 def test_a_prefill_worker_of_another_shape_is_no_candidate() -> None:
     other = replace(P0, kv_format=("g", "float32", 16))
-    assert placed(place(NEED, [D0, other], "disaggregated", 64)).local
+    assert placed(place(NEED, [D0, other], "disaggregated")).local
 
 
 def test_failed_workers_are_a_last_resort() -> None:
     need = replace(NEED, avoid=frozenset({D0.boot_id, P0.boot_id}))
-    found = placed(place(need, [D0, D1, P0, P1], "auto", 64))
+    found = placed(place(need, [D0, D1, P0, P1], "auto"))
     assert found.decode is D1
     assert [worker.worker_id for worker in found.candidates] == ["prefill-1", "prefill-0"]
-    assert placed(place(need, [D0], "auto", 64)).decode is D0
+    assert placed(place(need, [D0], "auto")).decode is D0
 
 
 def test_a_passed_over_worker_is_asked_only_without_another() -> None:
     bad, bad_prefill = replace(D0, passed_over=True), replace(P0, passed_over=True)
     busy = replace(D1, running=500)
-    found = placed(place(NEED, [bad, busy, bad_prefill, P1], "auto", 64))
+    found = placed(place(NEED, [bad, busy, bad_prefill, P1], "auto"))
     assert found.decode is busy and found.candidates == (P1,)
-    alone = placed(place(NEED, [bad, bad_prefill], "auto", 64))
+    alone = placed(place(NEED, [bad, bad_prefill], "auto"))
     assert alone.decode is bad and alone.candidates == (bad_prefill,)
     full = replace(D1, waiting=512)  # no reason to ask who fails
-    assert isinstance(place(NEED, [bad, full], "auto", 64), Overloaded)
+    assert isinstance(place(NEED, [bad, full], "auto"), Overloaded)
 
 
 def test_errors_are_values() -> None:
-    assert isinstance(place(NEED, [P0], "auto", 64), Unavailable)
-    assert isinstance(place(NEED, [replace(D0, draining=True)], "auto", 64), Unavailable)
-    assert isinstance(place(NEED, [replace(D0, waiting=512)], "auto", 64), Overloaded)
+    assert isinstance(place(NEED, [P0], "auto"), Unavailable)
+    assert isinstance(place(NEED, [replace(D0, draining=True)], "auto"), Unavailable)
+    assert isinstance(place(NEED, [replace(D0, waiting=512)], "auto"), Overloaded)
     small = replace(D0, total_blocks=10, free_blocks=10)
-    refused = place(NEED, [small], "auto", 64)
+    refused = place(NEED, [small], "auto")
     assert isinstance(refused, InvalidRequest) and "160 tokens" in str(refused)
-    assert placed(place(NEED, [small, D1], "auto", 64)).decode is D1
+    assert placed(place(NEED, [small, D1], "auto")).decode is D1
 
 
 ANSWERED = replace(D0, held_blocks=60)  # of a prompt of 62 blocks and 8 tokens
 
 
 def test_the_source_is_the_decode_worker_that_holds_the_history() -> None:
-    found = placed(place(NEED, [ANSWERED, replace(P0, held_blocks=40)], "disaggregated", 64))
+    found = placed(place(NEED, [ANSWERED, replace(P0, held_blocks=40)], "disaggregated"))
     assert found.source == Source(ANSWERED, 60)
     other = replace(D1, held_blocks=62)  # holds more, and has no room for one more request
     busy = replace(other, running=99)
-    found = placed(place(NEED, [ANSWERED, busy, P0], "disaggregated", 64))
+    found = placed(place(NEED, [ANSWERED, busy, P0], "disaggregated"))
     assert found.decode is ANSWERED and found.source == Source(busy, 62)
 
 
 def test_a_prefill_worker_may_be_the_source_of_another() -> None:
     holder = replace(P0, held_blocks=60, queued_tokens=2000)
-    found = placed(place(NEED, [D0, holder, P1], "auto", 64))
+    found = placed(place(NEED, [D0, holder, P1], "auto"))
     assert found.candidates[0] is P1 and found.source == Source(holder, 60)
 
 
@@ -192,25 +240,25 @@ def test_a_prefill_worker_may_be_the_source_of_another() -> None:
 )
 def test_a_worker_that_cannot_be_read_is_no_source(unfit: dict[str, Any]) -> None:
     holder = replace(D1, held_blocks=60, running=99, **unfit)
-    assert placed(place(NEED, [D0, holder, P0], "disaggregated", 64)).source is None
+    assert placed(place(NEED, [D0, holder, P0], "disaggregated")).source is None
 
 
 def test_nothing_is_read_from_a_source_that_is_read_slowly() -> None:
-    slow = replace(P0, degraded=frozenset({ANSWERED.boot_id}))
-    assert placed(place(NEED, [ANSWERED, slow], "disaggregated", 64)).source is None
-    found = placed(place(NEED, [ANSWERED, slow, P1], "disaggregated", 64))
+    slow = replace(P0, degraded={ANSWERED.boot_id: SLOW})
+    assert placed(place(NEED, [ANSWERED, slow], "disaggregated")).source is None
+    found = placed(place(NEED, [ANSWERED, slow, P1], "disaggregated"))
     assert found.candidates[0] is P1 and found.source is not None
 
 
-@pytest.mark.parametrize(("lacks", "reads"), [(0, False), (1, False), (2, True), (60, True)])
+@pytest.mark.parametrize(("lacks", "reads"), [(0, False), (4, False), (5, True), (60, True)])
 def test_few_blocks_are_computed_rather_than_read(lacks: int, reads: bool) -> None:
     near = replace(P0, held_blocks=60 - lacks)
-    found = placed(place(NEED, [ANSWERED, near], "disaggregated", 64))
+    found = placed(place(NEED, [ANSWERED, near], "disaggregated"))
     assert (found.source is not None) == reads
 
 
 def test_sources_are_off_by_configuration() -> None:
-    found = place(NEED, [ANSWERED, P0], "disaggregated", 64, read_cached=False)
+    found = place(NEED, [ANSWERED, P0], "disaggregated", read_cached=False)
     assert placed(found).source is None
 
 
@@ -221,9 +269,9 @@ def test_a_prefill_worker_of_a_bridged_dtype_is_a_candidate() -> None:
     pool = {"kv_format": NARROW, "total_blocks": 3000, "free_blocks": 3000}
     decode, narrow = replace(D0, **pool), replace(P1, **pool)
     plain = replace(P0, total_blocks=3000)
-    found = placed(place(LONG, [decode, plain], "auto", 64))
+    found = placed(place(LONG, [decode, plain], "auto"))
     assert found.candidates == (plain,) and not found.local
-    both = placed(place(LONG, [decode, plain, narrow], "auto", 64))
+    both = placed(place(LONG, [decode, plain, narrow], "auto"))
     assert both.candidates == (narrow, plain)  # it converts nothing
 
 
@@ -232,7 +280,7 @@ def test_room_to_convert_decides_too(reader: Any, granter: Any) -> None:
     decode, blocks = replace(D0, kv_format=reader), -(-NEED.tokens // 16)
     each = 1 if reader == NARROW else 4
     large = replace(P0, kv_format=granter, total_blocks=(1 + each) * blocks)
-    assert placed(place(NEED, [decode, large], "disaggregated", 64)).candidates == (large,)
+    assert placed(place(NEED, [decode, large], "disaggregated")).candidates == (large,)
     small = replace(large, total_blocks=large.total_blocks - 1)
-    found = placed(place(NEED, [decode, small], "disaggregated", 64))
+    found = placed(place(NEED, [decode, small], "disaggregated"))
     assert found.local and found.reason == "too_large"

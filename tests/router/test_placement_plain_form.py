@@ -10,30 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.router.fleet.placement import (
-    LOCAL_COST,
-    MAX_CANDIDATES,
-    MOVE_COST,
-    READ_COST,
-    FleetView,
-    Need,
-    Placement,
-    Source,
-    open_groups,
-)
+from baton.planner.live_timing import PRIOR
+from baton.router.fleet.placement import MAX_CANDIDATES, FleetView, Placement, open_groups
 from baton.router.fleet.placement import place as place_on
 from baton.router.fleet.radix_index import Holders
+from baton.router.fleet.request_need import Need, Source
 from baton.router.fleet.roster import Roster
+from baton.router.fleet.worker_costs import PRIOR_COSTS, WorkerCosts
 from baton.router.fleet.worker_order import CHUNK, WorkerOrder
-from baton.router.fleet.worker_view import ROOM_COST, SEQUENCE_COST, TOKEN_COST, WorkerView
+from baton.router.fleet.worker_view import WorkerView
 from baton.runtime.config import PlacementMode
 from baton.runtime.errors import BatonError
 from tests.support.placement_scene import NEED, SHAPE, Seen, place, placed, view
 
 
-def plainly_placed(
-    need: Need, workers: Sequence[Seen], mode: PlacementMode, local_tokens: int
-) -> Placement | None:
+def plainly_placed(need: Need, workers: Sequence[Seen], mode: PlacementMode) -> Placement | None:
     """The same by the rules, one worker after the other; None where there is none."""
     decoders = [e for e in workers if e.role == "decode" and not e.draining]
     if need.numerics is not None:
@@ -42,28 +33,22 @@ def plainly_placed(
     decoders = [e for e in _trusted(decoders) if e.waiting + e.placed_requests < 512]
     if not decoders:
         return None
-    decode = min(
-        decoders, key=lambda e: (e.boot_id in need.avoid, _decode_cost(need, e), e.worker_id)
-    )
-    prefills = [e for e in workers if e.role == "prefill" and not e.draining]
-    prefills = [e for e in prefills if _hands_over(e, decode) and e.boot_id not in need.left]
-    source = _source(decode, workers)
-    ranked = sorted(
-        _trusted([worker for worker in prefills if _computes(need, worker)]),
-        key=lambda e: (
-            e.boot_id in need.avoid,
-            e.boot_id in decode.degraded,
-            _computing(need, e, source) + (e.queued_tokens + e.placed_tokens) * TOKEN_COST,
-            e.worker_id,
-        ),
-    )
-    here = _uncached(need, decode)
-    if mode == "local" or not ranked:
+
+    def decode_cost(worker: Seen) -> tuple[bool, int, str]:
+        ranked, source = _prefills(need, workers, worker, None, mode)
+        there = None if not ranked else _there(need, ranked[0], worker, source)
+        here = _here(need, worker)
+        prefill = here if there is None else there if mode == "disaggregated" else min(here, there)
+        cost = worker.batch_us + _lacking(need, worker) * worker.credit_us + prefill
+        return worker.boot_id in need.avoid, cost, worker.worker_id
+
+    decode = min(decoders, key=decode_cost)
+    ranked, source = _prefills(need, workers, decode, decode, mode)
+    if not ranked or (
+        mode == "auto" and _here(need, decode) < _there(need, ranked[0], decode, source, decode)
+    ):
         return Placement(decode, (), local=True)
-    there = _computing(need, ranked[0], source) + MOVE_COST * here
-    if mode == "auto" and (here < local_tokens or LOCAL_COST * here < there):
-        return Placement(decode, (), local=True)
-    if _computing(need, ranked[0], source) == TOKEN_COST * _uncached(need, ranked[0]):
+    if not _computing(need, ranked[0], source)[1]:
         source = None
     return Placement(decode, tuple(ranked[:MAX_CANDIDATES]), local=False, source=source)
 
@@ -74,22 +59,82 @@ def _hands_over(worker: Seen, decode: Seen) -> bool:
     return worker.numerics == decode.numerics and max(sizes) % min(sizes) == 0
 
 
-def _source(decode: Seen, workers: Sequence[Seen]) -> Source | None:
-    """The worker that holds the most: the decode worker, or the first in the order of the bits."""
+def _prefills(
+    need: Need, workers: Sequence[Seen], decode: Seen, reader: Seen | None, mode: str
+) -> tuple[list[Seen], Source | None]:
+    """The prefill workers, the quickest first, for any decode worker like `decode`, or for this
+    `reader` and its slow pairs; and the source of the prompt."""
+    found = [e for e in workers if e.role == "prefill" and not e.draining]
+    found = [e for e in found if _hands_over(e, decode) and e.boot_id not in need.left]
+    source = _source(decode, reader, workers)
+    if mode == "local":
+        return [], source
+
+    def cost(worker: Seen) -> tuple[bool, int, str]:
+        computing, reading = _computing(need, worker, source)
+        total = worker.queue_us + computing + reading
+        total += 0 if reader is None else _added(need, worker, computing, reader)
+        return worker.boot_id in need.avoid, total, worker.worker_id
+
+    return sorted(_trusted([w for w in found if _computes(need, w)]), key=cost), source
+
+
+def _here(need: Need, decode: Seen) -> int:
+    """The prefill on the decode worker, and what it delays each stream, or one that comes."""
+    span = need.tokens - _uncached(need, decode), need.tokens
+    streams = decode.running + decode.waiting + decode.placed_requests
+    delayed = max(1, streams) * decode.costs.delay_us(*span)
+    return decode.queue_us + decode.costs.compute_us(*span) + delayed
+
+
+def _there(
+    need: Need, worker: Seen, decode: Seen, source: Source | None, reader: Seen | None = None
+) -> int:
+    """The prefill on a prefill worker and the move from there."""
+    computing, reading = _computing(need, worker, source)
+    prompts = worker.running + worker.waiting + worker.placed_requests
+    wait = min(worker.queue_us, prompts * computing + worker.costs.step_us)
+    added = 0 if reader is None else _added(need, worker, computing, reader)
+    move = worker.costs.move_us(_uncached(need, decode), computing)
+    return wait + computing + reading + added + worker.costs.handoff_us + move
+
+
+def _added(need: Need, worker: Seen, computing: int, reader: Seen) -> int:
+    """What a slow pair adds."""
+    moves, slow = worker.costs.move_us, reader.degraded.get(worker.boot_id)
+    if slow is None:
+        return 0
+    taken, usual = moves(need.tokens, computing, slow), moves(need.tokens, computing)
+    return taken - usual if 2 * usual < taken else taken
+
+
+def _lacking(need: Need, worker: Seen) -> int:
+    blocks = worker.free_blocks - worker.promised_blocks - worker.waiting_blocks
+    wanted = need.tokens + need.output_tokens * need.sequences + worker.placed_tokens
+    return max(0, wanted - blocks * worker.block_size)
+
+
+def _source(decode: Seen, reader: Seen | None, workers: Sequence[Seen]) -> Source | None:
+    """The worker that holds the most: the reader, or the first in the order of the bits."""
     able = [e for e in workers if e.kv_format == decode.kv_format and e.held_blocks]
-    able = [e for e in able if e is decode or not (e.draining or e.passed_over)]
-    best = max(able, key=lambda e: (e.held_blocks, e is decode), default=None)
+    able = [e for e in able if e is reader or not (e.draining or e.passed_over)]
+    best = max(able, key=lambda e: (e.held_blocks, e is reader), default=None)
     return None if best is None else Source(best, best.held_blocks)
 
 
-def _computing(need: Need, worker: Seen, source: Source | None) -> int:
-    """The cost of a prefill there: all that it lacks computed, or the source's blocks READ."""
-    lacks = _uncached(need, worker)
-    if source is None or source.worker.boot_id in worker.degraded:
-        return TOKEN_COST * lacks
-    read = max(0, lacks - _uncached(need, cast(Seen, source.worker)))
-    computed = TOKEN_COST * (lacks - read)
-    return min(TOKEN_COST * lacks, computed + READ_COST + MOVE_COST * read)
+def _computing(need: Need, worker: Seen, source: Source | None) -> tuple[int, int]:
+    """The prefill there: the time to compute, and to READ what the source holds."""
+    lacks, costs = _uncached(need, worker), worker.costs
+    whole = costs.compute_us(need.tokens - lacks, need.tokens)
+    if source is None:
+        return whole, 0
+    left = _uncached(need, cast(Seen, source.worker))
+    if lacks <= left:
+        return whole, 0
+    slow = worker.degraded.get(source.worker.boot_id, 0.0)
+    reading = costs.handoff_us + costs.read_us(lacks - left, slow)
+    computing = costs.compute_us(need.tokens - left, need.tokens)
+    return (computing, reading) if computing + reading < whole else (whole, 0)
 
 
 def _trusted(workers: list[Seen]) -> list[Seen]:
@@ -98,17 +143,6 @@ def _trusted(workers: list[Seen]) -> list[Seen]:
 
 def _uncached(need: Need, worker: Seen) -> int:
     return need.tokens - min(worker.held_blocks * worker.block_size, need.tokens - 1)
-
-
-def _decode_cost(need: Need, worker: Seen) -> int:
-    sequences = worker.running + worker.waiting + worker.placed_requests
-    room = (worker.free_blocks - worker.promised_blocks) * worker.block_size
-    wanted = need.tokens + need.output_tokens * need.sequences + worker.placed_tokens
-    return (
-        _uncached(need, worker) * MOVE_COST
-        + sequences * SEQUENCE_COST
-        + max(0, wanted - room) * ROOM_COST
-    )
 
 
 def _holds(need: Need, worker: Seen) -> bool:
@@ -143,9 +177,9 @@ VIEWS = st.lists(
 
 @given(workers=VIEWS, mode=st.sampled_from(["auto", "disaggregated", "local"]))
 def test_rules_that_always_hold(workers: list[Seen], mode: PlacementMode) -> None:
-    found = place(NEED, workers, mode, 64)
+    found = place(NEED, workers, mode)
     alive = [worker for worker in workers if not worker.draining]
-    assert found == place(NEED, workers[::-1], mode, 64) or isinstance(found, BatonError)
+    assert found == place(NEED, workers[::-1], mode) or isinstance(found, BatonError)
     if isinstance(found, BatonError):
         assert not any(worker.role == "decode" and worker.waiting < 512 for worker in alive)
         return
@@ -156,8 +190,9 @@ def test_rules_that_always_hold(workers: list[Seen], mode: PlacementMode) -> Non
         assert found.local == (not any(worker.role == "prefill" for worker in alive))
 
 
-NO_BOOTS: frozenset[bytes] = frozenset()
-EVEN_PREFILLS = frozenset(f"prefill-{number:02}".encode() for number in range(0, 100, 2))
+NO_BOOTS: dict[bytes, float] = {}
+EVEN_PREFILLS = {f"prefill-{number:02}".encode(): 0.01 + number for number in range(0, 100, 2)}
+SLOWER = WorkerCosts(PRIOR, pace=2.0)
 
 
 def views(blocks: int, most: int) -> Any:
@@ -179,6 +214,9 @@ def views(blocks: int, most: int) -> Any:
             queued_tokens=st.sampled_from([0, 0, 100, 300, 1000]),
             placed_tokens=st.sampled_from([0, 0, 100, 1000]),
             placed_requests=st.integers(0, 1),
+            placed_us=st.sampled_from([0, 0, 5_000, 70_000]),
+            waiting_blocks=st.sampled_from([0, 0, 30]),
+            costs=st.sampled_from([PRIOR_COSTS, PRIOR_COSTS, SLOWER]),
             draining=st.sampled_from([False, False, False, True]),
             passed_over=st.sampled_from([False, False, False, True]),
             degraded=st.sampled_from([NO_BOOTS, NO_BOOTS, EVEN_PREFILLS]),
@@ -214,8 +252,8 @@ def test_placement_is_that_of_its_plain_form(
     sequences: int,
 ) -> None:
     need = replace(NEED, avoid=avoid, left=left, numerics=numerics, sequences=sequences)
-    found = place(need, workers, mode, 64)
-    plain = plainly_placed(need, workers, mode, 64)
+    found = place(need, workers, mode)
+    plain = plainly_placed(need, workers, mode)
     assert (None if isinstance(found, BatonError) else found) == plain
 
 
@@ -243,23 +281,30 @@ def test_order_is_that_of_a_sorted_list(given_: list[tuple[int, int]], workers: 
 @pytest.mark.parametrize("others", [0, 1, 5])
 def test_cheapest_worker_may_be_first_in_no_order(others: int) -> None:
     """Some are nearly idle and full, some have much room and many sequences."""
-    full = [view(f"decode-{n:02}", free_blocks=0, running=n) for n in range(others + 1)]
+    full = [
+        view(f"decode-{n:02}", free_blocks=0, promised_blocks=3000, running=n)
+        for n in range(others + 1)
+    ]
     busy = [view(f"decode-{50 + n}", free_blocks=130 + n, running=90) for n in range(others + 1)]
     best = view("decode-99", free_blocks=75, running=20)
     workers = [*full, *busy, best]
-    assert placed(place(NEED, workers, "local", 64)).decode is best
-    assert plainly_placed(NEED, workers, "local", 64) == Placement(best, (), local=True)
+    assert placed(place(NEED, workers, "local")).decode is best
+    assert plainly_placed(NEED, workers, "local") == Placement(best, (), local=True)
 
 
 def test_few_of_many_workers_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half hold the beginning of the prompt, and have that much more to do."""
     workers = [
-        view(f"{role}-{number:03}", held_blocks=30 * (number % 2), queued_tokens=500 * (number % 2))
+        view(
+            f"{role}-{number:03}",
+            held_blocks=30 * (number % 2),
+            queued_tokens=500 * (number % 2) * (role == "prefill"),
+        )
         for role in ("decode", "prefill")
         for number in range(500)
     ]
     looked: list[str] = []
-    cost = WorkerView.batch_cost.fget  # type: ignore[attr-defined]
+    cost = WorkerView.batch_us.fget  # type: ignore[attr-defined]
 
     def counted(worker: WorkerView) -> int:
         looked.append(worker.worker_id)
@@ -272,7 +317,7 @@ def test_few_of_many_workers_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> N
     fleet, holders = FleetView(roster), Holders([(bits, 30)])
     kinds = open_groups(NEED, fleet)
     assert not isinstance(kinds, BatonError)
-    monkeypatch.setattr(WorkerView, "batch_cost", property(counted))
-    found = place_on(NEED, fleet, kinds, lambda shape: holders, "auto", 64)
+    monkeypatch.setattr(WorkerView, "batch_us", property(counted))
+    found = place_on(NEED, fleet, kinds, lambda shape: holders, "auto")
     assert found.decode.worker_id == "decode-001" and 1 <= len(looked) < 10
     assert len(found.candidates) == MAX_CANDIDATES

@@ -48,7 +48,8 @@ def decisions() -> dict[tuple[str, str], float]:
         (NEED, [D0, P0], "local", (True, "configured")),
         (SMALL, [D0, P0], "auto", (True, "short")),
         (NEED, [replace(D0, held_blocks=60), P0], "auto", (True, "cached")),
-        (LONG_NEED, [replace(D0, held_blocks=508), P0], "auto", (True, "cheaper")),
+        (LONG_NEED, [replace(D0, held_blocks=508), P0], "auto", (True, "cached")),
+        (LONG_NEED, [D0, replace(P0, queued_tokens=1 << 20, running=8)], "auto", (True, "cheaper")),
         (NEED, [D0], "auto", (True, "no_prefill_worker")),
         (NEED, [D0, replace(P0, kv_format=("g", "float32", 16))], "auto", (True, "incompatible")),
         (NEED, [D0, replace(P0, total_blocks=10)], "auto", (True, "too_large")),
@@ -59,7 +60,7 @@ def decisions() -> dict[tuple[str, str], float]:
 def test_each_reason_has_its_case(
     need: Need, workers: Sequence[Seen], mode: PlacementMode, expected: tuple[bool, str]
 ) -> None:
-    found = placed(place(need, workers, mode, 64))
+    found = placed(place(need, workers, mode))
     assert (found.local, found.reason) == expected
     assert ("local" if found.local else "disaggregated", found.reason) in metric_factory.DECISIONS
 
@@ -153,7 +154,16 @@ async def test_explain_returns_the_costs_and_places_nothing(router: StartRouter)
         names = [each["worker_id"] for each in found["decode_costs"]["workers"]]
         assert sorted(names) == ["decode-0", "decode-1"] and names[0] == found["decode_worker"]
         (prefill,) = found["prefill_costs"]["workers"]
-        assert prefill["cost"] == 10 * prefill["uncached_tokens"] == 10 * found["prompt_tokens"]
+        assert prefill["uncached_tokens"] == found["prompt_tokens"]
+        assert prefill["cost"] == pytest.approx(sum(prefill["parts"].values()))
+        assert prefill["parts"]["compute"] == prefill["cost"] > 0
+        assert set(found["decode_costs"]["workers"][0]["parts"]) == {
+            "batch",
+            "credit",
+            "prefill",
+            "slow_start",
+        }
+        assert found["timing"] == "prior"
         assert found["read_from"] is None
         assert decisions() == before
         assert not any(worker.seen("submit") for worker in running.workers.values())
@@ -249,8 +259,11 @@ async def test_explain_names_a_worker_in_its_slow_start(
         reply = await running.http.post("/v1/completions/explain", json=body)
         (found,) = reply.json()["prompts"]
         assert found["decode_worker"] == "decode-0"
-        obstacles = {e["worker_id"]: e["obstacle"] for e in found["decode_costs"]["workers"]}
-        assert obstacles == {"decode-0": "", "decode-1": "slow start: it has had its share"}
+        starts = {
+            each["worker_id"]: each["parts"]["slow_start"]
+            for each in found["decode_costs"]["workers"]
+        }
+        assert starts == {"decode-0": 0.0, "decode-1": 600.0}
 
 
 async def test_explain_needs_a_key_and_a_decode_worker(router: StartRouter) -> None:

@@ -17,9 +17,10 @@ from baton.decode_worker.credit_queue import CreditQueue
 from baton.decode_worker.sequences import Group, Request, Sequence
 from baton.engine.scheduling.blocks import BlockPool
 from baton.proto import worker_pb2
-from baton.router.fleet.placement import FleetView, Need, Placement, open_groups
+from baton.router.fleet.placement import FleetView, Placement, open_groups
 from baton.router.fleet.placement import place as place_on
 from baton.router.fleet.radix_index import Holders
+from baton.router.fleet.request_need import Need
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.worker_view import WorkerCapacity, WorkerView
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
@@ -64,7 +65,7 @@ def place(wanted: Need, workers: list[WorkerView]) -> Placement:
     fleet = fleet_of(workers)
     kinds = open_groups(wanted, fleet)
     assert not isinstance(kinds, BatonError)
-    return place_on(wanted, fleet, kinds, lambda shape: Holders(), "disaggregated", 0)
+    return place_on(wanted, fleet, kinds, lambda shape: Holders(), "disaggregated")
 
 
 def taken_by_a_worker(

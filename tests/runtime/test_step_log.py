@@ -36,3 +36,17 @@ def test_the_log_is_bounded() -> None:
         log.record([(0, 4)] if number % 2 else [], [7], number, 0.01)
     rows = log.audit()["recent_steps"]
     assert len(rows) == 2 * KEPT and {row[0] for row in rows} == {0, 4}
+
+
+def test_the_last_step_of_each_kind_is_reported_with_its_number() -> None:
+    log = StepLog(StepConfig())
+    assert log.last(chunks=True) is None
+    log.record([(0, 4)], [], 1.0, 0.1)
+    log.record([(4, 6)], [9], 2.0, 0.2)
+    log.record([], [7, 8], 3.0, 5000.0)
+    chunk, step = log.last(chunks=True), log.last(chunks=False)
+    assert chunk is not None and step is not None
+    assert (chunk.number, chunk.prompt_tokens, chunk.pairs, chunk.sequences) == (2, 2, 11, 1)
+    assert (chunk.context_tokens, chunk.micros) == (9, 200_000)
+    assert (step.number, step.prompt_tokens, step.context_tokens) == (1, 0, 15)
+    assert step.micros == (1 << 32) - 1  # what the message holds

@@ -69,7 +69,7 @@ class Scene:
 
     def marks(self) -> frozenset[bytes]:
         (view,) = [e for e in self.world.routers["r0"].fleet.views() if e.role == "decode"]
-        return view.degraded
+        return frozenset(view.degraded)
 
 
 def test_a_slow_pair_is_avoided_until_there_is_no_other() -> None:

@@ -36,7 +36,7 @@ class Load:
         assert isinstance(loop, VirtualLoop)
         self.loop = loop
         config = draw(0).config
-        router = replace(config.router, max_requests=64, placement="auto", local_prefill_tokens=8)
+        router = replace(config.router, max_requests=64, placement="local")
         config = replace(
             config,
             router=router,

@@ -37,7 +37,7 @@ class Conversation:
         assert isinstance(loop, VirtualLoop)
         self._loop = loop
         config = draw(0).config
-        router = replace(config.router, placement="auto", local_prefill_tokens=1, read_cached=False)
+        router = replace(config.router, placement="auto", read_cached=False)
         self.world = World(loop, replace(config, router=router), random.Random(1), step_s=0.01)
         self.watch = Watch(self.world)
         self.world.started, self.world.router_started = self.watch.over, self.watch.over_router

@@ -34,7 +34,7 @@ class FakeLink:
         self.boot_id = worker_id.encode()
         self.up = True
         self.hung = False
-        self.placed_tokens = self.placed_requests = 0
+        self.placed_tokens = self.placed_requests = self.placed_us = 0
         self.load = worker_pb2.Load()
         self.sent: list[worker_pb2.RouterMessage] = []
         self.settled: list[str] = []
@@ -74,6 +74,8 @@ class FakeFleet:
         self.circuits = Circuits(random.Random(1))
         self.recent_prompts = RecentPrompts()
         self.slow_start = SlowStart()
+        self.draws: random.Random | None = None
+        self.timelines: list[worker_pb2.Timeline] = []  # that were recorded
         self.expected = 0.0
         self.vocab_size = 1000
         self.matched = 0
@@ -91,6 +93,9 @@ class FakeFleet:
 
     def link(self, worker_id: str) -> FakeLink | None:
         return self.links.get(worker_id)
+
+    def record_handoff(self, link: FakeLink | None, timeline: worker_pb2.Timeline) -> None:
+        self.timelines.append(timeline)
 
     def link_of_boot(self, boot_id: bytes) -> FakeLink | None:
         return self.links.get(boot_id.decode())

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
-from baton.router.fleet.placement import (
-    FleetView,
-    Need,
-    Placement,
-    open_groups,
-)
+from baton.router.fleet.placement import FleetView, Placement, open_groups
 from baton.router.fleet.placement import place as place_on
 from baton.router.fleet.radix_index import Holders
+from baton.router.fleet.request_need import Need
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.worker_view import WorkerView
 from baton.runtime.errors import BatonError
@@ -35,7 +32,12 @@ def view(name: str, **fields: Any) -> Seen:
 
 
 def place(
-    need: Need, workers: Sequence[Seen], mode: Any, local_tokens: int, *, read_cached: bool = True
+    need: Need,
+    workers: Sequence[Seen],
+    mode: Any,
+    *,
+    read_cached: bool = True,
+    draws: Random | None = None,
 ) -> Placement | BatonError:
     """The placement, with the workers as the test has them."""
     roster = Roster()
@@ -46,14 +48,13 @@ def place(
         roster.put(replace(worker, bit=bit))
         if worker.held_blocks:
             groups[worker.held_blocks] = groups.get(worker.held_blocks, 0) | bit
-    fleet = FleetView(roster, frozenset(e.boot_id for e in workers if e.passed_over))
+    passed_over = frozenset(each.boot_id for each in workers if each.passed_over)
+    fleet = FleetView(roster, passed_over, draws=draws)
     kinds = open_groups(need, fleet)
     if isinstance(kinds, BatonError):
         return kinds
     holders = Holders([(groups[blocks], blocks) for blocks in sorted(groups, reverse=True)])
-    found = place_on(
-        need, fleet, kinds, lambda shape: holders, mode, local_tokens, read_cached=read_cached
-    )
+    found = place_on(need, fleet, kinds, lambda shape: holders, mode, read_cached=read_cached)
     own = {worker.worker_id: worker for worker in workers}
     candidates = tuple(own[worker.worker_id] for worker in found.candidates)
     source = found.source

@@ -1,0 +1,247 @@
+"""The timing model of workers that are alike, from the steps and handoffs that they report.
+
+    step ─▶ its relative error against the model, squared, into the sums of a least squares fit
+    fit  ─▶ the coefficients of zero or more with the least sum, the older steps counting less
+    handoffs ─▶ medians of their fixed time, and of a byte's
+
+A prediction is wanted from the first request on, so there is a prior: times of a model of eight
+billion parameters on a datacentre GPU, of which only the ratios matter while nothing is measured.
+The fit is drawn towards the prior, scaled to the median step of each kind: steps that are all alike
+cannot tell a fixed time from one that grows with the tokens. Squares are divided by those of
+predicted times, as in step_samples.py and for the same reason; that fits a whole sample with numpy
+in 30 ms, this one takes 0.2 ms beside a router's requests.
+
+The minimum is approached by coordinate descent with projection on zero or more: the sums are those
+of a positive definite form, for which that converges (Bertsekas, Nonlinear Programming, 2.7). Pure:
+time is given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import mul
+from statistics import median
+
+from baton.planner.timing_model import (
+    AttentionTiming,
+    ChunkTiming,
+    StepTiming,
+    StepWork,
+    TimingModel,
+    TransferTiming,
+)
+
+KEPT_RATIOS = 16  # of steps of each kind to the prior's
+KEPT_HANDOFFS = 32
+FORGETTING = 0.99  # of what is known, with each step
+RIDGE = 0.002  # of a step's weight
+SWEEPS = 40
+STALL = 8.0  # times the predicted time: such a step compiled a kernel, or stood still
+TRUSTED_STEPS = 8  # of a kind, before one can be a stall
+REFIT_S = 2.0
+PRIOR_KV_BYTES = 131_072.0  # of a token
+PRIOR = TimingModel(
+    "prior",
+    PRIOR_KV_BYTES,
+    ChunkTiming(fixed_s=5e-3, per_token_s=4e-5),
+    StepTiming(fixed_s=5e-3, per_sequence_s=1e-5),
+    AttentionTiming(per_pair_s=1e-9, per_context_token_s=2e-8),
+    TransferTiming(fixed_s=2.5e-3, per_byte_s=4e-6 / PRIOR_KV_BYTES),
+)
+PACE_STEP = 1.25  # from one pace to the next
+PACE_SMOOTHING = 0.05  # share of the newest step
+PACE_HYSTERESIS = 1.0  # of a pace's step: a worker between two paces keeps the one that it has
+MAX_PACE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSample:
+    """The READs of one handoff."""
+
+    tokens: int
+    read_bytes: int
+    seconds: float
+
+
+class LiveTiming:
+    """`model` is what is known now; another object after each change."""
+
+    def __init__(self) -> None:
+        self.model = PRIOR
+        self._scaled = PRIOR  # to the steps of each kind
+        # Ratios to the prior of the last steps with prompt tokens, and without.
+        self._ratios: tuple[deque[float], deque[float]] = (
+            deque(maxlen=KEPT_RATIOS),
+            deque(maxlen=KEPT_RATIOS),
+        )
+        self._squares = [[0.0] * 6 for _ in range(6)]
+        self._products = [0.0] * 6
+        self._factors = [1.0] * 6  # of the scaled prior, as last fitted
+        self._handoffs: deque[float] = deque(maxlen=KEPT_HANDOFFS)
+        self._reads: deque[ReadSample] = deque(maxlen=KEPT_HANDOFFS)
+        self._changed = False
+        self._refit_s = -REFIT_S
+
+    @property
+    def measured(self) -> bool:
+        """Return whether the model is of steps that were taken."""
+        return self.model.chunk is not PRIOR.chunk
+
+    def add_step(self, work: StepWork, seconds: float) -> None:
+        """Take a step of one of the workers. One without work or time says nothing, nor does one
+        that stalled."""
+        if seconds <= 0 or not (work.prompt_tokens or work.sequences):
+            return
+        ratios, scaled_s = self._ratios[not work.prompt_tokens], self._scaled.step_s(work)
+        if len(ratios) >= TRUSTED_STEPS and seconds > STALL * scaled_s:
+            return
+        ratios.append(seconds / PRIOR.step_s(work))
+        self._changed = True
+        if len(ratios) <= TRUSTED_STEPS:
+            self._scaled = self._scaled_prior()
+            weight = self._scaled.step_s(work)
+        else:
+            weight = max(self.model.step_s(work), scaled_s / STALL)
+        row = [amount / weight for amount in _amounts(work, self.model)]
+        share = seconds / weight
+        for i, squares in enumerate(self._squares):
+            own = row[i]
+            self._products[i] = FORGETTING * self._products[i] + own * share
+            for j in range(6):
+                squares[j] = FORGETTING * squares[j] + own * row[j]
+
+    def add_handoff(self, seconds: float) -> None:
+        """Take what a handoff took beside its prefill and its READs."""
+        self._handoffs.append(seconds)
+        self._changed = True
+
+    def add_read(self, sample: ReadSample) -> None:
+        """Take the READs of a handoff; none of no bytes or tokens."""
+        if sample.read_bytes > 0 and sample.tokens > 0:
+            self._reads.append(sample)
+            self._changed = True
+
+    def refit(self, now_s: float) -> None:
+        """Fit again what was taken, unless nothing is new or the last fit is of just now."""
+        if not self._changed or now_s < self._refit_s + REFIT_S:
+            return
+        self._changed, self._refit_s = False, now_s
+        fitted = self._scaled = self._scaled_prior()
+        if any(self._ratios):
+            start = _coefficients(self._scaled)
+            _improve(self._factors, self._squares, self._products, start)
+            fitted = _model([a * b for a, b in zip(self._factors, start, strict=True)])
+        self.model = self._with_transfers(fitted)
+
+    def _scaled_prior(self) -> TimingModel:
+        """Return the prior with each kind of step as quick as those that were measured; a kind
+        without a step is as quick as the other one."""
+        known = [median(ratios) if ratios else None for ratios in self._ratios]
+        chunk = known[0] or known[1] or 1.0
+        step = known[1] or known[0] or 1.0
+        chunk_s, step_s, token_s, pair_s, sequence_s, context_s = _coefficients(PRIOR)
+        return _model(
+            [
+                chunk_s * chunk,
+                step_s * step,
+                token_s * chunk,
+                pair_s * chunk,
+                sequence_s * step,
+                context_s * step,
+            ]
+        )
+
+    def _with_transfers(self, model: TimingModel) -> TimingModel:
+        """Return the model with the transfers that were measured; else with the prior's."""
+        fixed_s, per_byte_s = PRIOR.transfer.fixed_s, PRIOR.transfer.per_byte_s
+        token_bytes = PRIOR_KV_BYTES
+        if self._handoffs:
+            fixed_s = median(self._handoffs)
+        if self._reads:
+            per_byte_s = median(each.seconds / each.read_bytes for each in self._reads)
+            token_bytes = median(each.read_bytes / each.tokens for each in self._reads)
+        transfer = TransferTiming(fixed_s, per_byte_s)
+        return replace(model, kv_bytes_per_token=token_bytes, transfer=transfer)
+
+
+class Pace:
+    """How long one worker's steps take beside the model of all, in steps of PACE_STEP: 0 as long, 3
+    twice as long. A few values, so that workers that are alike stay so."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self._log = 0.0
+
+    def add(self, work: StepWork, seconds: float, model: TimingModel) -> None:
+        """Take a step of this worker."""
+        predicted_s = model.step_s(work)
+        if seconds <= 0 or predicted_s <= 0:
+            return
+        log = math.log(seconds / predicted_s, PACE_STEP)
+        self._log += PACE_SMOOTHING * (max(-MAX_PACE, min(MAX_PACE, log)) - self._log)
+        if abs(self._log - self.value) > PACE_HYSTERESIS:
+            self.value = round(self._log)
+
+    @property
+    def factor(self) -> float:
+        return float(PACE_STEP**self.value)
+
+
+def _amounts(work: StepWork, model: TimingModel) -> list[float]:
+    """Return what the six coefficients of a model are multiplied by in a step: see
+    `_coefficients`. A step with both kinds of work has the larger fixed time."""
+    both = work.prompt_tokens and work.sequences
+    chunk = work.prompt_tokens > 0
+    if both:
+        chunk = model.chunk.fixed_s > model.step.fixed_s
+    return [
+        float(chunk),
+        float(not chunk),
+        float(work.prompt_tokens),
+        float(work.pairs),
+        float(work.sequences),
+        float(work.context_tokens),
+    ]
+
+
+def _coefficients(model: TimingModel) -> list[float]:
+    return [
+        model.chunk.fixed_s,
+        model.step.fixed_s,
+        model.chunk.per_token_s,
+        model.attention.per_pair_s,
+        model.step.per_sequence_s,
+        model.attention.per_context_token_s,
+    ]
+
+
+def _model(coefficients: Sequence[float]) -> TimingModel:
+    chunk_s, step_s, token_s, pair_s, sequence_s, context_s = coefficients
+    return TimingModel(
+        "live",
+        PRIOR_KV_BYTES,
+        ChunkTiming(chunk_s, token_s),
+        StepTiming(step_s, sequence_s),
+        AttentionTiming(pair_s, context_s),
+        PRIOR.transfer,
+    )
+
+
+def _improve(
+    factors: list[float],
+    squares: Sequence[Sequence[float]],
+    products: Sequence[float],
+    scale: Sequence[float],
+) -> None:
+    """Move the factors x >= 0 of `scale` towards the least x'Sx - 2p'x + RIDGE * |x - 1|^2, where S
+    and p are `squares` and `products` in units of `scale`."""
+    count = len(scale)
+    form = [[squares[i][j] * scale[i] * scale[j] for j in range(count)] for i in range(count)]
+    right = [products[i] * scale[i] + RIDGE for i in range(count)]
+    for _ in range(SWEEPS):
+        for i, row in enumerate(form):
+            rest = sum(map(mul, row, factors)) - row[i] * factors[i]
+            factors[i] = max(0.0, (right[i] - rest) / (row[i] + RIDGE))

@@ -1,0 +1,162 @@
+"""The costs of one request on one worker, in parts, all in microseconds. Pure; see placement.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from baton.router.fleet.request_need import Need, Source, uncached_tokens
+from baton.router.fleet.worker_costs import WorkerCosts
+from baton.router.fleet.worker_view import KvFormat, WorkerView
+
+# A new worker that has had its share for now costs ten minutes more: it gets the request if all
+# others would take longer by that, or may not.
+SLOW_START_US = 600_000_000
+# A decode worker that computes a prompt delays one stream at least: one that comes meanwhile.
+LEAST_STREAMS = 1
+
+
+class DecodeParts(NamedTuple):
+    """The cost of a request on a decode worker."""
+
+    batch_us: int
+    credit_us: int
+    prefill_us: int
+    slow_start_us: int
+
+
+class PrefillParts(NamedTuple):
+    """The cost of a prompt on a prefill worker."""
+
+    queue_us: int
+    compute_us: int
+    read_us: int  # from the source
+    convert_us: int
+    slow_pair_us: int
+    slow_start_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPrefill:
+    """A prompt's prefill on decode workers that are alike: `own_us` in its own steps, and by
+    `delay_us` they delay each stream."""
+
+    own_us: int
+    delay_us: int
+
+    @classmethod
+    def of(cls, costs: WorkerCosts, need: Need, uncached: int) -> LocalPrefill:
+        span = need.tokens - uncached, need.tokens
+        return cls(costs.compute_us(*span), costs.delay_us(*span))
+
+    @property
+    def least_us(self) -> int:
+        """Return the cost on an idle worker."""
+        return self.own_us + LEAST_STREAMS * self.delay_us
+
+    def total_us(self, worker: WorkerView) -> int:
+        streams = max(LEAST_STREAMS, worker.streams)
+        return worker.queue_us + self.own_us + streams * self.delay_us
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePrefill:
+    """A prompt's prefill on one prefill worker: `wait_us` until it begins, `work_us` until it ends,
+    of which the READs of the prompt's KV may be hidden behind `compute_us`."""
+
+    costs: WorkerCosts
+    wait_us: int
+    work_us: int
+    compute_us: int
+
+    def total_us(self, moved: int) -> int:
+        """Return the time until a decode worker has the `moved` tokens that it lacks."""
+        move_us = self.costs.move_us(moved, self.compute_us)
+        return self.wait_us + self.work_us + self.costs.handoff_us + move_us
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCosts:
+    """The costs of a prompt's prefill on prefill workers, which may READ from its `source`, and
+    convert what the decode worker of format `decode` stores in another KV dtype. `slow` are the
+    GB/s of peers that this decode worker reads slowly."""
+
+    need: Need
+    deferred: frozenset[bytes]
+    decode: KvFormat
+    source: Source | None = None
+    slow: Mapping[bytes, float] = field(default_factory=dict)
+
+    def parts(self, worker: WorkerView, uncached: int) -> PrefillParts:
+        """Return the cost on a worker that lacks so many tokens."""
+        compute_us, read_us = self._work_us(worker, uncached)
+        converts = worker.kv_format[1] != self.decode[1]
+        gb_per_s = self.slow.get(worker.boot_id)
+        slow_us = 0
+        if gb_per_s is not None:
+            slow_us = self._slower_us(worker, compute_us, gb_per_s)
+        return PrefillParts(
+            queue_us=worker.queue_us,
+            compute_us=compute_us,
+            read_us=read_us,
+            convert_us=worker.costs.read_us(self.need.tokens) if converts else 0,
+            slow_pair_us=slow_us,
+            slow_start_us=slow_start_us(worker, self.deferred),
+        )
+
+    def remote(self, worker: WorkerView, uncached: int) -> RemotePrefill:
+        """Return the prefill there. Prompts share its steps, so one waits no longer for the queue
+        than each of the queued prompts would for it."""
+        parts = self.parts(worker, uncached)
+        shared_us = (worker.running + worker.queued_requests) * parts.compute_us
+        wait_us = min(parts.queue_us, shared_us + worker.costs.step_us)
+        work_us = sum(parts) - parts.queue_us
+        return RemotePrefill(worker.costs, wait_us, work_us, parts.compute_us)
+
+    def least_us(self, costs: WorkerCosts, uncached: int) -> int:
+        """Return the cost on any idle worker with these costs that lacks so many tokens."""
+        return min(self._computed_us(costs, uncached), sum(self._read_us(costs, uncached)))
+
+    def reads(self, worker: WorkerView, uncached: int) -> bool:
+        """Return whether the worker should READ what it lacks of the source's blocks."""
+        return self._work_us(worker, uncached)[1] > 0
+
+    def _work_us(self, worker: WorkerView, uncached: int) -> tuple[int, int]:
+        """Return the time to compute and to READ, whichever way takes less."""
+        computed_us = self._computed_us(worker.costs, uncached)
+        if self.source is None:
+            return computed_us, 0
+        gb_per_s = worker.degraded.get(self.source.worker.boot_id, 0.0)
+        computing_us, reading_us = self._read_us(worker.costs, uncached, gb_per_s)
+        if not reading_us or computing_us + reading_us >= computed_us:
+            return computed_us, 0
+        return computing_us, reading_us
+
+    def _computed_us(self, costs: WorkerCosts, uncached: int) -> int:
+        return costs.compute_us(self.need.tokens - uncached, self.need.tokens)
+
+    def _read_us(self, costs: WorkerCosts, uncached: int, gb_per_s: float = 0.0) -> tuple[int, int]:
+        """Return the time to compute what the source does not hold, and to READ what it does. No
+        time to READ: it holds nothing more."""
+        left = self.need.tokens
+        if self.source is not None:
+            held, worker = self.source.blocks, self.source.worker
+            left = uncached_tokens(self.need, held, worker.capacity)
+        if uncached <= left:
+            return self._computed_us(costs, uncached), 0
+        reading_us = costs.handoff_us + costs.read_us(uncached - left, gb_per_s)
+        return self._computed_us(costs, left), reading_us
+
+    def _slower_us(self, worker: WorkerView, compute_us: int, gb_per_s: float) -> int:
+        """Return what a slow pair adds to the move of the whole prompt. What was measured between
+        all workers may be of such pairs alone: it is not taken off where it is hardly less."""
+        tokens, costs = self.need.tokens, worker.costs
+        slow_us = costs.move_us(tokens, compute_us, gb_per_s)
+        usual_us = costs.move_us(tokens, compute_us)
+        return slow_us - usual_us if 2 * usual_us < slow_us else slow_us
+
+
+def slow_start_us(worker: WorkerView, deferred: frozenset[bytes]) -> int:
+    """Return what its slow start adds to the cost of a worker."""
+    return SLOW_START_US if worker.boot_id in deferred else 0

@@ -1,0 +1,115 @@
+"""The costs of work on workers that are alike: the times of a model, in microseconds.
+
+    compute    tokens of a prompt, in chunks; or all that is queued
+    delay      of each sequence that is decoded in the steps of a prompt
+    batch      a request among other sequences: what they delay it, and what it delays them
+    credit     a token of KV that has no room: it waits for another request's end
+    move       the READs of a handoff, most of which are hidden behind the prefill
+
+Whole microseconds compare exactly, so equal workers stay equal. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.planner.live_timing import PRIOR
+from baton.planner.timing_model import TimingModel, causal_pairs
+from baton.runtime.config import StepConfig
+
+US = 1e6
+_STEP = StepConfig()
+HIDDEN_SHARE = 0.1  # of the cost of READs that delay nothing themselves
+FULL_POOL_TOKENS = 1024  # of a sequence, where a pool is full
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerCosts:
+    """Workers of one role and model whose steps take `pace` times as long as `timing` says.
+    `step_tokens` and `chunk_tokens`: prompt tokens in a step, and of one prompt; `growth_tokens`:
+    output that is expected of a sequence. Two objects are never equal: workers of one group have
+    the same object."""
+
+    timing: TimingModel = PRIOR
+    pace: float = 1.0
+    step_tokens: int = _STEP.prefill_tokens
+    chunk_tokens: int = _STEP.chunk_tokens
+    growth_tokens: int = _STEP.expected_growth_tokens
+
+    def compute_us(self, first: int, end: int) -> int:
+        """Return the time of the steps that compute the tokens [first, end) of a prompt."""
+        return self._steps_us(end - first, causal_pairs(first, end), self.chunk_tokens)
+
+    def queue_us(self, tokens: int, pairs: int) -> int:
+        """Return the time of the steps that compute all prompts of a queue."""
+        return self._steps_us(tokens, pairs, self.step_tokens)
+
+    @property
+    def step_us(self) -> int:
+        """Return the time of one whole step of prompts."""
+        return self._steps_us(self.step_tokens, 0, self.step_tokens)
+
+    def delay_us(self, first: int, end: int) -> int:
+        """Return how much `compute_us` delays each sequence that is decoded in these steps: by what
+        they take longer than steps without a prompt."""
+        timing, tokens = self.timing, end - first
+        longer_s = max(0.0, timing.chunk.fixed_s - timing.step.fixed_s)
+        seconds = (
+            -(-tokens // self.chunk_tokens) * longer_s
+            + timing.chunk.per_token_s * tokens
+            + timing.attention.per_pair_s * causal_pairs(first, end)
+        )
+        return round(US * self.pace * seconds)
+
+    def batch_us(self, sequences: int, context_tokens: int) -> int:
+        """Return the cost of a request beside `sequences` with `context_tokens` of KV: over the
+        output that is expected of it, they delay it, and it delays them by as much."""
+        timing = self.timing
+        per_token_s = (
+            timing.step.per_sequence_s * sequences
+            + timing.attention.per_context_token_s * context_tokens
+        )
+        return round(US * self.pace * 2 * self.growth_tokens * per_token_s)
+
+    def credit_us(self, pool_tokens: int) -> int:
+        """Return the cost of a token without room in a pool: while the sequences of a full pool
+        produce the output that is expected of one, its content is replaced once."""
+        timing = self.timing
+        step_s = (
+            timing.step.fixed_s
+            + timing.step.per_sequence_s * pool_tokens / FULL_POOL_TOKENS
+            + timing.attention.per_context_token_s * pool_tokens
+        )
+        lifetime_s = self.growth_tokens * self.pace * step_s
+        return max(1, round(US * lifetime_s / max(1, pool_tokens)))
+
+    @property
+    def handoff_us(self) -> int:
+        """Return what a handoff takes beside its prefill and its READs."""
+        return round(US * self.timing.transfer.fixed_s)
+
+    def read_us(self, tokens: int, gb_per_s: float = 0.0) -> int:
+        """Return the time of READing tokens: at `gb_per_s`, or as most pairs do."""
+        per_byte_s = 1e-9 / gb_per_s if gb_per_s else self.timing.transfer.per_byte_s
+        return round(US * per_byte_s * self.timing.kv_bytes_per_token * tokens)
+
+    def move_us(self, tokens: int, compute_us: int, gb_per_s: float = 0.0) -> int:
+        """Return the cost of READING `tokens` from this prefill worker: the time that its
+        computation does not hide, which is that of the last chunk at least, and a share of the
+        rest: for so long the link is not another request's."""
+        all_us = self.read_us(tokens, gb_per_s)
+        last_us = self.read_us(min(tokens, self.chunk_tokens), gb_per_s)
+        exposed_us = max(last_us, all_us - compute_us)
+        return exposed_us + round(HIDDEN_SHARE * (all_us - exposed_us))
+
+    def _steps_us(self, tokens: int, pairs: int, step_tokens: int) -> int:
+        timing = self.timing
+        seconds = (
+            -(-tokens // step_tokens) * timing.chunk.fixed_s
+            + timing.chunk.per_token_s * tokens
+            + timing.attention.per_pair_s * pairs
+        )
+        return round(US * self.pace * seconds)
+
+
+PRIOR_COSTS = WorkerCosts()

@@ -1,0 +1,155 @@
+"""What a router learns of its workers' times from load reports and timelines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.planner.live_timing import PRIOR
+from baton.proto import worker_pb2
+from baton.router.fleet.fleet_timing import FleetTiming
+from baton.router.fleet.worker_view import kv_format_of
+from baton.runtime.config import StepConfig
+
+BOOT = bytes(16)
+
+
+def hello(role: str = "prefill", **fields: Any) -> worker_pb2.WorkerHello:
+    facts: dict[str, Any] = {
+        "role": role,
+        "model_fingerprint": "f",
+        "kv_dtype": "d",
+        "block_size": 16,
+    }
+    return worker_pb2.WorkerHello(**{**facts, **fields})
+
+
+def step(number: int, tokens: int, sequences: int, seconds: float) -> worker_pb2.StepTime:
+    return worker_pb2.StepTime(
+        number=number,
+        prompt_tokens=tokens,
+        pairs=tokens * (tokens + 1) // 2,
+        sequences=sequences,
+        context_tokens=100 * sequences,
+        micros=round(seconds * 1e6),
+    )
+
+
+def report(timing: FleetTiming, name: str, role: str, number: int, seconds: float) -> None:
+    load = worker_pb2.Load()
+    if role == "prefill":
+        load.chunk_step.CopyFrom(step(number, 500, 0, seconds))
+    else:
+        load.decode_step.CopyFrom(step(number, 0, 8, seconds))
+    timing.record_load(name, BOOT, hello(role), load)
+
+
+def test_workers_that_are_alike_have_the_same_costs() -> None:
+    timing = FleetTiming(StepConfig(chunk_tokens=32, prefill_tokens=64))
+    found = timing.costs_of("p0", hello())
+    assert found is timing.costs_of("p1", hello())
+    assert (found.timing, found.chunk_tokens, found.step_tokens) == (PRIOR, 32, 64)
+    stated = timing.costs_of("p2", hello(step_tokens=8192, chunk_tokens=4096))
+    assert (stated.step_tokens, stated.chunk_tokens) == (8192, 4096)
+    decodes = timing.costs_of("d0", hello("decode"))
+    assert decodes.step_tokens == decodes.chunk_tokens == StepConfig().local_prefill_tokens
+    assert timing.costs_of("q0", hello(model_fingerprint="g")) is not found
+
+
+def test_steps_change_the_costs_of_a_format_at_the_next_fit() -> None:
+    timing = FleetTiming(StepConfig())
+    before = timing.costs_of("p0", hello())
+    for number in range(1, 20):
+        report(timing, "p0", "prefill", number, 1.0)
+    assert timing.costs_of("p0", hello()) is before
+    timing.refit(0.0)
+    found = timing.costs_of("p0", hello())
+    assert found.compute_us(0, 256) > 5 * before.compute_us(0, 256)
+    other = timing.costs_of("q0", hello(model_fingerprint="g"))
+    assert other.timing is PRIOR
+
+
+def test_a_slower_worker_has_its_own_pace() -> None:
+    timing = FleetTiming(StepConfig())
+    for number in range(1, 200):
+        for name, seconds in (("p0", 0.1), ("p1", 0.1), ("p2", 0.1), ("p3", 0.3)):
+            report(timing, name, "prefill", number, seconds)
+        timing.refit(2.0 * number)
+    paces = {name: timing.costs_of(name, hello()).pace for name in ("p0", "p1", "p2", "p3")}
+    assert paces["p0"] == paces["p1"] == paces["p2"]
+    assert 2.0 < paces["p3"] / paces["p0"] < 4.5
+    quick, slow = timing.costs_of("p0", hello()), timing.costs_of("p3", hello())
+    assert quick.compute_us(0, 500) == pytest.approx(100_000, rel=0.7)
+    assert slow.compute_us(0, 500) > 2 * quick.compute_us(0, 500)
+
+
+def test_a_repeated_report_counts_once_and_a_restart_is_new() -> None:
+    timing = FleetTiming(StepConfig())
+    for number in range(1, 50):
+        report(timing, "p1", "prefill", number, 0.1)
+    timing.refit(0.0)
+    for _ in range(100):
+        report(timing, "p0", "prefill", 1, 0.4)
+    assert timing.costs_of("p0", hello()).pace == 1.0  # of one step
+    for number in range(2, 100):
+        report(timing, "p0", "prefill", number, 0.4)
+    assert timing.costs_of("p0", hello()).pace > 2.0
+    load = worker_pb2.Load(chunk_step=step(1, 500, 0, 0.1))
+    timing.record_load("p0", b"another boot....", hello(), load)
+    assert timing.costs_of("p0", hello()).pace == 1.0
+    timing.forget("p0")
+    assert timing.costs_of("p0", hello()).pace == 1.0
+
+
+def test_an_impossible_step_is_not_believed() -> None:
+    timing = FleetTiming(StepConfig())
+    load = worker_pb2.Load()
+    load.chunk_step.CopyFrom(worker_pb2.StepTime(number=1, prompt_tokens=1, pairs=1 << 60))
+    timing.record_load("p0", BOOT, hello(), load)
+    timing.refit(0.0)
+    assert timing.costs_of("p0", hello()).timing is PRIOR
+
+
+def timelines() -> list[worker_pb2.Timeline]:
+    first = worker_pb2.Timeline(peer="p0", peer_first=2, peer_end=3)
+    for name, micros in (
+        (worker_pb2.CREDIT_WAIT, 900_000),
+        (worker_pb2.CONNECT, 1_000),
+        (worker_pb2.CHUNK, 700_000),
+        (worker_pb2.FIRST_TOKEN, 3_000),
+    ):
+        first.names.append(name)
+        first.micros.append(micros)
+        first.counts.append(0)
+    second = worker_pb2.Timeline()
+    second.fetch.bytes = 10 * 16 * 500
+    second.fetch.begin_us.extend([0, 1_000_000])
+    second.fetch.landed_us.extend([10_000, 1_030_000])
+    second.fetch.blocks.extend([4, 6])
+    return [first, second]
+
+
+def test_handoffs_are_learned_from_both_timelines_of_a_request() -> None:
+    timing, kv_format = FleetTiming(StepConfig()), kv_format_of(hello())
+    for timeline in timelines():
+        timing.record_handoff(kv_format, timeline)
+    timing.refit(0.0)
+    costs = timing.costs_of("p0", hello())
+    assert costs.handoff_us == 4_000
+    assert costs.read_us(160) == 40_000  # ten blocks in 40 ms
+
+
+def test_malformed_timelines_say_nothing() -> None:
+    timing, kv_format = FleetTiming(StepConfig()), kv_format_of(hello())
+    first, second = timelines()
+    first.micros.append(1)
+    timing.record_handoff(kv_format, first)
+    second.fetch.blocks.append(1)
+    timing.record_handoff(kv_format, second)
+    _, large = timelines()
+    large.fetch.bytes = 1 << 60
+    timing.record_handoff(kv_format, large)
+    timing.record_handoff(kv_format, worker_pb2.Timeline())  # of a local prefill
+    timing.refit(0.0)
+    assert timing.costs_of("p0", hello()).timing is PRIOR

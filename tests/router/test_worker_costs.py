@@ -1,0 +1,66 @@
+"""What work costs, in microseconds: the timing model's seconds, and what placement adds to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.planner.timing_model import (
+    AttentionTiming,
+    ChunkTiming,
+    StepTiming,
+    TimingModel,
+    TransferTiming,
+    causal_pairs,
+)
+from baton.router.fleet.worker_costs import HIDDEN_SHARE, WorkerCosts
+
+TIMING = TimingModel(
+    "test",
+    1000.0,
+    ChunkTiming(0.010, 1e-4),
+    StepTiming(0.008, 1e-3),
+    AttentionTiming(1e-8, 1e-6),
+    TransferTiming(0.005, 1e-9),
+)
+COSTS = WorkerCosts(TIMING, 1.0, step_tokens=1000, chunk_tokens=500, growth_tokens=100)
+
+
+def test_a_prompt_is_computed_in_chunks_after_what_is_cached() -> None:
+    pairs = causal_pairs(200, 1400)
+    assert COSTS.compute_us(200, 1400) == round(3 * 10_000 + 1200 * 100 + pairs * 0.01)
+    assert COSTS.queue_us(1200, pairs) == round(2 * 10_000 + 1200 * 100 + pairs * 0.01)
+    assert COSTS.queue_us(0, 0) == 0
+    slow = WorkerCosts(TIMING, 2.0, step_tokens=1000, chunk_tokens=500)
+    assert slow.compute_us(200, 1400) == 2 * COSTS.compute_us(200, 1400)
+
+
+def test_a_stream_is_delayed_by_what_a_step_takes_longer() -> None:
+    assert COSTS.delay_us(0, 500) == 2_000 + 50_000 + round(causal_pairs(0, 500) * 0.01)
+    quick = replace(TIMING, chunk=ChunkTiming(0.001, 1e-4))
+    found = WorkerCosts(quick, chunk_tokens=500).delay_us(0, 500)
+    assert found == 50_000 + round(causal_pairs(0, 500) * 0.01)
+
+
+def test_a_batch_delays_and_is_delayed_over_the_expected_output() -> None:
+    assert COSTS.batch_us(3, 2000) == 2 * 100 * (3 * 1000 + 2000)
+    assert COSTS.batch_us(0, 0) == 0
+
+
+def test_credit_of_a_whole_pool_is_the_life_of_a_sequence() -> None:
+    pool = 1 << 16
+    step_us = 8_000 + 1_000 * pool / 1024 + pool
+    assert COSTS.credit_us(pool) * pool == pytest.approx(100 * step_us, rel=0.01)
+    assert COSTS.credit_us(0) >= 1
+
+
+def test_reads_cost_what_the_computation_does_not_hide() -> None:
+    assert COSTS.read_us(4000) == 4000
+    assert COSTS.read_us(4000, gb_per_s=0.1) == 40_000
+    hidden = round(HIDDEN_SHARE * 3500)
+    assert COSTS.move_us(4000, 1_000_000) == 500 + hidden  # the last chunk
+    assert COSTS.move_us(4000, 1000) == 3000 + round(HIDDEN_SHARE * 1000)
+    assert COSTS.move_us(300, 0) == 300
+    assert COSTS.move_us(0, 0) == 0
+    assert COSTS.handoff_us == 5000
