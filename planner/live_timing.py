@@ -2,7 +2,7 @@
 
     step ─▶ its relative error against the model, squared, into the sums of a least squares fit
     fit  ─▶ the coefficients of zero or more with the least sum, the older steps counting less
-    handoffs ─▶ medians of their fixed time, and of a byte's
+    handoffs ─▶ medians of their fixed time, and of a byte's, by the distance of the workers
 
 A prediction is wanted from the first request on, so there is a prior: times of a model of eight
 billion parameters on a datacentre GPU, of which only the ratios matter while nothing is measured.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
 from statistics import median
@@ -51,6 +51,9 @@ PRIOR = TimingModel(
     AttentionTiming(per_pair_s=1e-9, per_context_token_s=2e-8),
     TransferTiming(fixed_s=2.5e-3, per_byte_s=4e-6 / PRIOR_KV_BYTES),
 )
+MAX_DISTANCE = 4  # levels of topology between the workers of a READ; more count as this
+# A byte's time grows by this with each level of distance, as long as no READ there was measured.
+FARTHER = 2.0
 PACE_STEP = 1.25  # from one pace to the next
 PACE_SMOOTHING = 0.05  # share of the newest step
 PACE_HYSTERESIS = 1.0  # of a pace's step: a worker between two paces keeps the one that it has
@@ -59,18 +62,21 @@ MAX_PACE = 8
 
 @dataclass(frozen=True, slots=True)
 class ReadSample:
-    """The READs of one handoff."""
+    """The READs of one handoff, between workers that are `distance` levels of topology apart."""
 
     tokens: int
     read_bytes: int
     seconds: float
+    distance: int = 0
 
 
 class LiveTiming:
-    """`model` is what is known now; another object after each change."""
+    """`model` is what is known now; another object after each change. `byte_s` are the seconds of a
+    READ's byte at each distance, from 0 to MAX_DISTANCE; the model has those of most READs."""
 
     def __init__(self) -> None:
         self.model = PRIOR
+        self.byte_s = _byte_s([])
         self._scaled = PRIOR  # to the steps of each kind
         # Ratios to the prior of the last steps with prompt tokens, and without.
         self._ratios: tuple[deque[float], deque[float]] = (
@@ -134,7 +140,7 @@ class LiveTiming:
             start = _coefficients(self._scaled)
             _improve(self._factors, self._squares, self._products, start)
             fitted = _model([a * b for a, b in zip(self._factors, start, strict=True)])
-        self.model = self._with_transfers(fitted)
+        self.model, self.byte_s = self._with_transfers(fitted), _byte_s(self._reads)
 
     def _scaled_prior(self) -> TimingModel:
         """Return the prior with each kind of step as quick as those that were measured; a kind
@@ -165,6 +171,23 @@ class LiveTiming:
             token_bytes = median(each.read_bytes / each.tokens for each in self._reads)
         transfer = TransferTiming(fixed_s, per_byte_s)
         return replace(model, kv_bytes_per_token=token_bytes, transfer=transfer)
+
+
+def _byte_s(reads: Iterable[ReadSample]) -> tuple[float, ...]:
+    """Return the seconds of a byte at each distance: the median of its READs, and never less than
+    nearer ones take. Without READs: FARTHER times those of the next nearer distance, or by as much
+    less than those of the nearest that was measured."""
+    taken: dict[int, list[float]] = {}
+    for each in reads:
+        distance = min(MAX_DISTANCE, each.distance)
+        taken.setdefault(distance, []).append(each.seconds / each.read_bytes)
+    measured = {distance: median(values) for distance, values in taken.items()}
+    nearest = min(measured, default=0)
+    found = [measured.get(nearest, PRIOR.transfer.per_byte_s) / FARTHER**nearest]
+    for distance in range(1, MAX_DISTANCE + 1):
+        own = measured.get(distance, FARTHER * found[-1])
+        found.append(max(found[-1], own))
+    return tuple(found)
 
 
 class Pace:

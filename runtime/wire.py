@@ -26,13 +26,15 @@ MIN_GB_PER_S = 1e-6  # of a peer: slower counts as this
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """The bounds of this worker's model and pool, and the key of its blocks' identities."""
+    """The bounds of this worker's model and pool, the key of its blocks' identities, and where it
+    is, from the outermost level to its host."""
 
     vocab_size: int
     max_context: int  # tokens of prompt and output
     fingerprint: str
     kv_dtype: str
     key: bytes  # of identities
+    topology: str = ""
 
     def root(self, salt: bytes) -> bytes:
         return identity.root(self.key, self.fingerprint, self.kv_dtype, salt=salt)
@@ -52,6 +54,7 @@ class ModelLimits:
             max_context=self.max_context,
             total_blocks=total_blocks,
             vocab_size=self.vocab_size,
+            topology=self.topology,
         )
 
 

@@ -21,6 +21,7 @@ import grpc.aio
 from baton.decode_worker.speculator import Speculator
 from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.host.cluster_secrets import ClusterSecrets
+from baton.deploy.host.own_topology import own_topology
 from baton.deploy.processes.draft_choice import draft_fingerprint
 from baton.deploy.processes.pool_memory import conversion_of
 from baton.engine.checkpoint.fingerprint import model_fingerprint
@@ -225,4 +226,5 @@ def model_limits(boot: Boot, engine: TorchEngine) -> ModelLimits:
         ),
         kv_dtype=engine.dtype_name,
         key=identity.cluster_key(boot.secrets.identity),
+        topology=own_topology(os.environ),
     )

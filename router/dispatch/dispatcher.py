@@ -269,7 +269,7 @@ class Dispatcher:
         trace = attempt.active_request.trace
         if output.HasField("timeline") or trace.wants_output:
             trace.record_output(output.timeline)
-            self._fleet.record_handoff(attempt.link, output.timeline)
+            self._fleet.record_handoff(attempt.link, output.timeline, attempt.prefill)
         cached_tokens = min(output.cached_tokens, len(attempt.active_request.request.prompt))
         self._put(attempt, checked, cached_tokens)
 

@@ -20,12 +20,14 @@ from baton.router.fleet.circuits import Circuits
 from baton.router.fleet.dialer import Dialer
 from baton.router.fleet.fleet_reports import FleetReports, kv_formats
 from baton.router.fleet.fleet_timing import FleetTiming
+from baton.router.fleet.linked_view import view_of
 from baton.router.fleet.radix_index import CAPACITY_BLOCKS, Holders, RadixIndex
 from baton.router.fleet.recent_prompts import RecentPrompts
 from baton.router.fleet.registry_watcher import RegistryWatcher
 from baton.router.fleet.roster import DisconnectedWorkers, Roster
 from baton.router.fleet.slow_start import SlowStart
 from baton.router.fleet.state_sharing import StateSharing
+from baton.router.fleet.topology import distance
 from baton.router.fleet.worker_costs import WorkerCosts
 from baton.router.fleet.worker_link import LinkListener, WorkerLink
 from baton.router.fleet.worker_view import (
@@ -43,7 +45,6 @@ from baton.runtime.identity import chain, root
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import RegistryClient
 from baton.runtime.shared_registry.report_exchange import ReportExchange
-from baton.runtime.wire import degraded_peers
 
 REGISTRY_POLL_S = 0.5
 REBUILD_LINK_TIMEOUT_S = 1.0
@@ -235,10 +236,20 @@ class Fleet:
         self.timing.record_load(link.worker_id, link.boot_id, hello, link.load)
         return self.timing.costs_of(link.worker_id, hello)
 
-    def record_handoff(self, link: WorkerLink | None, timeline: worker_pb2.Timeline) -> None:
-        """Take what a timeline of a request on that decode worker says of its handoff."""
-        if link is not None and link.worker_hello is not None:
-            self.timing.record_handoff(kv_format_of(link.worker_hello), timeline)
+    def record_handoff(
+        self, link: WorkerLink | None, timeline: worker_pb2.Timeline, granter: bytes
+    ) -> None:
+        """Take what a timeline of a request on that decode worker says of its handoff from the
+        prefill worker of the boot id `granter`."""
+        hello = None if link is None else link.worker_hello
+        if hello is None:
+            return
+        apart = 0
+        if hello.topology and timeline.HasField("fetch"):
+            peer = self.link_of_boot(granter)
+            if peer is not None and peer.worker_hello is not None:
+                apart = distance(hello.topology, peer.worker_hello.topology)
+        self.timing.record_handoff(kv_format_of(hello), timeline, apart)
 
     def _update_presence(self, worker_id: str, link: WorkerLink | None) -> None:
         """Invalidate what depends on presence if the worker has come, gone or changed."""
@@ -352,38 +363,6 @@ class Fleet:
         prefill, decode = kv_formats(links, "prefill"), kv_formats(links, "decode")
         unused = incompatible_prefill_workers(prefill, decode)
         return {"prefill": len(prefill) - len(unused), "decode": len(decode)}
-
-
-def view_of(link: WorkerLink, bit: int, costs: WorkerCosts) -> WorkerView:
-    """Return what placement knows of a linked worker; `bit` is the worker's in the index."""
-    hello, load = link.worker_hello, link.load
-    assert hello is not None  # a link is up after its handshake
-    return WorkerView(
-        worker_id=link.worker_id,
-        boot_id=link.boot_id,
-        role=hello.role,
-        address=link.record.address,
-        kv_format=kv_format_of(hello),
-        max_context=hello.max_context,
-        running=load.running,
-        waiting=load.waiting,
-        free_blocks=load.free_blocks,
-        total_blocks=load.total_blocks or hello.total_blocks,
-        promised_blocks=load.promised_blocks,
-        waiting_blocks=load.waiting_blocks,
-        queued_tokens=load.queued_tokens,
-        queued_pairs=load.queued_pairs,
-        placed_us=link.placed_us,
-        placed_tokens=link.placed_tokens,
-        placed_requests=link.placed_requests,
-        draining=not link.takes_work,
-        expected_end=link.expected_end(),
-        bit=bit,
-        degraded=degraded_peers(load),
-        joined_s=link.joined_s,
-        hinted=link.hinted,
-        costs=costs,
-    )
 
 
 def _now() -> float:

@@ -71,8 +71,11 @@ class FleetTiming:
             known.decode_step = load.decode_step.number
             _take(kind, load.decode_step, known.pace if decodes else None)
 
-    def record_handoff(self, kv_format: KvFormat, timeline: worker_pb2.Timeline) -> None:
-        """Take what a timeline of a request says of a handoff, or of its fetch."""
+    def record_handoff(
+        self, kv_format: KvFormat, timeline: worker_pb2.Timeline, distance: int = 0
+    ) -> None:
+        """Take what a timeline of a request says of a handoff, or of its fetch, between workers so
+        far apart."""
         timing, fetch = self._format(kv_format).timing, timeline.fetch
         if timeline.peer and len(timeline.names) == len(timeline.micros):
             phases = zip(timeline.names, timeline.micros, strict=True)
@@ -81,7 +84,7 @@ class FleetTiming:
         if len(counts) == 1 and max(counts) <= MAX_OFFERS and fetch.bytes <= MAX_AMOUNT:
             reads = zip(fetch.begin_us, fetch.landed_us, strict=True)
             tokens = sum(fetch.blocks) * kv_format[2]
-            timing.add_read(ReadSample(tokens, fetch.bytes, covered(reads) / 1e6))
+            timing.add_read(ReadSample(tokens, fetch.bytes, covered(reads) / 1e6, distance))
 
     def forget(self, worker_id: str) -> None:
         self._workers.pop(worker_id, None)
@@ -112,7 +115,8 @@ class FleetTiming:
         found = kind.costs.get(key)
         if found is None:
             model, growth = kind.timing.model, step.expected_growth_tokens
-            found = WorkerCosts(model, pace, step_tokens, chunk_tokens, growth)
+            byte_s = kind.timing.byte_s
+            found = WorkerCosts(model, pace, step_tokens, chunk_tokens, growth, byte_s)
             kind.costs[key] = found
         return found
 

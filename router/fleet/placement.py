@@ -9,7 +9,7 @@ The workers are compared by the time that a request is predicted to take on them
                     + the prompt's prefill: there, or the wait for the best prefill worker's
                     + slow start
     prefill worker  its queue + computing the prompt, or what it READs of it from the source
-                    + converting KV to another dtype + what a slow pair adds to the transfer
+                    + converting KV to another dtype + what a slow or far pair adds to the move
                     + slow start
     the prompt's    here: the queue, the steps of the prompt, and their delay for each stream
     prefill         there: the wait, the computation, the handoff, and the move of its KV
@@ -232,8 +232,8 @@ class _Placing:
             and computes(need, group.capacity, most_targets(group.kv_format[1], kv_format[1]))
         ]
         source = self._source(kv_format, decode) if self._read_cached else None
-        slow = {} if decode is None else decode.degraded
-        costs = PrefillCosts(need, fleet.deferred, kv_format, source, slow)
+        slow, topology = ({}, "") if decode is None else (decode.degraded, decode.topology)
+        costs = PrefillCosts(need, fleet.deferred, kv_format, source, slow, topology)
         found = self._ranked(
             compatible,
             lambda worker, uncached: sum(costs.parts(worker, uncached)),
@@ -326,7 +326,8 @@ def _chosen(ranked: Sequence[Ranked], draws: Random | None) -> list[WorkerView]:
     alike = sum(cost <= most for cost, _, _ in ranked)
     if alike < 2:
         return views
-    first = min(draws.sample(range(alike), 2))
+    drawn = draws.sample(range(alike), 2)
+    first = min(drawn, key=lambda index: ranked[index][0])  # equal ones: whichever was drawn first
     return [views[first], *views[:first], *views[first + 1 :]]
 
 

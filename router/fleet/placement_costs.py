@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from baton.router.fleet.request_need import Need, Source, uncached_tokens
-from baton.router.fleet.worker_costs import WorkerCosts
+from baton.router.fleet.topology import distance
+from baton.router.fleet.worker_costs import ANY_PAIR, NEAREST_PAIR, Pair, WorkerCosts
 from baton.router.fleet.worker_view import KvFormat, WorkerView
 
 # A new worker that has had its share for now costs ten minutes more: it gets the request if all
 # others would take longer by that, or may not.
 SLOW_START_US = 600_000_000
-# A decode worker that computes a prompt delays one stream at least: one that comes meanwhile.
+# A decode worker that computes a prompt delays one stream at least: one may come during its steps.
 LEAST_STREAMS = 1
 
 
@@ -34,6 +35,7 @@ class PrefillParts(NamedTuple):
     read_us: int  # from the source
     convert_us: int
     slow_pair_us: int
+    far_us: int  # than from a worker of the decode worker's own host
     slow_start_us: int
 
 
@@ -63,16 +65,17 @@ class LocalPrefill:
 @dataclass(frozen=True, slots=True)
 class RemotePrefill:
     """A prompt's prefill on one prefill worker: `wait_us` until it begins, `work_us` until it ends,
-    of which the READs of the prompt's KV may be hidden behind `compute_us`."""
+    of which the READs of the prompt's KV by this `pair` may be hidden behind `compute_us`."""
 
     costs: WorkerCosts
     wait_us: int
     work_us: int
     compute_us: int
+    pair: Pair = ANY_PAIR
 
     def total_us(self, moved: int) -> int:
         """Return the time until a decode worker has the `moved` tokens that it lacks."""
-        move_us = self.costs.move_us(moved, self.compute_us)
+        move_us = self.costs.move_us(moved, self.compute_us, self.pair)
         return self.wait_us + self.work_us + self.costs.handoff_us + move_us
 
 
@@ -80,13 +83,15 @@ class RemotePrefill:
 class PrefillCosts:
     """The costs of a prompt's prefill on prefill workers, which may READ from its `source`, and
     convert what the decode worker of format `decode` stores in another KV dtype. `slow` are the
-    GB/s of peers that this decode worker reads slowly."""
+    GB/s of peers that this decode worker reads slowly, `topology` is where it is; empty for any
+    decode worker of the format."""
 
     need: Need
     deferred: frozenset[bytes]
     decode: KvFormat
     source: Source | None = None
     slow: Mapping[bytes, float] = field(default_factory=dict)
+    topology: str = ""
 
     def parts(self, worker: WorkerView, uncached: int) -> PrefillParts:
         """Return the cost on a worker that lacks so many tokens."""
@@ -102,6 +107,7 @@ class PrefillCosts:
             read_us=read_us,
             convert_us=worker.costs.read_us(self.need.tokens) if converts else 0,
             slow_pair_us=slow_us,
+            far_us=self._far_us(worker, compute_us),
             slow_start_us=slow_start_us(worker, self.deferred),
         )
 
@@ -111,12 +117,15 @@ class PrefillCosts:
         parts = self.parts(worker, uncached)
         shared_us = (worker.running + worker.queued_requests) * parts.compute_us
         wait_us = min(parts.queue_us, shared_us + worker.costs.step_us)
-        work_us = sum(parts) - parts.queue_us
-        return RemotePrefill(worker.costs, wait_us, work_us, parts.compute_us)
+        work_us = sum(parts) - parts.queue_us - parts.far_us  # the move is that of the pair
+        return RemotePrefill(
+            worker.costs, wait_us, work_us, parts.compute_us, self._pair_of(worker)
+        )
 
     def least_us(self, costs: WorkerCosts, uncached: int) -> int:
         """Return the cost on any idle worker with these costs that lacks so many tokens."""
-        return min(self._computed_us(costs, uncached), sum(self._read_us(costs, uncached)))
+        reading_us = sum(self._read_us(costs, uncached, NEAREST_PAIR))
+        return min(self._computed_us(costs, uncached), reading_us)
 
     def reads(self, worker: WorkerView, uncached: int) -> bool:
         """Return whether the worker should READ what it lacks of the source's blocks."""
@@ -127,8 +136,11 @@ class PrefillCosts:
         computed_us = self._computed_us(worker.costs, uncached)
         if self.source is None:
             return computed_us, 0
-        gb_per_s = worker.degraded.get(self.source.worker.boot_id, 0.0)
-        computing_us, reading_us = self._read_us(worker.costs, uncached, gb_per_s)
+        peer = self.source.worker
+        pair = Pair(
+            worker.degraded.get(peer.boot_id, 0.0), distance(worker.topology, peer.topology)
+        )
+        computing_us, reading_us = self._read_us(worker.costs, uncached, pair)
         if not reading_us or computing_us + reading_us >= computed_us:
             return computed_us, 0
         return computing_us, reading_us
@@ -136,7 +148,7 @@ class PrefillCosts:
     def _computed_us(self, costs: WorkerCosts, uncached: int) -> int:
         return costs.compute_us(self.need.tokens - uncached, self.need.tokens)
 
-    def _read_us(self, costs: WorkerCosts, uncached: int, gb_per_s: float = 0.0) -> tuple[int, int]:
+    def _read_us(self, costs: WorkerCosts, uncached: int, pair: Pair) -> tuple[int, int]:
         """Return the time to compute what the source does not hold, and to READ what it does. No
         time to READ: it holds nothing more."""
         left = self.need.tokens
@@ -145,16 +157,32 @@ class PrefillCosts:
             left = uncached_tokens(self.need, held, worker.capacity)
         if uncached <= left:
             return self._computed_us(costs, uncached), 0
-        reading_us = costs.handoff_us + costs.read_us(uncached - left, gb_per_s)
+        reading_us = costs.handoff_us + costs.read_us(uncached - left, pair)
         return self._computed_us(costs, left), reading_us
 
     def _slower_us(self, worker: WorkerView, compute_us: int, gb_per_s: float) -> int:
         """Return what a slow pair adds to the move of the whole prompt. What was measured between
         all workers may be of such pairs alone: it is not taken off where it is hardly less."""
         tokens, costs = self.need.tokens, worker.costs
-        slow_us = costs.move_us(tokens, compute_us, gb_per_s)
+        slow_us = costs.move_us(tokens, compute_us, Pair(gb_per_s))
         usual_us = costs.move_us(tokens, compute_us)
         return slow_us - usual_us if 2 * usual_us < slow_us else slow_us
+
+    def _pair_of(self, worker: WorkerView) -> Pair:
+        """Return the pair of the decode worker and this one. What a slow one adds stands for
+        itself."""
+        if not self.topology or worker.boot_id in self.slow:
+            return ANY_PAIR
+        return Pair(distance=distance(self.topology, worker.topology))
+
+    def _far_us(self, worker: WorkerView, compute_us: int) -> int:
+        """Return what the move of the whole prompt takes longer than from the nearest workers."""
+        pair = self._pair_of(worker)
+        if not pair.distance:
+            return 0
+        tokens, costs = self.need.tokens, worker.costs
+        near_us = costs.move_us(tokens, compute_us, NEAREST_PAIR)
+        return costs.move_us(tokens, compute_us, pair) - near_us
 
 
 def slow_start_us(worker: WorkerView, deferred: frozenset[bytes]) -> int:

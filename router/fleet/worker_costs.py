@@ -12,6 +12,7 @@ Whole microseconds compare exactly, so equal workers stay equal. Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.planner.live_timing import PRIOR
 from baton.planner.timing_model import TimingModel, causal_pairs
@@ -21,6 +22,18 @@ US = 1e6
 _STEP = StepConfig()
 HIDDEN_SHARE = 0.1  # of the cost of READs that delay nothing themselves
 FULL_POOL_TOKENS = 1024  # of a sequence, where a pool is full
+
+
+class Pair(NamedTuple):
+    """Two workers of which one READs from the other: its measured speed if that is low, 0.0
+    otherwise; and how far they are apart, None for any two."""
+
+    gb_per_s: float = 0.0
+    distance: int | None = None
+
+
+ANY_PAIR = Pair()
+NEAREST_PAIR = Pair(distance=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +48,7 @@ class WorkerCosts:
     step_tokens: int = _STEP.prefill_tokens
     chunk_tokens: int = _STEP.chunk_tokens
     growth_tokens: int = _STEP.expected_growth_tokens
+    byte_s: tuple[float, ...] = ()  # of READs by distance (topology.py); empty: as `timing` says
 
     def compute_us(self, first: int, end: int) -> int:
         """Return the time of the steps that compute the tokens [first, end) of a prompt."""
@@ -88,19 +102,26 @@ class WorkerCosts:
         """Return what a handoff takes beside its prefill and its READs."""
         return round(US * self.timing.transfer.fixed_s)
 
-    def read_us(self, tokens: int, gb_per_s: float = 0.0) -> int:
-        """Return the time of READing tokens: at `gb_per_s`, or as most pairs do."""
-        per_byte_s = 1e-9 / gb_per_s if gb_per_s else self.timing.transfer.per_byte_s
-        return round(US * per_byte_s * self.timing.kv_bytes_per_token * tokens)
+    def read_us(self, tokens: int, pair: Pair = ANY_PAIR) -> int:
+        """Return the time of READing tokens by this pair of workers."""
+        return round(US * self._byte_s(pair) * self.timing.kv_bytes_per_token * tokens)
 
-    def move_us(self, tokens: int, compute_us: int, gb_per_s: float = 0.0) -> int:
+    def move_us(self, tokens: int, compute_us: int, pair: Pair = ANY_PAIR) -> int:
         """Return the cost of READING `tokens` from this prefill worker: the time that its
         computation does not hide, which is that of the last chunk at least, and a share of the
         rest: for so long the link is not another request's."""
-        all_us = self.read_us(tokens, gb_per_s)
-        last_us = self.read_us(min(tokens, self.chunk_tokens), gb_per_s)
+        all_us = self.read_us(tokens, pair)
+        last_us = self.read_us(min(tokens, self.chunk_tokens), pair)
         exposed_us = max(last_us, all_us - compute_us)
         return exposed_us + round(HIDDEN_SHARE * (all_us - exposed_us))
+
+    def _byte_s(self, pair: Pair) -> float:
+        usual_s = self.timing.transfer.per_byte_s
+        if pair.gb_per_s:  # never quicker than the nearest workers
+            return max(1e-9 / pair.gb_per_s, self.byte_s[0] if self.byte_s else usual_s)
+        if pair.distance is None or not self.byte_s:
+            return usual_s
+        return self.byte_s[pair.distance]
 
     def _steps_us(self, tokens: int, pairs: int, step_tokens: int) -> int:
         timing = self.timing

@@ -23,7 +23,7 @@ from baton.runtime.worker.kv_bridge import bridges
 # Of a hello: no smaller than what a worker's own settings allow.
 MAX_STEP_TOKENS = 1 << 20
 MAX_VALUES = {"block_size": 256, "max_context": 1 << 24, "total_blocks": 1 << 31}
-MAX_NAME_CHARACTERS = 256  # of a fingerprint or a KV dtype
+MAX_NAME_CHARACTERS = 256  # of a fingerprint, a KV dtype or a topology
 BOOT_ID_BYTES = 16
 _FORMAT_FIELDS = ("model fingerprint", "KV dtype", "block size")
 _T = TypeVar("_T")
@@ -76,6 +76,7 @@ class WorkerView:
     joined_s: float = 0.0
     hinted: tuple[int, int] = (0, 0)  # requests and tokens that other routers have just placed
     costs: WorkerCosts = PRIOR_COSTS
+    topology: str = ""  # the place that it states, from the outermost level to its host
 
     @property
     def block_size(self) -> int:
@@ -219,6 +220,8 @@ def handshake_fault(hello: worker_pb2.WorkerHello, vocab_size: int) -> str | Non
         length = len(getattr(hello, name))
         if not 1 <= length <= MAX_NAME_CHARACTERS:
             return f"{name} has {length} characters, not 1 to {MAX_NAME_CHARACTERS}"
+    if len(hello.topology) > MAX_NAME_CHARACTERS:
+        return f"topology has {len(hello.topology)} characters, not at most {MAX_NAME_CHARACTERS}"
     if hello.vocab_size != vocab_size:
         return f"vocab_size is {hello.vocab_size}, this router's model has {vocab_size}"
     return None

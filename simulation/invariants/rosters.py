@@ -3,7 +3,7 @@ asked for. A change that the fleet did not hear of would place requests by what 
 
 from __future__ import annotations
 
-from baton.router.fleet.fleet import view_of
+from baton.router.fleet.linked_view import view_of
 from baton.router.fleet.roster import Roster
 from baton.simulation.fleet.world import RouterProcess
 

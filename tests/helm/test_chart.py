@@ -85,6 +85,7 @@ CHOICES: dict[str, list[Any]] = {
     "workers": [
         {},
         {"kvPorts": "30000-30010", "kvDevices": "eth1", "settings": {"pool.blocks": 9}},
+        {"topologyLabels": ["topology.kubernetes.io/zone", "rack"]},
     ],
     "autoscaling": [
         {},

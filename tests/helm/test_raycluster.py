@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 from baton.deploy.cli.main import parser
+from baton.deploy.host.own_topology import VARIABLE
 from baton.deploy.nodes.fleet_plan import FleetOptions
 from baton.deploy.nodes.ray_pods import RayPod, deletion_patch
 from baton.runtime.settings.loading import load
@@ -235,3 +236,19 @@ def test_kuberay_accepts_the_patch_of_workers_to_delete(release: Release, tmp_pa
             [*command, "-p", json.dumps(operations)], capture_output=True, text=True, check=True
         )
         assert json.loads(done.stdout) == after
+
+
+def test_workers_are_where_their_pods_labels_say() -> None:
+    """By Kubernetes or by KubeRay; variables of a value stand before it, so that it has theirs."""
+    labels = ["topology.kubernetes.io/zone", "example.org/rack"]
+    values = merged(example("cpu-demo"), {"workers": {"topologyLabels": labels}})
+    release = render(merged(values, KUBERAY))
+    plain = render(values).named("StatefulSet", "decode")["spec"]["template"]
+    for pod in (plain, group(release, "prefill")["template"]):
+        env = pod["spec"]["containers"][0]["env"]
+        taken = [each for each in env if "TOPOLOGY" in each["name"]]
+        paths = [each["valueFrom"]["fieldRef"]["fieldPath"] for each in taken[:-1]]
+        assert paths == [f"metadata.labels['{label}']" for label in labels]
+        names = [each["name"] for each in taken[:-1]]
+        assert taken[-1] == {"name": VARIABLE, "value": "/".join(f"$({name})" for name in names)}
+    assert all("TOPOLOGY" not in json.dumps(pod) for _, pod in render(example("cpu-demo")).pods())

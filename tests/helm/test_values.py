@@ -34,6 +34,7 @@ BAD = {
     "router.adminPort": (9402, "router.adminKeySecret is empty"),
     "router": ({"adminPort": 8001, "adminKeySecret": "k"}, "give them different ports"),
     "workers.kvPorts": ("9500-9400", "FIRST below LAST"),
+    "workers.topologyLabels": (["a", "b", "c", "d"], "topologyLabels|maxItems"),
     "workers.settings": ({"worker.port": 1}, "which the chart sets itself"),
     "orchestrator": ("ray", "orchestrator"),
     "prefill.gpu": ({"resource": "amd.com/gpu"}, "amd.com/gpu, a device for which Baton has no"),

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from baton.planner.live_timing import (
+    FARTHER,
     PACE_STEP,
     PRIOR,
     PRIOR_KV_BYTES,
@@ -83,7 +84,7 @@ def test_one_kind_of_step_scales_the_other() -> None:
 
 
 def test_steps_that_are_all_alike_leave_the_priors_proportions() -> None:
-    """A fixed time cannot be told from one that grows with the tokens."""
+    """A fixed time is not distinguished from one that grows with the tokens."""
     timing = LiveTiming()
     for _ in range(50):
         timing.add_step(chunk(500), 2.0)
@@ -138,6 +139,18 @@ def test_transfers_are_the_medians() -> None:
     timing.refit(10.0)
     assert timing.model.kv_bytes_per_token == 2000
     assert timing.model.transfer_s(500) == pytest.approx(0.005 + 0.005)
+
+
+def test_bytes_of_each_distance_have_their_own_median() -> None:
+    timing = LiveTiming()
+    prior = PRIOR.transfer.per_byte_s
+    assert timing.byte_s == tuple(prior * FARTHER**distance for distance in range(5))
+    for distance, seconds in ((1, 0.002), (1, 0.004), (1, 0.003), (9, 0.1), (2, 0.001)):
+        timing.add_read(ReadSample(10, 1_000_000, seconds, distance))
+    timing.refit(0.0)
+    near = 3e-9 / FARTHER  # a guess from the nearest that was measured
+    # never less than nearer ones; a guess; the last one of all that are farther
+    assert timing.byte_s == pytest.approx((near, 3e-9, 3e-9, FARTHER * 3e-9, 1e-7))
 
 
 def test_a_pace_has_few_values_and_does_not_flutter() -> None:

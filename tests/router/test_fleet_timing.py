@@ -9,6 +9,7 @@ import pytest
 from baton.planner.live_timing import PRIOR
 from baton.proto import worker_pb2
 from baton.router.fleet.fleet_timing import FleetTiming
+from baton.router.fleet.worker_costs import Pair
 from baton.router.fleet.worker_view import kv_format_of
 from baton.runtime.config import StepConfig
 
@@ -138,6 +139,18 @@ def test_handoffs_are_learned_from_both_timelines_of_a_request() -> None:
     costs = timing.costs_of("p0", hello())
     assert costs.handoff_us == 4_000
     assert costs.read_us(160) == 40_000  # ten blocks in 40 ms
+
+
+def test_reads_are_learned_by_distance() -> None:
+    timing, kv_format = FleetTiming(StepConfig()), kv_format_of(hello())
+    _, second = timelines()
+    timing.record_handoff(kv_format, second)
+    second.fetch.landed_us[:] = [10_000, 1_370_000]  # 380 ms
+    timing.record_handoff(kv_format, second, distance=2)
+    timing.refit(0.0)
+    costs = timing.costs_of("p0", hello())
+    assert costs.read_us(160, Pair(distance=0)) == 40_000
+    assert costs.read_us(160, Pair(distance=2)) == 380_000
 
 
 def test_malformed_timelines_say_nothing() -> None:

@@ -15,7 +15,7 @@ from baton.router.fleet.request_need import Need, Source
 from baton.router.fleet.worker_costs import WorkerCosts
 from baton.runtime.config import PlacementMode
 from baton.runtime.errors import InvalidRequest, Overloaded, Unavailable
-from tests.support.placement_scene import NEED, SHAPE, place, placed, view
+from tests.support.placement_scene import NEED, SHAPE, Seen, place, placed, view
 
 SLOW = 0.02  # GB/s
 D0, D1, P0, P1 = view("decode-0"), view("decode-1"), view("prefill-0"), view("prefill-1")
@@ -164,6 +164,48 @@ def test_slower_workers_cost_as_much_more() -> None:
     assert found.candidates[0].worker_id == "prefill-0"
 
 
+HERE, RACK, ZONE = "a/r1/h1", "a/r1/h2", "a/r2/h3"
+APART = WorkerCosts(PRIOR, byte_s=(1e-11, 1e-10, 2e-9, 2e-9, 2e-9))
+
+
+def at(worker: Seen, topology: str, **fields: Any) -> Seen:
+    return replace(worker, topology=topology, costs=APART, **fields)
+
+
+def test_nearer_prefill_workers_come_first() -> None:
+    """They are near to the decode worker that is chosen, whichever has the lower id."""
+    far, near, own = at(P0, ZONE), at(P1, RACK), at(view("prefill-2"), HERE)
+    found = placed(place(NEED, [at(D0, HERE), far, near, own], "disaggregated"))
+    assert found.candidates == (own, near, far)
+    unknown = placed(place(NEED, [D0, far, near, own], "disaggregated"))
+    assert unknown.candidates == (far, near, own)
+
+
+def test_distance_is_weighed_against_a_queue() -> None:
+    """READs of 131 MB take 13 ms from the same rack, and 262 ms from another one."""
+    busy = at(P0, RACK, queued_tokens=2000, running=8)  # 120 ms
+    found = placed(place(NEED, [at(D0, HERE), busy, at(P1, ZONE)], "disaggregated"))
+    assert found.candidates[0].worker_id == "prefill-0"
+    busier = at(P0, RACK, queued_tokens=9000, running=8)
+    found = placed(place(NEED, [at(D0, HERE), busier, at(P1, ZONE)], "disaggregated"))
+    assert found.candidates[0].worker_id == "prefill-1"
+
+
+def test_a_prompt_stays_local_where_its_move_takes_longer() -> None:
+    """The same workers and loads: nothing but the time of the READs decides."""
+    assert not placed(place(NEED, [at(D0, HERE), at(P0, RACK)], "auto")).local
+    assert placed(place(NEED, [at(D0, HERE), at(P0, ZONE)], "auto")).local
+
+
+def test_a_far_source_is_not_read() -> None:
+    holder = at(P1, HERE, held_blocks=60, queued_tokens=1 << 20, running=40)
+    near = placed(place(NEED, [at(D0, HERE), at(P0, HERE), holder], "disaggregated"))
+    assert near.candidates[0].worker_id == "prefill-0" and near.source is not None
+    far = at(P0, ZONE)
+    found = placed(place(NEED, [at(D0, HERE), far, holder], "disaggregated"))
+    assert found.candidates[0].worker_id == "prefill-0" and found.source is None
+
+
 def test_workers_that_are_alike_are_drawn() -> None:
     """Two are drawn, and the quicker one comes first: the slowest never does."""
     prefill = [replace(view(f"prefill-{n}"), placed_us=100 * n) for n in range(4)]
@@ -177,10 +219,15 @@ def test_workers_that_are_alike_are_drawn() -> None:
     )
     assert set(firsts) == {"prefill-0", "prefill-1", "prefill-2"}
     assert firsts["prefill-0"] > firsts["prefill-1"] > firsts["prefill-2"] > 20
-    decodes = {
-        placed(place(NEED, [D0, D1, P0], "auto", draws=draws)).decode.worker_id for _ in range(30)
-    }
-    assert decodes == {"decode-0"}  # of two, the lower id is the better one
+
+
+def test_equal_workers_are_drawn_alike() -> None:
+    """Two routers that see two idle workers should not both choose the first."""
+    draws = Random(1)
+    decodes = Counter(
+        placed(place(NEED, [D0, D1, P0], "auto", draws=draws)).decode.worker_id for _ in range(200)
+    )
+    assert set(decodes) == {"decode-0", "decode-1"} and min(decodes.values()) > 70
 
 
 def test_a_prefill_worker_of_another_shape_is_no_candidate() -> None:

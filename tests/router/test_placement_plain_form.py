@@ -16,7 +16,8 @@ from baton.router.fleet.placement import place as place_on
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.request_need import Need, Source
 from baton.router.fleet.roster import Roster
-from baton.router.fleet.worker_costs import PRIOR_COSTS, WorkerCosts
+from baton.router.fleet.topology import distance
+from baton.router.fleet.worker_costs import ANY_PAIR, PRIOR_COSTS, Pair, WorkerCosts
 from baton.router.fleet.worker_order import CHUNK, WorkerOrder
 from baton.router.fleet.worker_view import WorkerView
 from baton.runtime.config import PlacementMode
@@ -74,6 +75,7 @@ def _prefills(
         computing, reading = _computing(need, worker, source)
         total = worker.queue_us + computing + reading
         total += 0 if reader is None else _added(need, worker, computing, reader)
+        total += 0 if reader is None else _farther(need, worker, computing, reader)
         return worker.boot_id in need.avoid, total, worker.worker_id
 
     return sorted(_trusted([w for w in found if _computes(need, w)]), key=cost), source
@@ -95,7 +97,8 @@ def _there(
     prompts = worker.running + worker.waiting + worker.placed_requests
     wait = min(worker.queue_us, prompts * computing + worker.costs.step_us)
     added = 0 if reader is None else _added(need, worker, computing, reader)
-    move = worker.costs.move_us(_uncached(need, decode), computing)
+    pair = ANY_PAIR if reader is None else _pair(worker, reader)
+    move = worker.costs.move_us(_uncached(need, decode), computing, pair)
     return wait + computing + reading + added + worker.costs.handoff_us + move
 
 
@@ -104,8 +107,23 @@ def _added(need: Need, worker: Seen, computing: int, reader: Seen) -> int:
     moves, slow = worker.costs.move_us, reader.degraded.get(worker.boot_id)
     if slow is None:
         return 0
-    taken, usual = moves(need.tokens, computing, slow), moves(need.tokens, computing)
+    taken, usual = moves(need.tokens, computing, Pair(slow)), moves(need.tokens, computing)
     return taken - usual if 2 * usual < taken else taken
+
+
+def _pair(worker: Seen, reader: Seen) -> Pair:
+    if not reader.topology or worker.boot_id in reader.degraded:
+        return ANY_PAIR
+    return Pair(distance=distance(worker.topology, reader.topology))
+
+
+def _farther(need: Need, worker: Seen, computing: int, reader: Seen) -> int:
+    """What the move takes longer than from the reader's own host."""
+    pair = _pair(worker, reader)
+    if pair.distance is None:
+        return 0
+    near, moves = Pair(distance=0), worker.costs.move_us
+    return moves(need.tokens, computing, pair) - moves(need.tokens, computing, near)
 
 
 def _lacking(need: Need, worker: Seen) -> int:
@@ -128,11 +146,13 @@ def _computing(need: Need, worker: Seen, source: Source | None) -> tuple[int, in
     whole = costs.compute_us(need.tokens - lacks, need.tokens)
     if source is None:
         return whole, 0
-    left = _uncached(need, cast(Seen, source.worker))
+    peer = cast(Seen, source.worker)
+    left = _uncached(need, peer)
     if lacks <= left:
         return whole, 0
-    slow = worker.degraded.get(source.worker.boot_id, 0.0)
-    reading = costs.handoff_us + costs.read_us(lacks - left, slow)
+    slow = worker.degraded.get(peer.boot_id, 0.0)
+    pair = Pair(slow, distance(worker.topology, peer.topology))
+    reading = costs.handoff_us + costs.read_us(lacks - left, pair)
     computing = costs.compute_us(need.tokens - left, need.tokens)
     return (computing, reading) if computing + reading < whole else (whole, 0)
 
@@ -193,6 +213,8 @@ def test_rules_that_always_hold(workers: list[Seen], mode: PlacementMode) -> Non
 NO_BOOTS: dict[bytes, float] = {}
 EVEN_PREFILLS = {f"prefill-{number:02}".encode(): 0.01 + number for number in range(0, 100, 2)}
 SLOWER = WorkerCosts(PRIOR, pace=2.0)
+APART = WorkerCosts(PRIOR, byte_s=(1e-11, 5e-11, 2e-10, 2e-8, 1e-6))
+PLACES = ["", "a/r1/h1", "a/r1/h1", "a/r1/h2", "a/r2/h3", "b/r3/h4"]
 
 
 def views(blocks: int, most: int) -> Any:
@@ -216,7 +238,8 @@ def views(blocks: int, most: int) -> Any:
             placed_requests=st.integers(0, 1),
             placed_us=st.sampled_from([0, 0, 5_000, 70_000]),
             waiting_blocks=st.sampled_from([0, 0, 30]),
-            costs=st.sampled_from([PRIOR_COSTS, PRIOR_COSTS, SLOWER]),
+            costs=st.sampled_from([PRIOR_COSTS, PRIOR_COSTS, SLOWER, APART, APART]),
+            topology=st.sampled_from(PLACES),
             draining=st.sampled_from([False, False, False, True]),
             passed_over=st.sampled_from([False, False, False, True]),
             degraded=st.sampled_from([NO_BOOTS, NO_BOOTS, EVEN_PREFILLS]),

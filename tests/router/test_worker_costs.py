@@ -14,7 +14,7 @@ from baton.planner.timing_model import (
     TransferTiming,
     causal_pairs,
 )
-from baton.router.fleet.worker_costs import HIDDEN_SHARE, WorkerCosts
+from baton.router.fleet.worker_costs import HIDDEN_SHARE, Pair, WorkerCosts
 
 TIMING = TimingModel(
     "test",
@@ -57,10 +57,18 @@ def test_credit_of_a_whole_pool_is_the_life_of_a_sequence() -> None:
 
 def test_reads_cost_what_the_computation_does_not_hide() -> None:
     assert COSTS.read_us(4000) == 4000
-    assert COSTS.read_us(4000, gb_per_s=0.1) == 40_000
+    assert COSTS.read_us(4000, Pair(gb_per_s=0.1)) == 40_000
     hidden = round(HIDDEN_SHARE * 3500)
     assert COSTS.move_us(4000, 1_000_000) == 500 + hidden  # the last chunk
     assert COSTS.move_us(4000, 1000) == 3000 + round(HIDDEN_SHARE * 1000)
     assert COSTS.move_us(300, 0) == 300
     assert COSTS.move_us(0, 0) == 0
     assert COSTS.handoff_us == 5000
+
+
+def test_reads_of_a_pair_cost_what_its_distance_takes() -> None:
+    apart = WorkerCosts(TIMING, byte_s=(5e-10, 1e-9, 4e-9, 4e-9, 4e-9))
+    assert [apart.read_us(4000, Pair(distance=d)) for d in (0, 1, 2)] == [2000, 4000, 16_000]
+    assert apart.read_us(4000) == 4000  # of any pair
+    assert apart.read_us(4000, Pair(100.0, 2)) == 2000  # no quicker than the nearest
+    assert COSTS.read_us(4000, Pair(distance=3)) == 4000  # nothing is known of distances

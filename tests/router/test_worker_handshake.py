@@ -45,6 +45,7 @@ def test_a_valid_hello_of_a_worker_is_accepted() -> None:
         ("total_blocks", (1 << 32) - 1, "total_blocks is 4294967295"),
         ("model_fingerprint", "", "model_fingerprint has 0 characters"),
         ("kv_dtype", "d" * 257, "kv_dtype has 257 characters"),
+        ("topology", "t" * 257, "topology has 257 characters, not at most 256"),
         ("vocab_size", 0, "vocab_size is 0, this router's model has 300"),
         ("vocab_size", 301, "vocab_size is 301, this router's model has 300"),
     ],

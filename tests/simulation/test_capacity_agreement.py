@@ -123,7 +123,8 @@ async def test_real_workers_end_the_same_in_the_same_order(layout: Layout, seed:
 )
 def test_a_routed_fleet_takes_the_simulated_times(layout: Layout, seed: int) -> None:
     """Placements on loads that are as old as the last reports, plans ahead of a step's end, and
-    handoffs give the times of the product: the limits leave room for ties of placement alone."""
+    handoffs give the times of the product, whose router knows its workers' times as the
+    simulator does: the limits leave room for ties of placement alone."""
     text = "requests={},rate={},prompt=lognormal:250:0.6,output=exponential:40,seed={}"
     traffic = draw_trace(text.format(120, 0.9 * layout.workers, seed))
     placement: PlacementMode = "disaggregated" if layout.prefill else "local"
@@ -183,3 +184,16 @@ def test_shared_prefixes_are_hit_and_read_as_in_a_routed_fleet(layout: Layout, s
     assert sum(each.cached_tokens for each in simulated) > 0
     assert all(each.named_tokens for each in real) and shared_names(real, 32) > 100
     compare(real, simulated)
+
+
+def test_a_router_that_learns_soon_places_like_one_that_knows() -> None:
+    """Its first placements are by the prior; the second half of the requests is compared."""
+    layout = replace(SIZE, prefill=2, decode=2, colocated=0)
+    text = "requests=160,rate=3,prompt=lognormal:250:0.6,output=exponential:40,seed=7"
+    traffic = draw_trace(text)
+    knows = serve_traffic(layout, SLOW, traffic, "auto")
+    learns = serve_traffic(layout, SLOW, traffic, "auto", learns=True)
+    known_s, learned_s = (
+        float(np.mean([each.ttft_s for each in found[80:]])) for found in (knows, learns)
+    )
+    assert learned_s == pytest.approx(known_s, rel=0.1)

@@ -94,7 +94,9 @@ class FakeFleet:
     def link(self, worker_id: str) -> FakeLink | None:
         return self.links.get(worker_id)
 
-    def record_handoff(self, link: FakeLink | None, timeline: worker_pb2.Timeline) -> None:
+    def record_handoff(
+        self, link: FakeLink | None, timeline: worker_pb2.Timeline, granter: bytes
+    ) -> None:
         self.timelines.append(timeline)
 
     def link_of_boot(self, boot_id: bytes) -> FakeLink | None:

@@ -17,15 +17,17 @@ from baton.engine.scheduling.batch import StepBatch
 from baton.planner.timing_model import StepWork, TimingModel, causal_pairs
 from baton.planner.traces import BLOCK_TOKENS, TraceRequest
 from baton.proto import worker_pb2
+from baton.router.fleet.fleet_timing import FleetTiming
+from baton.router.fleet.worker_costs import WorkerCosts
 from baton.router.requests.validated_request import ValidatedRequest
-from baton.runtime.config import Config, PlacementMode, PoolConfig
+from baton.runtime.config import Config, PlacementMode, PoolConfig, StepConfig
 from baton.simulation.capacity.layout import Layout
 from baton.simulation.fleet.world import World
 from baton.simulation.virtual.machine import Machine
 from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 SETTLE_S = 2.0  # until each worker is linked
-AFTER_REPORTS_S = 0.001
+AFTER_REPORTS_S = 0.0001
 DEADLINE_S = 3600.0
 
 
@@ -53,6 +55,23 @@ class TimedWorld(World):
 
     def _machine(self, name: str) -> Machine:
         return Machine(name, name)
+
+
+class KnownTiming(FleetTiming):
+    """The timing of workers whose steps take what the model says: nothing is left to learn, as in
+    the capacity simulator."""
+
+    def __init__(self, step: StepConfig, timing: TimingModel) -> None:
+        super().__init__(step)
+        self._known = timing
+        self._growth_tokens = step.expected_growth_tokens
+        self._costs: dict[str, WorkerCosts] = {}
+
+    def costs_of(self, worker_id: str, hello: worker_pb2.WorkerHello) -> WorkerCosts:
+        if hello.role not in self._costs:
+            sizes = hello.step_tokens, hello.chunk_tokens
+            self._costs[hello.role] = WorkerCosts(self._known, 1.0, *sizes, self._growth_tokens)
+        return self._costs[hello.role]
 
 
 def batch_seconds(timing: TimingModel, batch: StepBatch) -> float:
@@ -86,8 +105,11 @@ def serve_traffic(
     traffic: Sequence[TraceRequest],
     placement: PlacementMode,
     seed: int = 0,
+    *,
+    learns: bool = False,
 ) -> list[Served]:
-    """Return each request of the traffic, in its order."""
+    """Return each request of the traffic, in its order. The router knows the timing of its workers,
+    or `learns` it from their first step on."""
     config = Config()
     config = replace(
         config,
@@ -97,7 +119,7 @@ def serve_traffic(
     )
     loop = VirtualLoop(seed)
     try:
-        return loop.run(_served(loop, config, layout, timing, traffic, seed))
+        return loop.run(_served(loop, config, layout, timing, traffic, seed, learns))
     finally:
         loop.close()
 
@@ -109,6 +131,7 @@ async def _served(
     timing: TimingModel,
     traffic: Sequence[TraceRequest],
     seed: int,
+    learns: bool,
 ) -> list[Served]:
     world = TimedWorld(
         loop,
@@ -122,6 +145,8 @@ async def _served(
     for number in range(layout.decode + layout.colocated):
         world.start_worker(f"d{number}", "decode", layout.blocks)
     router = world.start_router("r0")
+    if not learns:
+        router.fleet.timing = KnownTiming(config.step, timing)
     for process in world.workers.values():
         for watch in process.watches:
             watch.cancel()  # its probes: a trace's steps follow each other

@@ -99,6 +99,21 @@ environment, so that `kubectl exec POD -- baton drain WORKER` has it too. */}}
 {{- include "baton.secretEnv" . | nindent 0 }}
 {{- end -}}
 
+{{/* Where a pod is, from its labels. */}}
+{{- define "baton.topologyEnv" -}}
+{{- $levels := list -}}
+{{- range $level, $label := .Values.workers.topologyLabels }}
+{{- $levels = append $levels (printf "$(TOPOLOGY_%d)" $level) }}
+- name: TOPOLOGY_{{ $level }}
+  valueFrom:
+    fieldRef: {fieldPath: "metadata.labels['{{ $label }}']"}
+{{- end }}
+{{- with $levels }}
+- name: BATON_TOPOLOGY
+  value: {{ join "/" . | quote }}
+{{- end }}
+{{- end -}}
+
 {{- define "baton.secretEnv" -}}
 - name: BATON_TOKEN
   valueFrom:

@@ -129,6 +129,9 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
             - name: UCX_NET_DEVICES
               value: {{ . | quote }}
             {{- end }}
+            {{- with include "baton.topologyEnv" $ }}
+            {{- . | trim | nindent 12 }}
+            {{- end }}
           ports:
             - {name: worker, containerPort: {{ $.Values.workers.port }}}
             - {name: admin, containerPort: {{ $.Values.workers.adminPort }}}
