@@ -191,7 +191,8 @@ class Fleet:
 
     @property
     def draws(self) -> random.Random | None:
-        """Choose between workers that are alike where other routers see the same fleet."""
+        """Return what draws between workers that are alike, where other routers see the same fleet;
+        None where this router is alone."""
         return self._draws if self.sharing is not None and len(self.sharing.others) else None
 
     def links(self) -> list[WorkerLink]:

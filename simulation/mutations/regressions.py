@@ -57,19 +57,6 @@ def _untold(_: Any) -> Any:
     return lambda *_: None
 
 
-def _started_untrusted(before: Any) -> Any:
-    def start_reads(self: HandoffReader) -> None:
-        session: Any = self._session
-        trusted = session.trusted
-        session.trusted = lambda: True
-        try:
-            before(self)
-        finally:
-            session.trusted = trusted
-
-    return start_reads
-
-
 @dataclass(frozen=True, slots=True)
 class PastBug:
     seed: int
@@ -114,16 +101,6 @@ PAST_BUGS: dict[str, PastBug] = {
             RetryBudget,
             "failed",
             _like_others,
-        ),
-    ),
-    "read-after-the-lease": PastBug(
-        9980,
-        Break(
-            "a reader that had been paused began to read what was offered before its lease ran "
-            "out, though the granter's blocks were no longer pinned",
-            HandoffReader,
-            "_start_reads",
-            _started_untrusted,
         ),
     ),
     "turn-unseen": PastBug(

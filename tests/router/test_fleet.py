@@ -8,7 +8,6 @@ import errno
 import pytest
 from structlog.testing import capture_logs
 
-from baton.planner.live_timing import REFIT_S
 from baton.proto import worker_pb2
 from baton.router.fleet.fleet import REGISTRY_POLL_S
 from baton.router.fleet.worker_view import WorkerCapacity
@@ -388,29 +387,3 @@ async def test_a_degraded_pair_is_known_while_both_are_linked(
     assert set(decode.degraded) == {boots["prefill-0"], b"gone" * 4}
     await report()  # measured again, as good
     await eventually(lambda: metric_value(gauge) == 0)
-
-
-@on_virtual_time
-async def test_reads_count_at_the_distance_of_their_workers(
-    fleet_scene: type[FleetScene],
-) -> None:
-    scene = fleet_scene()
-    scene.add("decode-0", 1, topology="zone-a/rack-1/host-1")
-    granter = scene.add("prefill-0", 2, topology="zone-a/rack-2/host-1")
-    await eventually(lambda: len(scene.names()) == 2)
-    decode = scene.fleet.link("decode-0")
-    assert decode is not None and decode.worker_hello is not None
-    timeline = worker_pb2.Timeline()
-    timeline.fetch.begin_us.append(0)
-    timeline.fetch.landed_us.append(3000)
-    timeline.fetch.blocks.append(1)
-    timeline.fetch.bytes = 1_000_000
-    scene.fleet.record_handoff(decode, timeline, granter.boot_id)
-    scene.fleet.record_handoff(None, timeline, granter.boot_id)  # its worker has just left
-    await asyncio.sleep(2 * REFIT_S)
-    scene.fleet.roster()
-    costs = scene.fleet.timing.costs_of("decode-0", decode.worker_hello)
-    assert costs.byte_s[2] == pytest.approx(3e-9)
-    places = {view.worker_id: view.topology for view in scene.fleet.views()}
-    assert places["decode-0"] == "zone-a/rack-1/host-1"
-    assert places["prefill-0"] == "zone-a/rack-2/host-1"

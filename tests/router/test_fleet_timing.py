@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from baton.planner.live_timing import PRIOR
+from baton.planner.live_timing import PRIOR, REFIT_S
 from baton.proto import worker_pb2
 from baton.router.fleet.fleet_timing import FleetTiming
 from baton.router.fleet.worker_costs import Pair
 from baton.router.fleet.worker_view import kv_format_of
 from baton.runtime.config import StepConfig
+from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.fleet_scene import FleetScene
+from tests.support.router_process import eventually
 
 BOOT = bytes(16)
 
@@ -166,3 +170,29 @@ def test_malformed_timelines_say_nothing() -> None:
     timing.record_handoff(kv_format, worker_pb2.Timeline())  # of a local prefill
     timing.refit(0.0)
     assert timing.costs_of("p0", hello()).timing is PRIOR
+
+
+@on_virtual_time
+async def test_reads_count_at_the_distance_of_their_workers(
+    fleet_scene: type[FleetScene],
+) -> None:
+    scene = fleet_scene()
+    scene.add("decode-0", 1, topology="zone-a/rack-1/host-1")
+    granter = scene.add("prefill-0", 2, topology="zone-a/rack-2/host-1")
+    await eventually(lambda: len(scene.names()) == 2)
+    decode = scene.fleet.link("decode-0")
+    assert decode is not None and decode.worker_hello is not None
+    timeline = worker_pb2.Timeline()
+    timeline.fetch.begin_us.append(0)
+    timeline.fetch.landed_us.append(3000)
+    timeline.fetch.blocks.append(1)
+    timeline.fetch.bytes = 1_000_000
+    scene.fleet.record_handoff(decode, timeline, granter.boot_id)
+    scene.fleet.record_handoff(None, timeline, granter.boot_id)  # its worker has just left
+    await asyncio.sleep(2 * REFIT_S)
+    scene.fleet.roster()
+    costs = scene.fleet.timing.costs_of("decode-0", decode.worker_hello)
+    assert costs.byte_s[2] == pytest.approx(3e-9)
+    places = {view.worker_id: view.topology for view in scene.fleet.views()}
+    assert places["decode-0"] == "zone-a/rack-1/host-1"
+    assert places["prefill-0"] == "zone-a/rack-2/host-1"

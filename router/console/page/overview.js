@@ -6,7 +6,7 @@ import { count, milliseconds } from "./format.js";
 
 const REMEDIES = {
   configured: "router.placement is local: set it to auto",
-  short: "prompts of fewer than 64 tokens stay local",
+  short: "handoffs would take longer than these prompts",
   cached: "decode workers hold the prompts' prefixes",
   cheaper: "local prefill costs less: “Explain its placement” in the playground shows the costs",
   incompatible: "prefill and decode workers differ in model, dtype or pool settings",
