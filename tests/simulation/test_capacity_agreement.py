@@ -98,7 +98,9 @@ async def ends_of_workers(trace: list[TraceRequest], layout: Layout) -> list[tup
 async def test_real_workers_end_the_same_in_the_same_order(layout: Layout, seed: int) -> None:
     trace = drawn(seed)
     real = await ends_of_workers(trace, layout)
-    simulated = run_fleet(CapacityScenario(layout), TIMING, trace).records
+    placement: PlacementMode = "disaggregated" if layout.prefill else "local"
+    scenario = CapacityScenario(layout, placement=placement)
+    simulated = run_fleet(scenario, TIMING, trace).records
     assert [tokens for tokens, _ in real] == [record.tokens for record in simulated]
     longest_s = TIMING.step_s(StepWork(1024 if layout.colocated else 0, 0, len(trace), 0))
     late_s = LATE_STEPS * longest_s
