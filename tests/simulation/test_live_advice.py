@@ -20,7 +20,8 @@ MODEL = TimingModel("test", 1e5, ChunkTiming(0.004, 2e-4), StepTiming(0.008, 3e-
 FIT = Fit(MODEL, {"chunk": FitError(9, 0.03, 0.2), "step": FitError(9, 0.05, 0.2)})
 LAYOUT = Layout(prefill=1, decode=3, chunk_tokens=1024, max_sequences=32, block_tokens=64)
 GOALS = Objectives(0.5, 0.05)
-STRICT = Objectives(0.5, 0.010)  # prompts in the steps of a batch would break it
+STRICT = Objectives(0.5, 0.012)  # prompts in the steps of a batch would break it
+CROWDED = "requests=80,rate=6,prompt=lognormal:1200:0.5,output=constant:100"
 PROMPTS = "requests=80,rate=5,prompt=lognormal:1200:0.5,output=constant:20"
 QUIET = "requests=60,rate=1,prompt=constant:300,output=constant:20"
 
@@ -36,7 +37,7 @@ Advised = tuple[MeasuredFleet, FleetAdvice]
 @pytest.fixture(scope="module")
 def crowded() -> Advised:
     """A fleet whose prompts wait, and its advice."""
-    measured = fleet(PROMPTS, goals=STRICT)
+    measured = fleet(CROWDED, goals=STRICT)
     return measured, advise(measured)
 
 

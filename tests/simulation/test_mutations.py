@@ -81,7 +81,7 @@ CAUGHT_BY = {
     "always-ready": 136,
     "never-probed": 306,
     "accept-one-too-many": 1,
-    "publish-rejected-tokens": 1,
+    "publish-rejected-tokens": 6,
     "keep-rejected-blocks": 1,
     "publish-without-the-draft": 59,
     "matcher-not-rebuilt": 99,

@@ -168,7 +168,7 @@ def rising_traffic(seconds: float = 120.0) -> list[TraceRequest]:
 
 
 GOALS = Objectives(2.0, 0.030)
-SCENARIO = CapacityScenario(Layout(prefill=1, decode=3), GOALS)
+SCENARIO = CapacityScenario(Layout(prefill=1, decode=3), GOALS, placement="disaggregated")
 
 
 def test_a_controller_moves_a_worker_to_the_role_that_queues() -> None:

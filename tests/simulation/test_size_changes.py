@@ -34,11 +34,11 @@ GOALS = Objectives(2.0, 0.030)
 SCENARIO = CapacityScenario(Layout(prefill=1, decode=1), GOALS)
 BOUNDS = SizeBounds(least=2, most=6, release_s=60.0)
 START_S = 20.0
-PHASES = ((60.0, 1.0), (300.0, 9.0), (900.0, 0.5))  # until when, requests a second
+PHASES = ((60.0, 1.0), (300.0, 11.0), (900.0, 0.5))  # until when, requests a second
 
 
 def waves() -> list[TraceRequest]:
-    """Prompts that one worker computes, then three times as many as it can, then few."""
+    """Prompts that one worker computes, then more than three times as many as it can, then few."""
     rng, now_s, found = random.Random(5), 0.0, []
     for until_s, rate in PHASES:
         while now_s < until_s:
