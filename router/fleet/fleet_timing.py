@@ -23,7 +23,9 @@ from baton.runtime.telemetry.timeline import MAX_OFFERS, covered
 
 MAX_STEPS = 64  # of all workers of a format, between two fits
 MAX_AMOUNT = 1 << 48  # of a step's work, or bytes of a fetch
-_FIXED_PHASES = (worker_pb2.CONNECT, worker_pb2.OPEN, worker_pb2.FIRST_TOKEN)
+# Without CONNECT: the first contact of a pair measures its READs, and would keep all later prompts
+# local where nothing but first contacts has been reported.
+_FIXED_PHASES = (worker_pb2.OPEN, worker_pb2.FIRST_TOKEN)
 _CostsKey = tuple[str, float, int, int]  # role, pace, step and chunk tokens
 
 

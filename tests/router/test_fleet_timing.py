@@ -120,7 +120,8 @@ def timelines() -> list[worker_pb2.Timeline]:
     first = worker_pb2.Timeline(peer="p0", peer_first=2, peer_end=3)
     for name, micros in (
         (worker_pb2.CREDIT_WAIT, 900_000),
-        (worker_pb2.CONNECT, 1_000),
+        (worker_pb2.CONNECT, 800_000),  # a first contact
+        (worker_pb2.OPEN, 1_000),
         (worker_pb2.CHUNK, 700_000),
         (worker_pb2.FIRST_TOKEN, 3_000),
     ):

@@ -86,7 +86,7 @@ def talks(
             ask = Ask("r0", prompt, ANSWER_TOKENS, stops=stops, deadline_s=20, grammar=grammar)
             events.append(Event(TURNS_S[turn] + (0.01 * number if turn else 0.0), ask))
             prompt = (*prompt, *ask.expected(0), 3, 4, 5)
-    plain = {"step_s": 0.003, "delay_s": 0.0005, "read_s": 0.01, "blocks_per_s": None}
+    plain = {"step_s": 0.003, "delay_s": 0.0005, "read_s": 0.001, "blocks_per_s": None}
     return replace(
         made,
         config=config,
