@@ -2,7 +2,8 @@
 
     step ─▶ its relative error against the model, squared, into the sums of a least squares fit
     fit  ─▶ the coefficients of zero or more with the least sum, the older steps counting less
-    handoffs ─▶ medians of their fixed time, and of a byte's, by the distance of the workers
+    handoffs ─▶ medians of their fixed time, and of a byte's, by the distance of the workers; those
+                of long ago count less
 
 A prediction is wanted from the first request on, so there is a prior: times of a model of eight
 billion parameters on a datacentre GPU, of which only the ratios matter while nothing is measured.
@@ -10,6 +11,11 @@ The fit is drawn towards the prior, scaled to the median step of each kind: step
 cannot tell a fixed time from one that grows with the tokens. Squares are divided by those of
 predicted times, as in step_samples.py and for the same reason; that fits a whole sample with numpy
 in 30 ms, this one takes 0.2 ms beside a router's requests.
+
+A router learns what handoffs take from handoffs alone, and hands no prompt over where they seem to
+take too long. So one minute after the last of them their times begin to return to the prior's, by
+half in each minute more: the worse they were, the later a prompt is handed over again, and that
+one is believed as it is.
 
 The minimum is approached by coordinate descent with projection on zero or more: the sums are those
 of a positive definite form, for which that converges (Bertsekas, Nonlinear Programming, 2.7). Pure:
@@ -36,10 +42,12 @@ from baton.planner.timing_model import (
 
 KEPT_RATIOS = 16  # of steps of each kind to the prior's
 KEPT_HANDOFFS = 32
+FRESH_S = 60.0  # so long times of handoffs are believed
+AGEING_S = 15.0  # from one fit to the next, where they age and nothing is new
 FORGETTING = 0.99  # of what is known, with each step
 RIDGE = 0.002  # of a step's weight
 SWEEPS = 40
-STALL = 8.0  # times the predicted time: such a step compiled a kernel, or stood still
+STALL = 8.0  # times the longest plausible time: such a step compiled a kernel, or stood still
 TRUSTED_STEPS = 8  # of a kind, before one can be a stall
 REFIT_S = 2.0
 PRIOR_KV_BYTES = 131_072.0  # of a token
@@ -69,6 +77,13 @@ class ReadSample:
     seconds: float
     distance: int = 0
 
+    @property
+    def byte_s(self) -> float:
+        return self.seconds / self.read_bytes
+
+
+_Timed = tuple[float, float]  # when a value was taken, and the value
+
 
 class LiveTiming:
     """`model` is what is known now; another object after each change. `byte_s` are the seconds of a
@@ -76,18 +91,24 @@ class LiveTiming:
 
     def __init__(self) -> None:
         self.model = PRIOR
-        self.byte_s = _byte_s([])
+        self.byte_s = _byte_s([], 0.0)
         self._scaled = PRIOR  # to the steps of each kind
+        self._fitted = PRIOR  # without transfers
         # Ratios to the prior of the last steps with prompt tokens, and without.
         self._ratios: tuple[deque[float], deque[float]] = (
+            deque(maxlen=KEPT_RATIOS),
+            deque(maxlen=KEPT_RATIOS),
+        )
+        # The same steps' seconds for each prompt token, or for each sequence.
+        self._unit_s: tuple[deque[float], deque[float]] = (
             deque(maxlen=KEPT_RATIOS),
             deque(maxlen=KEPT_RATIOS),
         )
         self._squares = [[0.0] * 6 for _ in range(6)]
         self._products = [0.0] * 6
         self._factors = [1.0] * 6  # of the scaled prior, as last fitted
-        self._handoffs: deque[float] = deque(maxlen=KEPT_HANDOFFS)
-        self._reads: deque[ReadSample] = deque(maxlen=KEPT_HANDOFFS)
+        self._handoffs: deque[_Timed] = deque(maxlen=KEPT_HANDOFFS)
+        self._reads: deque[tuple[float, ReadSample]] = deque(maxlen=KEPT_HANDOFFS)
         self._changed = False
         self._refit_s = -REFIT_S
 
@@ -98,13 +119,16 @@ class LiveTiming:
 
     def add_step(self, work: StepWork, seconds: float) -> None:
         """Take a step of one of the workers. One without work or time says nothing, nor does one
-        that stalled."""
-        if seconds <= 0 or not (work.prompt_tokens or work.sequences):
+        that stalled; one that is larger than the last ones may take as many times longer."""
+        units = work.prompt_tokens or work.sequences
+        if seconds <= 0 or not units:
             return
-        ratios, scaled_s = self._ratios[not work.prompt_tokens], self._scaled.step_s(work)
-        if len(ratios) >= TRUSTED_STEPS and seconds > STALL * scaled_s:
+        ratios, unit_s = self._ratios[not work.prompt_tokens], self._unit_s[not work.prompt_tokens]
+        scaled_s = self._scaled.step_s(work)
+        if len(ratios) >= TRUSTED_STEPS and seconds > STALL * max(scaled_s, units * median(unit_s)):
             return
         ratios.append(seconds / PRIOR.step_s(work))
+        unit_s.append(seconds / units)
         self._changed = True
         if len(ratios) <= TRUSTED_STEPS:
             self._scaled = self._scaled_prior()
@@ -119,28 +143,38 @@ class LiveTiming:
             for j in range(6):
                 squares[j] = FORGETTING * squares[j] + own * row[j]
 
-    def add_handoff(self, seconds: float) -> None:
+    def add_handoff(self, seconds: float, now_s: float) -> None:
         """Take what a handoff took beside its prefill and its READs."""
-        self._handoffs.append(seconds)
+        self._handoffs.append((now_s, seconds))
         self._changed = True
 
-    def add_read(self, sample: ReadSample) -> None:
+    def add_read(self, sample: ReadSample, now_s: float) -> None:
         """Take the READs of a handoff; none of no bytes or tokens."""
         if sample.read_bytes > 0 and sample.tokens > 0:
-            self._reads.append(sample)
+            self._reads.append((now_s, sample))
             self._changed = True
 
     def refit(self, now_s: float) -> None:
-        """Fit again what was taken, unless nothing is new or the last fit is of just now."""
-        if not self._changed or now_s < self._refit_s + REFIT_S:
+        """Fit again what was taken, unless the last fit is of just now, or nothing is new and no
+        handoff ages."""
+        if now_s < self._refit_s + (REFIT_S if self._changed else AGEING_S):
             return
+        if not (self._changed or self._handoffs or self._reads):
+            return
+        if self._changed:
+            self._fitted = self._fit()
         self._changed, self._refit_s = False, now_s
-        fitted = self._scaled = self._scaled_prior()
-        if any(self._ratios):
-            start = _coefficients(self._scaled)
-            _improve(self._factors, self._squares, self._products, start)
-            fitted = _model([a * b for a, b in zip(self._factors, start, strict=True)])
-        self.model, self.byte_s = self._with_transfers(fitted), _byte_s(self._reads)
+        self.model = self._with_transfers(self._fitted, now_s)
+        self.byte_s = _byte_s(self._reads, now_s)
+
+    def _fit(self) -> TimingModel:
+        """Return the times of the steps, without transfers."""
+        if not any(self._ratios):
+            return PRIOR
+        self._scaled = self._scaled_prior()
+        start = _coefficients(self._scaled)
+        _improve(self._factors, self._squares, self._products, start)
+        return _model([a * b for a, b in zip(self._factors, start, strict=True)])
 
     def _scaled_prior(self) -> TimingModel:
         """Return the prior with each kind of step as quick as those that were measured; a kind
@@ -160,28 +194,41 @@ class LiveTiming:
             ]
         )
 
-    def _with_transfers(self, model: TimingModel) -> TimingModel:
+    def _with_transfers(self, model: TimingModel, now_s: float) -> TimingModel:
         """Return the model with the transfers that were measured; else with the prior's."""
-        fixed_s, per_byte_s = PRIOR.transfer.fixed_s, PRIOR.transfer.per_byte_s
-        token_bytes = PRIOR_KV_BYTES
+        transfer, token_bytes = PRIOR.transfer, PRIOR_KV_BYTES
         if self._handoffs:
-            fixed_s = median(self._handoffs)
+            fixed_s = _believed(self._handoffs, transfer.fixed_s, now_s)
+            transfer = replace(transfer, fixed_s=fixed_s)
         if self._reads:
-            per_byte_s = median(each.seconds / each.read_bytes for each in self._reads)
-            token_bytes = median(each.read_bytes / each.tokens for each in self._reads)
-        transfer = TransferTiming(fixed_s, per_byte_s)
+            byte_s = [(at_s, each.byte_s) for at_s, each in self._reads]
+            per_byte_s = _believed(byte_s, transfer.per_byte_s, now_s)
+            transfer = replace(transfer, per_byte_s=per_byte_s)
+            token_bytes = median(each.read_bytes / each.tokens for _, each in self._reads)
         return replace(model, kv_bytes_per_token=token_bytes, transfer=transfer)
 
 
-def _byte_s(reads: Iterable[ReadSample]) -> tuple[float, ...]:
-    """Return the seconds of a byte at each distance: the median of its READs, and never less than
+def _believed(taken: Sequence[_Timed], prior: float, now_s: float) -> float:
+    """Return the median of the newest value and of those of the FRESH_S before it. One that is
+    older than FRESH_S is drawn towards the prior, by half in each FRESH_S more."""
+    newest_s, _ = taken[-1]
+    middle = median(value for at_s, value in taken if at_s >= newest_s - FRESH_S)
+    halvings = max(0.0, (now_s - newest_s) / FRESH_S - 1)
+    return float(prior + (middle - prior) * 0.5**halvings)
+
+
+def _byte_s(reads: Iterable[tuple[float, ReadSample]], now_s: float) -> tuple[float, ...]:
+    """Return the seconds of a byte at each distance: those of its READs, and never less than
     nearer ones take. Without READs: FARTHER times those of the next nearer distance, or by as much
     less than those of the nearest that was measured."""
-    taken: dict[int, list[float]] = {}
-    for each in reads:
-        distance = min(MAX_DISTANCE, each.distance)
-        taken.setdefault(distance, []).append(each.seconds / each.read_bytes)
-    measured = {distance: median(values) for distance, values in taken.items()}
+    taken: dict[int, list[_Timed]] = {}
+    for at_s, each in reads:
+        taken.setdefault(min(MAX_DISTANCE, each.distance), []).append((at_s, each.byte_s))
+    usual_s = PRIOR.transfer.per_byte_s
+    measured = {
+        distance: _believed(values, usual_s * FARTHER**distance, now_s)
+        for distance, values in taken.items()
+    }
     nearest = min(measured, default=0)
     found = [measured.get(nearest, PRIOR.transfer.per_byte_s) / FARTHER**nearest]
     for distance in range(1, MAX_DISTANCE + 1):

@@ -250,7 +250,7 @@ class Fleet:
             peer = self.link_of_boot(granter)
             if peer is not None and peer.worker_hello is not None:
                 apart = distance(hello.topology, peer.worker_hello.topology)
-        self.timing.record_handoff(kv_format_of(hello), timeline, apart)
+        self.timing.record_handoff(kv_format_of(hello), timeline, _now(), apart)
 
     def _update_presence(self, worker_id: str, link: WorkerLink | None) -> None:
         """Invalidate what depends on presence if the worker has come, gone or changed."""

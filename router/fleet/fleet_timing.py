@@ -23,8 +23,8 @@ from baton.runtime.telemetry.timeline import MAX_OFFERS, covered
 
 MAX_STEPS = 64  # of all workers of a format, between two fits
 MAX_AMOUNT = 1 << 48  # of a step's work, or bytes of a fetch
-# Without CONNECT: the first contact of a pair measures its READs, and would keep all later prompts
-# local where nothing but first contacts has been reported.
+# Without CONNECT: the first contact of a pair measures its READs, and would keep prompts local for
+# minutes where nothing but first contacts has been reported.
 _FIXED_PHASES = (worker_pb2.OPEN, worker_pb2.FIRST_TOKEN)
 _CostsKey = tuple[str, float, int, int]  # role, pace, step and chunk tokens
 
@@ -74,19 +74,21 @@ class FleetTiming:
             _take(kind, load.decode_step, known.pace if decodes else None)
 
     def record_handoff(
-        self, kv_format: KvFormat, timeline: worker_pb2.Timeline, distance: int = 0
+        self, kv_format: KvFormat, timeline: worker_pb2.Timeline, now_s: float, distance: int = 0
     ) -> None:
         """Take what a timeline of a request says of a handoff, or of its fetch, between workers so
         far apart."""
         timing, fetch = self._format(kv_format).timing, timeline.fetch
         if timeline.peer and len(timeline.names) == len(timeline.micros):
             phases = zip(timeline.names, timeline.micros, strict=True)
-            timing.add_handoff(sum(us for name, us in phases if name in _FIXED_PHASES) / 1e6)
+            fixed_us = sum(us for name, us in phases if name in _FIXED_PHASES)
+            timing.add_handoff(fixed_us / 1e6, now_s)
         counts = {len(fetch.begin_us), len(fetch.landed_us), len(fetch.blocks)}
         if len(counts) == 1 and max(counts) <= MAX_OFFERS and fetch.bytes <= MAX_AMOUNT:
             reads = zip(fetch.begin_us, fetch.landed_us, strict=True)
             tokens = sum(fetch.blocks) * kv_format[2]
-            timing.add_read(ReadSample(tokens, fetch.bytes, covered(reads) / 1e6, distance))
+            seconds = covered(reads) / 1e6
+            timing.add_read(ReadSample(tokens, fetch.bytes, seconds, distance), now_s)
 
     def forget(self, worker_id: str) -> None:
         self._workers.pop(worker_id, None)

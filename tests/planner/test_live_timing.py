@@ -8,9 +8,12 @@ import pytest
 
 from baton.planner.live_timing import (
     FARTHER,
+    FRESH_S,
     PACE_STEP,
     PRIOR,
     PRIOR_KV_BYTES,
+    REFIT_S,
+    STALL,
     LiveTiming,
     Pace,
     ReadSample,
@@ -129,13 +132,13 @@ def test_model_is_fitted_again_for_new_samples_after_a_pause() -> None:
 def test_transfers_are_the_medians() -> None:
     timing = LiveTiming()
     for seconds in (0.004, 0.005, 3.0):  # the last one was a first contact
-        timing.add_handoff(seconds)
+        timing.add_handoff(seconds, 0.0)
     timing.refit(0.0)
     assert timing.model.transfer.fixed_s == 0.005
     assert timing.model.kv_bytes_per_token == PRIOR_KV_BYTES
-    timing.add_read(ReadSample(0, 0, 0.1))  # nothing was read
+    timing.add_read(ReadSample(0, 0, 0.1), 1.0)  # nothing was read
     for tokens, seconds in ((100, 0.001), (1000, 0.01), (10, 5.0)):
-        timing.add_read(ReadSample(tokens, 2000 * tokens, seconds))
+        timing.add_read(ReadSample(tokens, 2000 * tokens, seconds), 1.0)
     timing.refit(10.0)
     assert timing.model.kv_bytes_per_token == 2000
     assert timing.model.transfer_s(500) == pytest.approx(0.005 + 0.005)
@@ -146,11 +149,57 @@ def test_bytes_of_each_distance_have_their_own_median() -> None:
     prior = PRIOR.transfer.per_byte_s
     assert timing.byte_s == tuple(prior * FARTHER**distance for distance in range(5))
     for distance, seconds in ((1, 0.002), (1, 0.004), (1, 0.003), (9, 0.1), (2, 0.001)):
-        timing.add_read(ReadSample(10, 1_000_000, seconds, distance))
+        timing.add_read(ReadSample(10, 1_000_000, seconds, distance), 0.0)
     timing.refit(0.0)
     near = 3e-9 / FARTHER  # a guess from the nearest that was measured
     # never less than nearer ones; a guess; the last one of all that are farther
     assert timing.byte_s == pytest.approx((near, 3e-9, 3e-9, FARTHER * 3e-9, 1e-7))
+
+
+def test_handoffs_of_long_ago_return_to_the_prior() -> None:
+    timing, prior = LiveTiming(), PRIOR.transfer
+    for _ in range(20):
+        timing.add_handoff(3.0, 0.0)
+        timing.add_read(ReadSample(10, 1000, 1.0, 2), 0.0)
+    timing.refit(0.0)
+    timing.refit(FRESH_S)
+    assert timing.model.transfer.fixed_s == 3.0
+    timing.refit(3 * FRESH_S)  # a quarter of what they took longer
+    assert timing.model.transfer.fixed_s == pytest.approx(0.75 * prior.fixed_s + 0.25 * 3.0)
+    assert timing.model.transfer.per_byte_s == pytest.approx(2.5e-4, rel=1e-3)
+    assert timing.byte_s[2] == pytest.approx(2.5e-4, rel=1e-3)
+    assert timing.model.kv_bytes_per_token == 100  # this does not change
+    timing.add_handoff(0.004, 3 * FRESH_S)
+    timing.refit(3 * FRESH_S + REFIT_S)
+    assert timing.model.transfer.fixed_s == 0.004  # the old ones do not outvote it
+    timing.refit(100 * FRESH_S)
+    assert timing.model.transfer.fixed_s == pytest.approx(prior.fixed_s)
+    assert timing.byte_s == pytest.approx([prior.per_byte_s * FARTHER**d for d in range(5)])
+
+
+def test_handoffs_alone_tell_nothing_of_steps() -> None:
+    timing = LiveTiming()
+    timing.add_handoff(3.0, 0.0)
+    timing.refit(0.0)
+    assert not timing.measured and timing.model.step_s(chunk(500)) == PRIOR.step_s(chunk(500))
+    timing.add_step(chunk(500), 1.0)
+    timing.refit(REFIT_S)
+    assert timing.measured
+
+
+def test_a_step_much_larger_than_the_last_ones_is_no_stall() -> None:
+    """By the prior's proportions 256 tokens take 3 times as long as five: here 40 times."""
+    slow = TimingModel("slow", 1.0, ChunkTiming(0.02, 0.015), StepTiming(0.1, 2e-3))
+    timing = LiveTiming()
+    for _ in range(12):
+        timing.add_step(chunk(5), slow.step_s(chunk(5)))
+    timing.refit(0.0)
+    assert timing.model.step_s(chunk(256)) < slow.step_s(chunk(256)) / STALL
+    timing.add_step(chunk(256), slow.step_s(chunk(256)))
+    timing.refit(REFIT_S)
+    for tokens in (5, 256):
+        found = timing.model.step_s(chunk(tokens))
+        assert found == pytest.approx(slow.step_s(chunk(tokens)), rel=0.1)
 
 
 def test_a_pace_has_few_values_and_does_not_flutter() -> None:

@@ -15,6 +15,7 @@ from baton.router.fleet.worker_view import kv_format_of
 from baton.runtime.config import StepConfig
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.fleet_scene import FleetScene
+from tests.support.placement_scene import NEED, place, placed, view
 from tests.support.router_process import eventually
 
 BOOT = bytes(16)
@@ -139,7 +140,7 @@ def timelines() -> list[worker_pb2.Timeline]:
 def test_handoffs_are_learned_from_both_timelines_of_a_request() -> None:
     timing, kv_format = FleetTiming(StepConfig()), kv_format_of(hello())
     for timeline in timelines():
-        timing.record_handoff(kv_format, timeline)
+        timing.record_handoff(kv_format, timeline, 0.0)
     timing.refit(0.0)
     costs = timing.costs_of("p0", hello())
     assert costs.handoff_us == 4_000
@@ -149,26 +150,53 @@ def test_handoffs_are_learned_from_both_timelines_of_a_request() -> None:
 def test_reads_are_learned_by_distance() -> None:
     timing, kv_format = FleetTiming(StepConfig()), kv_format_of(hello())
     _, second = timelines()
-    timing.record_handoff(kv_format, second)
+    timing.record_handoff(kv_format, second, 0.0)
     second.fetch.landed_us[:] = [10_000, 1_370_000]  # 380 ms
-    timing.record_handoff(kv_format, second, distance=2)
+    timing.record_handoff(kv_format, second, 0.0, distance=2)
     timing.refit(0.0)
     costs = timing.costs_of("p0", hello())
     assert costs.read_us(160, Pair(distance=0)) == 40_000
     assert costs.read_us(160, Pair(distance=2)) == 380_000
 
 
+def test_a_bad_handoff_keeps_prompts_local_for_minutes_only() -> None:
+    """Nothing but another handoff shows that they take less now."""
+    timing, kv_format = FleetTiming(StepConfig()), kv_format_of(hello())
+
+    def record(seconds: float, now_s: float) -> None:
+        timeline = worker_pb2.Timeline(peer="p0")
+        timeline.names.append(worker_pb2.OPEN)
+        timeline.micros.append(round(seconds * 1e6))
+        timing.record_handoff(kv_format, timeline, now_s)
+
+    def local(now_s: float) -> bool:
+        timing.refit(now_s)
+        decode = view("decode-0", costs=timing.costs_of("d0", hello("decode")))
+        prefill = view("prefill-0", costs=timing.costs_of("p0", hello()))
+        return placed(place(NEED, [decode, prefill], "auto")).local
+
+    assert not local(0.0)
+    record(3.0, 1.0)
+    assert local(5.0) and local(120.0)
+    assert not local(600.0)
+    record(3.0, 601.0)
+    assert local(605.0)  # one is enough
+    assert not local(1200.0)
+    record(0.004, 1201.0)
+    assert not local(1205.0) and not local(10_000.0)
+
+
 def test_malformed_timelines_say_nothing() -> None:
     timing, kv_format = FleetTiming(StepConfig()), kv_format_of(hello())
     first, second = timelines()
     first.micros.append(1)
-    timing.record_handoff(kv_format, first)
+    timing.record_handoff(kv_format, first, 0.0)
     second.fetch.blocks.append(1)
-    timing.record_handoff(kv_format, second)
+    timing.record_handoff(kv_format, second, 0.0)
     _, large = timelines()
     large.fetch.bytes = 1 << 60
-    timing.record_handoff(kv_format, large)
-    timing.record_handoff(kv_format, worker_pb2.Timeline())  # of a local prefill
+    timing.record_handoff(kv_format, large, 0.0)
+    timing.record_handoff(kv_format, worker_pb2.Timeline(), 0.0)  # of a local prefill
     timing.refit(0.0)
     assert timing.costs_of("p0", hello()).timing is PRIOR
 
@@ -194,6 +222,6 @@ async def test_reads_count_at_the_distance_of_their_workers(
     scene.fleet.roster()
     costs = scene.fleet.timing.costs_of("decode-0", decode.worker_hello)
     assert costs.byte_s[2] == pytest.approx(3e-9)
-    places = {view.worker_id: view.topology for view in scene.fleet.views()}
+    places = {each.worker_id: each.topology for each in scene.fleet.views()}
     assert places["decode-0"] == "zone-a/rack-1/host-1"
     assert places["prefill-0"] == "zone-a/rack-2/host-1"
