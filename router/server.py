@@ -24,6 +24,7 @@ from baton.router.console.admin_port import AdminAccess, AdminPort
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.dialer import Dialer, GrpcDialer
 from baton.router.fleet.fleet import Fleet
+from baton.router.fleet.fleet_timing import FleetTiming
 from baton.router.grammars.grammar_validator import GrammarValidator, VocabularyFile
 from baton.router.grpc_frontend.frontend import GrpcFrontend
 from baton.router.http_frontend.app import build_app
@@ -89,7 +90,7 @@ async def serve_router(
             key,
             limits,
             reports=reports,
-            step=config.step,
+            timing=FleetTiming(config.step, config.slo.itl_s),
         )
         router = _router(config, card, fleet, tokenizer, grammars, key)
         async with _admin_port(router, admin, admin_ready):

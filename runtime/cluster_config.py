@@ -34,8 +34,8 @@ class SecurityConfig:
 
 @dataclass(frozen=True, slots=True)
 class SloConfig:
-    """The objectives of answers, and the price of a worker. Metrics count by them; nothing else
-    depends on them."""
+    """The objectives of answers, and the price of a worker. Metrics count by them; placement spares
+    streams that would miss `slo.itl_s`; the controller and advice pursue both objectives."""
 
     ttft_s: float = setting(
         0.0,

@@ -94,11 +94,11 @@ def explain(
             used = None if configured and placement.local else there
             parts = decode_parts(need, view, lacks[name], used, auto=not configured, fleet=fleet)
             decode.append(_cost(view, parts, lacks[name], _obstacle(view, fleet) or obstacle))
-    here = lacks[chosen.worker_id]
+    here, wait_us = lacks[chosen.worker_id], 0 if there is None else there.wait_us
     return Explanation(
         placement=placement,
         prompt_tokens=need.tokens,
-        local_us=LocalPrefill.of(chosen.costs, need, here).total_us(chosen),
+        local_us=LocalPrefill.of(chosen.costs, need, here).total_us(chosen, wait_us),
         remote_us=None if there is None else there.total_us(here),
         timing=chosen.costs.timing.name,
         decode=_sorted(decode)[:MAX_SHOWN],

@@ -55,7 +55,7 @@ log = logs.get(__name__)
 
 class Fleet:
     """`key` is the cluster's identity key, `limits` are those of the model itself, `boot_id` is 16
-    random bytes; `reports` reaches the other routers; `step` is what workers' steps are like."""
+    random bytes; `reports` reaches the other routers; `timing` is that of workers' steps."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Fleet:
         limits: ContextLimits,
         boot_id: bytes | None = None,
         reports: ReportExchange | None = None,
-        step: StepConfig | None = None,
+        timing: FleetTiming | None = None,
     ) -> None:
         self._registry_watcher = RegistryWatcher(registry)
         self._dialer = dialer
@@ -89,7 +89,7 @@ class Fleet:
         self.circuits = Circuits(random.Random(self._boot_id))
         self.recent_prompts = RecentPrompts()
         self.slow_start = SlowStart()
-        self.timing = FleetTiming(step or StepConfig())
+        self.timing = timing or FleetTiming(StepConfig())
         self._draws = random.Random(self._boot_id)
         self.sharing = None if reports is None else self._shares_over(reports)
 

@@ -11,6 +11,7 @@ the fleet.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from baton.planner.live_timing import LiveTiming, Pace, ReadSample
@@ -47,10 +48,11 @@ class _Worker:
 
 
 class FleetTiming:
-    """`step` has the sizes of steps for workers that state none, and the expected output."""
+    """`step` has the sizes of steps for workers that state none, and the expected output; `itl_s`
+    is the objective for the mean time between two tokens, 0 without one."""
 
-    def __init__(self, step: StepConfig) -> None:
-        self._step = step
+    def __init__(self, step: StepConfig, itl_s: float = 0.0) -> None:
+        self._step, self._itl_s = step, itl_s or math.inf
         self._formats: dict[KvFormat, _Format] = {}
         self._workers: dict[str, _Worker] = {}
 
@@ -120,7 +122,7 @@ class FleetTiming:
         if found is None:
             model, growth = kind.timing.model, step.expected_growth_tokens
             byte_s = kind.timing.byte_s
-            found = WorkerCosts(model, pace, step_tokens, chunk_tokens, growth, byte_s)
+            found = WorkerCosts(model, pace, step_tokens, chunk_tokens, growth, byte_s, self._itl_s)
             kind.costs[key] = found
         return found
 

@@ -21,6 +21,7 @@ def view_of(link: WorkerLink, bit: int, costs: WorkerCosts) -> WorkerView:
         kv_format=kv_format_of(hello),
         max_context=hello.max_context,
         running=load.running,
+        active_requests=load.active_requests,
         waiting=load.waiting,
         free_blocks=load.free_blocks,
         total_blocks=load.total_blocks or hello.total_blocks,

@@ -4,9 +4,9 @@ The workers are compared by the time that a request is predicted to take on them
 (worker_costs.py), plus the time by which it delays others:
 
     decode worker   the batch: what its sequences delay the request, and the request them
-                    + the queue: prompts that it computes itself
+                    + the queue: prompts that it computes itself before
                     + credit: the wait for the KV room that it lacks
-                    + the prompt's prefill: there, or the wait for the best prefill worker's
+                    + the prompt's prefill: here without its queue, or there
                     + slow start
     prefill worker  its queue + computing the prompt, or what it READs of it from the source
                     + converting KV to another dtype + what a slow or far pair adds to the move
@@ -252,12 +252,13 @@ class _Placing:
         best prefill worker. None if it does not."""
         need, here = self._need, self._uncached(decode)
         there = costs.remote(first, self._uncached(first))
-        local_us = LocalPrefill.of(decode.costs, need, here).total_us(decode)
+        wait_us, local = there.wait_us, LocalPrefill.of(decode.costs, need, here)
+        local_us = local.total_us(decode, wait_us)
         if local_us >= there.total_us(here):
             return None
-        if local_us >= there.total_us(here) - there.wait_us:
+        if local_us >= there.total_us(here) - wait_us:
             return "cheaper"
-        whole_us = LocalPrefill.of(decode.costs, need, need.tokens).total_us(decode)
+        whole_us = LocalPrefill.of(decode.costs, need, need.tokens).total_us(decode, wait_us)
         return "short" if whole_us < there.total_us(need.tokens) else "cached"
 
     def _source(self, kv_format: KvFormat, decode: WorkerView | None) -> Source | None:
@@ -341,14 +342,16 @@ def decode_parts(
     fleet: FleetView,
 ) -> DecodeParts:
     """Return the cost of a request on a decode worker that lacks `uncached` of its prompt's tokens.
-    Its prefill is the one `there`, or without one its own; if `auto`, the quicker of both."""
+    Its prefill is the one `there`, or without one its own; if `auto`, the quicker of both. The
+    queue delays the request with either, so it counts once."""
     lacking = max(0, wanted_tokens(need) - worker.room_tokens)
-    prefill_us = 0 if there is None else there.total_us(uncached)
+    prefill_us, wait_us = (0, 0) if there is None else (there.total_us(uncached), there.wait_us)
     if there is None or auto:
-        local_us = LocalPrefill.of(worker.costs, need, uncached).total_us(worker)
+        local_us = LocalPrefill.of(worker.costs, need, uncached).cost_us(worker, wait_us)
         prefill_us = local_us if there is None else min(local_us, prefill_us)
     return DecodeParts(
         batch_us=worker.batch_us,
+        queue_us=worker.queue_us,
         credit_us=lacking * worker.credit_us,
         prefill_us=prefill_us,
         slow_start_us=slow_start_us(worker, fleet.deferred),

@@ -22,6 +22,7 @@ class DecodeParts(NamedTuple):
     """The cost of a request on a decode worker."""
 
     batch_us: int
+    queue_us: int
     credit_us: int
     prefill_us: int
     slow_start_us: int
@@ -35,31 +36,48 @@ class PrefillParts(NamedTuple):
     read_us: int  # from the source
     convert_us: int
     slow_pair_us: int
-    far_us: int  # than from a worker of the decode worker's own host
+    far_us: int  # that the move takes longer than from the nearest worker
     slow_start_us: int
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPrefill:
-    """A prompt's prefill on decode workers that are alike: `own_us` in its own steps, and by
-    `delay_us` they delay each stream."""
+    """A prompt's prefill on decode workers that are alike: its steps take `own_us`, and delay each
+    stream by `delay_us`, a whole chunk by `longest_us`."""
 
+    costs: WorkerCosts
     own_us: int
     delay_us: int
+    longest_us: int
 
     @classmethod
     def of(cls, costs: WorkerCosts, need: Need, uncached: int) -> LocalPrefill:
         span = need.tokens - uncached, need.tokens
-        return cls(costs.compute_us(*span), costs.delay_us(*span))
+        delay_us = costs.delay_us(*span)
+        longest_us = delay_us * min(uncached, costs.chunk_tokens) // uncached
+        return cls(costs, costs.compute_us(*span), delay_us, longest_us)
 
     @property
     def least_us(self) -> int:
         """Return the cost on an idle worker."""
         return self.own_us + LEAST_STREAMS * self.delay_us
 
-    def total_us(self, worker: WorkerView) -> int:
-        streams = max(LEAST_STREAMS, worker.streams)
-        return worker.queue_us + self.own_us + streams * self.delay_us
+    def cost_us(self, worker: WorkerView, wait_us: int = 0) -> int:
+        """Return the cost on a worker from when it begins: its own time, and for each stream there
+        its delay and what that takes of its objective. Streams that are to come are delayed as far
+        as they come before its end: their prompts end one after the other over the `wait_us` that
+        this one would wait on a prefill worker."""
+        streams, until_us = worker.streams, worker.queue_us + self.own_us
+        share = min(1.0, until_us / (2 * wait_us)) if wait_us else 1.0
+        delayed = worker.running + share * (streams - worker.running)
+        held = worker.held_tokens
+        miss_us = self.costs.miss_us(self.delay_us, self.longest_us, streams, held)
+        delays_us = max(LEAST_STREAMS, delayed) * self.delay_us + delayed * miss_us
+        return self.own_us + round(delays_us)
+
+    def total_us(self, worker: WorkerView, wait_us: int = 0) -> int:
+        """Return the cost with the wait for the prompts before it."""
+        return worker.queue_us + self.cost_us(worker, wait_us)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ _Times = list[tuple[float, str]]
 class WorkerGroup:
     """Workers of one role that differ only in their load. `members` are all, `accepting` those
     that take work, `open` those of them whose queue has room. The open ones are in the `orders`:
-    decode workers by `batch_us` and `full_us`, prefill workers by `queue_us`."""
+    decode workers by `busy_us` and `full_us`, prefill workers by `queue_us`."""
 
     def __init__(
         self, role: str, kv_format: KvFormat, capacity: WorkerCapacity, costs: WorkerCosts
@@ -62,7 +62,7 @@ class WorkerGroup:
 
 def _costs(view: WorkerView) -> tuple[int, ...]:
     if view.role == "decode":
-        return view.batch_us, view.full_us
+        return view.busy_us, view.full_us
     return (view.queue_us,)
 
 

@@ -2,6 +2,7 @@
 
     compute    tokens of a prompt, in chunks; or all that is queued
     delay      of each sequence that is decoded in the steps of a prompt
+    miss       what such a delay takes from the chance of a sequence to meet its objective
     batch      a request among other sequences: what they delay it, and what it delays them
     credit     a token of KV that has no room: it waits for another request's end
     move       the READs of a handoff, most of which are hidden behind the prefill
@@ -11,17 +12,21 @@ Whole microseconds compare exactly, so equal workers stay equal. Pure.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.planner.live_timing import PRIOR
-from baton.planner.timing_model import TimingModel, causal_pairs
+from baton.planner.timing_model import StepWork, TimingModel, causal_pairs
 from baton.runtime.config import StepConfig
 
 US = 1e6
 _STEP = StepConfig()
 HIDDEN_SHARE = 0.1  # of the cost of READs that delay nothing themselves
 FULL_POOL_TOKENS = 1024  # of a sequence, where a pool is full
+# Of an objective, so much counts as left at least: else all prompts cost the same on a worker whose
+# streams miss it without them.
+LEAST_LEFT = 0.1
 
 
 class Pair(NamedTuple):
@@ -40,8 +45,8 @@ NEAREST_PAIR = Pair(distance=0)
 class WorkerCosts:
     """Workers of one role and model whose steps take `pace` times as long as `timing` says.
     `step_tokens` and `chunk_tokens`: prompt tokens in a step, and of one prompt; `growth_tokens`:
-    output that is expected of a sequence. Two objects are never equal: workers of one group have
-    the same object."""
+    output that is expected of a sequence; `itl_s`: the objective for its mean time between two
+    tokens. Two objects are never equal: workers of one group have the same object."""
 
     timing: TimingModel = PRIOR
     pace: float = 1.0
@@ -49,6 +54,7 @@ class WorkerCosts:
     chunk_tokens: int = _STEP.chunk_tokens
     growth_tokens: int = _STEP.expected_growth_tokens
     byte_s: tuple[float, ...] = ()  # of READs by distance (topology.py); empty: as `timing` says
+    itl_s: float = math.inf
 
     def compute_us(self, first: int, end: int) -> int:
         """Return the time of the steps that compute the tokens [first, end) of a prompt."""
@@ -74,6 +80,22 @@ class WorkerCosts:
             + timing.attention.per_pair_s * causal_pairs(first, end)
         )
         return round(US * self.pace * seconds)
+
+    def miss_us(self, delay_us: int, longest_us: int, sequences: int, context_tokens: int) -> int:
+        """Return what a sequence of such a batch loses of its objective to a delay, of which
+        `longest_us` are in one step: nothing if that step takes no longer than the objective. Else
+        the sequence misses it if too few tokens follow: the delay is a share of what the steps of
+        the output that is expected of it leave of the objective. With that chance all the time that
+        the objective gives to this output was in vain."""
+        if math.isinf(self.itl_s):
+            return 0
+        work = StepWork(sequences=sequences, context_tokens=context_tokens)
+        left_us = US * (self.itl_s - self.pace * self.timing.step_s(work))  # of a token
+        if longest_us <= left_us:
+            return 0
+        objective_us = US * self.itl_s
+        chance = delay_us / (self.growth_tokens * max(left_us, LEAST_LEFT * objective_us))
+        return round(min(1.0, chance) * self.growth_tokens * objective_us)
 
     def batch_us(self, sequences: int, context_tokens: int) -> int:
         """Return the cost of a request beside `sequences` with `context_tokens` of KV: over the

@@ -64,11 +64,10 @@ class LinkListener(Protocol):
 
 
 class WorkerLink:
-    """`up` is true while the link is; `quiet` while no message has come for long; `boot_id` and
-    `worker_hello` are those of the last handshake, `refused_reason` the fault of the last one if
-    that failed. `joined_s` is when it came up, unless it resumed. `placed_tokens` and
-    `placed_requests` count what was sent since the last load report, which takes `placed_us`.
-    `changed` is called after every change of what placement knows of the worker."""
+    """`quiet`: no message has come for long. `boot_id` and `worker_hello` are those of the last
+    handshake, `refused_reason` is the fault of one that failed. `joined_s` is when the link came
+    up, unless it resumed. What was sent since the last load report: `placed_requests` with
+    `placed_tokens`, which are computed in `placed_us`. `changed` is called after each change."""
 
     boot_id = ViewField[bytes]()
     worker_hello = ViewField[worker_pb2.WorkerHello | None]()

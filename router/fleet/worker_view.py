@@ -57,7 +57,8 @@ class WorkerView:
     address: str
     kv_format: KvFormat
     max_context: int = 1 << 24  # tokens of prompt and output
-    running: int = 0
+    running: int = 0  # sequences of a decode worker, prompts of a prefill worker
+    active_requests: int = 0  # of a decode worker, that run or have their credit
     waiting: int = 0
     free_blocks: int = 0
     total_blocks: int = 0
@@ -103,8 +104,16 @@ class WorkerView:
 
     @property
     def streams(self) -> int:
-        """Return the requests that are or will soon be in this decode worker's batch."""
-        return self.running + self.queued_requests + self.hinted[0]
+        """Return the sequences that are or will be in this decode worker's batch: those that run,
+        and the requests whose prompts are being computed or fetched, that wait, or that were placed
+        since the last report."""
+        begun = max(self.running, self.active_requests)
+        return begun + self.queued_requests + self.hinted[0]
+
+    @property
+    def held_tokens(self) -> int:
+        """Return the tokens of KV that requests hold here, or will soon."""
+        return (self.total_blocks - self.free_blocks) * self.block_size + self.placed_tokens
 
     @property
     def queue_tokens(self) -> int:
@@ -119,10 +128,15 @@ class WorkerView:
 
     @property
     def batch_us(self) -> int:
-        """Return the cost of a request beside the others on this decode worker, if it has room:
-        that of their tokens, and of the prompts that are computed here."""
-        held = (self.total_blocks - self.free_blocks) * self.block_size + self.placed_tokens
-        return self.costs.batch_us(self.streams, held) + self.queue_us
+        """Return the cost of a request's tokens beside those of others on this decode worker."""
+        return self.costs.batch_us(self.streams, self.held_tokens)
+
+    @property
+    def busy_us(self) -> int:
+        """Return the cost of a request beside all that is on this decode worker, if it has room:
+        its batch, and the prompts that it computes. Those delay a request once: its own prompt if
+        that is computed here too, else its first tokens."""
+        return self.batch_us + self.queue_us
 
     @property
     def credit_us(self) -> int:
@@ -133,7 +147,7 @@ class WorkerView:
     def full_us(self) -> int:
         """Return the cost of a request on this decode worker if it has no room, less `credit_us`
         for each of the request's tokens."""
-        return self.batch_us - self.room_tokens * self.credit_us
+        return self.busy_us - self.room_tokens * self.credit_us
 
 
 class ViewOwner(Protocol):

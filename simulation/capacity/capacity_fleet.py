@@ -81,7 +81,8 @@ class CapacityFleet:
         self._timeline = timeline
         self._timing = timing
         mode = scenario.placement if layout.prefill else "local"
-        self._router = RouterKnowledge(timeline, mode, timing, layout.steps(), placer)
+        itl_s = scenario.objectives.itl_s
+        self._router = RouterKnowledge(timeline, mode, timing, layout.steps(), placer, itl_s)
         self._growth = layout.steps().expected_growth_tokens
         self._handoffs: dict[Group, _Handoff] = {}
         self._by_prompt: dict[Prompt, _Handoff] = {}

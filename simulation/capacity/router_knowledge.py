@@ -67,7 +67,8 @@ class _Worker:
 
 
 class RouterKnowledge:
-    """Knows what the workers' steps take by `timing`, as a router does that has learned it."""
+    """Knows what the workers' steps take by `timing`, as a router does that has learned it, and
+    their objective `itl_s`."""
 
     def __init__(
         self,
@@ -76,13 +77,14 @@ class RouterKnowledge:
         timing: TimingModel,
         step: StepConfig,
         placer: Placer,
+        itl_s: float,
     ) -> None:
         config, growth = RouterConfig(), step.expected_growth_tokens
         self._timeline = timeline
         self._mode = mode
         self._place = placer
         own = step.local_prefill_tokens
-        self._decode_costs = WorkerCosts(timing, 1.0, own, own, growth)
+        self._decode_costs = WorkerCosts(timing, 1.0, own, own, growth, itl_s=itl_s)
         sizes = step.prefill_tokens, step.chunk_tokens
         self._prefill_costs = WorkerCosts(timing, 1.0, *sizes, growth)
         self._heartbeat_s = config.link_heartbeat_s

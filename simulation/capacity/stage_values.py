@@ -122,6 +122,7 @@ def view_of(
         view,
         role="decode",
         running=scheduler.running,
+        active_requests=scheduler.active_requests,
         promised_blocks=scheduler.promised_blocks,
         waiting_blocks=scheduler.queue.wanted_blocks,
         queued_pairs=scheduler.queue.local_pairs + scheduler.chunks.remaining_pairs,

@@ -55,7 +55,7 @@ def talking(made: Scenario) -> Scenario:
     router = replace(made.config.router, max_requests=64, placement="disaggregated")
     step = replace(made.config.step, max_queue=32, max_sequences=16)
     # The lab's blocks are so small that each pair would count as degraded after its first contact,
-    # and a degraded pair reads no history.
+    # and would compute history rather than read it slowly.
     handoff = replace(made.config.handoff, preflight_floor_gb_per_s=0.0)
     ranks = dice.choice(RANKS)
     if ranks > 1:

@@ -36,6 +36,7 @@ from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import handoff_pb2
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.fleet import Fleet
+from baton.router.fleet.fleet_timing import FleetTiming
 from baton.router.requests.admission import Admission
 from baton.router.requests.prompt_limits import ContextLimits
 from baton.runtime.config import Config
@@ -240,7 +241,7 @@ class World:
             ContextLimits(limits.max_context, limits.vocab_size),
             boot_id=self.dice.randbytes(16),
             reports=None if self.shared is None else self.shared.reports_of(machine),
-            step=self.config.step,
+            timing=FleetTiming(self.config.step, self.config.slo.itl_s),
         )
         dispatcher = Dispatcher(fleet, router, self.config.step)
         dispatcher.confirm_weight = 1  # answers are short here

@@ -16,7 +16,7 @@ from baton.runtime.errors import ConfigError
 WORKER = {
     "worker_id": "decode-0",
     "cost": 0.17,
-    "parts": {"batch": 0.05, "credit": 0.0, "prefill": 0.12, "slow_start": 0.0},
+    "parts": {"batch": 0.05, "queue": 0.0, "credit": 0.0, "prefill": 0.12, "slow_start": 0.0},
     "uncached_tokens": 10,
     "queued_tokens": 0,
     "running": 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -184,6 +185,12 @@ def test_a_bad_handoff_keeps_prompts_local_for_minutes_only() -> None:
     assert not local(1200.0)
     record(0.004, 1201.0)
     assert not local(1205.0) and not local(10_000.0)
+
+
+def test_costs_know_the_objective() -> None:
+    timing = FleetTiming(StepConfig(), 0.05)
+    assert timing.costs_of("d0", hello("decode")).itl_s == 0.05
+    assert FleetTiming(StepConfig()).costs_of("d0", hello("decode")).itl_s == math.inf
 
 
 def test_malformed_timelines_say_nothing() -> None:

@@ -3,6 +3,7 @@ same by its plain form, which looks at all workers."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from random import Random
@@ -140,12 +141,55 @@ def test_costs_are_compared_with_the_best_candidate() -> None:
     assert found.candidates == (holder, P0)
 
 
-@pytest.mark.parametrize(("streams", "local"), [(0, True), (40, False)])
-def test_a_queue_counts_beside_the_delay_of_streams(streams: int, local: bool) -> None:
-    """Eight prompts before this one there, or so many streams that wait for it here."""
-    queued = replace(P0, queued_tokens=1 << 20, running=8)
-    found = placed(place(LONG, [replace(D0, running=streams), queued], "auto"))
+@pytest.mark.parametrize(
+    ("streams", "local"),
+    [
+        ({}, True),
+        ({"running": 40}, False),
+        ({"active_requests": 40}, False),  # their prompts are being computed or fetched
+        ({"waiting": 40}, False),
+        ({"placed_requests": 40}, False),  # not reported yet
+        ({"hinted": (40, 0)}, False),  # by other routers
+    ],
+)
+def test_a_queue_counts_beside_the_delay_of_streams(streams: dict[str, Any], local: bool) -> None:
+    """A wait of 0.6 s there, or so many streams that wait for it here."""
+    queued = replace(P0, queued_tokens=10_000, running=8)
+    found = placed(place(LONG, [replace(D0, **streams), queued], "auto"))
     assert (found.local, found.reason) == (local, "cheaper")
+
+
+@pytest.mark.parametrize(("running", "local"), [(8, False), (0, True)])
+def test_streams_that_come_later_are_not_delayed(running: int, local: bool) -> None:
+    """Eight prompts are before this one there, which takes 0.5 s here: one of them ends by then."""
+    queued = replace(P0, queued_tokens=8 * 4100, running=8)
+    decode = replace(D0, running=running, active_requests=8)
+    assert placed(place(LONG, [decode, queued], "auto")).local == local
+
+
+@pytest.mark.parametrize(("queued_tokens", "chosen"), [(600, "decode-0"), (800, "decode-1")])
+def test_a_queue_of_a_decode_worker_counts_once(queued_tokens: int, chosen: str) -> None:
+    """49 or 67 ms, where the cached half of the prompt saves 53."""
+    queued = replace(D0, held_blocks=30, queued_tokens=queued_tokens)
+    assert placed(place(NEED, [queued, D1], "local")).decode.worker_id == chosen
+
+
+@pytest.mark.parametrize(
+    ("itl_s", "running", "local"),
+    [
+        (math.inf, 2, True),
+        (0.017, 2, True),  # a step with a chunk takes less
+        (0.007, 2, False),
+        (0.007, 0, True),  # no stream is there to miss it
+    ],
+)
+def test_streams_that_would_miss_their_objective_cost_more(
+    itl_s: float, running: int, local: bool
+) -> None:
+    """1.2 s here, the delay of two streams included, or 1.8 s there."""
+    decode = replace(D0, running=running, costs=WorkerCosts(PRIOR, itl_s=itl_s))
+    queued = replace(P0, queued_tokens=22_000, running=8)
+    assert placed(place(LONG, [decode, queued], "auto")).local == local
 
 
 def test_few_long_prompts_delay_a_short_one_little() -> None:

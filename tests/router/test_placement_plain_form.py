@@ -38,16 +38,18 @@ def plainly_placed(need: Need, workers: Sequence[Seen], mode: PlacementMode) -> 
     def decode_cost(worker: Seen) -> tuple[bool, int, str]:
         ranked, source = _prefills(need, workers, worker, None, mode)
         there = None if not ranked else _there(need, ranked[0], worker, source)
-        here = _here(need, worker)
+        here = _here(need, worker, _wait(need, ranked, source))
         prefill = here if there is None else there if mode == "disaggregated" else min(here, there)
-        cost = worker.batch_us + _lacking(need, worker) * worker.credit_us + prefill
+        busy = worker.batch_us + worker.queue_us
+        cost = busy + _lacking(need, worker) * worker.credit_us + prefill
         return worker.boot_id in need.avoid, cost, worker.worker_id
 
     decode = min(decoders, key=decode_cost)
     ranked, source = _prefills(need, workers, decode, decode, mode)
-    if not ranked or (
-        mode == "auto" and _here(need, decode) < _there(need, ranked[0], decode, source, decode)
-    ):
+    if not ranked:
+        return Placement(decode, (), local=True)
+    here = decode.queue_us + _here(need, decode, _wait(need, ranked, source))
+    if mode == "auto" and here < _there(need, ranked[0], decode, source, decode):
         return Placement(decode, (), local=True)
     if not _computing(need, ranked[0], source)[1]:
         source = None
@@ -81,12 +83,30 @@ def _prefills(
     return sorted(_trusted([w for w in found if _computes(need, w)]), key=cost), source
 
 
-def _here(need: Need, decode: Seen) -> int:
-    """The prefill on the decode worker, and what it delays each stream, or one that comes."""
-    span = need.tokens - _uncached(need, decode), need.tokens
-    streams = decode.running + decode.waiting + decode.placed_requests
-    delayed = max(1, streams) * decode.costs.delay_us(*span)
-    return decode.queue_us + decode.costs.compute_us(*span) + delayed
+def _wait(need: Need, ranked: Sequence[Seen], source: Source | None) -> int:
+    """The wait before the quickest prefill worker, which may be shorter than its queue."""
+    if not ranked:
+        return 0
+    worker, (computing, _) = ranked[0], _computing(need, ranked[0], source)
+    prompts = worker.running + worker.waiting + worker.placed_requests
+    return min(worker.queue_us, prompts * computing + worker.costs.step_us)
+
+
+def _here(need: Need, decode: Seen, wait: int) -> int:
+    """The prefill on the decode worker after its queue, and what it delays each stream, or one that
+    comes. Those that are to come do so evenly during the wait for a prefill worker."""
+    lacks, costs = _uncached(need, decode), decode.costs
+    span = need.tokens - lacks, need.tokens
+    begun = max(decode.running, decode.active_requests)
+    streams = begun + decode.waiting + decode.placed_requests
+    lasts, delayed = decode.queue_us + costs.compute_us(*span), float(streams)
+    if wait:
+        delayed = decode.running + min(1.0, lasts / (2 * wait)) * (streams - decode.running)
+    delay, blocks = costs.delay_us(*span), decode.total_blocks - decode.free_blocks
+    longest = delay * min(lacks, costs.chunk_tokens) // lacks
+    held = blocks * decode.block_size + decode.placed_tokens
+    missed = costs.miss_us(delay, longest, streams, held)
+    return costs.compute_us(*span) + round(max(1.0, delayed) * delay + delayed * missed)
 
 
 def _there(
@@ -94,8 +114,7 @@ def _there(
 ) -> int:
     """The prefill on a prefill worker and the move from there."""
     computing, reading = _computing(need, worker, source)
-    prompts = worker.running + worker.waiting + worker.placed_requests
-    wait = min(worker.queue_us, prompts * computing + worker.costs.step_us)
+    wait = _wait(need, [worker], source)
     added = 0 if reader is None else _added(need, worker, computing, reader)
     pair = ANY_PAIR if reader is None else _pair(worker, reader)
     move = worker.costs.move_us(_uncached(need, decode), computing, pair)
@@ -213,6 +232,7 @@ def test_rules_that_always_hold(workers: list[Seen], mode: PlacementMode) -> Non
 NO_BOOTS: dict[bytes, float] = {}
 EVEN_PREFILLS = {f"prefill-{number:02}".encode(): 0.01 + number for number in range(0, 100, 2)}
 SLOWER = WorkerCosts(PRIOR, pace=2.0)
+STRICT = WorkerCosts(PRIOR, itl_s=0.007)
 APART = WorkerCosts(PRIOR, byte_s=(1e-11, 5e-11, 2e-10, 2e-8, 1e-6))
 PLACES = ["", "a/r1/h1", "a/r1/h1", "a/r1/h2", "a/r2/h3", "b/r3/h4"]
 
@@ -228,6 +248,7 @@ def views(blocks: int, most: int) -> Any:
             kv_format=shapes,
             held_blocks=st.sampled_from([0, 0, 0, 3, 20, 40, 60]),
             running=st.integers(0, 4),
+            active_requests=st.integers(0, 6),
             waiting=st.sampled_from([0, 0, 1, 511, 512]),
             free_blocks=st.sampled_from([0, 5, 50, 70, 1000]),
             promised_blocks=st.integers(0, 60),
@@ -238,7 +259,7 @@ def views(blocks: int, most: int) -> Any:
             placed_requests=st.integers(0, 1),
             placed_us=st.sampled_from([0, 0, 5_000, 70_000]),
             waiting_blocks=st.sampled_from([0, 0, 30]),
-            costs=st.sampled_from([PRIOR_COSTS, PRIOR_COSTS, SLOWER, APART, APART]),
+            costs=st.sampled_from([PRIOR_COSTS, PRIOR_COSTS, SLOWER, STRICT, APART, APART]),
             topology=st.sampled_from(PLACES),
             draining=st.sampled_from([False, False, False, True]),
             passed_over=st.sampled_from([False, False, False, True]),

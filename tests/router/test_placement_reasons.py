@@ -12,18 +12,19 @@ import pytest
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.dispatch.retry_policy import _reason as migration_reason
 from baton.router.fleet.explain import Explanation
-from baton.router.fleet.placement import Need
+from baton.router.fleet.request_need import Need
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.slow_start import SlowStart
 from baton.router.requests import loop_budget, refusals
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import errors, metric_factory, metrics
+from baton.runtime.cluster_config import SloConfig
 from baton.runtime.config import PlacementMode
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, failed, output
 from tests.support.metric_values import metric_value
 from tests.support.placement_scene import NEED, Seen, place, placed, view
-from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter, eventually
 
 D0, P0 = view("decode-0"), view("prefill-0")
 SMALL = replace(NEED, tokens=20)
@@ -159,6 +160,7 @@ async def test_explain_returns_the_costs_and_places_nothing(router: StartRouter)
         assert prefill["parts"]["compute"] == prefill["cost"] > 0
         assert set(found["decode_costs"]["workers"][0]["parts"]) == {
             "batch",
+            "queue",
             "credit",
             "prefill",
             "slow_start",
@@ -264,6 +266,29 @@ async def test_explain_names_a_worker_in_its_slow_start(
             for each in found["decode_costs"]["workers"]
         }
         assert starts == {"decode-0": 0.0, "decode-1": 600.0}
+
+
+async def local_s(running: RunningRouter, waiting: int) -> float:
+    """Return the cost of a local prefill, once so many requests are reported to wait."""
+    found: dict[str, Any] = {}
+
+    async def reported() -> bool:
+        body = {"model": "tiny", **LONG}
+        reply = await running.http.post("/v1/completions/explain", json=body)
+        found.update(reply.json()["prompts"][0])
+        return bool(found["decode_costs"]["workers"][0]["waiting"] == waiting)
+
+    await eventually(reported)
+    return float(found["prefill_cost"]["here"])
+
+
+async def test_explain_counts_what_streams_lose_of_their_objective(router: StartRouter) -> None:
+    """Four requests wait; the objective leaves the steps of a prompt no room."""
+    costs = []
+    for slo in (SloConfig(), SloConfig(itl_s=0.006)):
+        async with router(workers=("decode-0",), slo=slo, waiting=4) as running:
+            costs.append(await local_s(running, waiting=4))
+    assert costs[1] > 2 * costs[0]
 
 
 async def test_explain_needs_a_key_and_a_decode_worker(router: StartRouter) -> None:

@@ -43,6 +43,24 @@ def test_a_stream_is_delayed_by_what_a_step_takes_longer() -> None:
     assert found == 50_000 + round(causal_pairs(0, 500) * 0.01)
 
 
+@pytest.mark.parametrize(
+    ("delay_us", "longest_us", "sequences", "found"),
+    [
+        (45_000, 9_000, 2, 0),  # steps of 20 ms: none takes longer than the objective
+        (45_000, 9_001, 2, 100_000),  # 45 ms of the 900 that 100 steps of 11 ms leave of it
+        (5_000_000, 30_000, 2, 2_000_000),  # it is missed
+        (20_000, 1, 20, 200_000),  # it is missed without the delay: a tenth counts as left
+        (0, 0, 20, 0),
+    ],
+)
+def test_a_delay_costs_the_share_of_an_objective_that_it_takes(
+    delay_us: int, longest_us: int, sequences: int, found: int
+) -> None:
+    strict = replace(COSTS, itl_s=0.020)
+    assert strict.miss_us(delay_us, longest_us, sequences, 1000) == found
+    assert COSTS.miss_us(delay_us, longest_us, sequences, 1000) == 0
+
+
 def test_a_batch_delays_and_is_delayed_over_the_expected_output() -> None:
     assert COSTS.batch_us(3, 2000) == 2 * 100 * (3 * 1000 + 2000)
     assert COSTS.batch_us(0, 0) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -194,6 +195,17 @@ def test_report_counts_what_meets_the_objectives() -> None:
     assert report.roles["prefill"].busy == pytest.approx(0.301 / report.seconds, rel=0.01)
     text = table(report)
     assert "1 prefill, 1 decode (8 GPUs)" in text and "3 of 3 finished" in text
+
+
+@pytest.mark.parametrize(("itl_s", "local"), [(math.inf, True), (0.02, False)])
+def test_placement_knows_the_objective_of_streams(itl_s: float, local: bool) -> None:
+    """Six prompts at once before one prefill worker, beside two streams whose steps take 12 ms."""
+    streams = [TraceRequest(0.0, 10, 600) for _ in range(2)]
+    burst = [TraceRequest(1.0, 4000, 2) for _ in range(6)]
+    scenario = CapacityScenario(Layout(prefill=1, decode=1), Objectives(itl_s=itl_s))
+    fleet = run_fleet(scenario, TIMING, [*streams, *burst])
+    (decode,) = fleet.decode.values()
+    assert (decode.prompt_tokens >= 4000) == local
 
 
 def test_progress_reaches_the_end() -> None:

@@ -17,6 +17,7 @@ import pytest
 from baton.proto import client_pb2_grpc
 from baton.router.console.admin_port import AdminAccess
 from baton.router.server import serve_router
+from baton.runtime.cluster_config import SloConfig
 from baton.runtime.config import Config, RouterConfig
 from baton.runtime.registry import MemoryRegistry, Role
 from baton.runtime.registry_client import ThreadedRegistry
@@ -80,6 +81,7 @@ async def running_router(
     config: RouterConfig = FAST_ROUTER,
     wait: bool = True,
     admin: AdminAccess | None = None,
+    slo: SloConfig | None = None,
     **switches: Any,
 ) -> AsyncIterator[RunningRouter]:
     """A router on a port given by the system, and scripted workers named "<role>-<number>", all
@@ -98,7 +100,7 @@ async def running_router(
         admin_ports: list[int] = []
         serving = asyncio.create_task(
             serve_router(
-                replace(Config(), router=config),
+                replace(Config(), router=config, slo=slo or SloConfig()),
                 model_folder=model_folder,
                 model_name="tiny",
                 registry=ThreadedRegistry(registry),
