@@ -1,7 +1,7 @@
 """The cells of `benchmarks.disaggregation` on virtual time: what scheduling and placement give.
 
 Workers have the times of inputs/one_core_timing.py whatever the other one does: they share no
-memory bus and no core.
+memory bus and no core. Placement knows the objective of each cell, as from `slo.itl_s`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from baton.planner.traces import TraceRequest
 from baton.simulation.capacity.capacity_run import run_fleet
-from baton.simulation.capacity.layout import CapacityScenario, Layout
+from baton.simulation.capacity.layout import CapacityScenario, Layout, Objectives
 from baton.simulation.capacity.request_record import RequestRecord
 from benchmarks.disaggregation.traffic_shapes import OBJECTIVES, SHAPES, Objective, Pace
 from benchmarks.figures.report import Figure
@@ -22,13 +23,18 @@ def predicted_cells(seconds: float, chunks: Sequence[int]) -> list[Figure]:
     found = []
     for shape, traffic in SHAPES.items():
         requests = traffic(seconds, Pace(1.0, 1.0))
-        own = run_fleet(CapacityScenario(LAYOUT), TIMING, requests).records
-        of_chunk = {
-            chunk: run_fleet(CapacityScenario(colocated(chunk)), TIMING, requests).records
-            for chunk in chunks
-        }
-        found += [_cell(shape, objective, own, of_chunk) for objective in OBJECTIVES]
+        for objective in OBJECTIVES:
+            own = _records(LAYOUT, objective, requests)
+            of_chunk = {chunk: _records(colocated(chunk), objective, requests) for chunk in chunks}
+            found.append(_cell(shape, objective, own, of_chunk))
     return found
+
+
+def _records(
+    layout: Layout, objective: Objective, requests: list[TraceRequest]
+) -> list[RequestRecord]:
+    scenario = CapacityScenario(layout, Objectives(objective.ttft_s, objective.gap_s))
+    return run_fleet(scenario, TIMING, requests).records
 
 
 def colocated(chunk: int) -> Layout:

@@ -334,8 +334,8 @@ def _tune(options: argparse.Namespace) -> int:
             "layouts": [
                 {
                     **each.to_json(),
-                    "settings": configuration(each.candidate),
-                    "chart": chart_values(each.candidate),
+                    "settings": configuration(each.candidate, search),
+                    "chart": chart_values(each.candidate, search),
                 }
                 for each in found
             ],

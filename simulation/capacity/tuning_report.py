@@ -12,7 +12,7 @@ from baton.simulation.capacity.tuning import Advice, Search
 from baton.simulation.capacity.tuning_candidates import Candidate
 
 MAX_ROWS = 16
-Settings = dict[str, int | str]
+Settings = dict[str, int | str | float]
 
 
 def tuning_table(found: Sequence[Advice], search: Search) -> str:
@@ -25,7 +25,9 @@ def tuning_table(found: Sequence[Advice], search: Search) -> str:
     lines += [_row(each) for each in shown[:MAX_ROWS]]
     if more := len(found) - len(shown[:MAX_ROWS]):
         lines.append(f"... and {more} more of {len(found)}, equal to these or below them")
-    return "\n".join([*lines, "", verdict(found, search), "", *how_to_set(named(found, search))])
+    return "\n".join(
+        [*lines, "", verdict(found, search), "", *how_to_set(named(found, search), search)]
+    )
 
 
 def _equal(one: Advice, other: Advice) -> bool:
@@ -79,16 +81,17 @@ def verdict(found: Sequence[Advice], search: Search) -> str:
     )
 
 
-def configuration(candidate: Candidate) -> dict[str, Settings]:
+def configuration(candidate: Candidate, search: Search) -> dict[str, Settings]:
     """Return the settings of routers, prefill and decode workers, by their names in
-    docs/settings.md."""
-    layout = candidate.layout
+    docs/settings.md. Placement was simulated with the objective for ITL, so routers have it."""
+    layout, itl_s = candidate.layout, search.objectives.itl_s
+    objective: Settings = {} if math.isinf(itl_s) else {"slo.itl_s": itl_s}
     split: Settings = {"worker.tp": layout.gpus_per_worker} if layout.gpus_per_worker > 1 else {}
     decode: Settings = {**split, "step.max_sequences": layout.max_sequences}
     if layout.colocated or candidate.placement == "auto":
         decode["step.local_prefill_tokens"] = layout.local_chunk_tokens
     if layout.colocated:
-        return {"router": {"router.placement": "local"}, "decode": decode}
+        return {"router": {"router.placement": "local", **objective}, "decode": decode}
     steps = layout.steps()
     prefill: Settings = {
         **split,
@@ -96,20 +99,20 @@ def configuration(candidate: Candidate) -> dict[str, Settings]:
         "step.prefill_tokens": steps.prefill_tokens,
     }
     return {
-        "router": {"router.placement": candidate.placement},
+        "router": {"router.placement": candidate.placement, **objective},
         "prefill": prefill,
         "decode": decode,
     }
 
 
-def chart_values(candidate: Candidate) -> dict[str, Any]:
+def chart_values(candidate: Candidate, search: Search) -> dict[str, Any]:
     """Return the values of the chart that differ from its defaults: workers, GPUs, settings. A
     chart has one prefill worker at least, so there are none for colocated workers."""
     layout, found = candidate.layout, dict[str, Any]()
     if layout.colocated:
         return found
     counts = {"prefill": layout.prefill, "decode": layout.decode}
-    for name, settings in configuration(candidate).items():
+    for name, settings in configuration(candidate, search).items():
         ranks = settings.pop("worker.tp", 1)
         found[name] = {"settings": settings}
         if name in counts:
@@ -118,16 +121,16 @@ def chart_values(candidate: Candidate) -> dict[str, Any]:
     return found
 
 
-def how_to_set(candidate: Candidate) -> list[str]:
+def how_to_set(candidate: Candidate, search: Search) -> list[str]:
     """Return the flags of `baton serve` and the values of the chart, as lines of text."""
     layout, settings = candidate.layout, Settings()
-    for each in configuration(candidate).values():
+    for each in configuration(candidate, search).values():
         settings |= each
     decode = layout.decode or layout.colocated
     flags = [f"--prefill {layout.prefill}", f"--decode {decode}"]
     flags += [f"--set {name}={value}" for name, value in settings.items()]
     lines = [f"one host     baton serve {' '.join(flags)}"]
-    for name, values in chart_values(candidate).items():
+    for name, values in chart_values(candidate, search).items():
         lines.append(f"{'chart' if len(lines) == 1 else '':<12} {name}: {json.dumps(values)}")
     if layout.colocated:
         lines.append("chart        it has one prefill worker at least: no values")

@@ -155,21 +155,25 @@ def test_a_batch_limit_that_is_too_low_is_raised() -> None:
 
 def test_what_to_set_is_valid_for_settings_and_chart() -> None:
     split = candidate(prefill=3, decode=1, colocated=0, chunk_tokens=4096)
-    settings = configuration(split)
+    wanted = search(Objectives(0.5, 0.04))
+    settings = configuration(split, wanted)
     flags = {name: str(value) for each in settings.values() for name, value in each.items()}
     config = load(None, {}, flags)
     assert (config.step.chunk_tokens, config.step.prefill_tokens) == (4096, 4096)
     assert config.router.placement == "auto" and config.worker.tp == 2
-    values = chart_values(split)
+    assert config.slo.itl_s == 0.04  # as placement was simulated
+    assert "slo.itl_s" not in configuration(split, search(Objectives(0.5)))["router"]
+    values = chart_values(split, wanted)
     prefill = values["prefill"]
     assert (prefill["replicas"], prefill["tp"], prefill["gpu"]) == (3, 2, {"count": 2})
     pool = render(merged({"model": {"embedded": True}}, values)).named("StatefulSet", "prefill")
     (worker,) = pool["spec"]["template"]["spec"]["containers"]
     assert pool["spec"]["replicas"] == 3
     assert {"--set=worker.tp=2", "--set=step.chunk_tokens=4096"} <= set(worker["args"])
-    assert "--prefill 3 --decode 1 --set router.placement=auto" in how_to_set(split)[0]
+    assert "--prefill 3 --decode 1 --set router.placement=auto" in how_to_set(split, wanted)[0]
     together = candidate(colocated=4)
-    assert chart_values(together) == {} and "placement=local" in how_to_set(together)[0]
+    assert chart_values(together, wanted) == {}
+    assert "placement=local --set slo.itl_s=0.04" in how_to_set(together, wanted)[0]
 
 
 def test_an_impossible_objective_names_the_nearest() -> None:
@@ -181,8 +185,8 @@ def test_an_impossible_objective_names_the_nearest() -> None:
     assert f"ttft={math.ceil(10 * factor - 1e-6)}ms" in verdict(found, wanted)
     other = replace(found[-1], factor=factor / 2)  # fewer meet them, and it is nearer
     shown = tuning_table([found[0], other], wanted)
-    assert how_to_set(other.candidate)[0] in shown
-    assert how_to_set(found[0].candidate)[0] not in shown
+    assert how_to_set(other.candidate, wanted)[0] in shown
+    assert how_to_set(found[0].candidate, wanted)[0] not in shown
     nearest = replace(wanted, objectives=Objectives(0.010 * factor, 0.009 * factor))
     assert met(tune(nearest, SIZES, TRACE, quiet), nearest)
 
