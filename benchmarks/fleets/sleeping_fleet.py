@@ -7,6 +7,7 @@ and the workers' reports as `baton advise` does, and ends the processes.
 from __future__ import annotations
 
 import asyncio
+import math
 import tempfile
 import time
 from collections.abc import Sequence
@@ -61,14 +62,15 @@ def measure(
     objectives: Objectives,
     entry: Sequence[str] = (),
 ) -> LayoutRun:
-    """Send the traffic to a fleet of this layout. `entry`: see `RoutedWorkers`. Raises RuntimeError
-    if it does not come up."""
+    """Send the traffic to a fleet of this layout, whose router knows the objective for ITL.
+    `entry`: see `RoutedWorkers`. Raises RuntimeError if it does not come up."""
+    itl_s = 0.0 if math.isinf(objectives.itl_s) else objectives.itl_s
     with tempfile.TemporaryDirectory(prefix="baton-benchmark-") as folder:
         file = Path(folder) / "timing.json"
         write_fit(Fit(timing), file)
         workers = RoutedWorkers(
             _arguments(layout, file),
-            settings=[f"step.max_sequences={layout.max_sequences}"],
+            settings=[f"step.max_sequences={layout.max_sequences}", f"slo.itl_s={itl_s}"],
             entry=entry,
             admin_key=KEY,
             module="benchmarks.fleets.sleeping_workers",
