@@ -71,8 +71,8 @@ class RegistryConfig:
     password: str = setting("", "Password of the Redis server.")
     authority: str = setting(
         "",
-        "PEM file of the authorities of a rediss:// server; empty: security.authority, else those "
-        "of the system.",
+        "PEM file of the authorities that alone are believed of a rediss:// server; empty: "
+        "security.authority and those of the system.",
     )
     cluster: str = setting(
         "baton", "Name of the cluster, with which the keys begin that it has on the Redis server."

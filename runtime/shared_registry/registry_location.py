@@ -143,7 +143,7 @@ def open_server(registry: RegistryConfig, security: SecurityConfig) -> tuple[Red
         "retry": Retry(NoBackoff(), 0),  # the registry repeats what failed
     }
     if url.scheme == "rediss":
-        options |= _tls_options(registry, security)
+        return _tls_client(registry, security, options), address_without_secrets(registry)
     return Redis(**options), address_without_secrets(registry)
 
 
@@ -161,12 +161,18 @@ def _parts(url: SplitResult) -> tuple[str, int, int]:
     return host, port, database
 
 
-def _tls_options(registry: RegistryConfig, security: SecurityConfig) -> dict[str, Any]:
-    """The server's certificate is checked against registry.authority, else security.authority,
-    else the system's authorities. This process shows its own certificate if it has one."""
-    options: dict[str, Any] = {"ssl": True}
-    if authority := registry.authority or security.authority:
-        options["ssl_ca_certs"] = authority
-    if security.certificate:
-        options |= {"ssl_certfile": security.certificate, "ssl_keyfile": security.key}
-    return options
+def _tls_client(
+    registry: RegistryConfig, security: SecurityConfig, options: dict[str, Any]
+) -> Redis:
+    """This process shows its own certificate if it has one."""
+    from redis.asyncio import ConnectionPool, Redis
+
+    from baton.runtime.shared_registry.tls_connection import RedisTls, TlsConnection
+
+    tls = RedisTls(
+        authority=registry.authority or security.authority,
+        certificate=security.certificate,
+        key=security.key,
+        system=not registry.authority,
+    )
+    return Redis.from_pool(ConnectionPool(connection_class=TlsConnection, tls=tls, **options))

