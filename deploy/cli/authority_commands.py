@@ -11,7 +11,8 @@ from baton.deploy.serve.flag_values import whole
 from baton.runtime.errors import ConfigError
 
 MAX_DAYS = 3650
-ROLES = ("worker", "router", "client")
+CALLED = ("worker", "redis")  # at the hosts that their certificates name
+ROLES = (*CALLED, "router", "client")
 
 
 def add_authority(commands: Any) -> None:
@@ -28,12 +29,14 @@ def add_authority(commands: Any) -> None:
         "--role",
         choices=ROLES,
         required=True,
-        help="worker: it is called and calls others; router and client: they call workers",
+        help="worker: it is called and calls others; redis: a Redis server, which is called; "
+        "router and client: they call workers",
     )
     issue.add_argument("--name", required=True, metavar="NAME", help="the process, as --worker-id")
     issue.add_argument(
         "--host", action="append", default=[], metavar="HOST",
-        help="address or name at which a worker is called (worker.advertise); may be repeated",
+        help="address or name at which a worker (worker.advertise) or a Redis server is called; "
+        "may be repeated",
     )  # fmt: skip
     issue.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder for the three files"
@@ -60,13 +63,20 @@ def _create(options: argparse.Namespace) -> None:
 def _issue(options: argparse.Namespace) -> None:
     from baton.deploy.host.stored_authority import Request, issue
 
-    if (options.role == "worker") != bool(options.host):
+    if (options.role in CALLED) != bool(options.host):
         raise ConfigError(
-            "a worker's certificate names the hosts at which it is called: give --host"
-            if options.role == "worker"
-            else f"--host is for workers, and no process calls a {options.role}: leave it out"
+            f"the certificate of a {options.role} names the hosts at which it is called: give "
+            "--host"
+            if options.role in CALLED
+            else f"--host is for {' and '.join(CALLED)}, and no process calls a {options.role}: "
+            "leave it out"
         )
     request = Request(options.name, tuple(options.host), options.days)
     files = issue(options.folder, options.out, request)
+    if options.role == "redis":
+        print(f"tls-cert-file {files.certificate}")
+        print(f"tls-key-file {files.key}")
+        print(f"tls-ca-cert-file {files.authority}")
+        return
     for name, path in files.settings().items():
         print(f"{name}={path}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from baton.deploy.cli.arguments import add_command, add_settings, config_of
 from baton.deploy.serve.flag_values import seconds
-from baton.runtime.errors import Unavailable
+from baton.runtime.errors import ConfigError, Unavailable
 
 
 def add_release(commands: Any) -> None:
@@ -30,6 +30,14 @@ def add_release(commands: Any) -> None:
         "--certificates",
         metavar="NAME",
         help="create certificates; those of workers have this name",
+    )
+    made.add_argument(
+        "--redis",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="with --certificates: one for the release's Redis too, of this name; for several "
+        "names, several times",
     )
     check = add_command(
         steps,
@@ -111,10 +119,14 @@ def _secrets(options: argparse.Namespace) -> None:
     from baton.deploy.host.release_secrets import create_certificates, create_credentials
     from baton.deploy.host.secrets_api import SecretsApi
 
+    if options.redis and not options.certificates:
+        raise ConfigError("--redis is given without --certificates: give both, or neither")
     api = SecretsApi(options.namespace, *api_server(os.environ))
     if options.credentials:
         made = create_credentials(api, options.name)
         print(f"{options.name}-secrets: {'created' if made else 'was there'}")
     if options.certificates:
-        for name in create_certificates(api, options.name, options.certificates):
+        for name in create_certificates(
+            api, options.name, options.certificates, redis_names=options.redis
+        ):
             print(f"{name}: created")

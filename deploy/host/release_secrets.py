@@ -2,7 +2,8 @@
 
     NAME-secrets          token, api-keys, redis-password
     NAME-authority-key    certificate and key of the release's authority; read by the hook alone
-    NAME-ROLE-tls         certificate, key and authority of the router, prefill and decode pods
+    NAME-ROLE-tls         certificate, key and authority of the router, prefill and decode pods,
+                          and of the release's Redis
 
 What is there stays: an upgrade must not change a token under running workers. Holds no state.
 """
@@ -10,7 +11,7 @@ What is there stays: an upgrade must not change a token under running workers. H
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
@@ -35,8 +36,7 @@ from baton.runtime.errors import BatonError
 LIFE = timedelta(days=3650)  # of a certificate: no process of a release renews it
 RENEWAL = timedelta(days=1825)  # before its end: an upgrade in this time replaces it
 TLS = "kubernetes.io/tls"
-SERVERS = ("prefill", "decode")  # called by others; the router's certificate is for its calls
-PODS = ("router", *SERVERS)
+WORKERS = ("prefill", "decode")
 
 
 class SecretStore(Protocol):
@@ -65,22 +65,23 @@ def create_certificates(
     release: str,
     server_name: str,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    *,
+    redis_names: Sequence[str] = (),
 ) -> list[str]:
     """Create the certificates that are missing, or near their end, and return their Secrets'
-    names. Workers' certificates name `server_name`. Raises ConfigError for a name that no
-    certificate can have, BatonError if the authority's Secret is not what this function wrote."""
-    host = general_name(server_name, "--certificates")
+    names. Workers' certificates name `server_name`, that of Redis `redis_names`; without them
+    there is none. Raises ConfigError for a name that no certificate can have, BatonError if the
+    authority's Secret is not what this function wrote."""
+    hosts_of_pods = _hosts_of_pods(server_name, redis_names)
     issuer = _issuer(store, f"{release}-authority-key", now())
     made = []
-    for pod in PODS:
+    for pod, hosts in hosts_of_pods.items():
         name = f"{release}-{pod}-tls"
         found = store.read(name)
-        if found is not None and _lasts(
-            found, issuer, server_name if pod in SERVERS else None, now
-        ):
+        if found is not None and _lasts(found, issuer, hosts, now):
             continue
         key = new_key()
-        subject = Subject(pod, key.public_key(), (host,) if pod in SERVERS else ())
+        subject = Subject(pod, key.public_key(), hosts)
         certificate = process_certificate(subject, issuer, now() - SKEW, now() + LIFE)
         data = {
             "tls.crt": pem_of(certificate).encode(),
@@ -95,6 +96,18 @@ def create_certificates(
             raise BatonError(f"another process changed the Secret {name}: run the hook again")
         made.append(name)
     return made
+
+
+def _hosts_of_pods(
+    server_name: str, redis_names: Sequence[str]
+) -> dict[str, tuple[x509.GeneralName, ...]]:
+    """Return at which names each component is called; a router's certificate is for its calls."""
+    worker = general_name(server_name, "--certificates")
+    hosts: dict[str, tuple[x509.GeneralName, ...]] = {"router": ()}
+    hosts |= dict.fromkeys(WORKERS, (worker,))
+    if redis_names:
+        hosts["redis"] = tuple(general_name(name, "--redis") for name in redis_names)
+    return hosts
 
 
 def _issuer(store: SecretStore, name: str, now: datetime) -> Issuer:
@@ -119,14 +132,16 @@ def _issuer(store: SecretStore, name: str, now: datetime) -> Issuer:
 
 
 def _lasts(
-    secret: Secret, issuer: Issuer, server_name: str | None, now: Callable[[], datetime]
+    secret: Secret,
+    issuer: Issuer,
+    hosts: Sequence[x509.GeneralName],
+    now: Callable[[], datetime],
 ) -> bool:
-    """Return whether the certificate is the issuer's, names the server, and is not near its end."""
+    """Return whether the certificate is the issuer's, names the hosts, and is not near its end."""
     try:
         certificate = x509.load_pem_x509_certificate(secret.data["tls.crt"])
         certificate.verify_directly_issued_by(issuer.certificate)
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (KeyError, ValueError, TypeError, x509.ExtensionNotFound, InvalidSignature):
         return False
-    named = server_name is None or server_name in names.get_values_for_type(x509.DNSName)
-    return named and now() < certificate.not_valid_after_utc - RENEWAL
+    return set(hosts) <= set(names) and now() < certificate.not_valid_after_utc - RENEWAL

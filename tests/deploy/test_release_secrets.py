@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from baton.deploy.cli.main import main
 from baton.deploy.host.authority import Authority
@@ -25,6 +26,7 @@ from baton.runtime.errors import BatonError, ConfigError, Unavailable
 TOKEN = "account-token"
 SERVER = "chat-baton-worker.llm"
 NAMES = [f"chat-baton-{pod}-tls" for pod in ("router", "prefill", "decode")]
+REDIS = ("chat-baton-redis.llm", "chat-baton-ray-redis.llm")
 
 
 class FakeApi(HTTPServer):
@@ -150,6 +152,29 @@ def test_certificates_are_replaced_after_half_their_life(api: SecretsApi) -> Non
     assert not set(first) & {certificate_of(api, name).serial_number for name in NAMES}
 
 
+def test_redis_has_a_certificate_of_its_names_where_it_is_ours(api: SecretsApi) -> None:
+    create_certificates(api, "chat-baton", SERVER)
+    assert create_certificates(api, "chat-baton", SERVER, redis_names=REDIS[:1]) == [
+        "chat-baton-redis-tls"
+    ]
+    assert create_certificates(api, "chat-baton", SERVER, redis_names=REDIS) == [
+        "chat-baton-redis-tls"
+    ]
+    certificate = certificate_of(api, "chat-baton-redis-tls")
+    certificate.verify_directly_issued_by(certificate_of(api, "chat-baton-authority-key"))
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert set(REDIS) <= set(names.get_values_for_type(x509.DNSName))
+    uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert set(uses) == {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}
+    assert create_certificates(api, "chat-baton", SERVER, redis_names=REDIS) == []
+
+
+def test_a_name_that_no_certificate_bears_creates_nothing(api: SecretsApi, server: FakeApi) -> None:
+    with pytest.raises(ConfigError, match="--redis is 'r\u00e4dis'"):
+        create_certificates(api, "chat-baton", SERVER, redis_names=["r\u00e4dis"])
+    assert server.secrets == {}
+
+
 @pytest.mark.parametrize("name", ["other-worker.llm"])
 def test_another_name_needs_other_certificates_of_workers(api: SecretsApi, name: str) -> None:
     create_certificates(api, "chat-baton", SERVER)
@@ -207,8 +232,12 @@ def test_the_command_of_the_hook(
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.server_port))
     command = ["release", "secrets", "--namespace=llm", "--name=chat-baton", "--credentials"]
-    assert main([*command, f"--certificates={SERVER}"]) == 0
-    assert set(server.secrets) == {"chat-baton-secrets", "chat-baton-authority-key", *NAMES}
+    redis = [f"--redis={name}" for name in REDIS]
+    assert main([*command, *redis]) != 0
+    assert "--redis is given without --certificates" in capsys.readouterr().err
+    assert main([*command, f"--certificates={SERVER}", *redis]) == 0
+    made = {"chat-baton-secrets", "chat-baton-authority-key", "chat-baton-redis-tls", *NAMES}
+    assert set(server.secrets) == made
     printed = capsys.readouterr().out
     assert "chat-baton-secrets: created" in printed
     secret = b64decode(server.secrets["chat-baton-secrets"]["data"]["token"]).decode()

@@ -16,6 +16,8 @@ from baton.deploy.host.stored_authority import Request, create_authority, issue
 from baton.runtime.certificates import read
 from baton.runtime.cluster_config import SecurityConfig
 from baton.runtime.errors import ConfigError
+from chaos.redis_server import running_server
+from tests.support.redis_server import required_tls_binary
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
 WORKER = Request("decode-0", ("10.0.0.7", "fd00::7", "decode-0.workers.svc"), 90)
@@ -125,7 +127,23 @@ def test_the_command_prints_the_settings_of_the_process(
     read(SecurityConfig(**given), datetime.now(UTC))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("given", [["worker"], ["router", "--host", "10.0.0.7"]])
-def test_only_workers_have_hosts(given: list[str], tmp_path: Path) -> None:
+def test_the_command_prints_a_redis_servers_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = ["--folder", str(tmp_path / "authority")], ["--out", str(tmp_path / "out")]
+    assert main(["authority", "create", *folder]) == 0
+    capsys.readouterr()
+    named = ["--role", "redis", "--name", "redis", "--host", "127.0.0.1"]
+    assert main(["authority", "issue", *folder, *out, *named]) == 0
+    given = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
+    files = CertificateFiles(
+        *(Path(given[f"tls-{name}-file"]) for name in ("ca-cert", "cert", "key"))
+    )
+    with running_server(tmp_path, required_tls_binary(), tls=files) as server:
+        assert server.flush() == 0
+
+
+@pytest.mark.parametrize("given", [["worker"], ["redis"], ["router", "--host", "10.0.0.7"]])
+def test_what_is_called_has_hosts_and_nothing_else(given: list[str], tmp_path: Path) -> None:
     where = ["--folder", str(tmp_path), "--out", str(tmp_path / "out"), "--name", "x"]
     assert main(["authority", "issue", *where, "--role", *given]) == 78
