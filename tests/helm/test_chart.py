@@ -33,6 +33,8 @@ VERSIONS = ("1.35", "1.36", "1.37")
 CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "ScaledObject", "RayCluster"}
 FOREIGN = {"Issuer", "Certificate", "HTTPRoute", *CUSTOM}
 COMBINATIONS = 240
+CERTIFIED = ("router", "prefill", "decode", "redis")
+OWN_FILES = ("BATON_SECURITY__KEY", "RAY_REDIS_CLIENT_KEY")  # paths, no secrets
 WORKERS = ("prefill", "decode", "worker")
 SECURED = {
     "prometheus": "https://prometheus:9090",
@@ -51,13 +53,13 @@ CHOICES: dict[str, list[Any]] = {
         {"mode": "off"},
         {"mode": "certManager"},
         {"mode": "certManager", "issuer": {"name": "corporate", "kind": "ClusterIssuer"}},
-        {"mode": "existing", "existingSecrets": {"router": "a", "prefill": "b", "decode": "c"}},
+        {"mode": "existing", "existingSecrets": dict.fromkeys(CERTIFIED, "mine")},
     ],
     "redis": [
         {"enabled": True},
         {"enabled": True, "memory": "1Gi"},
         {"enabled": False, "url": "rediss://redis.example.org:6380/3"},
-        {"enabled": False, "url": "redis://redis"},
+        {"enabled": False, "url": "redis://redis", "plainText": True},
     ],
     "secrets": [{}, {"existing": "mine"}],
     "networkPolicy": [
@@ -120,10 +122,14 @@ def drawn_choices() -> Iterator[Values]:
 
 
 def fitting(values: Values) -> Values:
-    """Return the values with the metrics that an autoscaler reads, and the password of an own
-    Redis."""
+    """Return the values with the metrics that an autoscaler reads, the password of an own Redis,
+    and no certificate for a Redis that the release does not run."""
     if values.get("redis", {}).get("url"):
         values = merged(values, {"secrets": {"existing": "mine"}})
+        scaled = values.get("autoscaling", {}).get("mode", "none") != "none"
+        runs_none = scaled or values.get("orchestrator") != "kuberay"
+        if runs_none and values.get("tls", {}).get("mode") == "existing":
+            values = merged(values, {"tls": {"existingSecrets": {"redis": ""}}})
     mode = values.get("autoscaling", {}).get("mode", "none")
     if mode == "none":
         return values
@@ -245,7 +251,7 @@ def test_no_secret_is_an_argument(releases: list[Release]) -> None:
             assert "requirepass" not in text or "$REDIS_PASSWORD" in text
             assert not re.search(r"--(token|password|api-key)|api_keys|://[^/\s\"]*@", text)
             for variable in container.get("env", []):
-                if variable["name"] == "BATON_SECURITY__KEY":
+                if variable["name"] in OWN_FILES:
                     assert variable["value"] == "/etc/baton/tls/tls.key"
                 elif re.search("TOKEN(?!S)|KEY|PASSWORD", variable["name"]):
                     assert "secretKeyRef" in variable["valueFrom"]
@@ -274,6 +280,9 @@ def test_a_command_in_a_workers_pod_has_its_clusters_settings(
             assert config.registry.cluster == "chat-baton" + model.removeprefix("baton")
             tls = config.security.tls == "on"
             assert bool(config.security.certificate) == bool(config.security.server_name) == tls
+            if "-redis.llm:" in config.registry.location:  # the release's own
+                assert config.registry.location.startswith("rediss://") == tls
+                assert bool(config.registry.authority) == tls
 
 
 def test_each_open_port_has_a_network_policy(releases: list[Release]) -> None:

@@ -81,7 +81,8 @@ def test_models_share_secrets_and_redis_but_no_cluster(release: Release) -> None
         for volume in pod["volumes"]
         if volume["name"] == "tls"
     }
-    assert certificates == {f"chat-baton-{each}-tls" for each in ("router", "prefill", "decode")}
+    roles = ("router", "prefill", "decode", "redis")
+    assert certificates == {f"chat-baton-{each}-tls" for each in roles}
 
 
 def selected(selector: Document, release: Release) -> set[tuple[str, str]]:

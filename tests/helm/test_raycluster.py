@@ -41,7 +41,7 @@ CHANGES: tuple[Values, ...] = (
     {"decode": {"nodeSelector": {"gpu": "h200"}}},
     {"decode": {"rdma": {"resource": "rdma/hca", "count": 1}}},
     {"kuberay": {"head": {"resources": {"limits": {"memory": "9Gi"}}}}},
-    {"redis": {"enabled": False, "url": "redis://redis"}, "secrets": {"existing": "mine"}},
+    {"redis": {"enabled": False, "url": "rediss://redis"}, "secrets": {"existing": "mine"}},
     {"tls": {"mode": "off"}},
     {"topologySpread": False},
     {"monitoring": {"enabled": True, "otlpEndpoint": "otel:4317"}},

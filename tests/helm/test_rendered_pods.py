@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from chaos.redis_server import server_binary
 from tests.support.chart import Document, Release, example, render
 from tests.support.rendered_pods import (
     BATON,
@@ -21,7 +19,6 @@ from tests.support.rendered_pods import (
 
 pytestmark = [
     pytest.mark.nightly,
-    pytest.mark.skipif(server_binary() is None, reason="no redis-server and no valkey-server"),
     pytest.mark.timeout(900),
 ]
 ADDRESSES = {"redis": "127.0.0.1", "decode": "127.0.7.3", "prefill": "127.0.7.2",
@@ -45,7 +42,7 @@ def pods(release: Release, tmp_path: Path) -> Iterator[dict[str, PodProcess]]:
         component: PlannedPod(pod_of(release, component), f"chat-{component}-0", address)
         for component, address in ADDRESSES.items()
     }
-    with running_pods(demo_host(tmp_path), planned) as running:
+    with demo_host(tmp_path) as host, running_pods(host, planned) as running:
         yield running
 
 
@@ -64,9 +61,6 @@ def test_the_release_serves_moves_kv_and_ends_in_time(
 
 def drain_within(pod: PodProcess) -> None:
     """Drain a worker as `kubectl exec POD -- baton drain WORKER` would, and wait for its end."""
-    done = subprocess.run(
-        [BATON, "drain", pod.name], env=pod.environment(), capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
+    done = pod.run([str(BATON), "drain", pod.name])
     assert done.returncode == 0, done.stdout + done.stderr
     assert pod.process.wait(60) == 0, pod.log.read_text()[-2000:]

@@ -77,7 +77,7 @@ def test_the_controller_acts_for_the_given_objectives(monkeypatch: pytest.Monkey
     options = parser().parse_args([*container["command"][1:], *container["args"]])
     config = config_of(options)
     assert options.act and options.port == container["ports"][0]["containerPort"]
-    assert config.registry.location.startswith("redis://")  # the lock of its leader
+    assert config.registry.location.startswith("rediss://")  # the lock of its leader
     goals = service_goals(config)
     assert (goals.ttft_s, goals.itl_s, goals.max_sequences) == (1.5, float("inf"), 16)
 
@@ -172,7 +172,10 @@ def test_policies_and_budgets_know_no_role() -> None:
     [
         ({"mode": "hook"}, {"chat-baton-decode-tls", "chat-baton-router-tls"}),
         (
-            {"mode": "existing", "existingSecrets": {"router": "a", "prefill": "b", "decode": "c"}},
+            {
+                "mode": "existing",
+                "existingSecrets": {"router": "a", "prefill": "b", "decode": "c", "redis": "d"},
+            },
             {"a", "c"},
         ),
     ],

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from baton.deploy.control.leadership import TERM_S
-from chaos.redis_server import server_binary
 from tests.support.chart import Document, Release, example, merged, render
 from tests.support.rendered_pods import (
     PlannedPod,
@@ -23,7 +22,6 @@ from tests.support.rendered_pods import (
 
 pytestmark = [
     pytest.mark.nightly,
-    pytest.mark.skipif(server_binary() is None, reason="no redis-server and no valkey-server"),
     pytest.mark.timeout(600),
 ]
 PODS = {  # component, number of its pod, address
@@ -54,7 +52,7 @@ def pods(release: Release, tmp_path: Path) -> Iterator[dict[str, PodProcess]]:
         name: PlannedPod(pod_of(release, component), f"chat-baton-{component}-{number}", address)
         for name, (component, number, address) in PODS.items()
     }
-    with running_pods(demo_host(tmp_path), planned) as running:
+    with demo_host(tmp_path) as host, running_pods(host, planned) as running:
         yield running
 
 

@@ -66,6 +66,15 @@ def test_ray_places_a_worker_on_each_pod_and_kv_moves(site: Site) -> None:
         assert pod.restarts == 0
 
 
+def test_rays_state_is_on_its_redis_by_tls(site: Site) -> None:
+    (redis,), (head,) = site.cluster.pods("ray-redis"), site.cluster.pods("ray-head")
+    counted = redis.container("redis").run(["valkey-cli", "-s", "/data/redis.sock", "dbsize"], 20)
+    assert int(counted.stdout) > 0, counted.stderr
+    seen = head.container("ray-head").run(["sh", "-c", "echo $RAY_REDIS_ADDRESS"], 20)
+    assert seen.stdout == "rediss://chat-baton-ray-redis.llm:6379\n"
+    assert "port 0" in redis.container("redis").run(["cat", "/data/redis.conf"], 20).stdout
+
+
 def test_pods_of_an_upgraded_raycluster_stay_until_replaced(site: Site) -> None:
     before = {name: site.names(name) for name in ("ray-head", "prefill", "decode")}
     site.release = render(merged(site.values, CHANGED))

@@ -104,7 +104,8 @@ def test_a_newcomer_reaches_a_first_streamed_token(site: Site) -> None:
 
 
 def test_the_hook_has_its_rights_and_a_pod_has_none(site: Site) -> None:
-    names = {"authority-key", "secrets", "router-tls", "prefill-tls", "decode-tls"}
+    roles = ("router", "prefill", "decode", "redis")
+    names = {"authority-key", "secrets", *(f"{role}-tls" for role in roles)}
     assert set(site.cluster.api.secrets) == {f"chat-baton-{name}" for name in names}
     assert site.cluster.api.refused == []
     (router,) = site.cluster.pods("router")
@@ -148,6 +149,21 @@ def test_what_no_policy_admits_does_not_pass(site: Site) -> None:
     ]  # fmt: skip
     own = router.container("router").run(program, 30).stdout
     assert own.splitlines() == ["9000 open", "9001 TimeoutError", "6379 open", "8000 open"]
+
+
+def test_redis_speaks_no_plain_text(site: Site) -> None:
+    (redis,), (router,) = site.cluster.pods("redis"), site.cluster.pods("router")
+    asked = (
+        "import socket\n"
+        f"with socket.create_connection({(redis.address, 6379)!r}, 5) as call:\n"
+        "    call.sendall(b'PING\\r\\n')\n"
+        "    try:\n        print(call.recv(64))\n"
+        "    except ConnectionResetError:\n        print(b'')\n"
+    )
+    said = router.container("router").run([sys.executable, "-IS", "-c", asked], 30)
+    assert said.stdout.startswith("b'") and "NOAUTH" not in said.stdout, said.stderr
+    seen = router.container("router").run(["sh", "-c", "echo $BATON_REGISTRY__LOCATION"], 20)
+    assert seen.stdout == "rediss://chat-baton-redis.llm:6379/0\n"
 
 
 def test_a_drained_worker_is_started_again(site: Site) -> None:

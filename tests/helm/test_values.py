@@ -13,6 +13,8 @@ import yaml
 from tests.support.chart import FOLDER, Document, Values, example, merged, nested, render
 
 DEMO = example("cpu-demo")
+KUBERAY = {"orchestrator": "kuberay"}
+CERTIFIED = ("router", "prefill", "decode", "redis")
 BAD = {
     "model.embedded": (False, "model: 0 of model.embedded"),
     "model.path": ("x", "model: 2 of model.embedded"),
@@ -47,6 +49,7 @@ BAD = {
     ),
     "workers.sharedMemory": ("5Gi", "sharedMemory is 5Gi, above the 4Gi of prefill.resources"),
     "redis": ({"enabled": False, "url": "redis://r:6379/0"}, "secrets.existing is empty: the Sec"),
+    "redis.plainText": (True, "plainText is set, but redis.url does not begin with redis://"),
     "model.tokenSecret": ("hub", "model.tokenSecret is hub, but nothing is downloaded"),
     "prefill.settings": ({"worker.host": "::"}, "prefill.settings has worker.host, which the"),
     "secrets.existing": ("mine", None),
@@ -60,6 +63,44 @@ BAD = {
     "decode.resources": ({"limits": {"memory": None}}, "memory"),
     "router.port": (80, "1024|minimum"),
 }
+
+
+OWN_REDIS = {"redis": {"enabled": False, "url": "redis://r:6379/0"}, "secrets": {"existing": "m"}}
+OWN_FILES = {"mode": "existing", "existingSecrets": {"router": "a", "prefill": "b", "decode": "c"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (OWN_REDIS, "redis.url begins with redis://, which is plain text, but tls.mode is hook"),
+        (merged(OWN_REDIS, {"redis": {"plainText": True}}), None),
+        (merged(OWN_REDIS, {"tls": {"mode": "off"}}), None),
+        ({"tls": OWN_FILES}, "tls.existingSecrets.redis is empty; name a Secret with tls.crt"),
+        (merged({"tls": OWN_FILES}, {"tls": {"existingSecrets": {"redis": "d"}}}), None),
+        (
+            merged(
+                OWN_REDIS,
+                {"redis": {"plainText": True}},
+                {"tls": {**OWN_FILES, "existingSecrets": dict.fromkeys(CERTIFIED, "a")}},
+            ),
+            "tls.existingSecrets.redis is set, but the release runs no Redis",
+        ),
+        (
+            merged(OWN_REDIS, {"redis": {"plainText": True}, "tls": OWN_FILES}, KUBERAY),
+            "tls.existingSecrets.redis is empty",  # Ray's state
+        ),
+        (
+            {"workers": {"settings": {"registry.authority": "/ca.crt"}}},
+            "workers.settings has registry.authority, which the chart sets itself",
+        ),
+    ],
+)
+def test_tls_of_redis_is_as_the_values_say_or_refused(values: Values, words: str | None) -> None:
+    if words is None:
+        render(merged(DEMO, values))
+        return
+    with pytest.raises(helm_python.HelmError, match=words):
+        render(merged(DEMO, values))
 
 
 @pytest.mark.parametrize("path", BAD)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,13 +26,15 @@ from typing import Any
 from baton.deploy.host.release_secrets import create_certificates, create_credentials
 from baton.deploy.host.secrets_api import Secret
 from baton.models.embedded import embedded_model
-from chaos.redis_server import server_binary
 from tests.support.chart import Document
+from tests.support.redis_server import required_client, required_tls_binary
 
 BATON = Path(sys.executable).with_name("baton")
 
 PROBE_S = 0.2
+RELOAD_S = 0.2  # between two looks at Redis' certificate
 READY_S = 60.0  # from the end of the startup probe
+RUN_S = 120.0  # of a command in a container
 
 
 @dataclass(slots=True)
@@ -62,11 +67,13 @@ class Host:
 
 @dataclass(slots=True)
 class PodProcess:
-    """One container that runs, with the address of its pod."""
+    """One container that runs, with the address of its pod. `environment` is what its process
+    got, as a command run in its container would."""
 
     name: str
     address: str
     container: Document
+    environment: Mapping[str, str]
     process: subprocess.Popen[bytes]
     log: Path
 
@@ -90,10 +97,22 @@ class PodProcess:
         ]
         return f"http://{self.address}:{number}"
 
-    def environment(self) -> dict[str, str]:
-        """Return what its process got, as a command run in its container would."""
-        entries = Path(f"/proc/{self.process.pid}/environ").read_text().split("\0")
-        return dict(entry.split("=", 1) for entry in entries if entry)
+    def run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        """Run a command as `kubectl exec` does."""
+        return subprocess.run(
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=RUN_S,
+            check=False,
+        )
+
+    def kill(self) -> None:
+        """End all processes of the container."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
     def stop(self, grace_s: float) -> int:
         """Send SIGTERM; return the exit code. Raises TimeoutExpired after the grace period."""
@@ -101,6 +120,8 @@ class PodProcess:
         return self.process.wait(grace_s)
 
     def _answers(self, probe: Document) -> bool:
+        if "exec" in probe:
+            return self.run(probe["exec"]["command"]).returncode == 0
         url = self.url(probe["httpGet"]["port"]) + probe["httpGet"]["path"]
         try:
             with urllib.request.urlopen(url, timeout=probe.get("timeoutSeconds", 1)) as answer:
@@ -118,41 +139,48 @@ class PlannedPod:
     address: str
 
 
-def demo_host(folder: Path) -> Host:
-    """Return a place for the pods of values-cpu-demo.yaml: the Secrets that its hook makes, a
-    Redis server on a free port, and the model that ships."""
+@contextmanager
+def demo_host(folder: Path) -> Iterator[Host]:
+    """Yield a place for the pods of values-cpu-demo.yaml: the Secrets that its hook makes, a
+    Redis server on a free port, which is called by its address, and the model that ships. Skips
+    the test without a Redis server that speaks TLS."""
+    server, client = required_tls_binary(), required_client()
     secrets = MemorySecrets()
     create_credentials(secrets, "chat-baton")
-    create_certificates(secrets, "chat-baton", "chat-baton-worker.llm")
+    create_certificates(secrets, "chat-baton", "chat-baton-worker.llm", redis_names=("127.0.0.1",))
     programs = folder / "programs"
     programs.mkdir()
-    (programs / "valkey-server").symlink_to(str(server_binary()))
+    (programs / "valkey-server").symlink_to(server)
+    (programs / "valkey-cli").symlink_to(client)
     (programs / "baton").symlink_to(BATON)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
+    data = tempfile.mkdtemp(prefix="redis-")  # its socket's path has 107 bytes at most
     names = {
         "chat-baton-redis.llm:6379": f"127.0.0.1:{port}",
-        "port 6379": f"bind 127.0.0.1\\nport {port}",
+        "tls-port 6379": f"bind 127.0.0.1 tls-port {port}",
+        "-p 6379": f"-p {port}",
+        "sleep 60": f"sleep {RELOAD_S}",
         "/opt/baton/baton-tiny": str(embedded_model()),
-        "/data/": f"{folder}/",
+        "/data/": f"{data}/",
     }
-    return Host(folder, secrets, names, programs)
+    try:
+        yield Host(folder, secrets, names, programs)
+    finally:
+        shutil.rmtree(data)
 
 
 @contextmanager
 def running_pods(host: Host, planned: Mapping[str, PlannedPod]) -> Iterator[dict[str, PodProcess]]:
     """Start the pods one after the other, each when the one before it is ready; kill all at the
-    end. Redis is not waited for: its probes open its port,
-    which is another one here."""
+    end."""
     running: dict[str, PodProcess] = {}
     with ExitStack() as stack:
         for key, pod in planned.items():
             running[key] = start_container(host, pod.spec, pod.name, pod.address)
-            stack.callback(running[key].process.wait)
-            stack.callback(running[key].process.kill)
-            if key != "redis":
-                running[key].wait_ready()
+            stack.callback(running[key].kill)
+            running[key].wait_ready()
         yield running
 
 
@@ -162,7 +190,7 @@ def check_release(router: PodProcess, decode: PodProcess) -> None:
     done = subprocess.run(
         [BATON, "release", "check", f"--url={router.url('http')}", "--model=baton-tiny",
          f"--decode={decode.url('admin')}"],
-        env={"BATON_API_KEY": router.environment()["BATON_ROUTER__API_KEYS"],
+        env={"BATON_API_KEY": router.environment["BATON_ROUTER__API_KEYS"],
              "PATH": "/usr/bin"},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
@@ -196,8 +224,19 @@ def start_container(host: Host, pod: Document, name: str, address: str) -> PodPr
         process = subprocess.Popen(
             [each.replace("=0.0.0.0", f"={address}") for each in command],
             env=replaced, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder,
+            start_new_session=True,
         )  # fmt: skip
-    return PodProcess(name, address, container, process, log)
+    return PodProcess(name, address, _with_names(container, names), replaced, process, log)
+
+
+def _with_names(container: Document, names: Mapping[str, str]) -> Document:
+    """Return the container with names replaced in the commands of its probes."""
+    made = dict(container)
+    for key, probe in container.items():
+        if key.endswith("Probe") and "exec" in probe:
+            command = [_replaced(text, names) for text in probe["exec"]["command"]]
+            made[key] = {**probe, "exec": {"command": command}}
+    return made
 
 
 def _environment(

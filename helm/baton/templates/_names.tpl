@@ -51,9 +51,9 @@ labels:
 {{- end -}}
 
 {{/* The Secret of a component's certificate: tls.crt, tls.key, ca.crt. A worker of both roles has
-that of decode workers, a controller that of routers: it only calls. */}}
+that of decode workers, a controller that of routers: it only calls. All Redis servers have one. */}}
 {{- define "baton.certificate" -}}
-{{- $component := get (dict "worker" "decode" "controller" "router") .component | default .component -}}
+{{- $component := get (dict "worker" "decode" "controller" "router" "ray-redis" "redis") .component | default .component -}}
 {{- $given := get .root.Values.tls.existingSecrets $component -}}
 {{ $given | default (printf "%s-%s-tls" (include "baton.release" .root) $component) }}
 {{- end -}}
@@ -63,9 +63,34 @@ that of decode workers, a controller that of routers: it only calls. */}}
 {{ include "baton.release" . }}-worker.{{ .Release.Namespace }}
 {{- end -}}
 
+{{/* The Redis servers that the release runs: the registry, and the state of Ray's head. */}}
+{{- define "baton.redisServers" -}}
+{{- $servers := list -}}
+{{- if .Values.redis.enabled -}}{{- $servers = append $servers "redis" -}}{{- end -}}
+{{- if eq .Values.orchestrator "kuberay" -}}{{- $servers = append $servers "ray-redis" -}}{{- end -}}
+{{ toJson $servers }}
+{{- end -}}
+
+{{/* What has a certificate of its own. */}}
+{{- define "baton.certified" -}}
+{{- $components := list "router" "prefill" "decode" -}}
+{{- if include "baton.redisServers" . | fromJsonArray -}}{{- $components = append $components "redis" -}}{{- end -}}
+{{ toJson $components }}
+{{- end -}}
+
+{{/* The name of a Redis server's Service, which its certificate bears. */}}
+{{- define "baton.redisHost" -}}
+{{ include "baton.release" .root }}-{{ .server }}.{{ .root.Release.Namespace }}
+{{- end -}}
+
+{{/* The URL of a Redis server of the release. */}}
+{{- define "baton.redisUrl" -}}
+{{ eq .root.Values.tls.mode "off" | ternary "redis" "rediss" }}://{{ include "baton.redisHost" . }}:6379
+{{- end -}}
+
 {{- define "baton.registry" -}}
 {{- if .Values.redis.enabled -}}
-redis://{{ include "baton.release" . }}-redis.{{ .Release.Namespace }}:6379/0
+{{ include "baton.redisUrl" (dict "root" . "server" "redis") }}/0
 {{- else -}}{{ .Values.redis.url }}{{- end -}}
 {{- end -}}
 

@@ -82,6 +82,9 @@ environment, so that `kubectl exec POD -- baton drain WORKER` has it too. */}}
 {{- $_ := set $all "security.certificate" "/etc/baton/tls/tls.crt" -}}
 {{- $_ := set $all "security.key" "/etc/baton/tls/tls.key" -}}
 {{- $_ := set $all "security.server_name" (include "baton.serverName" .) -}}
+{{- if .Values.redis.enabled -}}
+{{- $_ := set $all "registry.authority" "/etc/baton/tls/ca.crt" -}}
+{{- end -}}
 {{- else -}}
 {{- $_ := set $all "security.tls" "off" -}}
 {{- end -}}

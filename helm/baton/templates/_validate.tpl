@@ -66,6 +66,13 @@ value and the remedy. */}}
 {{- if and .Values.redis.url (not .Values.secrets.existing) -}}
 {{- include "baton.fail" (list $ "redis.url is set and secrets.existing is empty: the Secret that the hook creates has no password of your Redis; set secrets.existing to a Secret with token, api-keys and, if your Redis has a password, redis-password") -}}
 {{- end -}}
+{{- $plain := hasPrefix "redis://" .Values.redis.url -}}
+{{- if and $plain (not .Values.redis.plainText) (ne .Values.tls.mode "off") -}}
+{{- include "baton.fail" (list $ (printf "redis.url begins with redis://, which is plain text, but tls.mode is %s; write rediss://, or set redis.plainText=true for a Redis without TLS" .Values.tls.mode)) -}}
+{{- end -}}
+{{- if and .Values.redis.plainText (not $plain) -}}
+{{- include "baton.fail" (list $ "redis.plainText is set, but redis.url does not begin with redis://; unset it (tls.mode=off is plain text for the release's own Redis too)") -}}
+{{- end -}}
 {{- range $place, $resources := dict "router" .Values.router.resources "prefill" .Values.prefill.resources "decode" .Values.decode.resources "kuberay.head" .Values.kuberay.head.resources "autoscaling.baton" .Values.autoscaling.baton.resources -}}
 {{- if not $resources.requests -}}
 {{- include "baton.fail" (list $ (printf "%s.resources.requests is empty; give cpu and memory, such as cpu: 1 and memory: 1Gi" $place)) -}}
@@ -115,10 +122,14 @@ value and the remedy. */}}
 {{- end -}}
 {{- end -}}
 {{- if eq .Values.tls.mode "existing" -}}
-{{- range $component := list "router" "prefill" "decode" -}}
+{{- $certified := include "baton.certified" . | fromJsonArray -}}
+{{- range $component := $certified -}}
 {{- if not (get $.Values.tls.existingSecrets $component) -}}
 {{- include "baton.fail" (list $ (printf "tls.mode is existing, but tls.existingSecrets.%s is empty; name a Secret with tls.crt, tls.key and ca.crt" $component)) -}}
 {{- end -}}
+{{- end -}}
+{{- if and .Values.tls.existingSecrets.redis (not (has "redis" $certified)) -}}
+{{- include "baton.fail" (list $ "tls.existingSecrets.redis is set, but the release runs no Redis; unset it, or set redis.enabled=true") -}}
 {{- end -}}
 {{- else -}}
 {{- range $component, $name := .Values.tls.existingSecrets -}}
@@ -233,6 +244,7 @@ value and the remedy. */}}
 {{- end -}}
 {{- end -}}
 {{- $owned := list "worker.host" "worker.port" "worker.admin_port" "worker.advertise" "worker.tp" "worker.ep" "router.host" "router.port" "router.grpc_port" "registry.location" "registry.password" "registry.cluster" "security.tls" "security.authority" "security.certificate" "security.key" "security.server_name" -}}
+{{- if .Values.redis.enabled -}}{{- $owned = append $owned "registry.authority" -}}{{- end -}}
 {{- range $place, $settings := dict "router.settings" .Values.router.settings "workers.settings" .Values.workers.settings "prefill.settings" .Values.prefill.settings "decode.settings" .Values.decode.settings -}}
 {{- range $name, $_ := $settings -}}
 {{- if has $name $owned -}}

@@ -13,20 +13,21 @@ from pathlib import Path
 
 from baton.models.embedded import embedded_model
 from tests.support.pods.container import Image, Mount, base_mounts
-from tests.support.redis_server import required_binary
+from tests.support.redis_server import required_client, required_tls_binary
 
 CACHE = "/var/cache/kernels"
 QUIET = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def local_images(folder: Path) -> Callable[[str], Image]:
-    """Return the image of each name. Skips the test without a Redis server."""
+    """Return the image of each name. Skips the test without a Redis server that speaks TLS."""
     programs, cache = folder / "programs", folder / "kernels"
     programs.mkdir()
     _open_to_all(cache)
     for name in ("baton", "ray"):
         (programs / name).symlink_to(Path(sys.executable).with_name(name))
-    (programs / "valkey-server").symlink_to(required_binary())
+    (programs / "valkey-server").symlink_to(required_tls_binary())
+    (programs / "valkey-cli").symlink_to(required_client())
     image = Image(
         (
             *base_mounts(),

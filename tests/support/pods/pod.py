@@ -13,6 +13,7 @@ import http.client
 import shutil
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -242,7 +243,10 @@ class Pod:
     def _answers(self, each: Running, probe: Document) -> bool:
         timeout_s = float(probe.get("timeoutSeconds", 1))
         if "exec" in probe:
-            return each.container.run(probe["exec"]["command"], timeout_s).returncode == 0
+            try:
+                return each.container.run(probe["exec"]["command"], timeout_s).returncode == 0
+            except (subprocess.TimeoutExpired, ProcessLookupError):
+                return False
         kind = "tcpSocket" if "tcpSocket" in probe else "httpGet"
         port = port_number(each.spec, probe[kind]["port"])
         try:

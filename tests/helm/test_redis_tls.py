@@ -1,0 +1,115 @@
+"""The release's own Redis speaks TLS alone, as is rendered."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from baton.deploy.cli.main import parser
+from tests.support.chart import Document, Release, Values, example, merged, render
+
+DEMO = example("cpu-demo")
+KUBERAY: Values = {"orchestrator": "kuberay"}
+HOST, RAYS_HOST = "chat-baton-redis.llm", "chat-baton-ray-redis.llm"
+MOUNTED = "/etc/baton/tls"
+
+
+def container_of(release: Release, server: str) -> Document:
+    pod = release.named("StatefulSet", f"baton-{server}")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    return dict(container)
+
+
+def secret_of(pod: Document) -> str:
+    (name,) = [each["secret"]["secretName"] for each in pod["volumes"] if each["name"] == "tls"]
+    return str(name)
+
+
+@pytest.mark.parametrize("form", [{}, KUBERAY], ids=["plain", "kuberay"])
+def test_processes_call_redis_by_tls_and_the_name_it_bears(form: Values) -> None:
+    release = render(merged(DEMO, form))
+    called = {
+        (variables["BATON_REGISTRY__LOCATION"], variables["BATON_REGISTRY__AUTHORITY"])
+        for _, pod in release.pods()
+        for container in pod["containers"]
+        if "BATON_REGISTRY__LOCATION"
+        in (variables := {e["name"]: e.get("value") for e in container.get("env", [])})
+    }
+    assert called == {(f"rediss://{HOST}:6379/0", f"{MOUNTED}/ca.crt")}
+    assert release.named("Service", "baton-redis")["metadata"]["name"] == HOST.split(".")[0]
+
+
+@pytest.mark.parametrize(
+    ("form", "names"), [({}, [HOST]), (KUBERAY, [HOST, RAYS_HOST])], ids=["plain", "kuberay"]
+)
+def test_the_certificate_bears_the_name_of_each_redis(form: Values, names: list[str]) -> None:
+    (job,) = render(merged(DEMO, form)).of_kind("Job")
+    (hook,) = job["spec"]["template"]["spec"]["containers"]
+    assert parser().parse_args([*hook["command"][1:], *hook["args"]]).redis == names
+    managed = render(merged(DEMO, form, {"tls": {"mode": "certManager"}}))
+    assert managed.named("Certificate", "baton-redis")["spec"]["dnsNames"] == names
+    assert {"server auth", "client auth"} <= {
+        *managed.named("Certificate", "baton-redis")["spec"]["usages"]
+    }
+    for server in (each.split(".")[0].removeprefix("chat-baton-") for each in names):
+        pod = managed.named("StatefulSet", f"baton-{server}")["spec"]["template"]["spec"]
+        assert secret_of(pod) == managed.named("Certificate", "baton-redis")["spec"]["secretName"]
+
+
+def test_a_redis_of_your_own_gets_no_certificate() -> None:
+    own = {"redis": {"enabled": False, "url": "rediss://r"}, "secrets": {"existing": "mine"}}
+    release = render(merged(DEMO, own, {"tls": {"mode": "certManager"}}))
+    assert HOST not in json.dumps(release.documents)
+    names = [each["metadata"]["name"] for each in release.of_kind("Certificate")]
+    assert "chat-baton-router" in names and "chat-baton-redis" not in names
+    (hook,) = render(merged(DEMO, own)).of_kind("Job")
+    assert "--redis" not in json.dumps(hook)
+
+
+def test_a_given_secret_is_mounted() -> None:
+    given = {name: name[0] for name in ("router", "prefill", "decode", "redis")}
+    asked = {"tls": {"mode": "existing", "existingSecrets": given}}
+    release = render(merged(DEMO, KUBERAY, asked))
+    for server in ("redis", "ray-redis"):
+        pod = release.named("StatefulSet", f"baton-{server}")["spec"]["template"]["spec"]
+        assert secret_of(pod) == "r"
+        assert {"name": "tls", "mountPath": MOUNTED, "readOnly": True} in pod["containers"][0][
+            "volumeMounts"
+        ]
+
+
+def test_rays_head_calls_its_redis_by_tls() -> None:
+    (cluster,) = render(merged(DEMO, KUBERAY)).of_kind("RayCluster")
+    assert cluster["spec"]["gcsFaultToleranceOptions"]["redisAddress"] == (
+        f"rediss://{RAYS_HOST}:6379"
+    )
+    pod = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+    head = pod["containers"][0]
+    assert {each["name"]: each["value"] for each in head["env"]} == {
+        "HOME": "/tmp",
+        "RAY_REDIS_CA_CERT": f"{MOUNTED}/ca.crt",
+        "RAY_REDIS_CLIENT_CERT": f"{MOUNTED}/tls.crt",
+        "RAY_REDIS_CLIENT_KEY": f"{MOUNTED}/tls.key",
+    }
+    assert MOUNTED in {each["mountPath"] for each in head["volumeMounts"]}
+    assert secret_of(pod) == "chat-baton-router-tls"
+
+
+def test_redis_speaks_plain_text_only_with_tls_off() -> None:
+    off = render(merged(DEMO, KUBERAY, {"tls": {"mode": "off"}}))
+    text = json.dumps(off.documents)
+    assert f"redis://{HOST}:6379/0" in text and f"redis://{RAYS_HOST}:6379" in text
+    assert "rediss://" not in text and MOUNTED not in text
+    for server in ("redis", "ray-redis"):
+        assert "port 6379" in container_of(off, server)["args"][0]
+        on = container_of(render(merged(DEMO, KUBERAY)), server)["args"][0]
+        assert "port 0" in on and "tls-port 6379" in on and "tls-auth-clients yes" in on
+
+
+def test_policies_of_redis_are_those_of_plain_text() -> None:
+    found = [
+        [each for each in render(merged(DEMO, KUBERAY, asked)).of_kind("NetworkPolicy")]
+        for asked in ({}, {"tls": {"mode": "off"}})
+    ]
+    assert found[0] == found[1]
