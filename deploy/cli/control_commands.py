@@ -73,8 +73,9 @@ def _add_controller(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     command.add_argument(
         "--resize", metavar="TARGET",
-        help="with --act and --workers, ask for more or fewer workers: statefulset/NAME of the "
-        "controller's pod in Kubernetes, or fleet of `baton fleet --follow`",
+        help="with --act and --workers, ask for more or fewer workers: statefulset/NAME or "
+        "raycluster/NAME[/GROUP] in the namespace of the controller's pod, or fleet of `baton "
+        "fleet --follow` elsewhere",
     )  # fmt: skip
     command.add_argument("--workers", metavar="LEAST-MOST", help="bounds of --resize, such as 2-8")
     command.add_argument(
@@ -118,7 +119,7 @@ def _controller(options: argparse.Namespace) -> None:
 def fleet_plan(options: argparse.Namespace) -> FleetPlan | None:
     """Return what --resize asks for. Raises ConfigError for options that do not fit together."""
     from baton.deploy.control.controller_process import FleetPlan
-    from baton.deploy.control.stateful_set_scale import bounds_of, target_name
+    from baton.deploy.control.resize_target import bounds_of, target_of
     from baton.planner.fleet_size import SizeBounds
 
     if options.resize is None:
@@ -130,7 +131,7 @@ def fleet_plan(options: argparse.Namespace) -> FleetPlan | None:
     if not 0 <= options.release_s <= RELEASE_LIMIT_S:
         raise ConfigError(f"--release-s is {options.release_s:g}: give 0 to {RELEASE_LIMIT_S:g}")
     least, most = bounds_of(options.workers)
-    return FleetPlan(target_name(options.resize), SizeBounds(least, most, options.release_s))
+    return FleetPlan(target_of(options.resize), SizeBounds(least, most, options.release_s))
 
 
 def _advise(options: argparse.Namespace) -> None:

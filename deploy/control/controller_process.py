@@ -1,7 +1,7 @@
 """The main of `baton controller`: the role loop of one cluster, with an admin port for its metrics.
 
 SIGTERM and SIGINT end it; a change that it has ordered goes on without it, since the worker carries
-it out. With a `FleetPlan` it asks Kubernetes for more or fewer workers too. Knows no model.
+it out. With a `FleetPlan` it asks for more or fewer workers too. Knows no model.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from typing import Any
 from baton.deploy.control.controller_memory import ControllerMemory
 from baton.deploy.control.fleet_number import open_fleet_number
 from baton.deploy.control.fleet_reports import FleetReports
+from baton.deploy.control.kubernetes_calls import API_TIMEOUT_S
 from baton.deploy.control.leadership import FileLeadership, Leadership, RedisLeadership
 from baton.deploy.control.orders import Cluster, order_leave, order_role
+from baton.deploy.control.raycluster_workers import RayClusterWorkers
+from baton.deploy.control.resize_target import ResizeTarget
 from baton.deploy.control.role_loop import RoleLoop
 from baton.deploy.control.size_loop import SizeLoop, WorkerPool
-from baton.deploy.control.stateful_set_scale import API_TIMEOUT_S, StatefulSetScale
+from baton.deploy.control.stateful_set_scale import StatefulSetScale
 from baton.deploy.host.kubernetes_api import KubernetesApi, api_server, own_namespace
 from baton.deploy.processes.admin import AdminServer
 from baton.planner.change_history import RoleStep
@@ -38,10 +41,10 @@ log = logs.get(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """The StatefulSet, of this pod's namespace, whose pods are all workers of the cluster, and the
-    bounds of their number. Without a name: the workers of `baton fleet --follow`."""
+    """What is asked for workers, and the bounds of their number. The pods of a target in Kubernetes
+    are of this pod's namespace, and have all workers of the cluster."""
 
-    name: str
+    target: ResizeTarget
     bounds: SizeBounds
 
 
@@ -63,8 +66,9 @@ def run_controller(
     fleet outside a pod that has a service account."""
     goals = service_goals(config)
     logs.setup("controller", config.telemetry.log_level)
-    pool = None if fleet is None else _pool_of(fleet, cluster)
-    asyncio.run(_serve(config, cluster, goals, _Actions(acts, fleet, pool), port))
+    reports = FleetReports(cluster, time.monotonic)
+    pool = None if fleet is None else _pool_of(fleet.target, cluster, reports)
+    asyncio.run(_serve(config, reports, goals, _Actions(acts, fleet, pool), port))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +80,20 @@ class _Actions:
     pool: WorkerPool | None
 
 
-def _pool_of(fleet: FleetPlan, cluster: Cluster) -> WorkerPool:
-    if not fleet.name:
+def _pool_of(target: ResizeTarget, cluster: Cluster, reports: FleetReports) -> WorkerPool:
+    if target.kind == "fleet":
         return open_fleet_number(cluster)
     api = KubernetesApi(*api_server(os.environ), timeout_s=API_TIMEOUT_S)
-    return StatefulSetScale(api, own_namespace(), fleet.name)
+    if target.kind == "statefulset":
+        return StatefulSetScale(api, own_namespace(), target.name)
+    number = open_fleet_number(cluster)
+    return RayClusterWorkers(api, own_namespace(), target, number, reports.hosts)
 
 
 async def _serve(
-    config: Config, cluster: Cluster, goals: ServiceGoals, actions: _Actions, port: int
+    config: Config, reports: FleetReports, goals: ServiceGoals, actions: _Actions, port: int
 ) -> None:
-    reports = FleetReports(cluster, time.monotonic)
+    cluster = reports.cluster
 
     async def order(step: RoleStep, term: int) -> None:
         await order_role(reports.target(step.boot_id), step.role, term)

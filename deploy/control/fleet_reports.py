@@ -37,7 +37,7 @@ class FleetReports:
     """`clock` returns seconds, as the controller counts them. `close` ends its connections."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
         self._clock = clock
         self._tls = Tls(cluster.security) if cluster.security.tls == "on" else None
         self._registry: RegistryClient | None = None
@@ -55,7 +55,12 @@ class FleetReports:
 
     def target(self, boot_id: str) -> Target:
         """Return the boot of the last reading, as an order names it."""
-        return Target(self._cluster, self._records[boot_id])
+        return Target(self.cluster, self._records[boot_id])
+
+    def hosts(self) -> dict[str, str]:
+        """Return where the workers of the last reading are registered, by worker id."""
+        records = self._records.values()
+        return {each.worker_id: each.address.rpartition(":")[0].strip("[]") for each in records}
 
     async def close(self) -> None:
         for channel in self._channels.values():
@@ -65,7 +70,7 @@ class FleetReports:
 
     async def _read_registry(self) -> dict[str, WorkerRecord]:
         """Return the newest boot of each worker, by its boot id."""
-        cluster = self._cluster
+        cluster = self.cluster
         if self._registry is None:
             self._registry = open_registry(
                 cluster.registry, cluster.security, cluster.secrets.accepted
@@ -88,9 +93,9 @@ class FleetReports:
         channel = self._channels[record.boot_id]
         # protoc's plugin generates stubs without annotations
         stub = control_pb2_grpc.WorkerControlStub(channel)  # type: ignore[no-untyped-call]
-        boot = Target(self._cluster, record).boot()
+        boot = Target(self.cluster, record).boot()
         terms = {
-            "metadata": credentials(self._cluster.secrets.token),
+            "metadata": credentials(self.cluster.secrets.token),
             "timeout": ANSWER_TIMEOUT_S,
         }
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ TIMEOUT_S = 30.0
 MAX_BYTES = 4 << 20  # of an answer; a Secret has at most 1 MiB
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"  # RFC 7386
+JSON_PATCH = "application/json-patch+json"  # RFC 6902
 
 
 class KubernetesApi:
@@ -47,7 +48,7 @@ class KubernetesApi:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         none_for: Collection[int] = (),
         content_type: str = JSON,
     ) -> dict[str, Any] | None:

@@ -254,13 +254,21 @@ class FleetDriver:
         """End a worker, and remove its actor once it has ended, or if it can have none."""
         known = self._known.setdefault(name, _Known(None, self._now()))
         state = known.report.state if known.report is not None else ""
-        nothing_runs = state == "failed" or (known.report is None and known.lost)
+        nothing_runs = state == "failed" or (known.lost and self._is_gone(name, known.report))
         if state == "ended" or nothing_runs:
             self._fleet.remove(name)
             self._known.pop(name, None)
             log.info("worker removed", worker=name)
         else:
             self._fleet.end(name)
+
+    def _is_gone(self, name: str, report: WorkerReport | None) -> bool:
+        """Return whether a lost actor has nothing to end: it never had a node, or its node is gone
+        and the registry lists its worker no more. Ray would make it again on another node."""
+        if report is None:
+            return True
+        rooms = self._fleet.rooms()  # empty where nodes are packed: nothing is known then
+        return bool(rooms) and report.node not in rooms and name not in self._hosts()
 
     def _replace_one(self) -> None:
         """End one worker whose order has changed, and the next turns make it again: one that is not

@@ -16,14 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton.deploy.nodes.ray_pods import (
-    CLUSTER_LABEL,
-    HEAD,
-    RayPod,
-    deletion_patch,
-    next_step,
-    pods_of,
-)
+from baton.deploy.host.raycluster import CLUSTER_LABEL
+from baton.deploy.nodes.ray_pods import HEAD, RayPod, deletion_patch, next_step, pods_of
 from baton.runtime.errors import ConfigError, Unavailable
 
 POLL_S = 2.0
@@ -48,11 +42,9 @@ class Replacement:
         waited_s, said = time.monotonic(), ""
         named: set[str] = set()
         while True:
-            cluster = self._read("raycluster", self.name)
-            pods = pods_of(cluster, self._read("pods", "-l", f"{CLUSTER_LABEL}={self.name}"))
-            step = next_step(cluster, pods)
+            step = next_step(*self._look())
             if step.pod is not None and step.pod.name not in named:
-                self._replace(cluster, step.pod)
+                self._replace(step.pod)
                 named.add(step.pod.name)
                 waited_s = time.monotonic()
                 continue
@@ -70,7 +62,7 @@ class Replacement:
                 said = waits_for
             time.sleep(POLL_S)  # pods change in the cluster
 
-    def _replace(self, cluster: dict[str, Any], pod: RayPod) -> None:
+    def _replace(self, pod: RayPod) -> None:
         if pod.group == HEAD:
             self.kubectl(("delete", "pod", pod.name, "--wait=false"), CALL_S)
             self.say(f"{pod.name}: deleted, workers serve on")
@@ -79,9 +71,15 @@ class Replacement:
             self.say(f"{pod.name}: draining")
             inside = ("exec", pod.name, "-c", pod.container, "--", *pod.drain)
             self.kubectl(inside, self.within_s)
-        patch = json.dumps(deletion_patch(cluster, pod))
+        cluster, pods = self._look()  # a drain may take long, and a controller change the number
+        patch = json.dumps(deletion_patch(cluster, pod, pods))
         self.kubectl(("patch", "raycluster", self.name, "--type=json", "-p", patch), CALL_S)
         self.say(f"{pod.name}: named in workersToDelete")
+
+    def _look(self) -> tuple[dict[str, Any], list[RayPod]]:
+        """Return the RayCluster and its pods."""
+        cluster = self._read("raycluster", self.name)
+        return cluster, pods_of(cluster, self._read("pods", "-l", f"{CLUSTER_LABEL}={self.name}"))
 
     def _read(self, *what: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.kubectl(("get", *what, "-o", "json"), CALL_S))

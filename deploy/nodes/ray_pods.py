@@ -13,12 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from baton.deploy.host.raycluster import (
+    GROUP_LABEL,
+    KIND_LABEL,
+    Document,
+    Operation,
+    worker_group,
+    worker_groups,
+)
 from baton.runtime.errors import ConfigError
 
-Document = Mapping[str, Any]
 DEFINITION = "baton/definition"
 HEAD = "head"  # the group's name here
-GROUP_LABEL, KIND_LABEL, CLUSTER_LABEL = "ray.io/group", "ray.io/node-type", "ray.io/cluster"
 FIRST_ROLE = "prefill"  # the end of a group's name
 
 
@@ -71,7 +77,8 @@ def next_step(cluster: Document, pods: Sequence[RayPod]) -> NextStep:
     for pod in pods:
         if pod.ending:
             return NextStep(waits_for=f"{pod.name} to end")
-    counts = {each["groupName"]: int(each["replicas"]) for each in worker_groups(cluster)}
+    names = [each["groupName"] for each in worker_groups(cluster)]
+    counts = {name: worker_group(cluster, name).replicas for name in names}
     for group, wanted in {HEAD: 1, **counts}.items():
         there = sum(each.group == group for each in pods)
         if there != wanted:
@@ -90,20 +97,12 @@ def next_step(cluster: Document, pods: Sequence[RayPod]) -> NextStep:
     return NextStep(min(old, key=lambda each: _order(each, shares)))
 
 
-def deletion_patch(cluster: Document, pod: RayPod) -> list[dict[str, Any]]:
+def deletion_patch(cluster: Document, pod: RayPod, pods: Sequence[RayPod]) -> list[Operation]:
     """Return the JSON patch (RFC 6902) that names a worker's pod in `workersToDelete`. KubeRay
-    deletes it and makes another; names of pods do not come again, so the name may stay."""
-    names = [each["groupName"] for each in worker_groups(cluster)]
-    group = f"/spec/workerGroupSpecs/{names.index(pod.group)}"
-    return [
-        {"op": "test", "path": f"{group}/groupName", "value": pod.group},
-        {"op": "add", "path": f"{group}/scaleStrategy", "value": {"workersToDelete": [pod.name]}},
-    ]
-
-
-def worker_groups(cluster: Document) -> Sequence[Document]:
-    groups: Sequence[Document] = cluster["spec"].get("workerGroupSpecs", ())
-    return groups
+    deletes it and makes another; names of pods do not come again. It is refused if a controller
+    has changed the group's number since. Raises BatonError if the group is gone."""
+    there = {each.name for each in pods}
+    return worker_group(cluster, pod.group).patch(leaving=pod.name, there=there)
 
 
 def _order(pod: RayPod, shares: Mapping[str, float]) -> tuple[Any, ...]:

@@ -1,0 +1,227 @@
+"""The number of workers in the pods of a RayCluster of KubeRay, which `baton fleet` keeps there.
+
+    GET RayCluster ─▶ pods asked for ─▶ copied to the fleet's number, which the driver follows
+    more:   PATCH replicas ─▶ KubeRay makes pods, and the driver's waiting actors start on them
+    fewer:  GET pods ─▶ the pod of the last worker ─▶ one PATCH: workersToDelete and replicas
+
+The RayCluster alone says how many there are. The number on Redis (fleet_number.py) is a copy: each
+reading corrects it, so that a controller that ends between the two, or a user of `kubectl`, leaves
+nothing undone. Groups have the role in which their workers begin; that of prefill workers keeps its
+number. The account needs `get` and `patch` of one RayCluster, and `list` of pods: the one that
+leaves has to be named, also if no worker runs in it yet, since KubeRay deletes any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import quote, urlencode
+
+from baton.deploy.control.fleet_number import FleetSize
+from baton.deploy.control.kubernetes_calls import call_api
+from baton.deploy.control.resize_target import ResizeTarget
+from baton.deploy.control.worker_count import WorkerCount
+from baton.deploy.host.kubernetes_api import JSON_PATCH, KubernetesApi
+from baton.deploy.host.raycluster import (
+    CLUSTER_LABEL,
+    GROUP_LABEL,
+    Document,
+    WorkerGroup,
+    worker_group,
+)
+from baton.runtime import logs
+from baton.runtime.errors import BatonError
+
+PAGE_PODS = 100  # in one answer, whose bytes are bounded
+
+log = logs.get(__name__)
+
+
+class CopiedNumber(Protocol):
+    """The number that `baton fleet --follow` reads (fleet_number.py)."""
+
+    async def read(self) -> tuple[FleetSize, bytes] | None: ...
+
+    async def propose(self, size: FleetSize) -> None: ...
+
+    async def replace(self, text: bytes, size: FleetSize) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPod:
+    """A pod of a group. `host` is empty until it has an address; `waits`: for a node, or for its
+    containers; `made`: when, as text that sorts."""
+
+    name: str
+    host: str
+    ending: bool
+    waits: bool
+    made: str
+
+
+class RayClusterWorkers:
+    """`target` in `namespace`. `hosts` returns where registered workers run, by worker id. Raises
+    BatonError if the API or the Redis server refuses, Unavailable without an answer in time: then a
+    PATCH may have had its effect, which the next `count` shows."""
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        namespace: str,
+        target: ResizeTarget,
+        number: CopiedNumber,
+        hosts: Callable[[], Mapping[str, str]],
+    ) -> None:
+        self._api = api
+        self._target = target
+        self._number = number
+        self._hosts = hosts
+        space = quote(namespace, safe="")
+        name = quote(target.name, safe="")
+        self._path = f"/apis/ray.io/v1/namespaces/{space}/rayclusters/{name}"
+        self._pods_path = f"/api/v1/namespaces/{space}/pods"
+        self._found: Document = {}  # as read last
+
+    async def count(self) -> WorkerCount:
+        """Read the number of pods, and let the driver follow it."""
+        self._found = await call_api(self._api, "GET", self._path)
+        prefill, decode = self._group("prefill").replicas, self._group("decode").replicas
+        if decode < 1:
+            raise BatonError(
+                f"the group {self._target.group_of('decode')} of the RayCluster has no pod: set "
+                "its minReplicas to 1 or more"
+            )
+        await self._copy(FleetSize(prefill, decode))
+        return WorkerCount(prefill + decode, _version(self._found), _last_id(decode))
+
+    async def check(self, seen: WorkerCount, workers: int) -> None:
+        """Ask whether `resize` would be accepted now. Changes nothing."""
+        await self._patch(f"{self._path}?dryRun=All", seen, workers)
+
+    async def resize(self, seen: WorkerCount, workers: int) -> None:
+        """Ask for another number of pods, if the object is still as it was seen last. The next
+        `count` lets the driver follow."""
+        await self._patch(self._path, seen, workers)
+
+    async def close(self) -> None:
+        await self._number.close()
+
+    async def _copy(self, size: FleetSize) -> None:
+        """Write the number of decode workers where the driver reads it, unless it is there. That
+        of prefill workers is the driver's own."""
+        found = await self._number.read()
+        if found is None:
+            await self._number.propose(size)
+        elif found[0].decode != size.decode:
+            before, text = found
+            await self._number.replace(text, FleetSize(before.prefill, size.decode))
+            log.info("fleet number corrected", decode=size.decode, before=before.decode)
+
+    async def _patch(self, path: str, seen: WorkerCount, workers: int) -> None:
+        if _version(self._found) != seen.version:
+            raise BatonError("the RayCluster was read again since it was seen")
+        group = self._group("decode")
+        replicas = workers - self._group("prefill").replicas
+        if not max(1, group.least) <= replicas <= group.most:
+            raise BatonError(
+                f"{workers} workers are {replicas} pods of the group {group.name}, whose "
+                f"minReplicas is {group.least} and maxReplicas {group.most}: change these, or the "
+                "bounds of --workers"
+            )
+        if replicas >= group.replicas:
+            patch = group.patch(replicas=replicas)
+        else:
+            pods = await self._pods(group.name)
+            last_host = self._hosts().get(seen.last_id, "")
+            leaving = leaving_pod(group, pods, last_host, set(self._hosts().values()), replicas)
+            there = {each.name for each in pods}
+            patch = group.patch(replicas=replicas, leaving=leaving, there=there)
+        version = {"op": "test", "path": "/metadata/resourceVersion", "value": seen.version}
+        await call_api(self._api, "PATCH", path, [version, *patch], JSON_PATCH)
+
+    def _group(self, role: str) -> WorkerGroup:
+        name = self._target.group_of(role)
+        try:
+            return worker_group(self._found, name)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BatonError(
+                f"the Kubernetes API answered with no RayCluster ({error!r})"
+            ) from error
+
+    async def _pods(self, group: str) -> list[GroupPod]:
+        labels = f"{CLUSTER_LABEL}={self._target.name},{GROUP_LABEL}={group}"
+        query = {"labelSelector": labels, "limit": str(PAGE_PODS)}
+        found: list[GroupPod] = []
+        while True:
+            path = f"{self._pods_path}?{urlencode(query)}"
+            answer = await call_api(self._api, "GET", path)
+            try:
+                found += [_pod(each) for each in answer["items"]]
+                more = str(answer.get("metadata", {}).get("continue", ""))
+            except (KeyError, TypeError, AttributeError) as error:
+                raise BatonError(
+                    f"the Kubernetes API answered with no list of pods ({error!r})"
+                ) from error
+            if not more:
+                return found
+            query["continue"] = more
+
+
+def leaving_pod(
+    group: WorkerGroup,
+    pods: Sequence[GroupPod],
+    last_host: str,
+    hosts: Collection[str],
+    replicas: int,
+) -> str:
+    """Return the pod to name when the number falls to `replicas`: that at `last_host`, else one
+    without a registered worker, rather an ending one, then a waiting one, then the newest. `hosts`
+    are those of all registered workers. Empty if no pod more is there, so that KubeRay deletes
+    none. Raises BatonError if no pod can be named, or if KubeRay would delete others too."""
+    counted = [each for each in pods if each.name not in group.named]
+    surplus = len(counted) - replicas
+    if surplus <= 0:
+        return ""
+    if surplus > 1:
+        raise BatonError(
+            f"the group {group.name} has {len(counted)} pods, and {group.replicas} are asked for: "
+            "KubeRay has not done yet what it was asked before"
+        )
+    if last_host:
+        found = [each for each in counted if each.host == last_host]
+        if not found:
+            raise BatonError(
+                f"the worker that leaves runs at {last_host}, where the group {group.name} has no "
+                "pod"
+            )
+        return found[0].name
+    free = [each for each in counted if not each.host or each.host not in hosts]
+    if not free:
+        raise BatonError(
+            f"the worker that leaves is not registered, and each pod of the group {group.name} "
+            "has a worker that is"
+        )
+    return max(free, key=lambda each: (each.ending, each.waits, each.made, each.name)).name
+
+
+def _last_id(decode: int) -> str:
+    """Return the worker that leaves first, as `baton fleet` names it."""
+    return f"decode-{decode - 1}"
+
+
+def _version(cluster: Document) -> str:
+    return str(cluster.get("metadata", {}).get("resourceVersion", ""))
+
+
+def _pod(found: Mapping[str, Any]) -> GroupPod:
+    metadata, status = found["metadata"], found.get("status", {})
+    return GroupPod(
+        name=str(metadata["name"]),
+        host=str(status.get("podIP", "")),
+        ending="deletionTimestamp" in metadata,
+        waits=status.get("phase") == "Pending",
+        made=str(metadata.get("creationTimestamp", "")),
+    )

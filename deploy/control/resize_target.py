@@ -1,0 +1,52 @@
+"""The options --resize and --workers of `baton controller`: what is asked for workers. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from baton.runtime.errors import ConfigError
+
+TargetKind = Literal["statefulset", "raycluster", "fleet"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeTarget:
+    """A StatefulSet, a RayCluster of KubeRay with the workers of `baton fleet --follow` in its
+    pods, or such a fleet alone, which has no name. `group`: that of `baton fleet --group`."""
+
+    kind: TargetKind
+    name: str = ""
+    group: str = ""
+
+    def group_of(self, role: str) -> str:
+        """Return the name of the RayCluster's group for a role."""
+        return f"{self.group}-{role}" if self.group else role
+
+
+def target_of(text: str) -> ResizeTarget:
+    """Return the target that --resize names. Raises ConfigError."""
+    kind, *names = text.split("/")
+    most_names = {"statefulset": 1, "raycluster": 2, "fleet": 0}.get(kind, 0)
+    known: dict[str, TargetKind] = {each: each for each in get_args(TargetKind)}
+    fits = min(1, most_names) <= len(names) <= most_names and all(names)
+    if kind not in known or not fits:
+        raise ConfigError(
+            f"--resize is {text[:80]!r}: write it as statefulset/NAME, as raycluster/NAME or "
+            "raycluster/NAME/GROUP for workers of `baton fleet --follow` in its pods, or as fleet "
+            "for those on other nodes"
+        )
+    return ResizeTarget(known[kind], *names)
+
+
+def bounds_of(text: str) -> tuple[int, int]:
+    """Return the least and the most in `LEAST-MOST`. Raises ConfigError."""
+    least, separator, most = text.partition("-")
+    if not separator or not least.isdecimal() or not most.isdecimal():
+        raise ConfigError(f"--workers is {text[:80]!r}: write it as LEAST-MOST, such as 2-8")
+    if not 2 <= int(least) <= int(most):
+        raise ConfigError(
+            f"--workers is {text}: the least is 2, one worker for each role, and no more than "
+            "the most"
+        )
+    return int(least), int(most)
