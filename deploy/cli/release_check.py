@@ -10,7 +10,7 @@ from __future__ import annotations
 import http.client
 import secrets
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -36,10 +36,14 @@ class Handoffs:
 
 
 def check_release(
-    url: str, model: str, api_key: str | None, decode_url: str, say: Callable[[str], None] = print
+    url: str,
+    model: str,
+    api_key: str | None,
+    decode_urls: Sequence[str],
+    say: Callable[[str], None] = print,
 ) -> None:
-    """Run all checks, and report each that passed through `say`. `decode_url` is the admin port
-    of the decode workers; each address of its host name is one worker.
+    """Run all checks, and report each that passed through `say`. `decode_urls` are admin ports of
+    the decode workers; each address of a host name is one worker.
 
     Raises BatonError with the first check that failed and what to look at.
     """
@@ -48,7 +52,7 @@ def check_release(
     if model not in names:
         raise BatonError(f"the release serves {', '.join(names)}, not {model}")
     say(f"models: {', '.join(names)}")
-    before = handoffs_of(decode_url)
+    before = _sum_of(decode_urls)
     say(f"metrics: {before.completed:.0f} handoffs so far")
     answer = client.answer(model, _prompt(), max_tokens=ANSWER_TOKENS)
     say(f"chat: {len(answer)} characters")
@@ -57,7 +61,7 @@ def check_release(
         if not client.finish_reason:
             raise BatonError("a stream ended without a finish reason")
         say(f"stream: {len(pieces)} pieces, {client.finish_reason}")
-    after = handoffs_of(decode_url)
+    after = _sum_of(decode_urls)
     count = after.completed - before.completed
     if count <= 0:
         raise BatonError(
@@ -67,6 +71,11 @@ def check_release(
         )
     size = after.bytes_read - before.bytes_read
     say(f"handoffs: {count:.0f} of {STREAMS + 1} prompts, {size / 1e6:.1f} MB of KV")
+
+
+def _sum_of(decode_urls: Sequence[str]) -> Handoffs:
+    found = [handoffs_of(each) for each in decode_urls]
+    return Handoffs(sum(e.completed for e in found), sum(e.bytes_read for e in found))
 
 
 def handoffs_of(decode_url: str) -> Handoffs:

@@ -52,9 +52,11 @@ def add_release(commands: Any) -> None:
     )
     check.add_argument(
         "--decode",
+        action="append",
         required=True,
         metavar="URL",
-        help="admin port of the decode workers: each address of its host is one worker",
+        help="admin port of the decode workers: each address of its host is one worker; again for "
+        "other workers",
     )
     leave = add_command(
         steps,

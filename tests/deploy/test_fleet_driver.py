@@ -145,6 +145,33 @@ def test_a_worker_that_is_not_ready_is_replaced_first() -> None:
     assert scene.fleet.ended == ["decode-1"]
 
 
+@pytest.mark.parametrize(
+    ("living", "registered", "removed"),
+    [
+        ("10.0.0.1", {}, ["decode-1"]),
+        ("10.0.0.2", {}, []),  # its node lives: the actor answers later
+        ("10.0.0.1", {"decode-1": "10.0.0.2"}, []),  # cut off, and its worker runs
+        ("", {}, []),  # nodes are packed: which of them live is not known
+    ],
+)
+def test_a_worker_that_left_with_its_node_waits_for_no_other(
+    living: str, registered: dict[str, str], removed: list[str]
+) -> None:
+    """Ray would make its actor again on the next node with room, only to end it there."""
+    scene = Scene(order("decode-0"), order("decode-1"))
+    scene.turns(scene.driver)
+    scene.fleet.reports["decode-1"] = replace(scene.fleet.reports["decode-1"], node="10.0.0.2")
+    scene.turns(scene.driver)
+    scene.fleet.ends, scene.fleet.silent = False, {"decode-1"}
+    scene.fleet.room = {living: {"CPU": 8.0}} if living else {}
+    scene.hosts = registered
+    scene.driver.follow([order("decode-0")])
+    scene.turns(scene.driver, int(LOST_S))
+    assert scene.fleet.removed == []
+    scene.turns(scene.driver, 4)
+    assert scene.fleet.removed == removed
+
+
 def test_a_smaller_fleet_ends_the_rest() -> None:
     scene = Scene(order("decode-0"), order("decode-1"))
     scene.turns(scene.driver)

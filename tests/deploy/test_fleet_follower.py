@@ -3,8 +3,6 @@ cannot be read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from baton.deploy.control.fleet_number import FleetSize
 from baton.deploy.nodes.fleet_driver import FleetDriver
 from baton.deploy.nodes.fleet_follower import FleetFollower
@@ -12,34 +10,10 @@ from baton.deploy.nodes.fleet_plan import FleetOptions
 from baton.runtime.errors import BatonError, Unavailable
 from baton.runtime.settings.loading import load
 from tests.support.scripted_actors import ScriptedActors
+from tests.support.scripted_number import ScriptedNumber
 
 CONFIG = load(None, {}, {"registry.location": "redis://r:6379/0"})
 OPTIONS = FleetOptions(CONFIG, {}, prefill=1, decode=2)
-
-
-@dataclass
-class ScriptedNumber:
-    """A number on a server; `fault` is raised by every call."""
-
-    size: FleetSize | None = None
-    fault: BatonError | None = None
-
-    async def read(self) -> tuple[FleetSize, bytes] | None:
-        self._answer()
-        return None if self.size is None else (self.size, repr(self.size).encode())
-
-    async def propose(self, size: FleetSize) -> None:
-        self._answer()
-        self.size = self.size or size
-
-    async def replace(self, text: bytes, size: FleetSize) -> None:
-        self._answer()
-        assert text == repr(self.size).encode()
-        self.size = size
-
-    def _answer(self) -> None:
-        if self.fault is not None:
-            raise self.fault
 
 
 class Scene:

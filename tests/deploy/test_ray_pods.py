@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from baton.deploy.host.raycluster import worker_group
 from baton.deploy.nodes import pod_replacement
 from baton.deploy.nodes.pod_replacement import Replacement, kubectl_in
 from baton.deploy.nodes.ray_pods import (
@@ -18,10 +19,11 @@ from baton.deploy.nodes.ray_pods import (
     next_step,
     pods_of,
 )
-from baton.runtime.errors import ConfigError, Unavailable
+from baton.runtime.errors import BatonError, ConfigError, Unavailable
 
 Document = dict[str, Any]
 DRAIN = ["baton", "release", "leave", "--within=9"]
+OLD = RayPod("decode-1", "decode", False, True, False)
 
 
 def template(definition: str) -> Document:
@@ -114,15 +116,53 @@ def test_a_raycluster_of_another_chart_is_refused() -> None:
 
 
 def test_the_patch_names_the_pod_in_its_own_group() -> None:
-    patch = deletion_patch(raycluster(), RayPod("decode-1", "decode", False, True, False))
+    patch = deletion_patch(raycluster(), OLD, [OLD])
     assert patch == [
         {"op": "test", "path": "/spec/workerGroupSpecs/1/groupName", "value": "decode"},
+        {"op": "test", "path": "/spec/workerGroupSpecs/1/replicas", "value": 2},
         {
             "op": "add",
             "path": "/spec/workerGroupSpecs/1/scaleStrategy",
             "value": {"workersToDelete": ["decode-1"]},
         },
     ]
+
+
+def test_names_of_pods_that_have_not_ended_stay() -> None:
+    """KubeRay counts a pod that ends and is not named, and deletes another one for it."""
+    cluster = raycluster()
+    cluster["spec"]["workerGroupSpecs"][1]["scaleStrategy"] = {"workersToDelete": ["gone", "ends"]}
+    ends = RayPod("ends", "decode", False, False, True)
+    assert deletion_patch(cluster, OLD, [OLD, ends])[-1]["value"] == {
+        "workersToDelete": ["ends", "decode-1"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("bounds", "written", "kept"),
+    [
+        ({}, 2, 2),
+        ({"minReplicas": 3}, 2, 3),
+        ({"maxReplicas": 1}, 2, 1),
+        ({"minReplicas": 3}, None, 3),
+        ({}, None, 0),
+    ],
+)
+def test_a_group_s_number_is_what_kuberay_keeps(
+    bounds: Document, written: int | None, kept: int
+) -> None:
+    cluster = raycluster()
+    cluster["spec"]["workerGroupSpecs"][1] |= {**bounds, "replicas": written}
+    found = worker_group(cluster, "decode")
+    assert (found.replicas, found.written) == (kept, written)
+    operations = [(each["op"], each["value"]) for each in found.patch(replicas=4)]
+    tested = [] if written is None else [("test", written)]
+    assert operations == [("test", "decode"), *tested, ("add", 4)]
+
+
+def test_a_group_that_is_not_there_is_named() -> None:
+    with pytest.raises(BatonError, match="has no group other, it has prefill, decode"):
+        worker_group(raycluster(), "other")
 
 
 class ScriptedCluster:
@@ -148,7 +188,7 @@ class ScriptedCluster:
         if words[0] == "exec" and not self._drains:
             raise Unavailable("a worker has not ended within 9 s")
         if words[0] == "patch":
-            name = json.loads(words[-1])[1]["value"]["workersToDelete"][0]
+            name = json.loads(words[-1])[-1]["value"]["workersToDelete"][-1]
             self._made.append((self._later, name, f"{name}x"))
         elif words[0] == "delete":
             self._made.append((self._later, words[2], words[2]))

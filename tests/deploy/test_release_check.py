@@ -78,7 +78,7 @@ def url_of(release: Release) -> str:
 
 def test_a_release_that_moves_kv_passes(release: Release) -> None:
     lines: list[str] = []
-    check_release(url_of(release), "tiny", None, url_of(release), lines.append)
+    check_release(url_of(release), "tiny", None, [url_of(release)], lines.append)
     assert lines[0] == "models: tiny"
     assert lines[-1] == f"handoffs: {STREAMS + 1} of {STREAMS + 1} prompts, 0.0 MB of KV"
 
@@ -86,18 +86,18 @@ def test_a_release_that_moves_kv_passes(release: Release) -> None:
 def test_a_release_that_never_disaggregates_fails(release: Release) -> None:
     release.moves = False
     with pytest.raises(BatonError, match="no KV moved between the roles"):
-        check_release(url_of(release), "tiny", None, url_of(release))
+        check_release(url_of(release), "tiny", None, [url_of(release)])
 
 
 def test_a_model_that_is_not_served_is_named(release: Release) -> None:
     with pytest.raises(BatonError, match="serves tiny, not large"):
-        check_release(url_of(release), "large", None, url_of(release))
+        check_release(url_of(release), "large", None, [url_of(release)])
 
 
 def test_a_stream_without_a_finish_reason_fails(release: Release) -> None:
     release.finish_reason = None
     with pytest.raises(BatonError, match="without a finish reason"):
-        check_release(url_of(release), "tiny", None, url_of(release))
+        check_release(url_of(release), "tiny", None, [url_of(release)])
 
 
 def test_decode_workers_that_cannot_be_asked(release: Release) -> None:

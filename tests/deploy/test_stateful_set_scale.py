@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 
 from baton.deploy.cli.main import main
-from baton.deploy.control import stateful_set_scale
-from baton.deploy.control.stateful_set_scale import (
-    StatefulSetScale,
-    bounds_of,
-    target_name,
-)
+from baton.deploy.control import kubernetes_calls
+from baton.deploy.control.resize_target import ResizeTarget, bounds_of, target_of
+from baton.deploy.control.stateful_set_scale import StatefulSetScale
 from baton.deploy.control.worker_count import WorkerCount
 from baton.deploy.host.kubernetes_api import KubernetesApi, own_namespace
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
@@ -98,7 +95,7 @@ async def test_a_slow_api_is_not_waited_for(
     seen = await scale.count()
     server.scales.delay_s = 0.6
     with monkeypatch.context() as short:
-        short.setattr(stateful_set_scale, "API_TIMEOUT_S", 0.2)
+        short.setattr(kubernetes_calls, "API_TIMEOUT_S", 0.2)
         with pytest.raises(Unavailable, match="has not answered within 0.2 s; a change"):
             await scale.resize(seen, 4)
     server.scales.delay_s = 0.0
@@ -139,11 +136,17 @@ def test_the_namespace_is_the_pods_own(account: Path, tmp_path: Path) -> None:
 
 
 def test_options_are_read_with_their_remedy() -> None:
-    assert (target_name("statefulset/a"), bounds_of("2-8")) == ("a", (2, 8))
-    assert target_name("fleet") == ""
-    for wrong in ("a", "deployment/a", "statefulset/"):
+    assert bounds_of("2-8") == (2, 8)
+    assert target_of("statefulset/a") == ResizeTarget("statefulset", "a")
+    assert target_of("fleet") == ResizeTarget("fleet")
+    for text, role, group in (("raycluster/a", "decode", "decode"),
+                              ("raycluster/a/code", "prefill", "code-prefill")):  # fmt: skip
+        found = target_of(text)
+        assert (found.kind, found.name, found.group_of(role)) == ("raycluster", "a", group)
+    for wrong in ("a", "deployment/a", "statefulset/", "statefulset/a/b", "fleet/a",
+                  "raycluster", "raycluster//b", "raycluster/a/b/c", ""):  # fmt: skip
         with pytest.raises(ConfigError, match="write it as statefulset/NAME"):
-            target_name(wrong)
+            target_of(wrong)
     for wrong in ("2", "2-", "a-b", "-1-4"):
         with pytest.raises(ConfigError, match="write it as LEAST-MOST"):
             bounds_of(wrong)

@@ -220,14 +220,14 @@ def test_pods_keep_their_annotation_when_others_change() -> None:
 def test_kuberay_accepts_the_patch_of_workers_to_delete(release: Release, tmp_path: Path) -> None:
     (cluster,) = release.of_kind("RayCluster")
     pod = RayPod("chat-baton-ray-decode-worker-x7k2p", "decode", False, True, False)
-    operations = deletion_patch(cluster, pod)
+    operations = deletion_patch(cluster, pod, [pod])
     accepts = jsonschema.Draft202012Validator(custom_schemas()["RayCluster"]).validate
     after = patched(cluster, operations)
     accepts(after)
     assert after["spec"]["workerGroupSpecs"][1]["scaleStrategy"]["workersToDelete"] == [pod.name]
     for wrong in ({"workersToDelete": pod.name}, {"workers": [pod.name]}):
         with pytest.raises(jsonschema.ValidationError):
-            accepts(patched(cluster, [{**operations[1], "value": wrong}]))
+            accepts(patched(cluster, [{**operations[-1], "value": wrong}]))
     if (kubectl := shutil.which("kubectl")) is not None:
         path = tmp_path / "raycluster.json"
         path.write_text(json.dumps(cluster))

@@ -10,6 +10,7 @@ from baton.deploy.cli.arguments import config_of
 from baton.deploy.cli.control_commands import fleet_plan
 from baton.deploy.cli.main import parser
 from baton.deploy.control.controller_process import service_goals
+from baton.deploy.control.resize_target import ResizeTarget
 from baton.planner.fleet_size import SizeBounds
 from tests.support.chart import Document, Release, Values, example, merged, render
 
@@ -124,7 +125,8 @@ def test_a_controller_that_resizes_knows_what_and_how_far() -> None:
     options = parser().parse_args([*container["command"][1:], *container["args"]])
     plan = fleet_plan(options)
     assert plan is not None
-    assert plan.name == found.named("StatefulSet", "worker")["metadata"]["name"]
+    name = found.named("StatefulSet", "worker")["metadata"]["name"]
+    assert plan.target == ResizeTarget("statefulset", name)
     assert plan.bounds == SizeBounds(least=5, most=9, release_s=90.0)
 
 

@@ -92,7 +92,7 @@ def test_pods_of_an_upgraded_raycluster_stay_until_replaced(site: Site) -> None:
         assert len(site.names(name)) == 1 and not {*old} & {*site.names(name)}
     named = [
         group["scaleStrategy"]["workersToDelete"]
-        for group in site.cluster.raycluster(RAYCLUSTER)["spec"]["workerGroupSpecs"]
+        for group in site.cluster.api.rayclusters.objects[RAYCLUSTER]["spec"]["workerGroupSpecs"]
     ]
     assert named == [before["prefill"], before["decode"]]
     assert HANDOFFS.search(site.cluster.run_test(site.release))

@@ -1,8 +1,14 @@
 {{/* Names and labels. A component is router, prefill, decode, worker, controller or redis. */}}
 
-{{/* The components of workers: one for each role, or one for both where a controller changes roles. */}}
+{{/* The components of workers: one for each role, or one for both where a controller changes roles.
+Groups of a RayCluster have the role in which their workers begin. */}}
 {{- define "baton.workers" -}}
-{{- if eq .Values.autoscaling.mode "baton" -}}["worker"]{{- else -}}["prefill","decode"]{{- end -}}
+{{- if and (eq .Values.autoscaling.mode "baton") (eq .Values.orchestrator "plain") -}}["worker"]{{- else -}}["prefill","decode"]{{- end -}}
+{{- end -}}
+
+{{/* "true" where a controller changes the number of workers, else empty. */}}
+{{- define "baton.resizes" -}}
+{{- if and (eq .Values.autoscaling.mode "baton") (gt (int .Values.autoscaling.baton.maxWorkers) 0) -}}true{{- end -}}
 {{- end -}}
 
 {{/* The name of what all models of a release share. */}}

@@ -46,6 +46,9 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
     - --group={{ . }}
     {{- end }}
     - --leave-workers
+    {{- if include "baton.resizes" . }}
+    - --follow # the number that the controller copies from the group
+    {{- end }}
     - --admin-port={{ include "baton.fleetPort" . }}
     - --set=worker.drain_s={{ .Values.workers.drainSeconds }}
   env:
@@ -84,14 +87,37 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
 {{- range $role := list "prefill" "decode" }}
 {{- $scope := dict "root" $ "component" $role }}
 {{- $group := $.modelKey | empty | ternary $role (printf "%s-%s" $.modelKey $role) }}
-{{- $pool := get $.Values $role }}
+{{- $pool := deepCopy (get $.Values $role) }}
+{{- if eq $.Values.autoscaling.mode "baton" }}{{/* its workers change roles */}}
+{{- $ofBoth := deepCopy $.Values.decode.settings }}
+{{- include "baton.put" (dict "into" $ofBoth "own" $.Values.prefill.settings) }}
+{{- $_ := set $pool "settings" $ofBoth }}
+{{- end }}
+{{- $replicas := int $pool.replicas }}
+{{- $most := $replicas }}
+{{- $strategy := dict }}
+{{- if and (eq $role "decode") (include "baton.resizes" $) }}
+{{- $most = sub $.Values.autoscaling.baton.maxWorkers $.Values.prefill.replicas | int }}
+{{- /* An upgrade writes all groups: it must not set the number back, nor forget pods that leave. */}}
+{{- $found := lookup "ray.io/v1" "RayCluster" $.Release.Namespace (printf "%s-ray" (include "baton.release" $)) }}
+{{- range dig "spec" "workerGroupSpecs" (list) $found }}
+{{- if eq .groupName $group }}
+{{- $replicas = max $replicas (min $most (get . "replicas" | default 0 | int)) | int }}
+{{- $strategy = get . "scaleStrategy" | default dict }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- $given := deepCopy $.Values.workers.settings }}
 {{- include "baton.put" (dict "into" $given "own" $pool.settings) }}
 {{- $settings := merge (dict "worker.host" "0.0.0.0" "worker.port" $.Values.workers.port "worker.admin_port" $.Values.workers.adminPort "worker.advertise" "$(POD_IP)" "worker.tp" $pool.tp "worker.ep" $pool.ep) $given }}
 - groupName: {{ $group }}
-  replicas: {{ $pool.replicas }}
+  replicas: {{ $replicas }}
   minReplicas: {{ $pool.replicas }}
-  maxReplicas: {{ $pool.replicas }}
+  maxReplicas: {{ $most }}
+  {{- with $strategy }}
+  scaleStrategy:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   rayStartParams:
     {{- toYaml (merge (dict "num-gpus" (toString $pool.gpu.count) "resources" (printf "'{\"baton-%s\": 1}'" $group)) $ports) | nindent 4 }}
   template:

@@ -172,8 +172,11 @@ value and the remedy. */}}
 {{- else if or $scaling.baton.ttftSeconds $scaling.baton.itlSeconds -}}
 {{- include "baton.fail" (list $ (printf "autoscaling.baton has an objective, but autoscaling.mode is %s; set autoscaling.mode=baton, or unset it" $scaling.mode)) -}}
 {{- end -}}
-{{- if and (eq .Values.orchestrator "kuberay") (ne $scaling.mode "none") -}}
-{{- include "baton.fail" (list $ (printf "autoscaling.mode is %s, but orchestrator is kuberay, whose groups no autoscaler of this chart changes; set autoscaling.mode=none, or orchestrator=plain" $scaling.mode)) -}}
+{{- if and (eq .Values.orchestrator "kuberay") (has $scaling.mode (list "hpa" "keda")) -}}
+{{- include "baton.fail" (list $ (printf "autoscaling.mode is %s, but orchestrator is kuberay, and a group of a RayCluster has no scale that it could change; set autoscaling.mode=none or baton, or orchestrator=plain" $scaling.mode)) -}}
+{{- end -}}
+{{- if and (eq .Values.orchestrator "kuberay") (gt (int $scaling.baton.maxWorkers) 2048) -}}
+{{- include "baton.fail" (list $ (printf "autoscaling.baton.maxWorkers is %d, but orchestrator is kuberay, and 2048 are the most that `baton fleet` keeps; lower it" (int $scaling.baton.maxWorkers))) -}}
 {{- end -}}
 {{- if has $scaling.mode (list "hpa" "keda") -}}
 {{- if not .Values.monitoring.enabled -}}

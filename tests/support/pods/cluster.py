@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from typing import Any
 from tests.support.chart import Release
 from tests.support.pods.container import ContainerPlace, Image
 from tests.support.pods.dns import NameServer
-from tests.support.pods.kuberay import operated, patched, token_secret
+from tests.support.pods.kuberay import operated, token_secret
 from tests.support.pods.manifests import (
     evictions_allowed,
     hook_weight,
     hooks_of,
+    object_of,
     service_address,
     target_port,
 )
@@ -79,6 +80,8 @@ class PodCluster:
             self.network = stack.enter_context(PodNetwork())
             self.api = SecretsServer(self.network.node, NAMESPACE, self.folder / "api", API_PORT)
             self.api.scales.changed = self._rescale
+            self.api.rayclusters.changed = self._regroup
+            self.api.rayclusters.pods = lambda: [object_of(each) for each in self.pods()]
             stack.callback(self.api.close)
             stack.callback(NameServer(self.network.node, self.lookup).close)
             stack.callback(self._end_all)
@@ -99,6 +102,7 @@ class PodCluster:
             self.run_once(job["metadata"]["name"], job["spec"]["template"])
         documents = [each for each in release.documents if not hooks_of(each)]
         for cluster in release.of_kind("RayCluster"):
+            self.api.rayclusters.put(cluster)
             documents += operated(cluster)
             name = token_secret(cluster)
             if name not in self.api.secrets:
@@ -115,14 +119,8 @@ class PodCluster:
             self._wanted[key] = scaled(self._wanted[key], replicas)
         self._look.set()
 
-    def raycluster(self, name: str) -> Document:
+    def _regroup(self, cluster: Document) -> None:
         with self._lock:
-            return self._wanted["RayCluster", name]
-
-    def patch_raycluster(self, name: str, operations: Sequence[Document]) -> None:
-        """Change a RayCluster by a JSON patch. Raises ValueError or LookupError (`patched`)."""
-        with self._lock:
-            cluster = patched(self.raycluster(name), operations)
             for each in (cluster, *operated(cluster)):
                 self._wanted[each["kind"], each["metadata"]["name"]] = each
         self._look.set()

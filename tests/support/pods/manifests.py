@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 from tests.support.pods.pod import Pod, port_number
+from tests.support.pods.rayclusters import timestamp
 
 Document = dict[str, Any]
 
@@ -33,6 +34,23 @@ def target_port(pod: Pod, port: str | int) -> int:
         if isinstance(port, int) or any(e["name"] == port for e in container.get("ports", ())):
             return port_number(container, port)
     raise KeyError(f"{pod.name} has no port {port}")
+
+
+def object_of(pod: Pod) -> Document:
+    """Return what the Kubernetes API shows of a pod; one that is not ready waits."""
+    number = pod.name.rpartition("-")[2]
+    metadata: Document = {
+        "name": pod.name, "labels": pod.labels, "annotations": pod.annotations,
+        "creationTimestamp": timestamp(int(number) if number.isdecimal() else 0),
+    }  # fmt: skip
+    if pod.terminating:
+        metadata["deletionTimestamp"] = timestamp(0)
+    status = {
+        "podIP": pod.address,
+        "phase": "Running" if pod.ready else "Pending",
+        "conditions": [{"type": "Ready", "status": str(pod.ready)}],
+    }
+    return {"metadata": metadata, "spec": pod.spec, "status": status}
 
 
 def evictions_allowed(budget: Document, wanted: int, ready: int) -> int:

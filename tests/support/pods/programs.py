@@ -21,7 +21,7 @@ import yaml
 
 from tests.support.chart import FOLDER, ROOT, Release, merged, render
 from tests.support.pods.cluster import NAMESPACE, PodCluster
-from tests.support.pods.pod import Pod
+from tests.support.pods.manifests import object_of
 
 EXEC_S = 120.0
 PROGRAM = """#!{python} -IS
@@ -131,7 +131,7 @@ class Programs:
         if words[0] == "get" and words[-2:] == ["-o", "json"]:
             return {"text": json.dumps(self._objects(words[1:-2])), "code": 0}
         if words[:2] == ["patch", "raycluster"] and words[3:5] == ["--type=json", "-p"]:
-            self._cluster.patch_raycluster(words[2], json.loads(words[5]))
+            self._cluster.api.rayclusters.patch(words[2], json.loads(words[5]))
             return {"text": f"raycluster.ray.io/{words[2]} patched\n", "code": 0}
         if words[0] == "delete":
             self._cluster.delete(words[2])
@@ -143,20 +143,9 @@ class Programs:
     def _objects(self, words: list[str]) -> dict[str, Any]:
         """Return a RayCluster, or a list of the pods with a label."""
         if words[0] == "raycluster":
-            return self._cluster.raycluster(words[1])
+            return self._cluster.api.rayclusters.objects[words[1]]
         if words[:2] != ["pods", "-l"]:
             raise ValueError(f"get {' '.join(words)} is not known here")
         name, _, value = words[2].partition("=")
         found = [each for each in self._cluster.pods() if each.labels.get(name) == value]
         return {"kind": "List", "items": [object_of(each) for each in found]}
-
-
-def object_of(pod: Pod) -> dict[str, Any]:
-    """Return what the Kubernetes API shows of a pod."""
-    metadata: dict[str, Any] = {
-        "name": pod.name, "labels": pod.labels, "annotations": pod.annotations,
-    }  # fmt: skip
-    if pod.terminating:
-        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    ready = {"type": "Ready", "status": str(pod.ready)}
-    return {"metadata": metadata, "spec": pod.spec, "status": {"conditions": [ready]}}

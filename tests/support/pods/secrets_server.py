@@ -1,5 +1,5 @@
-"""The part of the Kubernetes API that pods of the chart call: Secrets of one namespace, and the
-scales of its StatefulSets (scales.py).
+"""The part of the Kubernetes API that pods of the chart call: Secrets of one namespace, the scales
+of its StatefulSets (scales.py), its RayClusters and lists of its pods (rayclusters.py).
 
 By HTTPS, with an authority of its own; an account may do what the Roles bound to it say. Holds the
 Secrets, as pods mount them too.
@@ -27,6 +27,7 @@ from baton.deploy.host.certificate_forms import (
     pem_of,
     process_certificate,
 )
+from tests.support.pods.rayclusters import PODS, RAYCLUSTER, RayClusters
 from tests.support.pods.scales import SCALE, Scales
 
 Document = dict[str, Any]
@@ -42,6 +43,7 @@ class SecretsServer:
         self.roles: dict[str, list[Document]] = {}  # the rules of a service account
         self.refused: list[str] = []
         self.scales = Scales()
+        self.rayclusters = RayClusters()
         self.namespace = namespace
         self._tokens: dict[str, str] = {}  # from a token to its account
         self._changes = 0
@@ -76,8 +78,13 @@ class SecretsServer:
         encoded = {key: b64encode(value).decode() for key, value in data.items()}
         self._store(name, {"metadata": {"name": name}, "type": "Opaque", "data": encoded})
 
-    def answer(self, method: str, path: str, token: str, body: Document) -> tuple[int, Document]:
+    def answer(self, method: str, path: str, token: str, body: Any) -> tuple[int, Document]:
         """Return status and object of a call."""
+        if token in self._tokens:
+            if (cluster := RAYCLUSTER.fullmatch(path)) is not None:
+                return self._raycluster(method, cluster, token, body)
+            if (pods := PODS.fullmatch(path)) is not None:
+                return self._pods(method, pods, token)
         if (scale := SCALE.fullmatch(path)) is not None and token in self._tokens:
             return self._scale(method, scale, token, body)
         base = f"/api/v1/namespaces/{self.namespace}/secrets"
@@ -111,6 +118,24 @@ class SecretsServer:
             self.refused.append(f"{account} {VERBS[method]} scale of {name}")
             return 403, {"message": f"{account} may not {VERBS[method]} the scale of {name}"}
         return self.scales.answer(method, name, body, dry=bool(found["dry"]))
+
+    def _raycluster(
+        self, method: str, found: re.Match[str], token: str, body: Any
+    ) -> tuple[int, Document]:
+        account, name = self._tokens[token], found["name"]
+        may = self._may(account, VERBS[method], "rayclusters", name)
+        if not may or found["namespace"] != self.namespace:
+            self.refused.append(f"{account} {VERBS[method]} raycluster {name}")
+            return 403, {"message": f"{account} may not {VERBS[method]} the RayCluster {name}"}
+        return self.rayclusters.answer(method, name, body, dry=bool(found["dry"]))
+
+    def _pods(self, method: str, found: re.Match[str], token: str) -> tuple[int, Document]:
+        account = self._tokens[token]
+        may = method == "GET" and self._may(account, "list", "pods", "")
+        if not may or found["namespace"] != self.namespace:
+            self.refused.append(f"{account} list pods")
+            return 403, {"message": f"{account} may not list pods"}
+        return self.rayclusters.list_pods(found["query"])
 
     def _may(self, account: str, verb: str, resource: str, name: str) -> bool:
         return any(

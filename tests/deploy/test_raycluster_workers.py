@@ -1,0 +1,331 @@
+"""Workers in pods of a RayCluster: which pod leaves, and what a refusal, a lost answer or a
+controller that is killed leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.deploy.control import raycluster_workers
+from baton.deploy.control.fleet_number import FleetSize
+from baton.deploy.control.raycluster_workers import GroupPod, RayClusterWorkers, leaving_pod
+from baton.deploy.control.resize_target import ResizeTarget
+from baton.deploy.control.size_loop import SizeLoop
+from baton.deploy.host.kubernetes_api import KubernetesApi
+from baton.deploy.host.raycluster import WorkerGroup
+from baton.planner.fleet_size import FAILED_S, SHRINK_GAP_S, SizeBounds, SizeController
+from baton.runtime.errors import BatonError, Unavailable
+from tests.support.pods.secrets_server import SecretsServer
+from tests.support.ray_pods import NAME, RULES, RayPods, pod_host, pod_name, raycluster
+from tests.support.role_loop_scene import RoleLoopScene
+from tests.support.scripted_fleet import ScriptedFleet
+from tests.support.scripted_number import ScriptedNumber
+
+ON_PODS = (2, 0, 3, 1)  # the pod of decode-0, decode-1, ...: neither the newest nor the oldest last
+LAST_POD = pod_name(ON_PODS[-1])
+BOUNDS = SizeBounds(least=2, most=8, release_s=20.0)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[SecretsServer]:
+    made = SecretsServer("127.0.0.1", "llm", tmp_path / "api")
+    made.roles["controller"] = RULES
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def account(server: SecretsServer, tmp_path: Path) -> Path:
+    folder = tmp_path / "account"
+    folder.mkdir()
+    for name, content in server.account_files("controller").items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+class Site:
+    """One prefill and four decode workers, each in its pod, and the number that the driver
+    follows."""
+
+    def __init__(self, server: SecretsServer, account: Path) -> None:
+        self.server, self.account = server, account
+        self.pods = RayPods(server)
+        self.pods.put(raycluster(1, 4))
+        self.number = ScriptedNumber(FleetSize(1, 4))
+        self.hosts = {f"decode-{n}": pod_host(pod) for n, pod in enumerate(ON_PODS)}
+        self.hosts["prefill-0"] = "10.0.2.1"
+
+    def workers(self, name: str = NAME, group: str = "") -> RayClusterWorkers:
+        api = KubernetesApi("127.0.0.1", self.server.port, self.account, 2.0)
+        target = ResizeTarget("raycluster", name, group)
+        return RayClusterWorkers(api, "llm", target, self.number, lambda: self.hosts)
+
+    async def shrink(self) -> None:
+        workers = self.workers()
+        seen = await workers.count()
+        await workers.check(seen, seen.asked - 1)
+        await workers.resize(seen, seen.asked - 1)
+
+
+@pytest.fixture
+def site(server: SecretsServer, account: Path) -> Site:
+    return Site(server, account)
+
+
+async def test_more_pods_are_asked_for_and_the_driver_follows(site: Site) -> None:
+    workers = site.workers()
+    seen = await workers.count()
+    assert (seen.asked, seen.last_id) == (5, "decode-3")
+    await workers.resize(seen, 7)
+    assert site.pods.numbers() == [0, 1, 2, 3, 4, 5] and site.pods.named() == []
+    assert site.number.size == FleetSize(1, 4)
+    seen = await workers.count()
+    assert (seen.asked, seen.last_id) == (7, "decode-5")
+    assert site.number.size == FleetSize(1, 6)
+    assert site.server.rayclusters.listed == 0  # no pod has to be known for that
+    await workers.close()
+    assert site.number.closed
+
+
+async def test_the_pod_of_the_last_worker_leaves(site: Site) -> None:
+    await site.shrink()
+    assert site.pods.numbers() == [0, 2, 3] and site.pods.named() == [LAST_POD]
+    (patch,) = site.server.rayclusters.patches  # number and name in one, and no dry run
+    assert {each["path"].rpartition("/")[2] for each in patch if each["op"] == "add"} == {
+        "replicas", "scaleStrategy"
+    }  # fmt: skip
+    assert (await site.workers().count()).asked == 4 and site.number.size == FleetSize(1, 3)
+
+
+async def test_a_pod_that_ends_slowly_costs_no_other(site: Site) -> None:
+    """KubeRay counts one that ends, unless it is named: its name has to stay."""
+    site.pods.slow = True
+    await site.shrink()
+    del site.hosts["decode-3"]
+    await site.shrink()
+    assert site.pods.named() == [LAST_POD, pod_name(ON_PODS[2])]
+    assert site.pods.numbers() == [0, 2]
+    site.pods.finish()
+    assert site.pods.numbers() == [0, 2]
+
+
+async def test_a_worker_that_waits_for_a_node_leaves_with_its_pod(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its name KubeRay would delete a pod with a worker. Lists of pods come in pages."""
+    monkeypatch.setattr(raycluster_workers, "PAGE_PODS", 2)
+    site.pods.waiting = {4}
+    workers = site.workers()
+    await workers.resize(await workers.count(), 6)
+    assert (await workers.count()).last_id == "decode-4"
+    await site.shrink()
+    assert site.pods.named() == [pod_name(4)] and site.pods.numbers() == [0, 1, 2, 3]
+    assert site.server.rayclusters.listed == 2 * 3  # of the dry run, and of the change
+
+
+async def test_a_pod_that_kuberay_could_not_make_is_given_up(site: Site) -> None:
+    """A quota refuses it. There is none to name."""
+    site.pods.states = [each for each in site.pods.states if each.number != ON_PODS[-1]]
+    del site.hosts["decode-3"]
+    await site.shrink()
+    assert site.pods.named() == [] and site.pods.numbers() == [0, 2, 3]
+
+
+def test_a_pod_without_a_worker_is_chosen_by_what_it_costs() -> None:
+    group = WorkerGroup("decode", "/spec/workerGroupSpecs/1", 5, 5, 1, 9, ("named",))
+    pods = [
+        GroupPod("serves", "10.0.0.1", False, False, "5"),
+        GroupPod("old", "10.0.0.2", False, False, "1"),
+        GroupPod("new", "10.0.0.3", False, False, "2"),
+        GroupPod("waits", "", False, True, "3"),
+        GroupPod("ends", "10.0.0.4", True, False, "0"),
+        GroupPod("named", "10.0.0.5", True, False, "9"),
+    ]
+    order = []
+    while len(pods) > 2:
+        order.append(leaving_pod(group, pods, "", {"10.0.0.1"}, len(pods) - 2))
+        pods = [each for each in pods if each.name != order[-1]]
+    assert order == ["ends", "waits", "new", "old"]
+    with pytest.raises(BatonError, match="each pod of the group decode has a worker"):
+        leaving_pod(group, pods, "", {"10.0.0.1"}, 0)
+    with pytest.raises(BatonError, match="runs at 10.0.0.7, where the group decode has no pod"):
+        leaving_pod(group, pods, "10.0.0.7", set(), 0)
+    assert leaving_pod(group, pods, "10.0.0.1", set(), 1) == ""
+
+
+async def test_kuberay_has_to_be_done_before_a_pod_is_named(site: Site) -> None:
+    site.pods.states += [site.pods.states[0]]  # five pods of four
+    with pytest.raises(BatonError, match="has 5 pods, and 4 are asked for: KubeRay has not done"):
+        await site.shrink()
+    assert site.server.rayclusters.patches == []
+
+
+async def test_a_number_that_a_user_sets_is_followed(site: Site) -> None:
+    path = "/spec/workerGroupSpecs/1/replicas"
+    site.server.rayclusters.patch(NAME, [{"op": "add", "path": path, "value": 6}])
+    assert (await site.workers().count()).asked == 7 and site.number.size == FleetSize(1, 6)
+
+
+async def test_the_driver_gets_a_number_that_redis_has_lost(site: Site) -> None:
+    """Its own command line may be older."""
+    site.number.size = None
+    await site.workers().count()
+    assert site.number.size == FleetSize(1, 4)
+
+
+async def test_the_prefill_workers_of_a_driver_stay_its_own(site: Site) -> None:
+    """A release with another number of them is being upgraded."""
+    site.number.size = FleetSize(3, 2)
+    assert (await site.workers().count()).asked == 5
+    assert site.number.size == FleetSize(3, 4)
+
+
+async def test_what_has_changed_since_it_was_seen_is_not_overwritten(site: Site) -> None:
+    workers, other = site.workers(), site.workers()
+    seen = await workers.count()
+    await other.resize(await other.count(), 6)
+    for call in (workers.check, workers.resize):
+        with pytest.raises(BatonError, match="422: the server rejected the patch"):
+            await call(seen, 7)
+    await workers.count()
+    with pytest.raises(BatonError, match="read again since it was seen"):
+        await workers.resize(seen, 7)
+    assert site.pods.numbers() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("workers", "replicas"), [(9, 8), (1, 0)])
+async def test_bounds_of_the_group_are_named(site: Site, workers: int, replicas: int) -> None:
+    """KubeRay would take the bound instead, and say nothing."""
+    pool = site.workers()
+    words = f"{replicas} pods of the group decode, whose minReplicas is 1 and maxReplicas 7"
+    with pytest.raises(BatonError, match=words):
+        await pool.check(await pool.count(), workers)
+
+
+async def test_an_account_may_touch_one_raycluster_alone(site: Site) -> None:
+    with pytest.raises(BatonError, match="403: controller may not get the RayCluster another"):
+        await site.workers("another").count()
+    site.server.roles["controller"] = RULES[:1]
+    with pytest.raises(BatonError, match="403: controller may not list pods"):
+        await site.shrink()
+    assert site.server.rayclusters.patches == []
+
+
+async def test_another_answer_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BatonError, match="no group code-prefill, it has prefill, decode"):
+        await site.workers(group="code").count()
+    site.pods.put(raycluster(1, 4, most=0))
+    with pytest.raises(BatonError, match="decode of the RayCluster has no pod: set"):
+        await site.workers().count()
+    monkeypatch.setattr(type(site.server.rayclusters), "answer", lambda *_, **__: (200, {"a": 1}))
+    with pytest.raises(BatonError, match="answered with no RayCluster"):
+        await site.workers().count()
+
+
+class SizedScene(RoleLoopScene):
+    """A leader whose five workers run in pods. Each worker that leaves a pod is gone with it."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.drained: list[str] = []
+        self.killed = False  # amid the drain
+        super().__init__()
+        roles = self.reader.scripted.roles
+        names = ["prefill-0", *(f"decode-{n}" for n in range(4))]
+        self.reader.scripted = ScriptedFleet(dict(zip(names, roles.values(), strict=True)))
+
+    def size_loop(self) -> SizeLoop:
+        return SizeLoop(
+            self.site.workers(),
+            SizeController(BOUNDS),
+            self.drain,
+            lambda: self.reader.scripted.now_s,
+        )
+
+    async def drain(self, boot_id: str) -> None:
+        worker = boot_id.partition(".")[0]
+        self.drained.append(worker)
+        self.reader.scripted.states[worker] = "draining"
+        self.site.pods.touch()  # its pod is ready no more
+        if self.killed:
+            raise asyncio.CancelledError
+
+    def started_again(self) -> None:
+        """Let the supervisors of drained workers have started them again."""
+        self.reader.scripted.states.clear()
+
+    async def calm(self, seconds: int) -> None:
+        """Let a load pass that three workers would serve."""
+        self.reader.scripted.rate = 1.0
+        await self.pass_by(seconds)
+
+
+async def test_a_worker_drains_before_its_pod_is_named(site: Site) -> None:
+    scene = SizedScene(site)
+    await scene.calm(50)
+    assert scene.drained == ["decode-3"] and site.pods.named() == [LAST_POD]
+    assert site.pods.numbers() == [0, 2, 3] and site.number.size == FleetSize(1, 3)
+
+
+async def test_where_the_patch_would_be_refused_no_worker_drains(site: Site) -> None:
+    site.server.roles["controller"] = [{**RULES[0], "verbs": ["get"]}, RULES[1]]
+    scene = SizedScene(site)
+    await scene.calm(50)
+    assert scene.drained == [] and site.server.refused
+    assert {each.split()[1] for each in site.server.refused} == {"patch"}
+
+
+async def test_a_patch_that_is_refused_after_the_drain_is_asked_again(site: Site) -> None:
+    """The worker's supervisor starts it again in its pod."""
+    scene = SizedScene(site)
+    site.server.rayclusters.refuses = 503
+    await scene.calm(50)
+    assert scene.drained == ["decode-3"] and site.pods.numbers() == [0, 1, 2, 3]
+    assert site.number.size == FleetSize(1, 4)
+    site.server.rayclusters.refuses = 0
+    scene.started_again()
+    await scene.calm(int(FAILED_S))
+    assert scene.drained == ["decode-3"] * 2 and site.pods.named() == [LAST_POD]
+    assert site.pods.numbers() == [0, 2, 3] and site.number.size == FleetSize(1, 3)
+
+
+async def test_a_patch_whose_answer_got_lost_is_not_repeated(site: Site) -> None:
+    scene = SizedScene(site)
+    site.server.rayclusters.refuses, site.server.rayclusters.unanswered = 503, True
+    await scene.calm(50)
+    assert len(site.server.rayclusters.patches) == 1
+    assert site.pods.numbers() == [0, 2, 3] and site.number.size == FleetSize(1, 3)
+
+
+async def test_a_controller_killed_before_the_patch_leaves_the_number(site: Site) -> None:
+    scene = SizedScene(site)
+    scene.killed = True
+    with pytest.raises(asyncio.CancelledError):
+        await scene.calm(50)
+    assert scene.drained == ["decode-3"] and site.server.rayclusters.patches == []
+    scene.killed = False
+    scene.started_again()
+    scene.leadership.term += 1
+    scene.start()  # its memory says that the number changed: the next step waits as for one
+    await scene.calm(int(SHRINK_GAP_S) - 5)
+    assert site.pods.numbers() == [0, 1, 2, 3] and site.number.size == FleetSize(1, 4)
+    await scene.calm(30)
+    assert scene.drained == ["decode-3"] * 2 and site.pods.named() == [LAST_POD]
+
+
+async def test_a_successor_completes_what_is_done_by_half(site: Site) -> None:
+    """Killed after the PATCH: the driver does not know of it yet."""
+    await site.shrink()
+    assert site.pods.numbers() == [0, 2, 3] and site.number.size == FleetSize(1, 4)
+    assert (await site.workers().count()).last_id == "decode-2"
+    assert site.number.size == FleetSize(1, 3)
+
+
+async def test_a_redis_that_is_away_changes_no_pod(site: Site) -> None:
+    site.number.fault = Unavailable("the registry's server does not answer")
+    scene = SizedScene(site)
+    await scene.calm(50)
+    assert scene.drained == [] and site.server.rayclusters.patches == []

@@ -1,0 +1,106 @@
+"""A RayCluster on a stand-in of the Kubernetes API, whose operator acts at once, and its workers'
+pods: as many as KubeRay would keep, and deleted as it would delete them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.deploy.host.raycluster import worker_group
+from tests.support.pods.rayclusters import timestamp
+from tests.support.pods.secrets_server import SecretsServer
+from tests.support.pods.workloads import PodState, ray_group
+
+Document = dict[str, Any]
+NAME = "chat-baton-ray"
+RULES = [
+    {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "resourceNames": [NAME],
+     "verbs": ["get", "patch"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
+]  # fmt: skip
+
+
+def raycluster(prefill: int, decode: int, most: int = 7) -> Document:
+    """Return what the chart renders, without templates."""
+    groups = [
+        {"groupName": "prefill", "replicas": prefill, "minReplicas": prefill,
+         "maxReplicas": prefill},
+        {"groupName": "decode", "replicas": decode, "minReplicas": 1, "maxReplicas": most},
+    ]  # fmt: skip
+    return {
+        "kind": "RayCluster",
+        "metadata": {"name": NAME, "namespace": "llm"},
+        "spec": {"workerGroupSpecs": groups},
+    }
+
+
+def pod_name(number: int) -> str:
+    return f"{NAME}-decode-worker-{number}"
+
+
+def pod_host(number: int) -> str:
+    return f"10.0.1.{number}"
+
+
+@dataclass
+class RayPods:
+    """The decode pods of the RayCluster, which `put` creates. `slow`: a pod that ends stays until
+    `finish`. `waiting`: numbers of pods that have no node."""
+
+    server: SecretsServer
+    states: list[PodState] = field(default_factory=list)
+    waiting: set[int] = field(default_factory=set)
+    slow: bool = False
+    made: int = 0
+
+    def put(self, document: Document) -> None:
+        self.server.rayclusters.pods = self.objects
+        self.server.rayclusters.changed = self.operate
+        self.operate(self.server.rayclusters.put(document))
+
+    def operate(self, document: Document) -> None:
+        """Take the operator's step."""
+        group = worker_group(document, "decode")
+        actions = ray_group(group.replicas, group.named, self.states, self.made)
+        made = [PodState(pod_name(n), "", n not in self.waiting, False, n) for n in actions.make]
+        self.made += len(made)
+        kept = []
+        for each in self.states:
+            if each.name not in actions.end:
+                kept.append(each)
+            elif self.slow:
+                kept.append(PodState(each.name, "", False, True, each.number))
+        self.states = kept + made
+
+    def finish(self) -> None:
+        """Let the pods that end be gone, and the operator look again."""
+        self.states = [each for each in self.states if not each.terminating]
+        self.touch()
+
+    def touch(self) -> None:
+        """Change the object's version, as the operator does with its status."""
+        self.operate(self.server.rayclusters.put(self.server.rayclusters.objects[NAME]))
+
+    def numbers(self) -> list[int]:
+        return sorted(each.number for each in self.states if not each.terminating)
+
+    def named(self) -> list[str]:
+        """Return the pods that workersToDelete names."""
+        return list(worker_group(self.server.rayclusters.objects[NAME], "decode").named)
+
+    def objects(self) -> list[Document]:
+        """Return the pods as the API shows them, beside one of another group."""
+        found = [self._object(each, "decode") for each in self.states]
+        return [self._object(PodState("another", "", True, False, 99), "prefill"), *found]
+
+    def _object(self, state: PodState, group: str) -> Document:
+        labels = {"ray.io/cluster": NAME, "ray.io/group": group}
+        metadata: Document = {"name": state.name, "labels": labels,
+                              "creationTimestamp": timestamp(state.number)}  # fmt: skip
+        if state.terminating:
+            metadata["deletionTimestamp"] = timestamp(0)
+        waits = state.number in self.waiting
+        status = {"phase": "Pending"} if waits else {
+            "phase": "Running", "podIP": pod_host(state.number)
+        }  # fmt: skip
+        return {"metadata": metadata, "status": status}

@@ -1,0 +1,37 @@
+"""The number of workers of a fleet that is followed, without a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.deploy.control.fleet_number import FleetSize
+from baton.runtime.errors import BatonError
+
+
+@dataclass
+class ScriptedNumber:
+    """`fault` is raised by every call."""
+
+    size: FleetSize | None = None
+    fault: BatonError | None = None
+    closed: bool = False
+
+    async def read(self) -> tuple[FleetSize, bytes] | None:
+        self._answer()
+        return None if self.size is None else (self.size, repr(self.size).encode())
+
+    async def propose(self, size: FleetSize) -> None:
+        self._answer()
+        self.size = self.size or size
+
+    async def replace(self, text: bytes, size: FleetSize) -> None:
+        self._answer()
+        assert text == repr(self.size).encode()
+        self.size = size
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def _answer(self) -> None:
+        if self.fault is not None:
+            raise self.fault
