@@ -108,8 +108,10 @@ CHOICES: dict[str, list[Any]] = {
 
 
 def each_choice() -> Iterator[Values]:
-    """The examples, and each choice beside the defaults."""
+    """The examples, each choice beside the defaults, and a controller of pods of KubeRay."""
     yield from map(example, EXAMPLES)
+    sized = {key: CHOICES[key][-1] for key in ("orchestrator", "autoscaling", "models")}
+    yield fitting({"model": CHOICES["model"][0], **sized})
     for key, values in CHOICES.items():
         for value in values:
             yield fitting({"model": CHOICES["model"][0]} | {key: value})
@@ -135,7 +137,7 @@ def fitting(values: Values) -> Values:
         return values
     if mode == "baton":  # its workers are alike
         alike = {**values.get("prefill", {}), "replicas": 3}
-        return {**values, "prefill": alike, "decode": alike, "orchestrator": "plain"}
+        return {**values, "prefill": alike, "decode": alike}
     return merged(values, {"monitoring": {"enabled": True}, "orchestrator": "plain"})
 
 

@@ -149,7 +149,14 @@ def test_a_bad_autoscaler_is_named(change: Values, words: str) -> None:
             },
             "give step.max_sequences the values 8 and 9; give it once, in workers.settings",
         ),
-        ({"orchestrator": "kuberay"}, "autoscaling.mode is baton, but orchestrator is kuberay"),
+        (
+            {"orchestrator": "kuberay", "autoscaling": {"baton": {"maxWorkers": 3000}}},
+            "maxWorkers is 3000, but orchestrator is kuberay, and 2048 are the most that",
+        ),
+        (
+            {"orchestrator": "kuberay", "decode": {"nodeSelector": {"gpu": "h200"}}},
+            "prefill.nodeSelector and decode.nodeSelector differ; give both the same",
+        ),
         ({"autoscaling": {"baton": {"maxWorkers": 1}}}, "maxWorkers is 1, below the 2 of prefill"),
         ({"autoscaling": {"baton": {"resources": {"requests": {"memory": "2Gi"}}}}},
          "autoscaling.baton.resources.requests.memory is 2Gi, above the limit of 1Gi"),
@@ -170,7 +177,7 @@ def test_workers_that_change_roles_must_be_alike(change: Values, words: str) -> 
         ({"workers": {"adminPort": 10500}}, "10500 is one of the ports 10002 to 10999 of Ray"),
         (
             merged(SCALED, {"autoscaling": {"mode": "hpa"}}),
-            "autoscaling.mode is hpa, but orchestrator is kuberay.*set autoscaling.mode=none",
+            "autoscaling.mode is hpa, but orchestrator is kuberay.*set autoscaling.mode=none or ba",
         ),
     ],
 )

@@ -2,6 +2,7 @@
 
 GET, PATCH /apis/ray.io/v1/namespaces/NAMESPACE/rayclusters/NAME[?dryRun=All], by JSON patch
 GET /api/v1/namespaces/NAMESPACE/pods?labelSelector=NAME%3DVALUE,...&limit=N[&continue=TEXT]
+GET /apis/ray.io/v1, which Helm asks before it looks an object up
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ RAYCLUSTER = re.compile(
     r"/apis/ray\.io/v1/namespaces/(?P<namespace>[^/]+)/rayclusters/(?P<name>[^/?]+)"
     r"(?P<dry>\?dryRun=All)?"
 )
+DISCOVERY = "/apis/ray.io/v1"
+RESOURCES: Document = {
+    "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "ray.io/v1",
+    "resources": [{"name": "rayclusters", "singularName": "raycluster", "namespaced": True,
+                   "kind": "RayCluster", "verbs": ["get", "patch"]}],
+}  # fmt: skip
 PODS = re.compile(r"/api/v1/namespaces/(?P<namespace>[^/]+)/pods\?(?P<query>.+)")
 
 

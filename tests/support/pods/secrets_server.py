@@ -27,7 +27,13 @@ from baton.deploy.host.certificate_forms import (
     pem_of,
     process_certificate,
 )
-from tests.support.pods.rayclusters import PODS, RAYCLUSTER, RayClusters
+from tests.support.pods.rayclusters import (
+    DISCOVERY,
+    PODS,
+    RAYCLUSTER,
+    RESOURCES,
+    RayClusters,
+)
 from tests.support.pods.scales import SCALE, Scales
 
 Document = dict[str, Any]
@@ -81,6 +87,8 @@ class SecretsServer:
     def answer(self, method: str, path: str, token: str, body: Any) -> tuple[int, Document]:
         """Return status and object of a call."""
         if token in self._tokens:
+            if path.partition("?")[0] == DISCOVERY:
+                return 200, RESOURCES
             if (cluster := RAYCLUSTER.fullmatch(path)) is not None:
                 return self._raycluster(method, cluster, token, body)
             if (pods := PODS.fullmatch(path)) is not None:

@@ -1,0 +1,218 @@
+"""The chart with orchestrator kuberay and `autoscaling.mode: baton`: roles and number of the
+workers in a RayCluster's pods."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+from baton.deploy.cli.control_commands import fleet_plan
+from baton.deploy.cli.main import parser
+from baton.deploy.control.resize_target import ResizeTarget
+from baton.planner.fleet_size import SizeBounds
+from tests.support.chart import Document, Release, Values, chart, example, merged, render
+from tests.support.pods.secrets_server import SecretsServer
+
+BASE = merged(
+    example("cpu-demo"),
+    {
+        "orchestrator": "kuberay",
+        "prefill": {"replicas": 2, "settings": {"step.prefill_tokens": 1024}},
+        "decode": {"replicas": 3, "settings": {"step.max_sequences": 16}},
+        "autoscaling": {"mode": "baton", "scaleDownSeconds": 90, "baton": {"ttftSeconds": 1.5}},
+    },
+)
+SIZED: Values = {"autoscaling": {"baton": {"maxWorkers": 9}}}
+RAYCLUSTER = "chat-baton-ray"
+
+
+@pytest.fixture(scope="module")
+def release() -> Release:
+    return render(merged(BASE, SIZED))
+
+
+def groups(release: Release) -> dict[str, Document]:
+    (cluster,) = release.of_kind("RayCluster")
+    return {each["groupName"]: each for each in cluster["spec"]["workerGroupSpecs"]}
+
+
+def bounds(group: Document) -> tuple[int, int, int]:
+    return group["replicas"], group["minReplicas"], group["maxReplicas"]
+
+
+def driver_options(release: Release) -> list[Any]:
+    """Return the options of `baton fleet` of each model."""
+    (cluster,) = release.of_kind("RayCluster")
+    containers = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][1:]
+    return [parser().parse_args([*each["command"][1:], *each["args"]]) for each in containers]
+
+
+def controller_options(release: Release, ending: str = "baton-controller") -> Any:
+    pod = release.named("Deployment", ending)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    return parser().parse_args([*container["command"][1:], *container["args"]])
+
+
+def test_the_group_of_decode_workers_may_grow(release: Release) -> None:
+    found = groups(release)
+    assert bounds(found["prefill"]) == (2, 2, 2)
+    assert bounds(found["decode"]) == (3, 3, 7)
+    (options,) = driver_options(release)
+    assert options.follow and (options.prefill, options.decode) == (2, 3)
+
+
+def test_a_controller_of_roles_alone_changes_no_number() -> None:
+    fixed = render(BASE)
+    assert bounds(groups(fixed)["decode"]) == (3, 3, 3)
+    assert not driver_options(fixed)[0].follow
+    assert controller_options(fixed).resize is None
+    assert fixed.of_kind("Role") == [
+        each for each in fixed.of_kind("Role") if "controller" not in each["metadata"]["name"]
+    ]
+
+
+def test_pods_of_both_groups_have_the_settings_of_both_roles(release: Release) -> None:
+    for group in groups(release).values():
+        (worker,) = group["template"]["spec"]["containers"]
+        given = {each["name"]: each.get("value") for each in worker["env"]}
+        assert given["BATON_STEP__PREFILL_TOKENS"] == "1024"
+        assert given["BATON_STEP__MAX_SEQUENCES"] == "16"
+
+
+def test_a_changed_setting_of_a_role_makes_all_pods_old(release: Release) -> None:
+    other = render(merged(BASE, SIZED, {"prefill": {"settings": {"step.prefill_tokens": 512}}}))
+    for name, group in groups(release).items():
+        before, after = (
+            each["template"]["metadata"]["annotations"] for each in (group, groups(other)[name])
+        )
+        assert before != after
+
+
+def test_a_driver_that_is_to_follow_makes_the_head_old() -> None:
+    """`baton release replace` finds its pod by the annotation."""
+    heads = [
+        render(values).of_kind("RayCluster")[0]["spec"]["headGroupSpec"]["template"]["metadata"]
+        for values in (BASE, merged(BASE, SIZED))
+    ]
+    assert heads[0]["annotations"] != heads[1]["annotations"]
+
+
+def test_a_controller_knows_its_raycluster_and_how_far(release: Release) -> None:
+    plan = fleet_plan(controller_options(release))
+    assert plan is not None
+    assert plan.target == ResizeTarget("raycluster", RAYCLUSTER)
+    assert plan.bounds == SizeBounds(least=5, most=9, release_s=90.0)
+
+
+def test_each_model_has_a_controller_of_its_groups() -> None:
+    models: Values = {"models": {"code": {"model": {"embedded": True}, "decode": {"replicas": 1}}}}
+    release = render(merged(BASE, SIZED, models))
+    plan = fleet_plan(controller_options(release, "code-controller"))
+    assert plan is not None and plan.bounds == SizeBounds(least=3, most=9, release_s=90.0)
+    assert plan.target == ResizeTarget("raycluster", RAYCLUSTER, "code")
+    for role in ("prefill", "decode"):
+        assert plan.target.group_of(role) in groups(release)
+    assert bounds(groups(release)["code-decode"]) == (1, 1, 7)
+    assert [each.follow for each in driver_options(release)] == [True, True]
+
+
+def test_a_controller_may_touch_one_raycluster_and_list_pods(release: Release) -> None:
+    """The right to list cannot be of some pods: Kubernetes has no such rule."""
+    rules = release.named("Role", "controller")["rules"]
+    assert rules == [
+        {
+            "apiGroups": ["ray.io"],
+            "resources": ["rayclusters"],
+            "resourceNames": [release.of_kind("RayCluster")[0]["metadata"]["name"]],
+            "verbs": ["get", "patch"],
+        },
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
+    ]
+    pod = release.named("Deployment", "controller")["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"]
+    assert release.of_kind("ClusterRole", "ClusterRoleBinding") == []
+
+
+def test_policies_let_the_controller_reach_workers_and_the_api(release: Release) -> None:
+    policy = release.named("NetworkPolicy", "controller")["spec"]
+    reached = {
+        name
+        for rule in policy["egress"]
+        for peer in rule.get("to", [])
+        for expression in peer["podSelector"]["matchExpressions"]
+        for name in expression["values"]
+    }
+    assert reached == {"prefill", "decode", "redis"}
+    anywhere = [each for each in policy["egress"] if "to" not in each]
+    assert {port["port"] for rule in anywhere for port in rule["ports"]} == {53, 443, 6443}
+    for role in ("prefill", "decode"):
+        (peer,) = release.named("NetworkPolicy", role)["spec"]["ingress"][0]["from"]
+        (expression,) = peer["podSelector"]["matchExpressions"]
+        assert set(expression["values"]) == {"router", "controller", "prefill", "decode"}
+
+
+def test_budgets_hold_the_least(release: Release) -> None:
+    """One that held the most would let no node drain while fewer run."""
+    budgets = {e["metadata"]["name"]: e["spec"] for e in release.of_kind("PodDisruptionBudget")}
+    assert budgets["chat-baton-decode"]["minAvailable"] == 2
+    assert budgets["chat-baton-prefill"]["minAvailable"] == 1
+
+
+def test_the_check_of_a_release_asks_workers_of_both_groups(release: Release) -> None:
+    (check,) = release.named("Pod", "test")["spec"]["containers"]
+    options = parser().parse_args([*check["command"][1:], *check["args"]])
+    assert options.decode == [
+        "http://chat-baton-prefill.llm:9001", "http://chat-baton-decode.llm:9001"
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[SecretsServer]:
+    made = SecretsServer("127.0.0.1", "llm", tmp_path / "api")
+    made.roles["user"] = [{"resources": ["rayclusters"], "verbs": ["get"]}]
+    yield made
+    made.close()
+
+
+def upgraded(server: SecretsServer, values: Values, folder: Path) -> Document:
+    """Return the RayCluster as `helm upgrade` renders it, which looks the present one up."""
+    account = server.account_files("user")
+    authority = folder / "ca.crt"
+    authority.write_bytes(account["ca.crt"])
+    config = helm_python.Config(
+        kubeconfig_content=yaml.safe_dump({"apiVersion": "v1", "kind": "Config"}),
+        kube_apiserver=f"https://127.0.0.1:{server.port}",
+        kube_token=account["token"].decode(),
+        kube_ca_file=authority,
+    )
+    files = config.render(chart(), values, name="chat", namespace="llm", is_upgrade=True)
+    (text,) = [each for path, each in files.items() if path.endswith("raycluster.yaml")]
+    return dict(next(e for e in yaml.safe_load_all(text) if e and e["kind"] == "RayCluster"))
+
+
+@pytest.mark.parametrize(("live", "kept"), [(6, 6), (1, 3), (40, 7)])
+def test_an_upgrade_leaves_the_number(
+    server: SecretsServer, tmp_path: Path, live: int, kept: int
+) -> None:
+    """Helm writes the list of groups as a whole: KubeRay would delete pods with workers."""
+    (cluster,) = render(merged(BASE, SIZED)).of_kind("RayCluster")
+    cluster = json.loads(json.dumps(cluster))
+    leaving = {"workersToDelete": ["chat-baton-ray-decode-worker-x7k2p"]}
+    cluster["spec"]["workerGroupSpecs"][1] |= {"replicas": live, "scaleStrategy": leaving}
+    cluster["spec"]["workerGroupSpecs"][0] |= {"replicas": live}
+    server.rayclusters.put(cluster)
+    prefill, decode = upgraded(server, merged(BASE, SIZED), tmp_path)["spec"]["workerGroupSpecs"]
+    assert bounds(decode) == (kept, 3, 7) and decode["scaleStrategy"] == leaving
+    assert bounds(prefill) == (2, 2, 2) and "scaleStrategy" not in prefill
+
+
+def test_a_first_install_begins_with_the_least(server: SecretsServer, tmp_path: Path) -> None:
+    made = upgraded(server, merged(BASE, SIZED), tmp_path)
+    assert bounds(made["spec"]["workerGroupSpecs"][1]) == (3, 3, 7)
+    assert server.refused == []
