@@ -4,10 +4,10 @@
 
 More are needed where no ratio of the present workers would meet the objectives: each role's needs
 add up to more than there are. That has to last for GROW_HOLD_S, and those asked for before have to
-be ready and past their slow start. Fewer are asked for one at a time, once fewer were enough for
-all of `release_s`; idle fleets go down to the least. No worker leaves while a role changes, and the
-last one of a role stays: another one takes its role first, and then it may leave. Pure: time is
-given, and acting is another's. Owned by the controller.
+be ready and past their slow start; one that changes its role is none of these. Fewer are asked for
+one at a time, once fewer were enough for all of `release_s`; idle fleets go down to the least. No
+worker leaves while a role changes, and the last one of a role stays: another one takes its role
+first, and then it may leave. Pure: time is given, and acting is another's. Owned by the controller.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class SizeController:
     ) -> SizeDecision:
         """Return the number to ask for now, or why there is none. `roles` is of the same sample."""
         ready = sum(each.state == "ready" for each in sample.workers)
-        if ready < pool.asked:
+        if ready + pool.changing < pool.asked:
             self._ready_s = None
         elif self._ready_s is None:
             self._ready_s = now_s

@@ -1,6 +1,7 @@
-"""Simulate the role controller on the conversation trace with traffic that changes.
+"""Simulate the controller on the conversation trace with traffic that changes.
 
-    python -m benchmarks.controller --trace conversation_trace.jsonl [--quick] [--json FILE]
+    python -m benchmarks.controller --trace conversation_trace.jsonl [--quick] [--only-number]
+                                    [--json FILE]
 
     decision_delay_s_worst    from the begin of a breach to the first step towards its role, over
                               all patterns; 0 where that step came before
@@ -10,6 +11,15 @@
     reversals_in_300_s_worst  changes of direction within any five minutes
     shifting_goodput_ratio    requests that met both objectives, per worker-hour, over those of the
                               best fixed ratio of as many workers: each is simulated
+
+and the controller of their number (worker_number.py):
+
+    ask_delay_s_worst         from the begin of a breach that no ratio of the workers ends, to the
+                              first request for more of them
+    numbers_outside_bounds    requests for fewer than the least or more than the most
+    removed_during_rush       workers that left while the traffic was high
+    roles_without_worker_s    seconds in which a role had no worker
+    least_after_rush_s        from the fall of the traffic until the least was asked for again
 
 Patterns keep the trace's lengths and block hashes, and draw arrivals from a rate that changes
 (planner/traffic_patterns.py). In `saturating`, three of twelve workers prefill, which saturates at
@@ -36,6 +46,7 @@ from baton.simulation.capacity.capacity_fleet import CapacityFleet
 from baton.simulation.capacity.capacity_report import meets
 from baton.simulation.capacity.capacity_run import run_fleet
 from baton.simulation.capacity.role_changes import ControlledFleet
+from benchmarks.controller import worker_number
 from benchmarks.controller.breach_watch import Breach, BreachWatch
 from benchmarks.controller.controller_cases import ControllerCase, cases
 from benchmarks.figures.report import Figure, at_least, at_most, parser, report
@@ -195,9 +206,15 @@ def main() -> None:
     made = parser(__doc__ or "")
     made.add_argument("--trace", type=Path, required=True, metavar="FILE", help="Mooncake's")
     made.add_argument("--quick", action="store_true", help="a fifth of each pattern's time")
+    made.add_argument("--only-number", action="store_true", help="judge no change of roles")
     options = made.parse_args()
-    figures, notes = measure(read_trace(options.trace), 0.2 if options.quick else 1.0)
-    report(figures, options.json, notes)
+    trace = read_trace(options.trace)
+    figures, notes = [], []
+    if not options.only_number:
+        figures, notes = measure(trace, 0.2 if options.quick else 1.0)
+    runs = [worker_number.run(trace, each) for each in worker_number.patterns(options.quick)]
+    more_figures, more_notes = worker_number.judged(runs)
+    report([*figures, *more_figures], options.json, [*notes, *more_notes])
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ for and given up before it has started never starts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from baton.planner.controller import Decision
@@ -21,10 +22,17 @@ from baton.simulation.capacity.timeline import EventQueue
 
 class SizedFleet:
     """A controlled fleet whose number of workers is decided too. `sizes` are all decisions on it,
-    `asked` the workers asked for after each; `begun` is what `run_fleet` calls."""
+    `asked` the workers asked for after each; `begun` is what `run_fleet` calls. `observed` is that
+    of a ControlledFleet."""
 
-    def __init__(self, scenario: CapacityScenario, bounds: SizeBounds, start_s: float) -> None:
-        self.roles = ControlledFleet(scenario, decided=self._decided)
+    def __init__(
+        self,
+        scenario: CapacityScenario,
+        bounds: SizeBounds,
+        start_s: float,
+        observed: Callable[[FleetSample], FleetSample] = lambda sample: sample,
+    ) -> None:
+        self.roles = ControlledFleet(scenario, observed, self._decided)
         self.sizes: list[SizeDecision] = []
         self.asked: list[int] = []
         self._controller = SizeController(bounds)

@@ -120,6 +120,15 @@ def test_new_workers_are_waited_for_with_their_slow_start() -> None:
     assert found[-1].reason == "grow" and pool.asked == 8
 
 
+def test_a_worker_that_changes_its_role_is_not_waited_for() -> None:
+    """Role changes are what an overload brings first, and each would hold up the request."""
+    pool = Pool(asked=4, changing=1, states={"w-2": "draining"})
+    found = pool.run(6, SETTLE_S + 1)
+    assert pool.asked == 6 and reasons(found) == {"holding", "grow"}
+    pool = Pool(asked=4, changing=1, states={"w-2": "draining"}, pending=1)
+    assert reasons(pool.run(6, 100)) == {"holding", "starting"}
+
+
 def test_a_step_doubles_the_fleet_at_most() -> None:
     pool = Pool(asked=2)
     pool.run(8, SETTLE_S + 2)
