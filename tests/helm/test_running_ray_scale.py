@@ -1,0 +1,133 @@
+"""A RayCluster whose controller asks for more and fewer pods, as pods in namespaces: one more under
+load, and back, while the driver of `baton fleet` follows. No request fails or gets a wrong token.
+Tests follow each other."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from baton.deploy.control.leadership import TERM_S
+from baton.deploy.host.raycluster import WorkerGroup, worker_group
+from chaos.asks import asks, right_answers
+from tests.support.chart import Values, example, merged, render
+from tests.support.pods.cluster import PodCluster
+from tests.support.pods.images import local_images
+from tests.support.pods.load import Load
+from tests.support.pods.manifests import service_address
+from tests.support.pods.network import network_unavailable
+
+LACKING = network_unavailable()
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(bool(LACKING), reason=f"no pods here: {LACKING}"),
+    pytest.mark.timeout(1200),
+]
+RAYCLUSTER = "chat-baton-ray"
+SETTINGS = {"worker.deterministic": "true", "worker.dtype": "float32", "pool.blocks": 160}
+LEAST, MOST = 1, 2  # decode pods, beside one of prefill
+RELEASE: Values = {
+    "orchestrator": "kuberay",
+    "model": {"name": "small"},
+    "router": {"replicas": 1, "settings": {"router.placement": "disaggregated"}},
+    "workers": {"settings": SETTINGS},
+    "autoscaling": {
+        "mode": "baton",
+        "scaleDownSeconds": 20,
+        # no number of workers answers so fast: as many as may be are asked for under any load
+        "baton": {"ttftSeconds": 0.001, "itlSeconds": 0.0001, "maxWorkers": 1 + MOST},
+    },
+}
+PER_S = 1.5
+WITHIN_S = 300.0
+
+
+@dataclass(slots=True)
+class Site:
+    cluster: PodCluster
+    clients: str
+
+    def group(self) -> WorkerGroup:
+        return worker_group(self.cluster.api.rayclusters.objects[RAYCLUSTER], "decode")
+
+    def asked(self) -> int:
+        return self.group().replicas
+
+    def ready(self) -> list[str]:
+        return [each.name for each in self.cluster.pods("decode") if each.ready]
+
+    def wait(self, happens: Callable[[], bool], what: str) -> None:
+        deadline_s = time.monotonic() + WITHIN_S
+        while not happens():
+            self.cluster.check()
+            assert time.monotonic() < deadline_s, f"{what}\n{self.cluster.logs()[-8000:]}"
+            time.sleep(0.5)  # pods are other processes
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        """Return the controllers' log lines of an event."""
+        text = "\n".join(each.logs() for each in self.cluster.pods("controller"))
+        found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        return [each for each in found if each.get("event") == event]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("pods")
+    with PodCluster(folder, local_images(folder)) as cluster:
+        made = Site(cluster, cluster.client())
+        cluster.apply(render(merged(example("cpu-demo"), RELEASE)), "pre-install")
+        cluster.settle()
+        yield made
+
+
+def test_load_brings_a_pod_and_calm_takes_one(
+    site: Site, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    settings = tuple(f"{name}={value}" for name, value in SETTINGS.items())
+    wanted = asks(40, 5)
+    right = right_answers(wanted, settings, tmp_path_factory.mktemp("right"))
+    key = site.cluster.api.data("chat-baton-secrets")["api-keys"].decode()
+    url = f"http://{service_address('chat-baton-router')}:8000"
+    with Load(site.clients, url, key, wanted, right, PER_S) as load:
+        site.wait(lambda: site.asked() == MOST, "one more is not asked for")
+        site.wait(lambda: len(site.ready()) == MOST, "its worker is not ready")
+        time.sleep(5.0)  # of load on all of them
+    assert load.failures() == [], site.cluster.logs()[-8000:]
+    before = site.ready()
+    site.wait(lambda: site.asked() == LEAST, "no worker leaves")
+    site.cluster.settle()
+    (kept,) = site.ready()
+    (named,) = site.group().named
+    assert {kept, named} == {*before}
+    (leaves,) = site.events("worker leaves")
+    assert leaves["worker"] == "decode-1"
+    assert site.cluster.api.refused == []
+
+
+def test_a_patch_that_is_refused_is_asked_again(site: Site) -> None:
+    """A user asks for one pod more; the controller may not take it away at first."""
+    stored = site.cluster.api.rayclusters
+    stored.refuses = 503
+    number = {"op": "add", "path": f"{site.group().path}/replicas", "value": MOST}
+    stored.patch(RAYCLUSTER, [number])
+    site.cluster.settle()
+    site.wait(lambda: bool(site.events("workers not asked for")), "it has not been refused")
+    assert site.asked() == MOST
+    stored.refuses = 0
+    site.wait(lambda: site.asked() == LEAST, "it is not asked again")
+    site.cluster.settle()
+
+
+def test_a_successor_leaves_the_number(site: Site) -> None:
+    for name in [each.name for each in site.cluster.pods("controller")]:
+        site.cluster.delete(name, grace_s=0)
+    site.cluster.settle("chat-baton-controller")
+    time.sleep(2 * TERM_S)  # the key of the killed one expires
+    assert site.events("controller memory recalled") and site.asked() == LEAST
+    site.cluster.check()
+    assert site.cluster.killed_late == []
