@@ -41,8 +41,8 @@ log = logs.get(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """What is asked for workers, and the bounds of their number. The pods of a target in Kubernetes
-    are of this pod's namespace, and have all workers of the cluster."""
+    """The target that is asked for workers, and the bounds of their number. The pods of one in
+    Kubernetes are of this pod's namespace, and have all workers of the cluster."""
 
     target: ResizeTarget
     bounds: SizeBounds

@@ -27,7 +27,7 @@ from baton.deploy.host.raycluster import (
     CLUSTER_LABEL,
     GROUP_LABEL,
     Document,
-    WorkerGroup,
+    PodGroup,
     worker_group,
 )
 from baton.runtime import logs
@@ -142,7 +142,7 @@ class RayClusterWorkers:
         version = {"op": "test", "path": "/metadata/resourceVersion", "value": seen.version}
         await call_api(self._api, "PATCH", path, [version, *patch], JSON_PATCH)
 
-    def _group(self, role: str) -> WorkerGroup:
+    def _group(self, role: str) -> PodGroup:
         name = self._target.group_of(role)
         try:
             return worker_group(self._found, name)
@@ -171,7 +171,7 @@ class RayClusterWorkers:
 
 
 def leaving_pod(
-    group: WorkerGroup,
+    group: PodGroup,
     pods: Sequence[GroupPod],
     last_host: str,
     hosts: Collection[str],

@@ -20,7 +20,7 @@ NO_LIMIT = (1 << 31) - 1  # KubeRay's default of maxReplicas
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerGroup:
+class PodGroup:
     """A group of a RayCluster. `replicas` are those that KubeRay keeps: `written` within the
     bounds `least` and `most`. `named`: the pods in workersToDelete."""
 
@@ -58,7 +58,7 @@ def worker_groups(cluster: Document) -> Sequence[Document]:
     return groups
 
 
-def worker_group(cluster: Document, name: str) -> WorkerGroup:
+def worker_group(cluster: Document, name: str) -> PodGroup:
     """Return a group by its name. Raises BatonError if the RayCluster has none."""
     groups = worker_groups(cluster)
     names = [str(each["groupName"]) for each in groups]
@@ -71,7 +71,7 @@ def worker_group(cluster: Document, name: str) -> WorkerGroup:
     found = groups[place]
     least, most = int(found.get("minReplicas", 0)), int(found.get("maxReplicas", NO_LIMIT))
     written = None if found.get("replicas") is None else int(found["replicas"])
-    return WorkerGroup(
+    return PodGroup(
         name=name,
         path=f"/spec/workerGroupSpecs/{place}",
         replicas=least if written is None else min(max(written, least), most),

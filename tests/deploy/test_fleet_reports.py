@@ -68,6 +68,17 @@ def announce(
     registry.announce(WorkerRecord(name, boot * 32, role, address, address, "tiny", 7))
 
 
+async def test_workers_are_found_where_they_are_registered(
+    instance: Instance, reports: FleetReports, worker: ControlServer
+) -> None:
+    """By that address a controller knows the pod of a worker."""
+    announce(instance, "prefill-0", "[fd00::7]:9000", role="prefill")
+    assert reports.hosts() == {}
+    await reports.read()
+    host = worker.address.rpartition(":")[0]
+    assert reports.hosts() == {"decode-0": host, "prefill-0": "fd00::7"}
+
+
 async def test_a_worker_reports_its_counters_and_queues(reports: FleetReports) -> None:
     sample = await reports.read()
     (found,) = sample.workers

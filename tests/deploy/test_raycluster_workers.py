@@ -15,7 +15,7 @@ from baton.deploy.control.raycluster_workers import GroupPod, RayClusterWorkers,
 from baton.deploy.control.resize_target import ResizeTarget
 from baton.deploy.control.size_loop import SizeLoop
 from baton.deploy.host.kubernetes_api import KubernetesApi
-from baton.deploy.host.raycluster import WorkerGroup
+from baton.deploy.host.raycluster import PodGroup
 from baton.planner.fleet_size import FAILED_S, SHRINK_GAP_S, SizeBounds, SizeController
 from baton.runtime.errors import BatonError, Unavailable
 from tests.support.pods.secrets_server import SecretsServer
@@ -135,7 +135,7 @@ async def test_a_pod_that_kuberay_could_not_make_is_given_up(site: Site) -> None
 
 
 def test_a_pod_without_a_worker_is_chosen_by_what_it_costs() -> None:
-    group = WorkerGroup("decode", "/spec/workerGroupSpecs/1", 5, 5, 1, 9, ("named",))
+    group = PodGroup("decode", "/spec/workerGroupSpecs/1", 5, 5, 1, 9, ("named",))
     pods = [
         GroupPod("serves", "10.0.0.1", False, False, "5"),
         GroupPod("old", "10.0.0.2", False, False, "1"),

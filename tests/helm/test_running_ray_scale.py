@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from baton.deploy.control.leadership import TERM_S
-from baton.deploy.host.raycluster import WorkerGroup, worker_group
+from baton.deploy.host.raycluster import PodGroup, worker_group
 from chaos.asks import asks, right_answers
 from tests.support.chart import Values, example, merged, render
 from tests.support.pods.cluster import PodCluster
@@ -52,7 +52,7 @@ class Site:
     cluster: PodCluster
     clients: str
 
-    def group(self) -> WorkerGroup:
+    def group(self) -> PodGroup:
         return worker_group(self.cluster.api.rayclusters.objects[RAYCLUSTER], "decode")
 
     def asked(self) -> int:
