@@ -5,8 +5,6 @@ import random
 import pytest
 import torch
 
-from baton.engine.cpu import dot_bf16
-from baton.engine.cpu.attention_bf16 import BfloatAttention
 from baton.engine.cpu.decode_pass import DecodePass
 from baton.engine.cpu.dot_bf16 import has_matrix_unit, supported
 from baton.engine.cpu.linear_numba import Panels
@@ -16,7 +14,8 @@ from baton.engine.execution.loading import build_runner
 from baton.engine.model.linear import bfloat16_is_fast
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.models.random_model import make_shaped_model
-from tests.support.processors import PROCESSORS, pretend_processor
+from tests.support.decoder_probe import parts_of
+from tests.support.processors import PROCESSORS, pretend_processor, without_matrix_unit
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 BLOCKS, SIZE, VOCAB = 64, 16, 4096
@@ -53,9 +52,8 @@ def fast(folder, request):
         return
     if not has_matrix_unit():
         pytest.skip("the same as detected")
-    found = dot_bf16._features()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dot_bf16, "_features", lambda: {**found, "amx-bf16": False})
+        without_matrix_unit(patch)
         yield runner(folder)
 
 
@@ -78,9 +76,10 @@ def logits(runner, *slices):
 
 
 def test_the_compiled_parts_are_in_use(fast):
-    assert isinstance(fast.decoder._norms, NumbaNorms)
-    assert fast.decoder._gating is silu_gate
-    assert isinstance(fast.decoder._attention._fast, BfloatAttention)
+    parts = parts_of(fast.decoder)
+    assert isinstance(parts.norms, NumbaNorms)
+    assert parts.gating is silu_gate
+    assert parts.attention.bfloat_pool is not None  # `BfloatAttention` reads it
 
 
 @pytest.mark.parametrize("kind", ["AVX2", "AVX-512", "AVX-512 BF16", "AMX"])
@@ -88,10 +87,10 @@ def test_each_kind_of_processor_has_its_products(folder, monkeypatch, kind):
     if not bfloat16_is_fast() and PROCESSORS[kind].bfloat16_is_fast:
         pytest.skip("oneDNN packs no bfloat16 here")
     pretend_processor(monkeypatch, kind)
-    decoder = runner(folder).decoder
+    parts = parts_of(runner(folder).decoder)
     packs = kind in ("AVX2", "AVX-512 BF16")
-    assert isinstance(decoder._weights.layers[0].output.product, Panels) == packs
-    assert isinstance(decoder._fused_pass, DecodePass) == packs
+    assert isinstance(parts.weights.layers[0].output.product, Panels) == packs
+    assert isinstance(parts.fused_pass, DecodePass) == packs
 
 
 @pytest.mark.parametrize("length", [1, 2, 50, 130])

@@ -13,6 +13,7 @@ from baton.engine.model.attention import TorchAttention
 from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.models.random_model import make_shaped_model
 from baton.runtime.errors import ConfigError
+from tests.support.decoder_probe import parts_of
 from tests.support.model_story import ModelStory, greedy_slice, random_prompt
 
 STEPS = 12
@@ -117,7 +118,7 @@ def test_compiled_and_plain_torch_compute_the_same(folder, kv_dtype):
         runner = build_runner(
             folder, EngineOptions(blocks=8, dtype="float32", backend=backend, kv_dtype=kv_dtype)
         )
-        assert type(runner.decoder._attention) is kind
+        assert type(parts_of(runner.decoder).attention) is kind
         found.append(runner.all_logits(StepBatch((Slice(tokens, 0, table),)))[0])
         codes.append(runner.pool.tensor.view(torch.uint8))
     assert (codes[0] != codes[1]).sum() <= 3
@@ -130,14 +131,14 @@ def test_float16_takes_torch(folder, kv_dtype):
     for dtype in ("float16", "float32"):
         runner = build_runner(folder, EngineOptions(blocks=8, dtype=dtype, kv_dtype=kv_dtype))
         found.append(runner.all_logits(StepBatch((Slice(tokens, 0, [4, 1, 6]),)))[0])
-        assert (type(runner.decoder._attention) is TorchAttention) == (dtype == "float16")
+        assert (type(parts_of(runner.decoder).attention) is TorchAttention) == (dtype == "float16")
     assert error(*found) < 0.02
 
 
 def test_without_numba_torch_serves(folder, kv_dtype, monkeypatch):
     monkeypatch.setattr(cpu_kernels, "find_spec", lambda name: None)
     runner = build_runner(folder, EngineOptions(blocks=8, kv_dtype=kv_dtype))
-    assert type(runner.decoder._attention) is TorchAttention
+    assert type(parts_of(runner.decoder).attention) is TorchAttention
     assert runner.all_logits(StepBatch((Slice([1, 2, 3], 0, [0]),)))[0].isfinite().all()
 
 

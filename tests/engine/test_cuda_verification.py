@@ -17,6 +17,7 @@ from tests.support.cuda_runner_pair import (
     RULES,
     decode,
 )
+from tests.support.decoder_probe import parts_of
 
 
 def verify(tokens, start, blocks, params=GREEDY, text=None):
@@ -48,7 +49,7 @@ def test_steps_of_a_graph_that_verify_break_at_the_known_token(pair):
     good, bad = pair.prompt(6, 1), pair.prompt(6, 2)
     wanted = pair.both(decode(3, 6, good)).drawn[0]
     for runner in (pair.runner.eager, pair.plain):
-        runner.decoder._weights.embedding[150] = float("nan")
+        parts_of(runner.decoder).weights.embedding[150] = float("nan")
     other = 150 if wanted[0].token != 150 else 151
     result = pair.both(verify([3, other, 3], 6, good), verify([150, 4], 6, bad))
     assert result.drawn[0] == wanted and result.broken == {1}

@@ -9,15 +9,17 @@ import torch
 
 import baton.engine.cpu.decode_pass as module
 from baton.engine.checkpoint.weights import load_weights
-from baton.engine.cpu import dot_bf16
 from baton.engine.cpu.decode_pass import DecodePass, decode_pass
 from baton.engine.cpu.linear import CpuMatrices, CpuMatrix
 from baton.engine.cpu.linear_numba import can_pack
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
+from baton.engine.model.decoder import Decoder
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.engine.spec.model_spec import read_spec
 from baton.models.random_model import make_shaped_model
+from tests.support.decoder_probe import parts_of, with_fused_pass
+from tests.support.processors import without_matrix_unit
 
 pytestmark = pytest.mark.skipif(
     not can_pack(torch.zeros(64, 64, dtype=torch.bfloat16), batch_invariant=True),
@@ -29,11 +31,10 @@ GREEDY = (Draw(0, 1, SamplingParams(temperature=0.0)),)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def without_matrix_unit():
+def no_matrix_unit():
     """A processor with AMX does here as one that has none: there a model takes the pass."""
-    found = dot_bf16._features()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dot_bf16, "_features", lambda: {**found, "amx-bf16": False})
+        without_matrix_unit(patch)
         yield
 
 
@@ -70,13 +71,12 @@ def slices(starts=STARTS):
     ]
 
 
-def both_ways(runner, monkeypatch, items):
+def both_ways(runner, items):
     """(logits, pool) with the pass, and without it."""
     before, found = runner.pool.tensor.clone(), []
-    for fused_pass in (runner.decoder._fused_pass, None):
+    for fused_pass in (parts_of(runner.decoder).fused_pass, None):
         runner.pool.tensor.copy_(before)
-        with monkeypatch.context() as patch:
-            patch.setattr(runner.decoder, "_fused_pass", fused_pass)
+        with with_fused_pass(runner.decoder, fused_pass):
             logits = torch.cat(runner.all_logits(StepBatch(tuple(items))))
         found.append((logits, runner.pool.tensor.clone()))
     runner.pool.tensor.copy_(before)
@@ -90,32 +90,32 @@ def assert_same(found):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 6])
-def test_it_gives_the_bits_of_the_layers(runner, monkeypatch, rows):
-    assert_same(both_ways(runner, monkeypatch, slices()[:rows]))
+def test_it_gives_the_bits_of_the_layers(runner, rows):
+    assert_same(both_ways(runner, slices()[:rows]))
 
 
-def test_more_rows_than_a_tile_has(runner, monkeypatch):
-    assert_same(both_ways(runner, monkeypatch, slices([n % 16 for n in range(8)])))
+def test_more_rows_than_a_tile_has(runner):
+    assert_same(both_ways(runner, slices([n % 16 for n in range(8)])))
 
 
-def test_two_threads(runner, monkeypatch):
-    alone = both_ways(runner, monkeypatch, slices())[0]
+def test_two_threads(runner):
+    alone = both_ways(runner, slices())[0]
     torch.set_num_threads(2)
     try:
-        found = both_ways(runner, monkeypatch, slices())
+        found = both_ways(runner, slices())
     finally:
         torch.set_num_threads(1)
     assert_same(found)
     assert torch.equal(found[0][0], alone[0])
 
 
-def test_two_tokens_of_one_sequence_see_each_other(runner, monkeypatch):
+def test_two_tokens_of_one_sequence_see_each_other(runner):
     """All of a layer's KV is written before any of it is read."""
     table = slices()[4].blocks
     items = [Slice([5], 41, table), Slice([9], 40, table)]
-    found = both_ways(runner, monkeypatch, items)
+    found = both_ways(runner, items)
     assert_same(found)
-    other = both_ways(runner, monkeypatch, [items[0], Slice([8], 40, table)])
+    other = both_ways(runner, [items[0], Slice([8], 40, table)])
     assert not torch.equal(found[0][0][0], other[0][0][0])
 
 
@@ -175,7 +175,7 @@ def test_layers_that_it_does_not_know_are_left_to_the_decoder(loaded, runner):
 def test_other_ways_to_serve_go_layer_by_layer(folder, monkeypatch, how):
     monkeypatch.setattr(DecodePass, "__call__", None)  # whoever calls it fails
     runner = build_runner(folder, EngineOptions(**{"blocks": BLOCKS, "block_size": SIZE, **how}))
-    assert runner.decoder._fused_pass is None
+    assert parts_of(runner.decoder).fused_pass is None
     given = [Slice([3 + n], 0, [n]) for n in range(3)]
     assert torch.cat(runner.all_logits(StepBatch(tuple(given)))).isfinite().all()
 
@@ -188,7 +188,7 @@ def test_other_models_go_layer_by_layer(references, monkeypatch, name):
     monkeypatch.setattr(DecodePass, "__call__", None)
     folder = references(name).folder
     runner = build_runner(folder, EngineOptions(blocks=BLOCKS, block_size=SIZE, dtype="bfloat16"))
-    assert runner.decoder._fused_pass is None
+    assert parts_of(runner.decoder).fused_pass is None
     given = [Slice([3 + n], 0, [n]) for n in range(3)]
     assert torch.cat(runner.all_logits(StepBatch(tuple(given)))).isfinite().all()
 
@@ -222,11 +222,11 @@ def changed(spec, weights, change):
 
 
 def use(runner, spec, weights):
-    old = runner.decoder
-    attention = type(old._attention)(runner.pool, spec.attention)
+    old = parts_of(runner.decoder)
+    attention = type(old.attention)(runner.pool, spec.attention)
     fused_pass = decode_pass(spec, weights, runner.pool.tensor)
     assert fused_pass is not None
-    runner.decoder = type(old)(spec, weights, attention, old._gating, old._norms, fused_pass)
+    runner.decoder = Decoder(spec, weights, attention, old.gating, old.norms, fused_pass)
 
 
 @pytest.mark.parametrize(
@@ -244,30 +244,30 @@ def use(runner, spec, weights):
 def test_other_shapes_of_a_layer(folder, monkeypatch, change):
     runner = build_runner(folder, EngineOptions(blocks=BLOCKS, block_size=SIZE))
     runner.pool.tensor.normal_()
-    decoder = runner.decoder
-    plain = both_ways(runner, monkeypatch, slices())[0][0]
-    use(runner, *changed(decoder._spec, decoder._weights, change))
-    found = both_ways(runner, monkeypatch, slices())
+    parts = parts_of(runner.decoder)
+    plain = both_ways(runner, slices())[0][0]
+    use(runner, *changed(parts.spec, parts.weights, change))
+    found = both_ways(runner, slices())
     assert_same(found)
     assert not torch.equal(found[0][0], plain)  # the change counts
 
 
 def test_steps_that_it_does_not_know_go_layer_by_layer(folder, monkeypatch):
     runner = build_runner(folder, EngineOptions(blocks=BLOCKS, block_size=SIZE))
-    decoder = runner.decoder
+    parts = parts_of(runner.decoder)
     runner.all_logits(StepBatch(tuple(slices([0, 0]))))
     monkeypatch.setattr(DecodePass, "__call__", None)
     monkeypatch.setattr(module, "_MAX_ROWS", 1)
     runner.all_logits(StepBatch(tuple(slices([0, 0]))))
     monkeypatch.undo()
-    use(runner, replace(decoder._spec, rotary_dim=48), decoder._weights)  # no multiple of 32
+    use(runner, replace(parts.spec, rotary_dim=48), parts.weights)  # no multiple of 32
     monkeypatch.setattr(DecodePass, "__call__", None)
     runner.all_logits(StepBatch(tuple(slices([0, 0]))))
 
 
 def test_a_decoder_of_fewer_layers_does_not_use_it(runner, monkeypatch):
     short = runner.decoder.shortened()
-    assert len(short._weights.layers) == 1
+    assert len(parts_of(short).weights.layers) == 1
     with monkeypatch.context() as patch:
         patch.setattr(runner, "decoder", short)
         patch.setattr(DecodePass, "__call__", None)
@@ -286,14 +286,13 @@ def test_a_sequence_that_is_not_finite_leaves_the_others_alone(runner):
         assert torch.equal(found[place], expected[place])
 
 
-def test_a_token_is_fed_from_the_step_before(runner, monkeypatch):
+def test_a_token_is_fed_from_the_step_before(runner):
     """A step that is planned before the draws of the one before it are known."""
     before, drawn = runner.pool.tensor.clone(), []
     first = [replace(each, draws=GREEDY) for each in slices()]
-    for fused_pass in (runner.decoder._fused_pass, None):
+    for fused_pass in (parts_of(runner.decoder).fused_pass, None):
         runner.pool.tensor.copy_(before)
-        with monkeypatch.context() as patch:
-            patch.setattr(runner.decoder, "_fused_pass", fused_pass)
+        with with_fused_pass(runner.decoder, fused_pass):
             reported = runner.run(StepBatch(tuple(first)))
             free = sorted({*range(BLOCKS)}.difference(*(each.blocks for each in first)))
             after = [

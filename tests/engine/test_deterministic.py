@@ -15,6 +15,8 @@ from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine, build_runner
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.runtime.errors import ConfigError
+from tests.support.decoder_probe import parts_of
+from tests.support.engine_probe import runner_of
 from tests.support.model_story import ModelStory, random_prompt
 
 FAMILIES = [
@@ -122,7 +124,7 @@ def test_the_bfloat16_kernels_keep_to_it_at_every_size(references, name, cuts):
         references(name).folder, dtype="bfloat16", deterministic=True, block_size=16
     )
     if supported():
-        assert isinstance(reported.runner.decoder._attention, InvariantBfloatAttention)
+        assert isinstance(parts_of(reported.runner.decoder).attention, InvariantBfloatAttention)
     tokens = random_prompt(sum(cuts), seed=4)
     expected, _ = whole(reported, tokens)
     blocks, start = reported.blocks(len(tokens)), 0
@@ -302,7 +304,7 @@ async def test_the_engine_tells_the_numerics(qwen3):
     engine = build_engine(qwen3.folder, EngineOptions(blocks=40, threads=1, deterministic=True))
     assert len(engine.numerics) == 32
     await engine.close()
-    assert prove(engine._runner) == engine.numerics
+    assert prove(runner_of(engine)) == engine.numerics
 
 
 def test_one_broken_sequence_does_not_harm_the_others(qwen3):

@@ -9,6 +9,7 @@ from baton.engine.execution.divided_step import is_out_of_memory, run_divided
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.scheduling.batch import Draw, Drawn, SamplingParams, Slice, StepBatch, StepResult
 from baton.runtime.errors import EngineError, OutOfMemory
+from tests.support.engine_probe import replace_compute
 from tests.support.model_story import ModelStory, random_prompt
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -208,17 +209,19 @@ def test_a_failed_slice_feeds_the_next_step_an_unused_token(qwen3):
 async def test_the_engine_runs_the_parts(qwen3):
     bench = Bench(qwen3.folder)
     runner, left = bench.reported.runner, [1]
-    whole = runner._compute
 
-    def short_once(batch):
-        if left:
-            left.pop()
-            raise MemoryError
-        return whole(batch)
+    def short_once(compute):
+        def short(batch):
+            if left:
+                left.pop()
+                raise MemoryError
+            return compute(batch)
 
-    runner._compute = short_once
+        return short
+
+    replace_compute(runner, short_once)
     engine = TorchEngine(runner, threads=1)
     result = await engine.submit(bench.batch).result()
-    assert result.drawn == whole(bench.batch).drawn
+    assert result.drawn == runner.run(bench.batch).drawn and not left
     assert result.device_s > 0
     await engine.close()

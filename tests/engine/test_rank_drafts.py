@@ -22,6 +22,7 @@ from baton.engine.ranks.loading import RankRunner, build_rank_runner
 from baton.engine.scheduling.batch import SamplingParams, Slice, StepBatch
 from baton.engine.speculation.draft_model import DraftModel
 from baton.runtime.errors import DeviceLost, ModelError
+from tests.support.decoder_probe import draft_parts
 from tests.support.drafted_decoding import DraftedSequence
 from tests.support.eagle3_heads import HeadShape, ReferenceHead, save_head, train_pair
 from tests.support.model_story import random_prompt
@@ -119,7 +120,7 @@ def test_all_proposals_of_a_twin_are_accepted(qwen3: Reference, make: Make) -> N
     """The draft model is the target, and each rank holds half of both."""
     runner = make(qwen3.folder, qwen3.folder)
     assert isinstance(runner.draft, DraftModel) and runner.pool.draft is not None
-    own = runner.draft._decoder._own._weights  # type: ignore[attr-defined]
+    own = draft_parts(runner.draft).weights
     assert own.embedding.shape[0] in (99, 100)
     assert own.layers[0].mlp.down(torch.zeros(1, 48)).shape == (1, 64)
     runner.run(StepBatch((Slice(random_prompt(9), 0, [0, 1]),)))  # without work for the draft

@@ -22,6 +22,7 @@ from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from baton.models.random_model import make_shaped_model
 from baton.runtime.errors import ConfigError, DeviceLost, ModelError
 from tests.support import packed_weights
+from tests.support.decoder_probe import parts_of, sum_over_ranks, with_fused_pass
 from tests.support.model_story import ModelStory, random_prompt
 from tests.support.small_models import MODELS, Reference
 
@@ -179,8 +180,7 @@ def with_fp8_experts(source: Path, folder: Path) -> Path:
 def test_a_rank_holds_half_of_the_experts(references, make: Make) -> None:
     reference = references("mixtral")
     runner = make(reference, ep=2)
-    own = runner.decoder._own._weights  # type: ignore[attr-defined]
-    for layer in own.layers:
+    for layer in parts_of(runner.decoder).weights.layers:
         assert (layer.mlp.experts.first, len(layer.mlp.experts.down)) == (0, 2)
         assert layer.mlp.experts.down[1](torch.zeros(1, 96)).shape == (1, 64)  # whole
     os.kill(runner.group.process_ids[0], signal.SIGKILL)
@@ -204,7 +204,7 @@ def test_a_deterministic_model_keeps_its_bits_over_ranks(qwen3, make: Make) -> N
 @pytest.mark.nightly  # test_rank_drafts.py looks at the weights of a target and its draft
 def test_a_rank_holds_half_of_the_weights(qwen3, make: Make) -> None:
     runner = make(qwen3)
-    own = runner.decoder._own._weights  # type: ignore[attr-defined]
+    own = parts_of(runner.decoder).weights
     assert own.embedding.shape[0] in (99, 100) and own.embedding.shape[1] == 64
     assert own.layers[0].mlp.down(torch.zeros(1, 48)).shape == (1, 64)
 
@@ -273,17 +273,21 @@ def test_the_compiled_pass_over_ranks_has_the_bits_of_the_layers(tmp_path) -> No
                 for n, start in enumerate((0, 1, 15, 16, 40, 63))
             )
         )
-        own, before = runner.decoder._own, runner.pool.tensor.clone()  # type: ignore[attr-defined]
-        assert isinstance(own._fused_pass, DecodePass)
+        parts, before = parts_of(runner.decoder), runner.pool.tensor.clone()
+        assert isinstance(parts.fused_pass, DecodePass)
         found = torch.cat(runner.all_logits(step))
         pool = runner.pool.tensor.clone()
         runner.pool.tensor.copy_(before)
-        own._fused_pass = None
-        assert torch.equal(torch.cat(runner.all_logits(step)), found)
+        with with_fused_pass(runner.decoder, None):
+            assert torch.equal(torch.cat(runner.all_logits(step)), found)
         assert torch.equal(runner.pool.tensor, pool)
         os.kill(runner.group.process_ids[0], signal.SIGKILL)
-        own._fused_pass = DecodePass(own._spec, own._weights, own._attention.bfloat_pool, own._sum)
-        with pytest.raises(DeviceLost, match="rank 1"):
+        sums = sum_over_ranks(runner.decoder)
+        again = DecodePass(parts.spec, parts.weights, parts.attention.bfloat_pool, sums)
+        with (
+            with_fused_pass(runner.decoder, again),
+            pytest.raises(DeviceLost, match="rank 1"),
+        ):
             runner.all_logits(step)
     finally:
         runner.close()

@@ -12,6 +12,7 @@ from baton.engine.execution.divided_step import run_divided
 from baton.engine.scheduling.batch import Draw, Drawn, SamplingParams, Slice, StepBatch, StepResult
 from baton.engine.scheduling.token_history import PromptTokens, Text
 from baton.engine.scheduling.verification import with_proposals
+from tests.support.decoder_probe import parts_of
 from tests.support.model_story import ModelStory, random_prompt
 from tests.support.small_models import Reference
 
@@ -137,11 +138,11 @@ def test_a_proposal_that_is_not_finite_breaks_nothing(
     story = ModelStory(references("qwen3").folder)
     choice = Choice(story, RULES[0])
     (first,) = story.runner.run(StepBatch((choice.next([]),))).drawn[0]
-    story.runner.decoder._weights.embedding[150] = float("nan")
+    parts_of(story.runner.decoder).weights.embedding[150] = float("nan")
     wrong = 150 if first.token != 150 else 151
     result = story.runner.run(StepBatch((choice.next([wrong, 3]),)))
     assert (result.drawn, result.broken) == (((first,),), frozenset())
-    story.runner.decoder._weights.embedding[first.token] = float("nan")
+    parts_of(story.runner.decoder).weights.embedding[first.token] = float("nan")
     result = story.runner.run(StepBatch((choice.next([first.token, 3]),)))
     assert (result.drawn, result.broken) == (((first,),), frozenset())
     choice.take((first,))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from baton.engine.ranks.loading import RankRunner
 from baton.models.embedded import embedded_draft, embedded_model
 from baton.runtime.errors import DeviceLost
 from baton.simulation.fleet.client import Client
@@ -21,6 +22,7 @@ from benchmarks.fleets.fixed_speculators import FixedDraft
 from benchmarks.fleets.speculating_cluster import SpeculatingCluster
 from benchmarks.inputs.speculation_workloads import chats
 from benchmarks.speculation import Served, TinyTexts, cluster_of, serve
+from tests.support.engine_probe import runner_of
 
 # `make test` has their parts: tests/engine/test_rank_drafts.py, tests/e2e/test_ranks.py.
 pytestmark = pytest.mark.nightly
@@ -107,7 +109,9 @@ async def test_a_rank_that_dies_under_speculation_costs_no_answer(
         async with asyncio.timeout(60):
             while not any(o.accepted_proposal for each in requests for o in each.outputs):
                 await asyncio.sleep(0.005)
-        os.kill(node.engine._runner.group.process_ids[0], signal.SIGKILL)
+        runner = runner_of(node.engine)
+        assert isinstance(runner, RankRunner)
+        os.kill(runner.group.process_ids[0], signal.SIGKILL)
         with pytest.raises(DeviceLost, match="rank 1"):
             await asyncio.wait_for(node.task, NOTICED_S)
         answers = []

@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,8 @@ from baton.models.random_model import make_shaped_model
 from baton.proto import worker_pb2
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.model_cluster import ModelCluster
+from tests.support.decoder_probe import parts_of
+from tests.support.engine_probe import Compute, replace_compute, runner_of
 
 BLOCK = 8
 CHOOSER = random.Random(3)
@@ -98,8 +99,8 @@ async def test_so_too_by_the_kernels_of_bfloat16(made: list[ModelCluster], wide:
     alone = await tokens(ask(client, local=True))
     assert len(set(alone)) > 5
     if supported():
-        runner: Any = made[0].engines[0]._runner
-        assert type(runner.decoder._attention).__name__ == "InvariantBfloatAttention"
+        decoder = runner_of(made[0].engines[0]).decoder
+        assert type(parts_of(decoder).attention).__name__ == "InvariantBfloatAttention"
     assert await tokens(ask(client)) == alone
     client = start(made, folder=wide, block_size=16, chunk_tokens=33, prefill_tokens=47)
     crowd = [ask(client, [n, *PROMPT[: 7 * n]], local=n % 2 == 0) for n in range(1, 9)]
@@ -150,15 +151,17 @@ async def test_a_prompt_that_memory_is_too_short_for_fails_alone(
     share its steps, do."""
     client = start(made)
     expected = await tokens(ask(client, local=True))
-    runner: Any = made[0].decode["decode-0"].engine._runner  # type: ignore[attr-defined]
-    compute, large = runner._compute, [5] * 60
+    large = [5] * 60
 
-    def short(batch: StepBatch) -> StepResult:
-        if any(list(item.tokens) == large[: len(item.tokens)] for item in batch.slices):
-            raise MemoryError("no room for activations")
-        return compute(batch)
+    def short_of_memory(compute: Compute) -> Compute:
+        def short(batch: StepBatch) -> StepResult:
+            if any(list(item.tokens) == large[: len(item.tokens)] for item in batch.slices):
+                raise MemoryError("no room for activations")
+            return compute(batch)
 
-    runner._compute = short
+        return short
+
+    replace_compute(runner_of(made[0].decode["decode-0"].engine), short_of_memory)
     good = [ask(client, [n, *PROMPT], local=True) for n in (1, 2)]
     bad = ask(client, large, local=True)
     again = ask(client, local=True)

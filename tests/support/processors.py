@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 import pytest
 
-from baton.engine.cpu import linear_numba
+from baton.engine.cpu import dot_bf16, linear_numba
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +33,9 @@ def pretend_processor(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     present processor needs it."""
     for name, value in asdict(PROCESSORS[kind]).items():
         monkeypatch.setattr(linear_numba, name, lambda value=value: value)
+
+
+def without_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all kernels see the present processor without AMX."""
+    found = {**dot_bf16._features(), "amx-bf16": False}
+    monkeypatch.setattr(dot_bf16, "_features", lambda: found)
