@@ -26,6 +26,7 @@ from baton.runtime.errors import (
 )
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
+from tests.support.grant_admission import before_each_admission
 from tests.support.metric_values import metric_value
 
 PROMPT = list(range(30))
@@ -54,27 +55,17 @@ class Bench:
 
     def openings(self, name: str) -> list[handoff_pb2.OpenHandoff]:
         """Those that this prefill worker is asked from now on."""
-        worker, seen = self.cluster.prefill[name].worker, []
-        admit = worker.grants._admit
-
-        def note(opening: handoff_pb2.OpenHandoff) -> Any:
-            seen.append(opening)
-            return admit(opening)
-
-        worker.grants._admit = note
+        seen: list[handoff_pb2.OpenHandoff] = []
+        before_each_admission(self.cluster.prefill[name].worker.grants, seen.append)
         return seen
 
     def _script(self, name: str) -> None:
-        worker = self.cluster.add_prefill(name, 64).worker
-        admit = worker.grants._admit
-
-        def ask(opening: handoff_pb2.OpenHandoff) -> Any:
+        def answer(opening: handoff_pb2.OpenHandoff) -> None:
             self.asked.append(name)
             if self.refusals[name]:
                 raise self.refusals[name].pop(0)
-            return admit(opening)
 
-        worker.grants._admit = ask
+        before_each_admission(self.cluster.add_prefill(name, 64).worker.grants, answer)
 
     def _forgotten(self, boot_id: bytes) -> None:
         self.forgotten.append(boot_id)
@@ -118,13 +109,7 @@ async def test_each_try_has_an_id_that_this_worker_made(bench: Bench) -> None:
     """Two tries, two choices' groups or two requests never share the name of their transfer."""
     minted: list[bytes] = []
     for node in bench.cluster.prefill.values():
-        ask = node.worker.grants._admit
-
-        def note(opening: handoff_pb2.OpenHandoff, ask: Any = ask) -> Any:
-            minted.append(opening.handoff_id)
-            return ask(opening)
-
-        node.worker.grants._admit = note
+        before_each_admission(node.worker.grants, lambda opening: minted.append(opening.handoff_id))
     bench.refusals["prefill-0"] = [Overloaded("full")]
     await asyncio.gather(*(bench.run() for _ in range(4)))
     assert len(minted) == len(set(minted)) == 5
@@ -339,16 +324,14 @@ async def test_a_revoked_grant_asks_its_first_candidate_again(bench: Bench) -> N
     """A worker that fails it once more is reported once: one request is one failure."""
     bench.refusals["prefill-0"] = [HandoffError("odd")] * 2
     worker = bench.cluster.decode["decode-0"].worker
-    admit = bench.cluster.prefill["prefill-1"].worker.grants._admit
     taken: list[Any] = []
 
-    def once(opening: handoff_pb2.OpenHandoff) -> Any:
+    def once(_: handoff_pb2.OpenHandoff) -> None:
         if not taken:
             taken.extend(worker._fetches.values())
             taken[0].cancel()
-        return admit(opening)
 
-    bench.cluster.prefill["prefill-1"].worker.grants._admit = once
+    before_each_admission(bench.cluster.prefill["prefill-1"].worker.grants, once)
     request = await bench.run()
     assert request.tokens() == request.expected() and taken
     first, second = bench.boot_id("prefill-0"), bench.boot_id("prefill-1")

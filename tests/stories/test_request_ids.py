@@ -18,6 +18,7 @@ from baton.runtime.errors import Overloaded
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.grant_admission import before_each_admission
 
 TOKEN = 48_613  # of every prompt here; no log may hold it
 Events = Callable[[], list[dict[str, Any]]]
@@ -59,25 +60,22 @@ def engine(cluster: Cluster) -> None:
 
 def stray(cluster: Cluster) -> None:
     """An error that was not foreseen."""
-    worker = cluster.prefill["prefill-0"].worker
 
-    def admit(opening: handoff_pb2.OpenHandoff) -> Any:
+    def fail(_: handoff_pb2.OpenHandoff) -> None:
         raise KeyError("odd")
 
-    worker.grants._admit = admit
+    before_each_admission(cluster.prefill["prefill-0"].worker.grants, fail)
 
 
 def busy(cluster: Cluster) -> None:
-    worker, refused = cluster.prefill["prefill-0"].worker, []
-    admit = worker.grants._admit
+    refused: list[str] = []
 
-    def ask(opening: handoff_pb2.OpenHandoff) -> Any:
+    def refuse_once(opening: handoff_pb2.OpenHandoff) -> None:
         if not refused:
             refused.append(opening.request_id)
             raise Overloaded("full")
-        return admit(opening)
 
-    worker.grants._admit = ask
+    before_each_admission(cluster.prefill["prefill-0"].worker.grants, refuse_once)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from baton.runtime import handoff_metrics, metrics
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.model_cluster import ModelCluster
+from tests.support.engine_probe import runner_of
+from tests.support.grant_admission import admit
 from tests.support.metric_values import metric_value
 
 BLOCK = 8
@@ -78,7 +80,7 @@ class Pair:
                 index, slot = divmod(position, BLOCK)
                 row, place = kept[index, :, :, slot][None], torch.tensor([slot])
                 decode.pool.put(layer, table[index : index + 1], place, row)
-        answer, runner = [first], decode._runner
+        answer, runner = [first], runner_of(decode)
         while len(answer) < OUTPUT:
             at = len(PROMPT) + len(answer) - 1
             draw = Draw(0, at + 1, SamplingParams(temperature=0.0, seed=1))
@@ -225,7 +227,7 @@ async def test_nothing_is_converted_while_a_request_waits_for_blocks(
         opening = handoff_pb2.OpenHandoff(
             tokens=PROMPT[: 4 * BLOCK], cached_only=True, kv_dtype=kv_dtype
         )
-        granted = node.worker.grants._admit(opening)
+        granted = admit(node.worker.grants, opening)
         pinned[kv_dtype] = node.pool.counts().pinned
         granted.end()
     each = 1 if role == "prefill" else 2
