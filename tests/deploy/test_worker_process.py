@@ -25,7 +25,8 @@ from baton.deploy.processes.worker_process import (
     run_worker,
 )
 from baton.deploy.processes.worker_roles import Boot
-from baton.engine.scheduling.batch import StepBatch
+from baton.engine.execution.runner import ModelRunner
+from baton.engine.scheduling.batch import RunningStep, StepBatch
 from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.kv_transfer.peers.handoff_service import HandoffService
@@ -34,7 +35,7 @@ from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.config import Config, WorkerConfig
 from baton.runtime.errors import ConfigError, Draining, EngineError, ModelError
 from baton.runtime.grpc_links import open_channel, open_server
-from baton.runtime.registry import MemoryRegistry
+from baton.runtime.registry import MemoryRegistry, Role
 from baton.runtime.registry_client import InlineRegistry
 from tests.support.worker_process_scene import OK, generate, next_record, send_order, started
 
@@ -60,9 +61,9 @@ async def test_a_failing_registry_skips_no_step_of_a_workers_end(
     process, serving, registry = started("decode", registry=LostFolder())
     async with asyncio.timeout(60):
         record = await next_record(registry, serving)
-        process._role_control.drain()
+        process.drain()
         await serving
-    assert ended == ["mover"] and process._worker is None
+    assert ended == ["mover"] and process.worker is None
     with pytest.raises(ConnectionError):
         await asyncio.open_connection(*record.address.split(":"))
 
@@ -72,7 +73,7 @@ async def test_a_ready_worker_logs_its_admin_address() -> None:
         process, serving, registry = started("decode")
         async with asyncio.timeout(60):
             record = await next_record(registry, serving)
-            process._role_control.drain()
+            process.drain()
             await serving
     (ready,) = [each for each in said if each["event"] == "worker ready"]
     assert ready["admin"] == record.admin_address
@@ -112,22 +113,22 @@ async def test_a_failure_in_a_workers_end_is_raised_after_the_rest(
     async with asyncio.timeout(60):
         record = await next_record(registry, serving)
         monkeypatch.setattr(HandoffService, "finished", broken)
-        process._role_control.drain()
+        process.drain()
         with pytest.raises(ValueError, match="no end"):
             await serving
-    assert registry.workers() == [] and process._worker is None
+    assert registry.workers() == [] and process.worker is None
     with pytest.raises(ConnectionError):
         await asyncio.open_connection(*record.address.split(":"))
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_worker_all_of_whose_steps_fail_ends_by_itself(
-    role: Any, monkeypatch: pytest.MonkeyPatch
+    role: Role, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is red before, and alive, whatever it computes; nothing of it stays behind."""
     process, serving, registry = started(role, failing_s=2.0)
 
-    def fail(_: StepBatch) -> Any:
+    def fail(_: StepBatch) -> RunningStep:
         raise RuntimeError("an illegal memory access")
 
     async with asyncio.timeout(60), httpx.AsyncClient() as client:
@@ -135,7 +136,7 @@ async def test_a_worker_all_of_whose_steps_fail_ends_by_itself(
         url = f"http://{record.admin_address}"
         while (await client.get(f"{url}/readyz")).status_code != 200:
             await asyncio.sleep(0.01)
-        monkeypatch.setattr(process._engine._runner, "start", fail)
+        monkeypatch.setattr(process.runner, "start", fail)
         while (answer := await client.get(f"{url}/readyz")).status_code != 503:
             await asyncio.sleep(0.01)
         assert "illegal memory access" in answer.text and not serving.done()
@@ -152,17 +153,17 @@ async def test_a_red_worker_returns_its_requests_for_another(
 ) -> None:
     """Its mover has died: what it decodes could go on for long, and no handoff any more."""
     process, serving, registry = started("decode", failing_s=0.3, blocks=64)
-    start = process._engine._runner.start
+    start = process.runner.start
 
-    def slowly(batch: StepBatch) -> Any:
+    def slowly(batch: StepBatch) -> RunningStep:
         time.sleep(0.005)  # on no machine are 900 tokens through before it is known
         return start(batch)
 
-    monkeypatch.setattr(process._engine._runner, "start", slowly)
+    monkeypatch.setattr(process.runner, "start", slowly)
     async with asyncio.timeout(60):
         record = await next_record(registry, serving)
         going_on = asyncio.create_task(generate(record.address, 900))
-        while not (process._worker and process._worker.audit().get("running")):
+        while not (process.worker and process.worker.audit().get("running")):
             await asyncio.sleep(0.005)
         monkeypatch.setattr(NixlAgent, "alive", False)
         with pytest.raises(
@@ -240,19 +241,19 @@ async def test_a_port_still_held_by_the_previous_role_is_waited_for() -> None:
 async def red_while_its_device_hangs(
     client: httpx.AsyncClient,
     url: str,
-    engine: Any,
+    runner: ModelRunner,
     monkeypatch: pytest.MonkeyPatch,
-    fair_watch: Any,
+    fair_watch: Callable[[], AbstractAsyncContextManager[Callable[[], float]]],
 ) -> None:
-    hanging, start, probes = threading.Event(), engine._runner.start, [0]
+    hanging, start, probes = threading.Event(), runner.start, [0]
 
-    def slow_start(batch: StepBatch) -> Any:
+    def slow_start(batch: StepBatch) -> RunningStep:
         probes[0] += 1
         if probes[0] > 2:  # by then it is known how long a probe takes
             hanging.wait(60)
         return start(batch)
 
-    monkeypatch.setattr(engine._runner, "start", slow_start)
+    monkeypatch.setattr(runner, "start", slow_start)
     while probes[0] < 3:
         await asyncio.sleep(0.01)
     async with fair_watch() as so_far_s:
@@ -267,12 +268,12 @@ async def red_while_its_device_hangs(
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_worker_serves_until_drained_and_ends_in_order(
-    role: Any,
+    role: Role,
     monkeypatch: pytest.MonkeyPatch,
     fair_watch: Callable[[], AbstractAsyncContextManager[Callable[[], float]]],
 ) -> None:
     process, serving, registry = started(role)
-    made, engine = process._boot, process._engine
+    made, engine = process.boot, process.engine
     async with asyncio.timeout(60), httpx.AsyncClient() as client:
         record = await next_record(registry, serving)
         assert (record.role, record.boot_id) == (role, made.boot_id.hex())
@@ -280,7 +281,7 @@ async def test_a_worker_serves_until_drained_and_ends_in_order(
         assert (await client.get(f"{url}/audit")).json()["role"] == role
         while (await client.get(f"{url}/readyz")).status_code != 200:
             await asyncio.sleep(0.01)
-        await red_while_its_device_hangs(client, url, engine, monkeypatch, fair_watch)
+        await red_while_its_device_hangs(client, url, process.runner, monkeypatch, fair_watch)
         monkeypatch.setattr(NixlAgent, "alive", False)
         assert "NIXL" in (await client.get(f"{url}/readyz")).text
         assert await send_order(record) is OK

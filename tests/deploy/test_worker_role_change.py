@@ -62,7 +62,7 @@ async def test_a_role_does_not_change_over_reads_that_may_still_land(
     async with asyncio.timeout(60):
         await next_record(registry, serving)
         pools[0].allocate(1, Hold.QUARANTINED)
-        process._role_control.change("prefill")
+        process.change_role("prefill")
         with pytest.raises(EngineError, match="1 blocks have not ended: the role cannot change"):
             await serving
     assert registry.workers() == [] and len(pools) == 1

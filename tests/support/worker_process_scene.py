@@ -9,29 +9,54 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from baton.decode_worker.worker import DecodeWorker
 from baton.deploy.host.cluster_secrets import ClusterSecrets
-from baton.deploy.processes.worker_process import (
-    WorkerProcess,
-)
+from baton.deploy.processes.worker_process import WorkerProcess
 from baton.deploy.processes.worker_roles import Boot
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine
+from baton.engine.execution.torch_engine import TorchEngine
 from baton.models.embedded import embedded_model
+from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import control_pb2, control_pb2_grpc, worker_pb2
 from baton.router.fleet.dialer import GrpcDialer
 from baton.runtime.config import Config, WorkerConfig
 from baton.runtime.errors import by_code
 from baton.runtime.grpc_links import credentials, open_channel
 from baton.runtime.links import LINK_PROTOCOL_VERSION
-from baton.runtime.registry import MemoryRegistry, WorkerRecord
+from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
 from baton.runtime.registry_client import InlineRegistry
+from tests.support.engine_probe import runner_of
 
 OK = grpc.StatusCode.OK
 
 
+class InProcess:
+    """A `WorkerProcess` within the test's own process, which cannot send it a signal. This class
+    alone touches its private parts: `drain` is what its signal handler and its orders call."""
+
+    def __init__(self, process: WorkerProcess, boot: Boot, engine: TorchEngine) -> None:
+        """`boot` is that of its first role."""
+        self._process = process
+        self.boot, self.engine, self.runner = boot, engine, runner_of(engine)
+
+    @property
+    def worker(self) -> DecodeWorker | PrefillWorker | None:
+        """The worker of the present role; None between two roles and after the last."""
+        return self._process._worker
+
+    def drain(self) -> None:
+        """Let it drain and end."""
+        self._process._role_control.drain()
+
+    def change_role(self, role: Role) -> None:
+        """Let it drain and serve `role`."""
+        self._process._role_control.change(role)
+
+
 def started(
-    role: Any, *, registry: MemoryRegistry | None = None, blocks: int = 8, **settings: Any
-) -> tuple[WorkerProcess, asyncio.Task[None], MemoryRegistry]:
+    role: Role, *, registry: MemoryRegistry | None = None, blocks: int = 8, **settings: Any
+) -> tuple[InProcess, asyncio.Task[None], MemoryRegistry]:
     """A whole worker process but for its loading, in this one: pool, NIXL, gRPC, admin port."""
     folder, registry = embedded_model(), registry or MemoryRegistry()
     engine = build_engine(
@@ -43,7 +68,8 @@ def started(
         config, role, f"{role}-0", os.urandom(16), folder, InlineRegistry(registry), secrets
     )
     process = WorkerProcess(made, engine)
-    return process, asyncio.create_task(process.run()), registry
+    serving = asyncio.create_task(process.run())
+    return InProcess(process, made, engine), serving, registry
 
 
 async def next_record(
