@@ -32,4 +32,4 @@ def made(scripted: ScriptedAgent) -> Iterator[tuple[NixlAgent, ScriptedAgent]]:
     agent = opened_agent()
     yield agent, scripted
     agent.stop()
-    assert not agent._thread.is_alive()
+    assert not agent.alive

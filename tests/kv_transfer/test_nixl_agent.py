@@ -221,7 +221,7 @@ def test_stopping_during_a_read_leaves_the_memory_registered(
     nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
     ended = nixl_agents.start_read(agent)
     agent.stop()
-    assert not agent._thread.is_alive()
+    assert not agent.alive
     assert not ended.reported and not scripted.log  # never a guess that it has ended
 
 

@@ -87,6 +87,6 @@ def test_a_stop_ends_the_copying(busy: tuple[NixlAgent, CopyingAgent, SegmentQue
     agent, fake, segments = busy
     agent.stop()
     posted = len(fake.posted)
-    assert not agent._thread.is_alive() and fake.log[-1] == "deregister"
+    assert not agent.alive and fake.log[-1] == "deregister"
     time.sleep(0.02)
     assert len(fake.posted) == posted and segments

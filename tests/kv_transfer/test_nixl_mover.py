@@ -26,6 +26,7 @@ from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.nixl_mover import NixlMover, NixlRead
 from baton.kv_transfer.preflight import described, first_json, measure
 from baton.runtime.errors import ReadFailed
+from tests.support.nixl_agents import agents_of, connected, queue_of
 
 pytestmark = pytest.mark.timed
 
@@ -146,13 +147,14 @@ async def test_too_many_waiting_pieces_are_refused_but_not_one_read(
     async with pool_server() as (_, peer), own_mover(segment_queue=4) as (mover, _):
         await mover.connect(peer)
         with monkeypatch.context() as held:
-            held.setattr(mover._segments, "take", lambda full=(): None)  # no thread takes any
+            held.setattr(queue_of(mover), "take", lambda full=(): None)  # no thread takes any
             alone = mover.read(peer.boot_id, range(5), range(5))
             another = mover.read(peer.boot_id, range(5, 6), range(5, 6))
             await ended(another)
             with pytest.raises(ReadFailed, match="too many READs"):
                 another.landed.result()
-        mover._wake()
+        for agent in agents_of(mover):
+            agent.wake()
         await ended(alone)
         alone.landed.result()
         small = mover.read(peer.boot_id, range(4), range(4))
@@ -257,7 +259,7 @@ async def test_a_connection_of_one_agent_only_is_taken_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with pool_server() as (_, peer), own_mover() as (mover, _):
-        first, second = mover._agents
+        first, second = agents_of(mover)
 
         def refuse(pool: PeerPool) -> None:
             raise ReadFailed("no room")
@@ -267,9 +269,9 @@ async def test_a_connection_of_one_agent_only_is_taken_back(
             with pytest.raises(ReadFailed, match="no room"):
                 await mover.connect(peer)
         await turn_of(first)
-        assert not first._peers
+        assert not connected(first)
         await mover.connect(peer)
-        assert peer.boot_id in first._peers and peer.boot_id in second._peers
+        assert peer.boot_id in connected(first) and peer.boot_id in connected(second)
 
 
 async def test_a_connection_that_comes_too_late_is_taken_back(
@@ -278,7 +280,7 @@ async def test_a_connection_that_comes_too_late_is_taken_back(
     """Under way in one agent's thread, or still waiting there, when its time is over."""
     monkeypatch.setattr(nixl_mover, "CONNECT_TIMEOUT_S", 0.2)
     async with pool_server() as (_, peer), own_mover() as (mover, _):
-        first, second = mover._agents
+        first, second = agents_of(mover)
         go = threading.Event()
         connect = second.connect
 
@@ -293,7 +295,7 @@ async def test_a_connection_that_comes_too_late_is_taken_back(
             go.set()
             await turn_of(second)
         await turn_of(first)
-        assert not first._peers and not second._peers
+        assert not connected(first) and not connected(second)
         go.clear()
         second.do(lambda: go.wait(DEADLINE_S) and None)
         with pytest.raises(ReadFailed, match="no connection within 0.2 s"):
@@ -301,7 +303,7 @@ async def test_a_connection_that_comes_too_late_is_taken_back(
         go.set()
         await turn_of(second)
         await turn_of(first)
-        assert not first._peers and not second._peers
+        assert not connected(first) and not connected(second)
 
 
 async def turn_of(agent: NixlAgent) -> None:
@@ -316,6 +318,6 @@ async def test_holding_progress_is_counted() -> None:
         mover.hold_progress()
         mover.hold_progress()
         mover.drop_progress()
-        assert mover._agent.holds == 1
+        assert agents_of(mover)[0].holds == 1
         mover.drop_progress()
-        assert mover._agent.holds == 0
+        assert agents_of(mover)[0].holds == 0

@@ -1,4 +1,8 @@
-"""NIXL agents over scripted bindings, and commands that run in an agent's thread."""
+"""NIXL agents over scripted bindings, and commands that run in an agent's thread.
+
+A mover hides its agents and their queue: no caller may wait for one of them. Tests of what a thread
+does, and of what is left when one fails, reach them only by this module.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ import numpy as np
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_agent import NixlAgent
+from baton.kv_transfer.nixl_mover import NixlMover
 from baton.kv_transfer.read_segments import Landed, cut
 from baton.kv_transfer.segment_queue import SegmentQueue
 from tests.support.handoff_stage import BLOCK_BYTES
@@ -31,6 +36,21 @@ def nixl_pool() -> HostPool:
 
 def nixl_peer(boot_id: bytes = PEER, name: bytes = b"peer") -> PeerPool:
     return PeerPool(boot_id, "nixl", name, 1 << 33, BLOCK_BYTES, 5, 3)
+
+
+def agents_of(mover: NixlMover) -> tuple[NixlAgent, ...]:
+    """Return the agents of `mover`; peers read through the first."""
+    return tuple(mover._agents)
+
+
+def queue_of(mover: NixlMover) -> SegmentQueue:
+    """Return the queue that the agents of `mover` take segments of READs from."""
+    return mover._segments
+
+
+def connected(agent: NixlAgent) -> set[bytes]:
+    """Return the boot ids of the peers that `agent` is connected to."""
+    return set(agent._peers)
 
 
 def there(agent: NixlAgent, action: Callable[[], Any]) -> Any:
