@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from baton.router.console.admin_port import AdminAccess
 from baton.runtime.cluster_config import SecurityConfig
 from baton.runtime.config import Config
 from baton.runtime.errors import BatonError, ConfigError
+from tests.support import serving_phases
 
 
 def prepared(instance: Instance, **config: Any) -> tuple[Serving, list[str]]:
@@ -37,7 +39,7 @@ def prepared(instance: Instance, **config: Any) -> tuple[Serving, list[str]]:
     said: list[str] = []
     options = ServeOptions(Config(**config), launcher="process")
     serving = Serving(options, said.append)
-    serving._prepare(instance, ModelSource(Path("/m"), "name"))
+    serving_phases.prepare(serving, instance, ModelSource(Path("/m"), "name"))
     return serving, said
 
 
@@ -58,7 +60,8 @@ def test_the_operators_key_is_kept_in_a_private_file(
 
 def test_without_an_admin_port_there_is_no_key(instance: Instance) -> None:
     options = ServeOptions(Config(), launcher="process", admin_port=NO_ADMIN)
-    Serving(options, lambda _: None)._prepare(instance, ModelSource(Path("/m"), "name"))
+    serving = Serving(options, lambda _: None)
+    serving_phases.prepare(serving, instance, ModelSource(Path("/m"), "name"))
     assert ADMIN_KEY not in read_environment(instance.folder)
     assert not (instance.folder / ADMIN_KEY_FILE).exists()
 
@@ -105,7 +108,7 @@ def test_certificates_are_renewed_while_it_serves(
             pass
 
     monkeypatch.setattr(Authority, "renew", renew)
-    serving._watch(instance, Idle())
+    serving_phases.watch(serving, instance, Idle())
     assert len(renewals) == 4
     assert "No space left" in said[-1] and "cannot be renewed" in said[-1]
 
@@ -117,7 +120,7 @@ def test_the_ready_line_names_grpc_where_it_is_served(tmp_path: Path, address: s
     reported: list[str] = []
     serving = Serving(ServeOptions(Config()), reported.append)
     model = ModelSource(tmp_path, "m")
-    serving._announce("http://127.0.0.1:8000", model, tmp_path)
+    serving_phases.announce(serving, "http://127.0.0.1:8000", model, tmp_path)
     assert reported[0].startswith("Ready at http://127.0.0.1:8000 after ")
     assert ("(gRPC at 127.0.0.1:8001)" in reported[0]) is (address is not None)
 
@@ -151,7 +154,7 @@ def test_a_supervisor_that_cannot_start_is_reported_once(
 
     again = put(instance, "decode-0", "running", 2, ended="with its supervisor")
     launcher = ScriptedLauncher(monkeypatch, fail, fail, fail, again, fail)
-    launcher.serving._watch(instance, launcher)
+    serving_phases.watch(launcher.serving, instance, launcher)
     failure = "the supervisor of decode-0 was not started: no process; the next attempt follows"
     assert launcher.said == [failure, "decode-0 died (with its supervisor); restarted", failure]
 
@@ -165,7 +168,7 @@ def test_a_job_that_cannot_start_yet_is_reported_and_ends_none(
     ]
     again = put(instance, "decode-0", "running", 5, ended="signal 9")
     launcher = ScriptedLauncher(monkeypatch, *waits, again)
-    launcher.serving._watch(instance, launcher)
+    serving_phases.watch(launcher.serving, instance, launcher)
     assert launcher.said == [
         "no process; the next attempt follows",
         "decode-0 died (signal 9); restarted",
@@ -185,7 +188,7 @@ def test_a_status_that_cannot_be_read_ends_nothing(
 
     monkeypatch.setattr(serve, "read_status", read)
     launcher = ScriptedLauncher(monkeypatch, *[lambda: None] * 5)
-    launcher.serving._watch(instance, launcher)
+    serving_phases.watch(launcher.serving, instance, launcher)
     assert left == [0] and len(launcher.said) == 1 and "too many open files" in launcher.said[0]
 
 
@@ -195,10 +198,10 @@ def test_a_job_that_was_given_up_ends_it_with_a_log_or_without(
     put(instance, "decode-0", "failed", 5, ended="exit code 1")()
     launcher = ScriptedLauncher(monkeypatch, *[lambda: None] * 5)
     with pytest.raises(ConfigError, match=r"\(exit code 1\)\. .*\nit cannot be read: .*decode-0"):
-        launcher.serving._watch(instance, launcher)
+        serving_phases.watch(launcher.serving, instance, launcher)
     (instance.folder / "decode-0.log").write_text("ValueError: a bug\n")
     with pytest.raises(ConfigError, match=r"The end of its log:\nValueError: a bug"):
-        launcher.serving._watch(instance, launcher)
+        serving_phases.watch(launcher.serving, instance, launcher)
 
 
 def test_a_line_that_cannot_be_said_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,15 +220,15 @@ class Ending:
 
     instance_id = "0" * 32
 
-    def __init__(self, folder: Path, during: Any = lambda: None) -> None:
+    def __init__(self, folder: Path, during: Callable[[], object] = lambda: None) -> None:
         self.folder, self.during = folder, during
         self.ended: list[tuple[str, bool]] = []
 
-    def end_job(self, name: str, hurried: Any) -> None:
+    def end_job(self, name: str, hurried: Callable[[], bool]) -> None:
         self.during()
         self.ended.append((name, hurried()))
 
-    def end(self, hurried: Any, sweep: Any) -> None:
+    def end(self, hurried: Callable[[], bool], sweep: Callable[[], None]) -> None:
         self.ended.append(("all", hurried()))
         sweep()
 
@@ -238,8 +241,8 @@ def test_the_router_ends_first_and_a_second_ctrl_c_hurries_all(
     said: list[str] = []
     serving = Serving(ServeOptions(Config()), said.append)
     serving.stop()
-    ending: Any = Ending(tmp_path, lambda: [serving.stop() for _ in range(presses - 1)])
-    serving._end(ending)
+    ending = Ending(tmp_path, lambda: [serving.stop() for _ in range(presses - 1)])
+    serving_phases.end(serving, ending)
     assert ending.ended == [("router", presses > 1), ("all", presses > 1)]
     assert len(said) == 2  # that it stops, and has stopped
 
@@ -251,8 +254,7 @@ def test_a_long_end_says_what_it_waits_for_and_how_to_cut_it(
     said: list[str] = []
     serving = Serving(ServeOptions(Config()), said.append)
     serving.stop()
-    ending: Any = Ending(tmp_path)
-    serving._end(ending)
+    serving_phases.end(serving, Ending(tmp_path))
     (reported,) = [line for line in said if "Ctrl-C again" in line]
     assert "open requests may finish" in reported
     assert [line for line in said if "all requests have ended" in line] == said[2:3]
@@ -264,12 +266,11 @@ def test_nothing_is_said_of_requests_once_the_router_has_ended(
     """As when a start fails, or with nothing open: it is the other processes that take long."""
 
     class Idle(Ending):
-        def end_job(self, name: str, hurried: Any) -> None: ...
+        def end_job(self, name: str, hurried: Callable[[], bool]) -> None: ...
 
     monkeypatch.setattr(serve, "REPORT_AFTER_S", -1.0)
     said: list[str] = []
-    ending: Any = Idle(tmp_path)
-    Serving(ServeOptions(Config()), said.append)._end(ending)
+    serving_phases.end(Serving(ServeOptions(Config()), said.append), Idle(tmp_path))
     assert not any("Ctrl-C again" in line for line in said)
     assert "waiting for the other processes" in said[1]
 
@@ -278,16 +279,17 @@ def test_what_ends_by_itself_is_no_second_signal(monkeypatch: pytest.MonkeyPatch
     """`baton demo --once` asked to end while its answer comes: others' requests may finish too."""
 
     class AtOnce:
-        def __init__(self, target: Any, daemon: bool) -> None:
+        def __init__(self, target: Callable[[], None], daemon: bool) -> None:
             self.start = target
 
     monkeypatch.setattr(serve, "threading", SimpleNamespace(Thread=AtOnce))
+    model = ModelSource(Path("/m"), "m")
     serving = Serving(ServeOptions(Config()), lambda _: None)
-    serving._afterwards(lambda *_: False, "http://x", ModelSource(Path("/m"), "m"))
-    assert serving._stopping and not serving._hurried
+    serving_phases.start_after_ready(serving, lambda *_: False, "http://x", model)
+    assert serving_phases.stop_state(serving) == (True, False)
     serving = Serving(ServeOptions(Config()), lambda _: None)
     serving.stop()
-    serving._afterwards(lambda *_: False, "http://x", ModelSource(Path("/m"), "m"))
-    assert not serving._hurried
+    serving_phases.start_after_ready(serving, lambda *_: False, "http://x", model)
+    assert serving_phases.stop_state(serving) == (True, False)
     serving.stop()
-    assert serving._hurried
+    assert serving_phases.stop_state(serving) == (True, True)
