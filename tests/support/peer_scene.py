@@ -12,7 +12,7 @@ from baton.kv_transfer import handshake
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
 from baton.kv_transfer.peers.bandwidth_probe import BandwidthProbe
-from baton.kv_transfer.peers.peer_client import grpc_dial
+from baton.kv_transfer.peers.peer_client import PeerClient, grpc_dial
 from baton.kv_transfer.peers.registered_peers import RegisteredPeers
 from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
@@ -54,6 +54,17 @@ class Peer(handoff_pb2_grpc.HandoffServicer):
         await context.read()
 
 
+class HangingRegistry(InlineRegistry):
+    """While it is `hung`, its file system does not answer."""
+
+    hung = False
+
+    def workers(self) -> asyncio.Future[list[WorkerRecord]]:
+        if self.hung:
+            return asyncio.get_running_loop().create_future()
+        return super().workers()
+
+
 class Scene:
     def __init__(self, peer: Peer, address: str, floor_gb_per_s: float = 0.0) -> None:
         self.peer, self.address = peer, address
@@ -61,12 +72,13 @@ class Scene:
         contact = BandwidthProbe(self.mover, BlockPool(8, 4), floor_gb_per_s)
         own = peer.handshake("decode-0", self.mover.describe())
         self.registry = MemoryRegistry()
+        self.registry_client = HangingRegistry(self.registry)
         self.peers = RegisteredPeers(
             lambda: own,
             self.mover,
             grpc_dial("token"),
             contact,
-            InlineRegistry(self.registry),
+            self.registry_client,
             20.0,
         )
 
@@ -81,5 +93,19 @@ class Scene:
         )
         await link.close()
 
+    # A decode worker asks `RegisteredPeers` for links, not which peers it knows: the methods below
+    # alone read its books.
+
     def known(self) -> set[bytes]:
         return set(self.peers._peers)
+
+    def client(self, boot_id: bytes) -> PeerClient:
+        return self.peers._peers[boot_id].client
+
+    async def first_contact_ended(self, boot_id: bytes) -> None:
+        """Wait for it, whether it succeeds or not, but no longer than 20 s."""
+        await asyncio.wait({self.peers._peers[boot_id].contact}, timeout=20)
+
+    def timed_out(self) -> list[bytes]:
+        """Return the boot ids whose last first contact failed or took too long, oldest first."""
+        return list(self.peers._timed_out)

@@ -125,7 +125,7 @@ async def test_a_slow_first_contact_yields_to_the_next_candidate(
         await scene.open(b"1" * 16)
     assert scene.peer.exchange.stuck == 1 and scene.known() == {b"1" * 16}
     scene.peer.exchange.release_stuck()
-    await asyncio.wait({scene.peers._peers[b"1" * 16].contact}, timeout=20)
+    await scene.first_contact_ended(b"1" * 16)
     measured = scene.peer.exchange.reads
     await scene.open(b"1" * 16)
     assert scene.peer.exchange.reads == measured and scene.peer.greetings == 1
@@ -187,9 +187,9 @@ async def test_an_unreached_peer_costs_later_requests_little(
                 await scene.open(b"1" * 16)
         assert so_far_s() < 0.45  # not for the greeting's time
     scene.peer.gate.set()
-    await asyncio.wait({scene.peers._peers[b"1" * 16].contact}, timeout=20)
+    await scene.first_contact_ended(b"1" * 16)
     await scene.open(b"1" * 16)
-    assert scene.peers._timed_out == {}
+    assert scene.timed_out() == []
 
 
 async def test_unreached_peers_are_remembered_within_bounds(
@@ -201,7 +201,7 @@ async def test_unreached_peers_are_remembered_within_bounds(
         scene.peer.restart(b"x" * 16)  # so that each handshake fails
         with pytest.raises(Unavailable, match="has restarted"):
             await scene.open(life)
-    assert list(scene.peers._timed_out) == [b"2" * 16, b"3" * 16]
+    assert scene.timed_out() == [b"2" * 16, b"3" * 16]
 
 
 async def test_closing_ends_the_greetings_under_way(scene: Scene) -> None:

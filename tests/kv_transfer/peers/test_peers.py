@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import grpc
 import pytest
 
 from baton.kv_transfer.peers import registered_peers
@@ -15,7 +14,6 @@ from baton.proto import handoff_pb2_grpc, worker_pb2
 from baton.runtime.errors import Unavailable
 from baton.runtime.grpc_links import open_server
 from baton.runtime.registry import WorkerRecord
-from baton.runtime.registry_client import InlineRegistry
 from tests.support.peer_scene import Peer, Scene
 
 pytestmark = pytest.mark.timed
@@ -56,19 +54,12 @@ async def test_an_unreadable_registry_knows_no_worker(
         await scene.open(b"1" * 16)
 
 
-class Hung(InlineRegistry):
-    """Its file system does not answer."""
-
-    def workers(self) -> asyncio.Future[list[WorkerRecord]]:
-        return asyncio.get_running_loop().create_future()
-
-
 async def test_a_hung_registry_stops_no_handoff_to_a_known_worker(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registered_peers, "ANSWER_S", 0.05)
     await scene.open(b"1" * 16)
-    scene.peers._registry = Hung(scene.registry)
+    scene.registry_client.hung = True
     async with asyncio.timeout(20):
         await scene.open(b"1" * 16)
         assert scene.peer.greetings == 1
@@ -121,9 +112,9 @@ async def test_a_peer_that_has_drained_and_gone_leaves_no_trace(scene: Scene) ->
     await scene.open(b"1" * 16)
     async with another_peer(scene, b"2" * 16) as open:
         await open()
-        channel = scene.peers._peers[b"2" * 16].client._channel
+        client = scene.client(b"2" * 16)
     async with asyncio.timeout(20):
-        while channel.get_state() is grpc.ChannelConnectivity.READY:
+        while client.connected:
             await asyncio.sleep(0.01)
     assert scene.known() == {b"1" * 16, b"2" * 16}
     async with another_peer(scene, b"3" * 16) as open:
@@ -161,7 +152,7 @@ async def test_a_stream_bounds_its_wait_for_a_first_contact(scene: Scene) -> Non
         await scene.peers.open(candidate, 0.05)
     scene.peer.gate.set()
     async with asyncio.timeout(20):
-        while scene.peer.boot_id in scene.peers._timed_out:  # it goes on by itself
+        while scene.peer.boot_id in scene.timed_out():  # it goes on by itself
             await asyncio.sleep(0.01)
     await scene.open(b"1" * 16)
     assert scene.peer.greetings == 1
