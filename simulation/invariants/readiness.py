@@ -54,22 +54,22 @@ class Readiness:
 
     def _watch_next(self, process: WorkerProcess, for_s: float) -> None:
         """The next step that begins is the one that hangs."""
-        engine: Any = process.engine
-        step_s, begun = engine._step_s, False
+        engine = process.engine
+        step_s, begun = engine.step_s, False
 
         def watched(batch: StepBatch) -> float:
             nonlocal begun
-            begun, engine._step_s = True, step_s
+            begun, engine.step_s = True, step_s
             hangs = process.machine.hang_s > 0  # else it began after the fault was over
             if hangs and for_s > RED_S:  # on its machine, as a probe of `/readyz` does
                 asyncio.get_running_loop().call_later(RED_S, self._look, process, batch)
-            return float(step_s(batch))
+            return step_s(batch)
 
         def look() -> None:
             if not begun and self._is_judged(process) and process.pool.available:
                 self._breaches.append(f"{process.machine.name} hangs, and is not probed")
 
-        engine._step_s = watched
+        engine.step_s = watched
         if for_s > PROBED_S:
             process.machine.context.run(asyncio.get_running_loop().call_later, PROBED_S, look)
 

@@ -52,7 +52,7 @@ class VirtualSteps:
     def __init__(self, device: Device, step_s: Callable[[StepBatch], float]) -> None:
         self.draw_costs: DrawCosts = ZERO_COSTS  # `step_s` has all of a step's time
         self._device = device
-        self._step_s = step_s
+        self.step_s = step_s  # may change between two steps
         self.fail_steps = 0  # the next steps that fail, as a device would
         self.break_slices: set[int] = set()  # slices of the next step with numbers not finite
         self.memory_tokens = sys.maxsize  # slices of more do not fit into memory
@@ -116,7 +116,7 @@ class VirtualSteps:
             await self._idle
 
     def _begin(self) -> None:
-        step_s, loop = self._step_s(self.under_way[0]), asyncio.get_running_loop()
+        step_s, loop = self.step_s(self.under_way[0]), asyncio.get_running_loop()
         if step_s > 0:
             loop.call_later(step_s, self._end, step_s)
         else:

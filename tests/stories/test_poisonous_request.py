@@ -79,7 +79,7 @@ class Site:
         self.process = self.world.start_router("r0")
 
     def _watch(self, process: WorkerProcess) -> None:
-        before = process.engine._step_s
+        before = process.engine.step_s
 
         def step_s(batch: StepBatch) -> float:
             seeds = {draw.params.seed for piece in batch.slices for draw in piece.draws}
@@ -89,7 +89,7 @@ class Site:
                 self.hung.append(seeds)
             return before(batch) + HANG_S * hangs
 
-        process.engine._step_s = step_s
+        process.engine.step_s = step_s
 
     async def ask(self, number: int) -> Answer:
         answer = Answer(number)

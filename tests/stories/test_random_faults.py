@@ -48,7 +48,7 @@ class Disaster:
         self.step_s = self.dice.choice([0.0, 0.001, 0.004])
         self.faults = self.dice.choice([0.0, 0.1, 0.3])
         for node in [*self.cluster.prefill.values(), *self.cluster.decode.values()]:
-            node.engine._step_s = self._step_time
+            node.engine.step_s = self._step_time
         self.cluster.exchange.decide = self._fate
         self.cluster.exchange.checksum_s = self.dice.choice([0.0, 0.001])
         self.client = Client(self.cluster, "decode-0")
@@ -139,7 +139,7 @@ class Disaster:
         else:
             self.workers += 1
             node = self.cluster.add_prefill(f"late-{self.workers}", 30)
-            node.engine._step_s = self._step_time
+            node.engine.step_s = self._step_time
 
     async def run(self) -> None:
         for _ in range(self.dice.randint(10, 30)):
