@@ -3,7 +3,6 @@ and what a user may set, count or send is named in one of them."""
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 from prometheus_client import Counter, Gauge, Histogram
 
-from baton.deploy.cli import main
 from baton.deploy.control import control_metrics
 from baton.deploy.nodes import fleet_metrics
 from baton.engine.spec.families import FAMILIES
@@ -20,6 +18,8 @@ from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
 from baton.runtime import handoff_metrics, metrics
 from baton.runtime.config import section_names
 from baton.runtime.settings import loading as settings
+from tests.support.command_parsers import commands, flags_of
+from tests.support.metric_values import label_names
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
@@ -127,26 +127,11 @@ def test_targets_that_are_named_exist(page: str) -> None:
     assert set(named) - there == set()
 
 
-def commands() -> dict[str, argparse.ArgumentParser]:
-    (choices,) = (a.choices for a in main.parser()._actions if a.dest == "command")
-    assert isinstance(choices, dict)
-    return choices
-
-
 def orders(text: str) -> Iterator[tuple[str, list[str]]]:
     """Commands of ours in code, and the flags that they are given."""
     for line in (*SPAN.findall(text), *text.splitlines()):
         if found := re.match(r"(?:\.venv/bin/)?baton ([a-z]+)(?![\w.])(.*)", line):
             yield found[1], re.findall(r"(?<!\w)--[a-z-]+", found[2].partition("#")[0])
-
-
-def flags_of(command: argparse.ArgumentParser) -> set[str]:
-    """The flags of a command and of its actions."""
-    found = set(command._option_string_actions)
-    for action in command._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            found.update(*(flags_of(each) for each in action.choices.values()))
-    return found
 
 
 @everywhere
@@ -170,7 +155,7 @@ def row(metric: Counter | Gauge | Histogram) -> str:
     (family,) = metric.collect()
     name = family.name + ("_total" if family.type == "counter" else "")
     labels = []
-    for label in metric._labelnames:
+    for label in label_names(metric):
         values = dict.fromkeys(sample.labels[label] for sample in family.samples)
         labels.append(f"`{label}`" + (f": {', '.join(values)}" if values else ""))
     return f"| `{name}` | {family.type} | {'; '.join(labels)} | {family.documentation} |"

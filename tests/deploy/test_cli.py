@@ -15,6 +15,7 @@ from baton.deploy.cli.arguments import flags_of
 from baton.deploy.host.restarts import CONFIG_EXIT
 from baton.runtime.errors import ConfigError
 from baton.runtime.settings.loading import load
+from tests.support.command_parsers import commands, helps_of
 
 COMMANDS = main.COMMANDS
 
@@ -33,8 +34,7 @@ def test_help_names_every_command() -> None:
     done = baton("--help")
     assert done.returncode == 0
     assert [name for name in COMMANDS if f"\n    {name}" not in done.stdout] == []
-    (commands,) = (a.choices for a in main.parser()._actions if a.dest == "command")
-    assert sorted(commands or ()) == sorted(COMMANDS)
+    assert sorted(commands()) == sorted(COMMANDS)
 
 
 def test_no_command_prints_the_help() -> None:
@@ -64,17 +64,16 @@ def test_each_command_explains_itself(command: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_flag_is_explained(command: str) -> None:
-    (commands,) = (a.choices for a in main.parser()._actions if a.dest == "command")
-    assert isinstance(commands, dict) and commands[command].description
-    reported = {action.dest: action.help for action in commands[command]._actions}
+    parser = commands()[command]
+    assert parser.description
+    reported = helps_of(parser)
     assert [name for name, words in reported.items() if not words] == []
 
 
 def test_the_demo_reports_its_actual_placement() -> None:
-    (commands,) = (a.choices for a in main.parser()._actions if a.dest == "command")
-    assert isinstance(commands, dict)
+    known = commands()
     for name, default in (("serve", "auto"), ("demo", "disaggregated")):
-        reported = " ".join(commands[name].format_help().split())
+        reported = " ".join(known[name].format_help().split())
         assert f"(router.placement; default: {default})" in reported
 
 

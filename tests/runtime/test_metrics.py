@@ -15,6 +15,7 @@ from baton.deploy.nodes import fleet_metrics
 from baton.runtime import handoff_metrics, metrics
 from baton.runtime.exposition.process_gauges import set_pool_gauges
 from baton.runtime.metric_factory import POOL_STATES
+from tests.support.metric_values import label_names
 
 OURS = {
     name: metric
@@ -108,7 +109,7 @@ def test_kv_use_is_what_no_allocation_could_get(
 
 def test_no_metric_is_labelled_by_an_id() -> None:
     for metric in OURS.values():
-        assert set(metric._labelnames) <= {
+        assert set(label_names(metric)) <= {
             "outcome",
             "reason",
             "decision",

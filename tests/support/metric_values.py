@@ -12,6 +12,22 @@ def metric_value(metric: Counter | Gauge) -> float:
     return found
 
 
+def label_names(metric: Counter | Gauge | Histogram) -> tuple[str, ...]:
+    """Return the names of the labels. prometheus_client shows them only in series that exist."""
+    return tuple(metric._labelnames)
+
+
+def bucket_counts(histogram: Histogram) -> dict[float, float]:
+    """Return the observations in each bucket, without those of lower ones, by its upper bound."""
+    (family,) = histogram.collect()
+    counts, below = dict[float, float](), 0.0
+    for sample in family.samples:
+        if sample.name.endswith("_bucket"):
+            counts[float(sample.labels["le"])] = sample.value - below
+            below = sample.value
+    return counts
+
+
 def metric_sum(histogram: Histogram) -> float:
     """Return the sum of all observations."""
     (family,) = histogram.collect()
