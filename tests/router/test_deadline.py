@@ -14,10 +14,11 @@ import pytest
 
 from baton.proto import worker_pb2
 from baton.router.requests.deadline import deadline_of, until
-from baton.router.text.tokenizer import ENCODE_THREADS, HfTokenizer
+from baton.router.text.tokenizer import ENCODE_THREADS
 from baton.runtime.errors import DeadlineExceeded, InvalidRequest
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
+from tests.support.encoding_threads import before_all_encoding
 from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
 
 pytestmark = pytest.mark.timed
@@ -142,14 +143,12 @@ async def test_while_the_prompt_waits_for_a_tokenizer_thread(
 ) -> None:
     go = threading.Event()
     begun: list[str] = []
-    encode = HfTokenizer._encode
 
-    def hold(self: HfTokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    def hold(text: str) -> None:
         begun.append(text)
         assert go.wait(30)
-        return encode(self, text, add_special_tokens)
 
-    monkeypatch.setattr(HfTokenizer, "_encode", hold)
+    before_all_encoding(monkeypatch, hold)
 
     async def ask(seconds: float) -> tuple[int, float]:
         started_s = asyncio.get_running_loop().time()

@@ -33,7 +33,7 @@ async def test_a_worker_that_fails_everything_is_not_retried_at_once() -> None:
                 break
         assert active_request.over and active_request.error is None
     assert len(scene.link(0).submits()) == 5
-    assert scene.dispatcher._circuits.counts(asyncio.get_running_loop().time())["open"] == 1
+    assert scene.fleet.circuits.counts(asyncio.get_running_loop().time())["open"] == 1
 
 
 def held(scene: Any, number: int, request_id: str, attempt: int) -> bool:
@@ -53,7 +53,7 @@ async def test_busy_and_draining_workers_are_no_outliers() -> None:
             await scene.settle_down()
             scene.link(0).load.draining = False
     now_s = asyncio.get_running_loop().time()
-    assert scene.dispatcher._circuits.counts(now_s)["open"] == 0
+    assert scene.fleet.circuits.counts(now_s)["open"] == 0
     await scene.dispatcher.close()
 
 

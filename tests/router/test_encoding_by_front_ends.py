@@ -14,7 +14,8 @@ import pytest
 
 from baton.proto import client_pb2
 from baton.router.text import tokenizer as tokenizer_module
-from baton.router.text.tokenizer import ENCODE_THREADS, HfTokenizer
+from baton.router.text.tokenizer import ENCODE_THREADS, HfTokenizer, Text
+from tests.support.encoding_threads import before_all_encoding
 from tests.support.router_process import (
     FAST_ROUTER,
     RunningRouter,
@@ -33,21 +34,20 @@ class EncodingThreads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
         self.go.set()
-        self.asked: list[Any] = []
+        self.asked: list[Text] = []
         self.begun: list[str] = []
-        encode, work = HfTokenizer.encode, HfTokenizer._encode
+        encode = HfTokenizer.encode
 
-        async def asking(own: HfTokenizer, text: Any, *, add_special_tokens: bool) -> list[int]:
+        async def asking(own: HfTokenizer, text: Text, *, add_special_tokens: bool) -> list[int]:
             self.asked.append(text)
             return await encode(own, text, add_special_tokens=add_special_tokens)
 
-        def wait(own: HfTokenizer, text: str, add_special_tokens: bool) -> list[int]:
-            self.begun.append(text)
-            assert self.go.wait(20)
-            return work(own, text, add_special_tokens)
-
         monkeypatch.setattr(HfTokenizer, "encode", asking)
-        monkeypatch.setattr(HfTokenizer, "_encode", wait)
+        before_all_encoding(monkeypatch, self._wait)
+
+    def _wait(self, text: str) -> None:
+        self.begun.append(text)
+        assert self.go.wait(20)
 
 
 @pytest.fixture

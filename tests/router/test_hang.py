@@ -91,10 +91,10 @@ async def test_a_silent_worker_is_not_ready_within_two_seconds(
     """With the default times. Its link stands for longer, and what it has stays there."""
     async with router(config=DEFAULTS) as running:
         worker = running.workers["decode-0"]
-        assert await running._ready()
+        assert await running.is_ready()
 
         async def red() -> bool:
-            return not await running._ready()
+            return not await running.is_ready()
 
         async with fair_watch() as so_far_s:
             worker.silent = True
@@ -126,10 +126,10 @@ async def test_late_tokens_of_an_old_attempt_are_refused(router: StartRouter, al
         wrong = worker_pb2.StepOutputs()
         for index in range(3, 6):  # tokens that the answer must not hold
             wrong.outputs.add(request_id=held.submit.request_id, attempt=1, index=index, token=5)
-        hung._emit(wrong)
+        hung.emit(wrong)
         hung.overdue_ms, hung.pause_at = 0, None
         await eventually(lambda: other.seen("submit")[-1].attempt == 2)
-        hung._emit(wrong)
+        hung.emit(wrong)
         assert (await answer).json()["choices"][0]["text"] == whole
 
 
@@ -151,7 +151,7 @@ async def test_another_boot_of_a_worker_cannot_speak_for_the_previous(
         wrong = worker_pb2.StepOutputs()
         for index in range(6):
             wrong.outputs.add(request_id=held.submit.request_id, attempt=1, index=index, token=5)
-        worker._emit(wrong)
+        worker.emit(wrong)
         worker.pause_at = None
         assert (await answer).json()["choices"][0]["text"] == whole
 
@@ -205,7 +205,7 @@ async def test_a_prompt_does_not_wait_for_a_hung_second_candidate(
             assert len(decode.seen("submit")) == 1  # it waits for the other one
         turned = {"request_id": submit.request_id, "attempt": 1, "prefill_boot_id": second.boot_id}
         asked = worker_pb2.PrefillSwitch(**turned, failed_boot_ids=[first.boot_id])
-        decode._emit(worker_pb2.StepOutputs(prefill_switches=[asked]))
+        decode.emit(worker_pb2.StepOutputs(prefill_switches=[asked]))
         hung.overdue_ms = 60_000
         await eventually(lambda: len(decode.seen("submit")) == 2)
         again = decode.seen("submit")[1]

@@ -18,6 +18,7 @@ from baton.router.text import tokenizer as tokenizer_module
 from baton.router.text.encode_queue import LONG_TEXT_CHARS, on_behalf_of
 from baton.router.text.tokenizer import ENCODE_THREADS, HfTokenizer
 from baton.runtime.errors import InvalidRequest, Overloaded
+from tests.support.encoding_threads import before_encoding
 
 
 class Held:
@@ -27,14 +28,11 @@ class Held:
         self.tokenizer = HfTokenizer(folder / "tokenizer.json", queue)
         self.go = threading.Event()
         self.begun: list[str] = []
-        encode = self.tokenizer._encode
+        before_encoding(self.tokenizer, self._wait)
 
-        def wait(text: str, add_special_tokens: bool) -> list[int]:
-            self.begun.append(text)
-            assert self.go.wait(20)
-            return encode(text, add_special_tokens)
-
-        self.tokenizer._encode = wait  # type: ignore[method-assign]
+    def _wait(self, text: str) -> None:
+        self.begun.append(text)
+        assert self.go.wait(20)
 
     async def ask(self, text: str) -> asyncio.Task[list[int]]:
         """It has its place, or has been refused."""

@@ -40,9 +40,9 @@ class RunningRouter:
     admin: httpx.AsyncClient | None = None  # of the admin port, with the operator's key
 
     async def ready(self) -> None:
-        await eventually(lambda: self._ready())
+        await eventually(lambda: self.is_ready())
 
-    async def _ready(self) -> bool:
+    async def is_ready(self) -> bool:
         return (await self.http.get("/readyz")).status_code == 200
 
     async def chat(self, **fields: Any) -> httpx.Response:

@@ -263,7 +263,7 @@ class ScriptedWorker:
                 else:
                     step.outputs.append(output)
             held.outputs.extend(step.outputs)
-            self._emit(step)
+            self.emit(step)
 
     def _output(
         self, submit: worker_pb2.Submit, choice: int, accepted: list[int]
@@ -312,7 +312,7 @@ class ScriptedWorker:
                 found.top_logprobs.append(-0.25 - place)
         return found
 
-    def _emit(self, step: worker_pb2.StepOutputs) -> None:
+    def emit(self, step: worker_pb2.StepOutputs) -> None:
         for stream in self._streams:
             stream.put_nowait(worker_pb2.WorkerMessage(outputs=step))
             if self.echo_stale and step.outputs:
