@@ -10,6 +10,7 @@ import pytest
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.runtime.errors import OutOfBlocks
 from baton.runtime.identity import chain, root
+from tests.support.pool_books import PoolBooks, books_of
 
 SIZE = 4
 ROOT = root(b"key", "model", "float32")
@@ -255,27 +256,28 @@ def test_what_runs_counts_for_its_tenant_too() -> None:
 @pytest.mark.parametrize(
     ("cook", "says"),
     [
-        (lambda pool, held, cached: setattr(pool._blocks[held], "hold", -1), "held, cached, free"),
-        (lambda pool, held, cached: setattr(pool._blocks[held], "hold", 1), "the largest 1"),
-        (lambda pool, held, cached: pool._blocks[held].holds.__setitem__(0, 0), "has holds"),
-        (lambda pool, held, cached: pool._blocks[7].holds.__setitem__(2, -1), "has holds"),
-        (lambda pool, held, cached: pool._blocks[7].holds.__setitem__(2, 1), "has holds"),
-        (lambda pool, held, cached: setattr(pool._blocks[7], "identity", b"x" * 16), "is free"),
-        (lambda pool, held, cached: setattr(pool._blocks[cached], "identity", None), "is cached"),
-        (lambda pool, held, cached: pool._free.append(pool._free[0]), "twice in the free list"),
-        (lambda pool, held, cached: pool._by_hold.__setitem__(0, 5), "by hold"),
-        (lambda pool, held, cached: pool._free.remove(7), "held, cached, free"),
+        (lambda its, held, cached: setattr(its.blocks[held], "hold", -1), "held, cached, free"),
+        (lambda its, held, cached: setattr(its.blocks[held], "hold", 1), "the largest 1"),
+        (lambda its, held, cached: its.blocks[held].holds.__setitem__(0, 0), "has holds"),
+        (lambda its, held, cached: its.blocks[7].holds.__setitem__(2, -1), "has holds"),
+        (lambda its, held, cached: its.blocks[7].holds.__setitem__(2, 1), "has holds"),
+        (lambda its, held, cached: setattr(its.blocks[7], "identity", b"x" * 16), "is free"),
+        (lambda its, held, cached: setattr(its.blocks[cached], "identity", None), "is cached"),
+        (lambda its, held, cached: its.free.append(its.free[0]), "twice in the free list"),
+        (lambda its, held, cached: its.by_hold.__setitem__(0, 5), "by hold"),
+        (lambda its, held, cached: its.free.remove(7), "held, cached, free"),
     ],
 )
 def test_books_that_do_not_balance_are_found(
-    cook: Callable[[BlockPool, int, int], None], says: str
+    cook: Callable[[PoolBooks, int, int], None], says: str
 ) -> None:
     pool = BlockPool(8, SIZE)
     cached(pool, [1] * SIZE, b"")
-    (kept,) = pool._evictable
+    books = books_of(pool)
+    (kept,) = books.evictable
     (held,) = pool.allocate(1, Hold.USED)
     assert 7 not in (kept, held)
     pool.check()
-    cook(pool, held, kept)
+    cook(books, held, kept)
     with pytest.raises(RuntimeError, match=says):
         pool.check()
