@@ -7,11 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
+
+from tests.support.benchmark_runs import Measure, Reported
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parents[1]
@@ -24,16 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.nightly)
 
 
-class Reported(NamedTuple):
-    """What a benchmark wrote, the figures in it by their names, and what it printed."""
-
-    written: dict[str, Any]
-    figures: dict[str, Any]
-    printed: str
-
-
 @pytest.fixture
-def measured(tmp_path: Path) -> Callable[..., Reported]:
+def measured(tmp_path: Path) -> Measure:
     """`measured("handoff", "--rounds=1")`: what `python -m benchmarks.handoff --quick` tells."""
 
     def run(name: str, *flags: str, timeout_s: float = 110.0) -> Reported:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from baton.decode_worker import scheduler as decode_scheduler
@@ -12,6 +10,7 @@ from baton.planner.traces import TraceRequest
 from baton.prefill_worker import scheduler as prefill_scheduler
 from benchmarks.chunk_orders.__main__ import alone_s, figure, simulated, traffic
 from benchmarks.fleets.chunk_orders import ORDERS, prompts_in_order
+from tests.support.benchmark_runs import Measure
 
 
 def ended(order: str, lengths: list[int]) -> list[int]:
@@ -54,7 +53,7 @@ def test_a_prompt_alone_takes_the_time_of_its_steps() -> None:
     assert found.ttft_s == pytest.approx(alone_s(1500), rel=0.05)
 
 
-def test_it_writes_its_figures(measured: Any) -> None:
+def test_it_writes_its_figures(measured: Measure) -> None:
     _, figures, printed = measured("chunk_orders")
     assert len(figures) == 3 * len(ORDERS)
     assert "longest" in figures["simulated_mixed_shared"]["beside"]

@@ -4,20 +4,18 @@ number of workers is judged, is whole here too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from baton.planner.fleet_size import SizeDecision, SizeStep
 from baton.planner.traffic_patterns import Pattern, steady
 from baton.simulation.capacity.layout import Objectives
 from benchmarks.controller.breach_watch import Breach, BreachWatch
 from benchmarks.controller.controller_cases import LLAMA, ControllerCase
 from benchmarks.controller.worker_number import BLIND_S, BOUNDS, ask_delays
-from tests.benchmarks.conftest import Reported
+from tests.support.benchmark_runs import Measure
 from tests.support.shared_traces import shared_trace
 
 
 def test_the_controller_decides_and_rarely_reverses(
-    measured: Callable[..., Reported],
+    measured: Measure,
 ) -> None:
     trace = shared_trace("mooncake/conversation_trace.jsonl")
     reported = measured("controller", f"--trace={trace}", timeout_s=900.0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from tests.support.benchmark_runs import Measure
 
 STEPS = ("prefill_1024", "decode_bs32", "decode_bs1")
 
 
-def test_it_writes_its_figures(measured: Any) -> None:
+def test_it_writes_its_figures(measured: Measure) -> None:
     written, figures, _ = measured("deterministic", "--rounds=1")
     for step in STEPS:
         assert figures[f"deterministic_cost_{step}"]["value"] > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
 
 import pytest
 
@@ -21,6 +20,7 @@ from benchmarks.disaggregation.traffic_shapes import (
     Pace,
     stream_gaps,
 )
+from tests.support.benchmark_runs import Measure
 
 PACE = Pace(2.0, 3.0)
 
@@ -88,7 +88,7 @@ def test_cells_are_predicted_on_virtual_time() -> None:
 
 
 @pytest.mark.timeout(900)  # two fleets start, and answer some minutes of traffic at their pace
-def test_real_fleets_are_measured(measured: Any) -> None:
+def test_real_fleets_are_measured(measured: Measure) -> None:
     written, found, printed = measured("disaggregation", timeout_s=900)
     assert found["rounds"]["value"] == 1
     assert found["itl_p99_alone_ms"]["value"] > 0 and found["itl_p99_ratio"]["value"] > 0

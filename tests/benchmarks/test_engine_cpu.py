@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.benchmark_runs import Measure
+
 NAMED = {
     "prefill_mfu_1024",
     "decode_mbu_bs1",
@@ -18,7 +20,7 @@ NAMED = {
 }
 
 
-def test_it_writes_its_figures(tmp_path: Path, measured: Any) -> None:
+def test_it_writes_its_figures(tmp_path: Path, measured: Measure) -> None:
     peer = tmp_path / "python"
     script = Path(__file__).with_name("scripted_peer.py")
     peer.write_text(f'#!/bin/sh\nshift 2\nexec "{sys.executable}" "{script}" "$@"\n')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from tests.support.benchmark_runs import Measure
 
 NAMED = {
     "read_efficiency",
@@ -14,7 +14,7 @@ NAMED = {
 }
 
 
-def test_it_writes_its_figures(measured: Any) -> None:
+def test_it_writes_its_figures(measured: Measure) -> None:
     written, figures, printed = measured(
         "handoff", "--rounds=1", "--unlike-rounds=1", timeout_s=600
     )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from baton.models.embedded import embedded_model
+from tests.support.benchmark_runs import Measure
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's counters")
-def test_it_writes_its_figures(measured: Any) -> None:
+def test_it_writes_its_figures(measured: Measure) -> None:
     _, figures, _ = measured("loading", "--rounds=1", "--threads=2")
     seconds = figures["load_s"]["value"], figures["load_one_thread_s"]["value"]
     assert min(seconds) > 0

@@ -17,11 +17,13 @@ CODE = grpc.StatusCode
 SAID = (("x-request-id", "req-1"),)
 COME_AGAIN = (*SAID, ("retry-after", "1"))
 
+Refusal = tuple[grpc.StatusCode, tuple[tuple[str, str], ...]]
+
 
 class Scripted(client_pb2_grpc.InferenceServicer):
     """Answers after `wait_s`, or refuses with a code and trailers."""
 
-    def __init__(self, wait_s: float = 0.0, refusal: Any = None) -> None:
+    def __init__(self, wait_s: float = 0.0, refusal: Refusal | None = None) -> None:
         self.wait_s, self.refusal = wait_s, refusal
         self.prompts: list[str] = []
 
@@ -68,7 +70,9 @@ async def test_an_answer_in_time_is_good() -> None:
         ((CODE.UNAVAILABLE, ()), 0, 0, 0),  # not the router's word
     ],
 )
-async def test_what_a_status_counts_as(refusal: Any, status: int, timed: int, untold: int) -> None:
+async def test_what_a_status_counts_as(
+    refusal: Refusal, status: int, timed: int, untold: int
+) -> None:
     seen = LoadResults()
     async with client_of(Scripted(wait_s=0.02, refusal=refusal)) as client:
         await client.complete(seen)

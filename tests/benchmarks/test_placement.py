@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from tests.benchmarks.conftest import Reported
+from tests.support.benchmark_runs import Measure
 from tests.support.shared_traces import shared_trace
 
 
-def test_p99_is_lower_at_no_less_goodput(measured: Callable[..., Reported]) -> None:
+def test_p99_is_lower_at_no_less_goodput(measured: Measure) -> None:
     trace = shared_trace("mooncake/conversation_trace.jsonl")
     reported = measured("placement", f"--trace={trace}", "--requests=1500", timeout_s=600.0)
     assert reported.figures["ttft_p99_ratio_worst"]["value"] < 0.9, reported.printed
@@ -16,7 +14,7 @@ def test_p99_is_lower_at_no_less_goodput(measured: Callable[..., Reported]) -> N
     assert reported.figures["goodput_ratio_worst"]["holds"], reported.printed
 
 
-def test_requests_are_drawn_without_a_trace(measured: Callable[..., Reported]) -> None:
+def test_requests_are_drawn_without_a_trace(measured: Measure) -> None:
     reported = measured("placement", "--drawn", "--requests=60")
     assert "drawn lengths" in reported.printed
     assert 0 < reported.figures["ttft_p99_ratio_worst"]["value"] < 10

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from tests.support.benchmark_runs import Measure
 
-def test_it_writes_its_figures(measured: Any) -> None:
+
+def test_it_writes_its_figures(measured: Measure) -> None:
     _, figures, _ = measured("quantized_answers")
     assert figures.keys() == {
         "exact_bf16",

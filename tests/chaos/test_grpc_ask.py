@@ -106,7 +106,9 @@ BROKEN_OFF: Abort = (CODE.UNAVAILABLE, ())
         (((CODE.DEADLINE_EXCEEDED, ()),), Outcome.FAILED, 0),
     ],
 )
-async def test_what_an_answer_counts_as(parts: Any, outcome: Outcome, tokens: int) -> None:
+async def test_what_an_answer_counts_as(
+    parts: tuple[list[bytes] | Abort, ...], outcome: Outcome, tokens: int
+) -> None:
     router = Scripted(*parts)
     async with clients_of(router) as clients:
         trace = await clients.ask(ASK)

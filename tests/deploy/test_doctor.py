@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from baton.deploy.cli import doctor
-from baton.deploy.cli.doctor import GIB, Finding
+from baton.deploy.cli.doctor import GIB, Finding, Level
 from baton.deploy.host.authority import Authority
 from baton.deploy.host.instance import Instance
 from baton.runtime import metrics
@@ -315,7 +315,7 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(("level", "code"), [("ok", 0), ("warn", 0), ("fail", 1)])
 def test_only_failures_make_the_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], level: Any, code: int
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], level: Level, code: int
 ) -> None:
     finding = Finding("disk", level, "so and so", "do this")
     monkeypatch.setattr(doctor, "checks", lambda _: [("disk", lambda: finding)])

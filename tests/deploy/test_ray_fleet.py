@@ -121,7 +121,9 @@ def test_an_actor_outlives_its_driver_and_its_node() -> None:
         (False, NodeChoice("10.0.0.9"), "SPREAD"),
     ],
 )
-def test_an_actor_is_made_on_the_chosen_node(pack: bool, node: NodeChoice, strategy: Any) -> None:
+def test_an_actor_is_made_on_the_chosen_node(
+    pack: bool, node: NodeChoice, strategy: str | tuple[str, bool, bool]
+) -> None:
     ray = ScriptedRay()
     RayFleet(ray, pack=pack).make(ORDER, node)
     assert ray.options[0]["scheduling_strategy"] == strategy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -234,7 +235,9 @@ def test_a_pod_without_a_successor_ends_the_wait(quick: None) -> None:
         Replacement("ray", 0.1, cluster.kubectl).run()
 
 
-def test_errors_of_kubectl_name_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_errors_of_kubectl_name_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="not on PATH"):
         kubectl_in("llm")(("get", "pods"), 5.0)

@@ -25,7 +25,7 @@ REASONS = {client_pb2.STOP: "stop", client_pb2.LENGTH: "length"}
 
 
 @pytest.fixture
-async def stub(pair: Cluster) -> AsyncIterator[Any]:
+async def stub(pair: Cluster) -> AsyncIterator[client_pb2_grpc.InferenceStub]:
     address = (pair.folder / "router.grpc_address").read_text().strip()
     async with grpc.aio.insecure_channel(address) as channel:
         yield client_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
@@ -55,7 +55,10 @@ async def collect(call: Any) -> tuple[dict[int, tuple[str, str]], client_pb2.Usa
 )
 @pytest.mark.parametrize("kind", ["prompt", "messages"])
 async def test_the_same_tokens_by_grpc_as_by_http(
-    stub: Any, client: httpx.AsyncClient, kind: str, fields: dict[str, Any]
+    stub: client_pb2_grpc.InferenceStub,
+    client: httpx.AsyncClient,
+    kind: str,
+    fields: dict[str, Any],
 ) -> None:
     source: dict[str, Any] = {"prompt": LONG} if kind == "prompt" else {"messages": [USER]}
     path = "/v1/completions" if kind == "prompt" else "/v1/chat/completions"
@@ -95,7 +98,7 @@ MORE_DELAYS_S = [
 @pytest.mark.parametrize("delay_s", [0.0, 0.1, *MORE_DELAYS_S])
 @pytest.mark.parametrize("way", ["cancel", "deadline"])
 async def test_what_a_client_gives_up_is_freed(
-    pair: Cluster, stub: Any, way: str, delay_s: float
+    pair: Cluster, stub: client_pb2_grpc.InferenceStub, way: str, delay_s: float
 ) -> None:
     """The delays reach from tokenizing over queue, prefill and fetch into decoding."""
     asked = client_pb2.GenerateRequest(

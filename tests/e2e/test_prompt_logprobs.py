@@ -17,7 +17,9 @@ MESSAGE = "a long walk along the river and over the hill " * 12
 
 
 @pytest.mark.parametrize("fleet", ["pair", "alone"])
-def test_echo_scores_a_prompt_as_transformers_does(fleet: str, request: Any) -> None:
+def test_echo_scores_a_prompt_as_transformers_does(
+    fleet: str, request: pytest.FixtureRequest
+) -> None:
     cluster = request.getfixturevalue(fleet)
     with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0) as client:
         fields: Any = {"prompt_logprobs": 1, "return_token_ids": True}

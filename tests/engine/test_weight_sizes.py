@@ -17,6 +17,7 @@ from baton.engine.model.experts import ListedExperts
 from baton.engine.model.linear import PlainMatrix
 from baton.engine.model.quantized_weight import QuantizedWeight
 from baton.engine.spec.model_spec import read_spec
+from baton.engine.spec.quantization_config import LoadQuantization
 from baton.engine.spec.rank_split import RankSplit, spec_of_rank
 from baton.engine.spec.weight_sizes import weight_sizes
 from tests.support.published_models import PUBLISHED, write_config
@@ -73,7 +74,7 @@ def test_sizes_are_those_of_the_tensors_held(folder: Path, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_quantised_sizes_are_those_held(folder: Path, quantization: Any) -> None:
+def test_quantised_sizes_are_those_held(folder: Path, quantization: LoadQuantization) -> None:
     spec = read_spec(folder)
     columns = [spec.hidden_size, spec.ffn_size, spec.heads * spec.head_dim]
     if quantization == "int4" and (spec.latent or spec.experts or any(c % 32 for c in columns)):

@@ -11,6 +11,7 @@ import pytest
 from baton.kv_transfer.memory_mover import Fate
 from baton.proto import handoff_pb2
 from baton.runtime.errors import (
+    BatonError,
     EngineError,
     InvalidRequest,
     LeaseLost,
@@ -170,7 +171,7 @@ def test_a_failed_read_ends_the_handoff_without_quarantine() -> None:
         (ZeroDivisionError("secret"), EngineError),
     ],
 )
-def test_a_granters_failure_midway_is_reported(error: Any, seen: Any) -> None:
+def test_a_granters_failure_midway_is_reported(error: Exception, seen: type[BatonError]) -> None:
     stage = handoff_stage.Stage()
     prompt = handoff_stage.ScriptedPrompt(
         [handoff_stage.computed(0, handoff_stage.THEIRS[:2]), 0.1, error]

@@ -67,7 +67,7 @@ def test_advice_is_shown_until_it_is_old() -> None:
         changed("alternatives", 0, "low", to="0.5"),
     ],
 )
-def test_a_wrong_field_is_refused_and_the_last_advice_stays(body: Any) -> None:
+def test_a_wrong_field_is_refused_and_the_last_advice_stays(body: dict[str, Any]) -> None:
     scene = Board()
     scene.post(ADVICE)
     with pytest.raises(InvalidRequest):

@@ -175,7 +175,7 @@ MESSAGES = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_any_tools_and_messages_are_a_prompt_or_a_refusal(
-    tool_templates: dict[str, str], data: Any
+    tool_templates: dict[str, str], data: st.DataObject
 ) -> None:
     name = data.draw(st.sampled_from(sorted(tool_templates)))
     if name not in PROMPTS:

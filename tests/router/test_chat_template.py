@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.templates.model_card import read_card
 from baton.runtime.errors import InvalidRequest, ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 CHATML = """{%- if messages[0]['role'] == 'system' %}
@@ -104,7 +107,7 @@ TOOLS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def reference(model_folder: Path) -> Any:
+def reference(model_folder: Path) -> PreTrainedTokenizerFast:
     transformers = pytest.importorskip("transformers")
     return transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(model_folder / "tokenizer.json"), **SPECIAL
@@ -119,7 +122,9 @@ def reference(model_folder: Path) -> Any:
         (CHATML, WITH_CALL),
     ],
 )
-def test_renders_as_transformers_does(reference: Any, source: str, messages: Any) -> None:
+def test_renders_as_transformers_does(
+    reference: PreTrainedTokenizerFast, source: str, messages: list[dict[str, Any]]
+) -> None:
     expected = reference.apply_chat_template(
         messages, chat_template=source, tokenize=False, add_generation_prompt=True
     )
@@ -129,7 +134,7 @@ def test_renders_as_transformers_does(reference: Any, source: str, messages: Any
 @pytest.mark.parametrize("name", ["hermes", "llama", "mistral"])
 @pytest.mark.parametrize("reported", [True, False])
 def test_tools_are_rendered_as_transformers_does(
-    reference: Any, tool_templates: dict[str, str], name: str, reported: bool
+    reference: PreTrainedTokenizerFast, tool_templates: dict[str, str], name: str, reported: bool
 ) -> None:
     asked = {"role": "user", "content": "Wie ist es in Zürich?"}
     function = {"name": "weather", "arguments": {"where": "Zürich <&>", "days": [1, 2.5, None]}}
@@ -259,7 +264,9 @@ def test_card(tmp_path: Path) -> None:
         ("tokenizer_config.json", {"chat_template": [{"name": "default"}]}),
     ],
 )
-def test_a_broken_folder_is_named(tmp_path: Path, name: str, content: Any) -> None:
+def test_a_broken_folder_is_named(
+    tmp_path: Path, name: str, content: str | list[object] | dict[str, object] | None
+) -> None:
     folder = folder_with(tmp_path, **({} if content is None else {name: content}))
     if content is None:
         (folder / name).unlink()

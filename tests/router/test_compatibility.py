@@ -73,7 +73,7 @@ async def test_too_long_a_context_has_its_code(
 
 
 @pytest.mark.parametrize("seed", [2**63, 2**64, -(2**63) - 1, 10**40, 1.5, True])
-async def test_a_seed_out_of_range_names_the_range(router: StartRouter, seed: Any) -> None:
+async def test_a_seed_out_of_range_names_the_range(router: StartRouter, seed: float) -> None:
     async with router() as running:
         reply = await running.complete(seed=seed)
         error = reply.json()["error"]

@@ -76,12 +76,16 @@ def test_totals_are_those_of_the_metrics() -> None:
     assert after.failed - before.failed == after.ended - before.ended == 1
 
 
-def row(state: str = "ready", boot: str = "aa", reason: str = "", fenced: int = 0) -> Any:
+Row = dict[str, Any]  # a worker as the console shows it
+Rows = dict[str, Row]  # by its name
+
+
+def row(state: str = "ready", boot: str = "aa", reason: str = "", fenced: int = 0) -> Row:
     blocks = {"quarantined": fenced}
     return {"role": "decode", "state": state, "boot": boot, "reason": reason, "blocks": blocks}
 
 
-def seen(*steps: Any) -> list[tuple[str, str, str]]:
+def seen(*steps: Rows) -> list[tuple[str, str, str]]:
     log = FaultLog()
     for rows in steps:
         events = log.observe(1.0, rows, read_counts())
@@ -101,7 +105,9 @@ def seen(*steps: Any) -> list[tuple[str, str, str]]:
         ({"d": row(), **{f"e{n}": row() for n in range(9)}}, [("good", "", "9 workers joined")]),
     ],
 )
-def test_a_change_of_a_worker_is_an_event(after: Any, expected: Any) -> None:
+def test_a_change_of_a_worker_is_an_event(
+    after: Rows, expected: list[tuple[str, str, str]]
+) -> None:
     assert seen({}, {"d": row()}, after) == expected
 
 

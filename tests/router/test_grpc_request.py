@@ -279,7 +279,9 @@ def message(**fields: Any) -> client_pb2.GenerateRequest:
         (message(model="m", prompt="a", tool_choice="required"), "tool_choice", "not supported"),
     ],
 )
-async def test_what_http_cannot_say_is_refused_too(sent: Any, field: str, word: str) -> None:
+async def test_what_http_cannot_say_is_refused_too(
+    sent: client_pb2.GenerateRequest, field: str, word: str
+) -> None:
     with pytest.raises(InvalidRequest, match=word) as refused:
         await generate_request(sent, VALIDATOR, LIMITS)
     assert refused.value.field == field

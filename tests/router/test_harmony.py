@@ -193,7 +193,9 @@ class Marks:
         ("chatml", None),
     ],
 )
-def test_form_of_reasoning_is_found_from_the_template(family: str, form: Any) -> None:
+def test_form_of_reasoning_is_found_from_the_template(
+    family: str, form: ReasoningForm | HarmonyForm | None
+) -> None:
     source = (FAMILY.parent / f"{family}.jinja").read_text(encoding="utf-8")
     tokenizer: Any = Marks()
     assert reasoning_form(ChatTemplate(source, {}), tokenizer) == form

@@ -61,7 +61,9 @@ async def test_stop_strings_wait_for_the_least(router: StartRouter) -> None:
         ({"min_tokens": "a"}, "min_tokens"),
     ],
 )
-async def test_impossible_least_is_refused(router: StartRouter, fields: Any, param: str) -> None:
+async def test_impossible_least_is_refused(
+    router: StartRouter, fields: dict[str, int | str], param: str
+) -> None:
     async with router() as running:
         for reply in (await running.complete(**fields), await running.chat(**fields)):
             assert reply.status_code == 400

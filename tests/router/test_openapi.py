@@ -16,7 +16,7 @@ from pydantic.json_schema import models_json_schema
 from baton.router.http_frontend.openapi import openapi_document
 from baton.router.http_frontend.routes import GENERATION_PATHS, ROUTES
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
-from baton.runtime.config import RouterConfig
+from baton.runtime.config import OpenApi, RouterConfig
 from tests.support.router_process import FAST_ROUTER, StartRouter
 
 CHECKS = [
@@ -54,7 +54,7 @@ def test_document_holds_all_routes_and_the_models_that_validate() -> None:
     ],
 )
 def test_document_is_published_on_the_loopback_or_by_setting(
-    host: str, openapi: Any, published: bool
+    host: str, openapi: OpenApi, published: bool
 ) -> None:
     assert RouterConfig(host=host, openapi=openapi).publishes_openapi == published
 

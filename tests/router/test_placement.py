@@ -14,6 +14,7 @@ import pytest
 from baton.planner.live_timing import PRIOR
 from baton.router.fleet.request_need import Need, Source
 from baton.router.fleet.worker_costs import WorkerCosts
+from baton.router.fleet.worker_view import KvFormat
 from baton.runtime.config import PlacementMode
 from baton.runtime.errors import InvalidRequest, Overloaded, Unavailable
 from tests.support.placement_scene import NEED, SHAPE, Seen, place, placed, view
@@ -367,7 +368,7 @@ def test_a_prefill_worker_of_a_bridged_dtype_is_a_candidate() -> None:
 
 
 @pytest.mark.parametrize(("reader", "granter"), [(NARROW, SHAPE), (SHAPE, NARROW)])
-def test_room_to_convert_decides_too(reader: Any, granter: Any) -> None:
+def test_room_to_convert_decides_too(reader: KvFormat, granter: KvFormat) -> None:
     decode, blocks = replace(D0, kv_format=reader), -(-NEED.tokens // 16)
     each = 1 if reader == NARROW else 4
     large = replace(P0, kv_format=granter, total_blocks=(1 + each) * blocks)

@@ -19,7 +19,7 @@ from baton.router.fleet.roster import Roster
 from baton.router.fleet.topology import distance
 from baton.router.fleet.worker_costs import ANY_PAIR, PRIOR_COSTS, Pair, WorkerCosts
 from baton.router.fleet.worker_order import CHUNK, WorkerOrder
-from baton.router.fleet.worker_view import WorkerView
+from baton.router.fleet.worker_view import NumericsId, WorkerView
 from baton.runtime.config import PlacementMode
 from baton.runtime.errors import BatonError
 from tests.support.placement_scene import NEED, SHAPE, Seen, place, placed, view
@@ -292,7 +292,7 @@ def test_placement_is_that_of_its_plain_form(
     mode: PlacementMode,
     avoid: frozenset[bytes],
     left: frozenset[bytes],
-    numerics: Any,
+    numerics: NumericsId | None,
     sequences: int,
 ) -> None:
     need = replace(NEED, avoid=avoid, left=left, numerics=numerics, sequences=sequences)

@@ -101,7 +101,9 @@ async def test_max_tokens_0_needs_something_to_tell(router: StartRouter) -> None
         ({"return_token_ids": True, "prompt": [[5] * 3000] * 6, "n": 16}, "return_token_ids"),
     ],
 )
-async def test_what_costs_too_much_is_refused(router: StartRouter, fields: Any, param: str) -> None:
+async def test_what_costs_too_much_is_refused(
+    router: StartRouter, fields: dict[str, Any], param: str
+) -> None:
     async with router() as running:
         reply = await running.complete(**fields)
         assert reply.status_code == 400 and reply.json()["error"]["param"] == param

@@ -38,7 +38,7 @@ def test_fields_are_taken_and_no_sampling_is_greedy() -> None:
         ("repetition_penalty", 0),
     ],
 )
-def test_what_cannot_be_is_named_with_the_remedy(field: str, value: Any) -> None:
+def test_what_cannot_be_is_named_with_the_remedy(field: str, value: float | str) -> None:
     with pytest.raises(ModelError, match=f"{field} is .*router.model_sampling"):
         sampling_defaults({field: value})
 

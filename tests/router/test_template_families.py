@@ -7,12 +7,15 @@ set in which scope, what counts as iterable, how numbers and objects are printed
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 FAMILIES = {
     path.stem: path.read_text(encoding="utf-8")
@@ -83,7 +86,7 @@ VARIABLES: list[Message] = [{}, {"enable_thinking": False, "reasoning_effort": "
 
 
 @pytest.fixture(scope="module")
-def reference(model_folder: Path) -> Any:
+def reference(model_folder: Path) -> PreTrainedTokenizerFast:
     transformers = pytest.importorskip("transformers")
     return transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(model_folder / "tokenizer.json"), **SPECIAL
@@ -101,7 +104,7 @@ def rendered(render: Any) -> str | None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_family_renders_as_in_transformers(reference: Any, family: str) -> None:
+def test_family_renders_as_in_transformers(reference: PreTrainedTokenizerFast, family: str) -> None:
     template = ChatTemplate(FAMILIES[family], SPECIAL)
     taken = 0
     for chat in CHATS.values():

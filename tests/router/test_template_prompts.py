@@ -103,7 +103,7 @@ async def test_variables_reach_the_template() -> None:
         (["x"], "dict"),
     ],
 )
-def test_variables_out_of_bounds_are_refused(variables: Any, word: str) -> None:
+def test_variables_out_of_bounds_are_refused(variables: object, word: str) -> None:
     with pytest.raises(InvalidRequest, match=word) as refused:
         request(chat_template_kwargs=variables)
     assert str(refused.value.field).startswith("chat_template_kwargs")

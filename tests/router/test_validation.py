@@ -64,7 +64,7 @@ async def test_a_seed_is_always_set() -> None:
 
 
 @pytest.mark.parametrize("prompt", [[97, 98], ["ab"], [[97, 98]], "ab"])
-async def test_shapes_of_prompts(prompt: Any) -> None:
+async def test_shapes_of_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> None:
     made = await complete(prompt=prompt)
     assert bytes(token for token in made.prompt if token != 255) == b"ab"
 
@@ -99,7 +99,7 @@ async def test_null_is_the_default() -> None:
     ("fields", "expected"),
     [({}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 3}, 3)],
 )
-async def test_chat_logprobs(fields: Any, expected: int | None) -> None:
+async def test_chat_logprobs(fields: dict[str, int], expected: int | None) -> None:
     made = await chat(**fields)
     assert made.logprobs == (expected is not None)
     if expected is not None:

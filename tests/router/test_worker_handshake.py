@@ -50,7 +50,7 @@ def test_a_valid_hello_of_a_worker_is_accepted() -> None:
         ("vocab_size", 301, "vocab_size is 301, this router's model has 300"),
     ],
 )
-def test_what_cannot_be_true_is_named(name: str, value: Any, said: str) -> None:
+def test_what_cannot_be_true_is_named(name: str, value: int | str, said: str) -> None:
     assert said in handshake_fault(hello(**{name: value}), VOCABULARY)
 
 

@@ -38,7 +38,7 @@ async def test_the_wrong_token_is_refused_and_named() -> None:
 
 
 @pytest.mark.parametrize("metadata", [(), credentials("another"), credentials("")])
-async def test_calls_of_every_kind_need_the_token(metadata: Any) -> None:
+async def test_calls_of_every_kind_need_the_token(metadata: tuple[tuple[str, str], ...]) -> None:
     async def answer(request: bytes, context: Any) -> bytes:
         return b"secret"
 

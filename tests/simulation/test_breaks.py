@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -79,7 +80,7 @@ def _by_itself(error: Exception) -> Any:
     ],
 )
 def test_a_mutation_of_another_product_is_not_counted_as_caught(
-    owner: Any, name: str, make: Any
+    owner: type, name: str, make: Callable[[Any], Any]
 ) -> None:
     """The product takes most of these for failed requests, and breaks its promises then."""
     before = owner.__dict__[name]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
 from baton.kv_transfer.reader import HandoffReader
 from baton.proto import handoff_pb2, worker_pb2
@@ -151,5 +151,5 @@ def test_every_kind_of_message_is_withheld_by_some_seed() -> None:
         (handoff_pb2.GranterMessage(checksums=handoff_pb2.Checksums()), "checksums"),
     ],
 )
-def test_kind_of_a_message_is_its_field(message: Any, kind: str) -> None:
+def test_kind_of_a_message_is_its_field(message: Message, kind: str) -> None:
     assert kind_of(message) == kind

@@ -11,6 +11,7 @@ import pytest
 
 from baton.engine.scheduling.batch import StepBatch
 from baton.engine.speculation.ngram_proposer import NgramProposer
+from baton.engine.speculation.proposer import Proposer
 from baton.engine.speculation.suffix_proposer import SuffixProposer
 from baton.proto import worker_pb2
 from baton.simulation.fleet.client import Client, Request
@@ -120,7 +121,7 @@ async def test_a_good_proposer_needs_fewer_steps(make_cluster: MakeCluster) -> N
 @pytest.mark.parametrize("proposer", [NgramProposer(), SuffixProposer()])
 @on_virtual_time
 async def test_proposers_of_the_product_change_no_token(
-    make_cluster: MakeCluster, proposer: Any
+    make_cluster: MakeCluster, proposer: Proposer
 ) -> None:
     """Prompts that repeat make them propose; what the hashes draw agrees by chance alone."""
     prompts = [[3, 4, 5, 6] * 6, [*range(9)] * 3]

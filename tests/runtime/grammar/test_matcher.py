@@ -175,7 +175,9 @@ def test_options_for_the_library_are_taken_out_of_a_schema() -> None:
         ({"properties": {"properties": {"type": "string"}}}, True),
     ],
 )
-def test_an_object_that_names_its_members_has_no_others(schema: Any, closed: bool) -> None:
+def test_an_object_that_names_its_members_has_no_others(
+    schema: dict[str, Any], closed: bool
+) -> None:
     made = prepared_schema(schema)
     assert (made.get("additionalProperties") is False) == closed
     assert made["properties"] == schema["properties"]
