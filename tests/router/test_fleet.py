@@ -16,7 +16,7 @@ from baton.runtime import metrics
 from baton.runtime.identity import chain, root
 from baton.runtime.registry import WorkerRecord
 from baton.simulation.virtual.virtual_time import on_virtual_time
-from tests.support.fleet_scene import FleetScene
+from tests.support.fleet_scene import FleetScene, wait_estimator
 from tests.support.metric_values import metric_value
 from tests.support.router_process import eventually
 
@@ -291,7 +291,7 @@ async def test_a_new_worker_not_linked_yet_may_hold_anything(fleet_scene: type[F
     scene.add("decode-0", max_context=500)
     for number, name in ((2, "decode-1"), (3, "prefill-0")):
         scene.add(name, number).reachable = False
-    await eventually(lambda: len(scene.fleet._links) == 3 and scene.names())
+    await eventually(lambda: len(scene.fleet.links()) == 3 and scene.names())
     assert scene.fleet.disconnected_capacities() == [WorkerCapacity()]
     assert scene.fleet.limits() == ContextLimits(1000, 300, 500)
 
@@ -350,14 +350,16 @@ async def test_a_new_request_is_expected_to_end_where_it_ends_first(
     await eventually(lambda: len(scene.names()) == 3)
     now_s = asyncio.get_running_loop().time()
     for name, waiting in (("decode-0", 1000), ("decode-1", 500), ("prefill-0", 1)):
-        pace = scene.fleet._links[name]._wait_estimator
+        link = scene.fleet.link(name)
+        assert link is not None
+        pace = wait_estimator(link)
         pace.report(
             worker_pb2.Load(waiting=waiting, open_requests=waiting, completed_requests=1), now_s - 1
         )
         pace.report(
             worker_pb2.Load(waiting=waiting, open_requests=waiting, completed_requests=11), now_s
         )
-        scene.fleet._links[name].note_change()
+        link.note_change()
     assert 49 < scene.fleet.expected_s() < 50.2
     link = scene.fleet.link("decode-1")
     assert link is not None

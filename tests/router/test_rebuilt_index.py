@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from baton.proto import worker_pb2
 from baton.runtime.registry import WorkerRecord
 from baton.simulation.virtual.virtual_time import on_virtual_time
-from tests.support.fleet_scene import FleetScene
+from tests.support.fleet_scene import CONFIG, FleetScene
 from tests.support.router_process import eventually
 
 BOOT = bytes([1]) * 16  # of stub 1
@@ -49,17 +49,17 @@ async def test_a_worker_that_cannot_be_linked_is_waited_for_a_moment(
     scene = fleet_scene()
     monkeypatch.setattr("baton.router.fleet.fleet.REBUILD_LINK_TIMEOUT_S", 0.2)
     scene.add("decode-0").reachable = False
-    await eventually(lambda: "decode-0" in scene.fleet._links)
+    await eventually(lambda: scene.fleet.link("decode-0") is not None)
     assert not scene.fleet.rebuilt()
     await eventually(scene.fleet.rebuilt, 5)
 
 
 @on_virtual_time
 async def test_a_worker_without_block_reports_is_not_awaited_for_ever(
-    fleet_scene: type[FleetScene],
+    fleet_scene: type[FleetScene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fleet_scene, "config", replace(CONFIG, rebuild_s=0.2))
     scene = fleet_scene()
-    scene.fleet._config = replace(scene.config, rebuild_s=0.2)
     scene.add("decode-0")
     await eventually(lambda: scene.names() == ["decode-0"])
     assert not scene.fleet.rebuilt()

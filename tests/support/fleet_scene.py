@@ -8,6 +8,8 @@ from typing import Any
 
 from baton.proto import worker_pb2
 from baton.router.fleet.fleet import Fleet
+from baton.router.fleet.wait_estimator import WaitEstimator
+from baton.router.fleet.worker_link import WorkerLink
 from baton.router.requests.prompt_limits import ContextLimits
 from baton.runtime.config import RouterConfig
 from baton.runtime.identity import cluster_key
@@ -87,6 +89,12 @@ class NoRequests:
         raise AssertionError("no worker hangs here")
 
 
+def wait_estimator(link: WorkerLink) -> WaitEstimator:
+    """Return what a link learns of its worker's pace, for tests that report hours in a moment. The
+    fleet asks a link for `expected_end` alone."""
+    return link._wait_estimator
+
+
 class FleetScene:
     """The fleet runs from the start; `add` starts a stub and announces it."""
 
@@ -99,7 +107,7 @@ class FleetScene:
     def begin(self) -> None:
         """Start a fleet that knows no worker yet."""
         self.fleet = Fleet(
-            InlineRegistry(self.registry), self.dialer, CONFIG, KEY, ContextLimits(1000, 300)
+            InlineRegistry(self.registry), self.dialer, self.config, KEY, ContextLimits(1000, 300)
         )
         self.task = asyncio.create_task(self.fleet.run(self.listener))
 
