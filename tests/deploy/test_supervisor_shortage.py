@@ -32,7 +32,15 @@ from baton.deploy.host.restarts import RestartRule
 from baton.deploy.serve import supervisor as supervisor_module
 from baton.deploy.serve.process_launcher import lacks_supervisor
 from baton.deploy.serve.supervisor import Supervisor
-from tests.support.supervised_jobs import SLEEP, Wait, alive, python_job, status
+from tests.support.supervised_jobs import (
+    SLEEP,
+    Wait,
+    alive,
+    known_status,
+    python_job,
+    rule_of,
+    status,
+)
 
 
 def state_of(instance: Instance, name: str) -> str:
@@ -48,7 +56,7 @@ def keeping(instance: Instance, job: Job, *, proven: bool = False) -> Iterator[S
         before = JobStatus(job.name, "running", 7, 1, proven=True)
         write_private(instance.folder / f"{job.name}.status", json.dumps(asdict(before)))
     supervisor = Supervisor(instance.folder, job, dict(os.environ))
-    supervisor._rule.longest_pause_s = 0.02
+    rule_of(supervisor).longest_pause_s = 0.02
     thread = threading.Thread(target=supervisor.run)
     thread.start()
     try:
@@ -153,12 +161,13 @@ def test_a_long_run_is_written_down_for_the_next_supervisor(
     instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor_module, "POLL_S", 0.02)
-    with keeping(instance, python_job("a", SLEEP)) as supervisor:
+    job = python_job("a", SLEEP)
+    with keeping(instance, job) as supervisor:
         assert wait_for(lambda: state_of(instance, "a") == "running")
         assert not status(instance, "a").proven
-        supervisor._rule.stable_s = 0.05
+        rule_of(supervisor).stable_s = 0.05
         assert wait_for(lambda: status(instance, "a").proven)
-    assert Supervisor(instance.folder, supervisor._job, {})._rule.proven
+    assert rule_of(Supervisor(instance.folder, job, {})).proven
 
 
 def test_an_unwritable_status_ends_no_job_and_is_written_later(
@@ -173,8 +182,9 @@ def test_an_unwritable_status_ends_no_job_and_is_written_later(
     monkeypatch.setattr(supervisor_module, "write_private", fail)
     with keeping(instance, python_job("a", SLEEP)) as supervisor:
         assert wait_for(lambda: read_status(instance.folder, "a") is not None)
-        assert status(instance, "a") == supervisor._status
-        assert len(calls) == 6 and supervisor._status.starts == 1 and alive(supervisor._status.pid)
+        known = known_status(supervisor)
+        assert status(instance, "a") == known
+        assert len(calls) == 6 and known.starts == 1 and alive(known.pid)
     assert "the status of a was not written: [Errno 28] No space left" in capfd.readouterr().err
 
 

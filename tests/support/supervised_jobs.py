@@ -12,6 +12,8 @@ from baton.deploy.host.instance import (
     JobStatus,
     read_status,
 )
+from baton.deploy.host.restarts import RestartRule
+from baton.deploy.serve.supervisor import Supervisor
 
 Wait = Callable[[Callable[[], bool]], bool]
 Start = Callable[[Job], JobStatus]
@@ -38,3 +40,14 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def rule_of(supervisor: Supervisor) -> RestartRule:
+    """Return the rule by which this supervisor restarts its job. Its times are an operator's
+    seconds and minutes; only tests shorten them, and only here."""
+    return supervisor._rule
+
+
+def known_status(supervisor: Supervisor) -> JobStatus:
+    """Return the status as the supervisor knows it, written or not."""
+    return supervisor._status
