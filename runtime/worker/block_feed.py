@@ -30,6 +30,16 @@ class BlockFeed:
         self._watchers: dict[asyncio.Queue[worker_pb2.BlockEvents], None] = {}  # first come first
         self._behind: set[asyncio.Queue[worker_pb2.BlockEvents]] = set()
 
+    @property
+    def watchers(self) -> int:
+        """The number of routers that watch."""
+        return len(self._watchers)
+
+    @property
+    def behind(self) -> int:
+        """The number of routers that get no more events until they have a new snapshot."""
+        return len(self._behind)
+
     def publish(self, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
         """Send an event to every watcher. No identity may be in both lists."""
         if not stored and not removed:

@@ -55,9 +55,9 @@ async def forgotten(feed: BlockFeed) -> None:
     async with asyncio.timeout(60):
         while True:
             await asyncio.sleep(0.005)
-            if not feed._watchers:
+            if not feed.watchers:
                 break
-    assert not feed._behind
+    assert not feed.behind
 
 
 async def test_a_snapshot_and_what_follows_it(channel: grpc.aio.Channel, feed: BlockFeed) -> None:
@@ -86,7 +86,7 @@ async def test_a_router_that_leaves_without_reading_is_forgotten(
     call = watch(channel)
     await call.read()
     async with asyncio.timeout(60):
-        while not feed._behind:  # until no more goes out
+        while not feed.behind:  # until no more goes out
             feed.publish(LARGE, [])
             await asyncio.sleep(0.002)
     await asyncio.sleep(0.05)
