@@ -28,6 +28,7 @@ from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
 from tests.support.grant_admission import before_each_admission
 from tests.support.metric_values import metric_value
+from tests.support.worker_parts import fetches_of, open_streams, peers_of
 
 PROMPT = list(range(30))
 
@@ -48,7 +49,7 @@ class Bench:
         for name in self.refusals:
             self._script(name)
         worker = self.cluster.add_decode("decode-0", 64).worker
-        peers: Any = worker._handoffs._peers
+        peers: Any = peers_of(worker)
         self._forget = peers.forget
         peers.forget = self._forgotten
         self.client = Client(self.cluster, "decode-0")
@@ -163,7 +164,7 @@ async def test_a_lost_connection_is_reported_and_forgotten_once() -> None:
     """All its handoffs go elsewhere, and one of them accuses: five accusations open a circuit.
     The next connection to the same worker may break again."""
     bench = Bench(step_s=0.05, lease_s=1.5)  # broken streams leave pins until it is over
-    handed = bench.cluster.decode["decode-0"].worker._handoffs
+    worker = bench.cluster.decode["decode-0"].worker
     boot_id = bench.boot_id("prefill-0")
     for count, wave in enumerate((b"a", b"b"), 1):
         requests = await broken_at_once(bench, wave)
@@ -174,7 +175,7 @@ async def test_a_lost_connection_is_reported_and_forgotten_once() -> None:
             bench.boot_id("prefill-1")
         }
         assert bench.forgotten == [boot_id] * count
-    assert handed._reads._streams == {}
+    assert open_streams(worker) == 0
     await bench.cluster.quiet()
     await bench.cluster.close()
 
@@ -324,11 +325,11 @@ async def test_a_revoked_grant_asks_its_first_candidate_again(bench: Bench) -> N
     """A worker that fails it once more is reported once: one request is one failure."""
     bench.refusals["prefill-0"] = [HandoffError("odd")] * 2
     worker = bench.cluster.decode["decode-0"].worker
-    taken: list[Any] = []
+    taken: list[asyncio.Task[None]] = []
 
     def once(_: handoff_pb2.OpenHandoff) -> None:
         if not taken:
-            taken.extend(worker._fetches.values())
+            taken.extend(fetches_of(worker))
             taken[0].cancel()
 
     before_each_admission(bench.cluster.prefill["prefill-1"].worker.grants, once)

@@ -16,6 +16,7 @@ from baton.runtime.config import StepConfig
 from baton.runtime.errors import EngineError, OutOfMemory
 from baton.runtime.sampling import SamplingParams
 from tests.support.scripted_request import scripted_request
+from tests.support.worker_parts import waiting_groups
 
 SIZE = 4
 KEY = b"key"
@@ -224,7 +225,7 @@ def test_no_sequence_is_preempted_during_a_step() -> None:
             waited += 1
         if not plan or len(under_way) == 2:
             bench.commit(under_way.pop(0))
-    assert waited == 1 and young in [g.sequences[0] for g in bench.scheduler.queue._groups]
+    assert waited == 1 and young in [g.sequences[0] for g in waiting_groups(bench.scheduler)]
     assert under_way == [plan] and plan.decoding == [old]
     assert young.blocks == [] and (old.under_way, young.under_way) == (1, 0)
     had = len(young.output)

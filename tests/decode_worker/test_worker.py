@@ -20,6 +20,7 @@ from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import MAX_CONTEXT, VOCAB, Cluster, MemoryPeers
 from baton.simulation.virtual.virtual_steps import VirtualStep
 from baton.simulation.virtual.virtual_time import at_the_end, on_virtual_time
+from tests.support.worker_parts import decode_scheduler
 
 MakeCluster = Callable[[], Cluster]
 
@@ -138,7 +139,8 @@ async def test_handoffs_wake_no_worker_without_work(
 ) -> None:
     cluster = make_cluster()
     worker, planned = cluster.decode["decode-0"].worker, list[StepPlan]()
-    scheduler, plan = worker._scheduler, worker._scheduler.plan
+    scheduler = decode_scheduler(worker)
+    plan = scheduler.plan
 
     def watched(tokens_per_s: float) -> StepPlan:
         planned.append(plan(tokens_per_s))

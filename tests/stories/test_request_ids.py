@@ -19,6 +19,7 @@ from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.grant_admission import before_each_admission
+from tests.support.worker_parts import decode_scheduler
 
 TOKEN = 48_613  # of every prompt here; no log may hold it
 Events = Callable[[], list[dict[str, Any]]]
@@ -127,7 +128,8 @@ async def test_two_concurrent_requests_are_distinguished(
     client = Client(cluster, "decode-0")
     first = client.submit([TOKEN] * 22)
     second = client.submit([TOKEN, *[1] * 400])
-    corrupted = set(cluster.decode["decode-0"].worker._scheduler.granted[1].blocks)
+    scheduler = decode_scheduler(cluster.decode["decode-0"].worker)
+    corrupted = set(scheduler.granted[1].blocks)
     cluster.exchange.decide = lambda attempt: Fate(
         corrupt=0 if corrupted & set(attempt.local) else None
     )

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from baton.decode_worker.scheduler import DecodeScheduler
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.engine.scheduling.blocks import Hold
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.kv_transfer.peers.converted_prompt import ConvertedPrompt
 from baton.models.embedded import embedded_model
+from baton.prefill_worker.scheduler import PrefillScheduler
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import handoff_metrics, metrics
 from baton.runtime.sampling import SamplingParams
@@ -220,7 +222,7 @@ async def test_nothing_is_converted_while_a_request_waits_for_blocks(
     (node,) = nodes.values()
     plain, narrow = (engine.dtype_name for engine in pair.engines)
     own, other = (plain, narrow) if role == "prefill" else (narrow, plain)
-    scheduler = type(node.worker._scheduler)
+    scheduler = PrefillScheduler if role == "prefill" else DecodeScheduler
     monkeypatch.setattr(scheduler, "waiting", property(lambda self: waiting))
     pinned = {}
     for kv_dtype in (own, other):
