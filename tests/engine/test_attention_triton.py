@@ -13,6 +13,7 @@ from baton.engine.triton.attention_backend import TritonAttention
 from baton.engine.triton.decode_buffers import DecodeLimits
 from baton.engine.triton.tile import Tiles
 from baton.runtime.errors import ConfigError
+from tests.support.triton_steps import attention_step, splits_sequences
 
 SPEC = AttentionSpec(0.25, (0, 8))
 
@@ -41,8 +42,8 @@ def test_steps_are_those_of_the_reference(attention_checks, how):
 
 
 def test_deterministic_needs_no_buffers(anywhere):
-    assert make(DecodeLimits(64, 100_000), deterministic=True)._buffers is None
-    assert make(DecodeLimits(64, 100_000))._buffers is not None
+    assert not splits_sequences(make(DecodeLimits(64, 100_000), deterministic=True))
+    assert splits_sequences(make(DecodeLimits(64, 100_000)))
 
 
 def test_a_pool_of_other_numbers_is_refused():
@@ -55,11 +56,11 @@ def test_arrays_of_a_step_are_made_once(anywhere):
     attention = make(DecodeLimits(8, 1000))
     batch = StepBatch((Slice([1], 3, [7]), Slice([1] * 30, 5, [1, 2, 3, 4, 5]), Slice([1], 0, [9])))
     layout = lay_out(batch, Bounds(12, 8, 9, 100))
-    step = attention._prepared(layout)
-    assert attention._prepared(layout) is step
+    step = attention_step(attention, layout)
+    assert attention_step(attention, layout) is step
     assert step.arrays.lengths is layout.decode_lengths  # nothing is copied that is there already
     assert step.plan.tables.tolist() == [[1, 2, 3, 4, 5]]
     assert step.plan.tables.dtype == torch.int32
     assert step.plan.tiles.tolist() == [[0, 2, 30, 5]]
     other = lay_out(StepBatch(batch.slices[:1]), Bounds(12, 8, 9, 100))
-    assert attention._prepared(other).plan.tiles.shape == (0, 4)
+    assert attention_step(attention, other).plan.tiles.shape == (0, 4)

@@ -13,6 +13,7 @@ from baton.engine.spec.moe_spec import LatentSpec
 from baton.engine.triton.decode_buffers import DecodeLimits
 from baton.engine.triton.mla_backend import TritonLatentAttention
 from baton.runtime.errors import ConfigError
+from tests.support.triton_steps import latent_step
 
 SPEC = LatentSpec(24, 8, 16, 8, None, False)
 BOUNDS = Bounds(40, 8, 9, 300)
@@ -40,7 +41,7 @@ def layout():
 
 
 def test_short_chunks_are_absorbed_with_the_rows_that_decode(layout):
-    step = make()._prepared(layout)
+    step = latent_step(make(), layout)
     assert [chunk.first for chunk, _ in step.expanded] == [1]
     assert step.expanded[0][1].tolist() == [1, 2, 3, 4]
     absorbed = step.absorbed
@@ -53,7 +54,7 @@ def test_short_chunks_are_absorbed_with_the_rows_that_decode(layout):
 
 
 def test_deterministic_expands_nothing(layout):
-    step = make(deterministic=True)._prepared(layout)
+    step = latent_step(make(deterministic=True), layout)
     assert step.expanded == ()
     assert step.absorbed.rows.tolist() == list(range(34))
     assert step.absorbed.lengths.tolist() == [10, *range(1, 31), 201, 202, 203]
@@ -63,7 +64,7 @@ def test_rows_that_decode_alone_are_not_gathered():
     """So that a captured graph reads what the next step's layout is written into."""
     batch = StepBatch((Slice([1], 3, [7]), Slice([1], 9, [2, 4])))
     layout = lay_out(batch, BOUNDS)
-    absorbed = make()._prepared(layout).absorbed
+    absorbed = latent_step(make(), layout).absorbed
     assert absorbed.rows is None
     assert absorbed.lengths is layout.decode_lengths
     assert absorbed.tables is layout.decode_tables
@@ -78,7 +79,7 @@ def test_a_pool_of_other_numbers_is_refused(kind):
 
 def test_arrays_are_made_once_a_step(layout):
     attention = make()
-    step = attention._prepared(layout)
-    assert attention._prepared(layout) is step
+    step = latent_step(attention, layout)
+    assert latent_step(attention, layout) is step
     other = lay_out(StepBatch((Slice([1], 0, [1]),)), BOUNDS)
-    assert attention._prepared(other) is not step
+    assert latent_step(attention, other) is not step
