@@ -24,6 +24,7 @@ from tests.support.cuda_runner_pair import (
     decode,
     same,
 )
+from tests.support.graph_buffers import limit_entries
 
 
 def test_a_batch_takes_the_smallest_bucket_that_holds_it(pair):
@@ -148,7 +149,7 @@ def test_a_barred_token_is_not_drawn_and_breaks_nothing(pair):
 
 def test_adjustments_beyond_the_room_of_a_graph_run_eagerly(pair):
     blocks = pair.prompt(6, 1)
-    pair.graphs._entries = 5
+    limit_entries(pair.graphs, 5)
     few = SamplingParams(temperature=0.0, logit_bias=tuple((token, 1.0) for token in range(3)))
     pair.both(decode(3, 6, blocks, few))
     assert pair.device.replayed == 1

@@ -10,6 +10,7 @@ from baton.engine.execution.graph_device import HostDevice
 from baton.engine.model.step_layout import Bounds, lay_out
 from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
 from tests.support import torch_kernels
+from tests.support.graph_buffers import drawn_tokens, send_tables, sent_tables, tables_of
 
 SPARE, WIDTH, VOCAB = 50, 6, 9
 
@@ -115,12 +116,12 @@ def test_fed_rows_take_the_tokens_drawn_last(graphs):
 def test_tables_are_sent_only_when_they_changed(graphs, monkeypatch):
     slices = [Slice([1], 5, [3, 4]), Slice([1], 9, [5, 6, 7])]
     started(graphs, *slices)
-    graphs._tables.fill_(1)
+    tables_of(graphs).fill_(1)
     started(graphs, *slices)
-    assert (graphs._tables == 1).all()
+    assert (tables_of(graphs) == 1).all()
     started(graphs, Slice([1], 5, [3, 8]), slices[1])
-    assert graphs._tables[:2, :3].tolist() == [[3, 8, 0], [5, 6, 7]]
-    assert np.array_equal(graphs._sent, graphs._tables[:2, :3].numpy())
+    assert tables_of(graphs)[:2, :3].tolist() == [[3, 8, 0], [5, 6, 7]]
+    assert np.array_equal(sent_tables(graphs), tables_of(graphs)[:2, :3].numpy())
 
 
 def test_a_change_of_tables_takes_no_memory_of_the_device():
@@ -137,7 +138,7 @@ def test_a_change_of_tables_takes_no_memory_of_the_device():
         table_width=WIDTH,
     )
     with Operations() as seen:
-        graphs._send(graphs._stagings[0], 2, np.ones((2, 3), dtype=np.int32))
+        send_tables(graphs, 2, np.ones((2, 3), dtype=np.int32))
     assert seen.names.count("copy_") == 3  # inputs, tables, and tables into wider rows
     assert set(seen.names) == {"copy_", "slice", "view"}
 
@@ -162,4 +163,4 @@ def test_a_replay_for_measuring_repeats_the_step(graphs):
     started(graphs, *slices)
     started(graphs, *slices, feeds=[0, 1])
     graphs.replay(2)
-    assert graphs._results[0, :2].tolist() == [3, 4]
+    assert drawn_tokens(graphs, 2) == [3, 4]
