@@ -57,7 +57,7 @@ def test_a_reversal_is_remembered_over_a_restart() -> None:
     scripted.rate, scripted.tokens = (8.0, 6000.0) if turn else (25.0, 100.0)
     found = run(successor, scripted, int(REVERSAL_S) - 20)
     assert "reversal" in {each.reason for each in found}
-    last = successor._history.last_role
+    last = successor.memory(scripted.now_s)["last_role"]
     assert {each.step.role for each in found if each.step is not None} <= {last}
     assert scripted.now_s - began_s - ELSEWHERE_S < REVERSAL_S
 
@@ -65,7 +65,7 @@ def test_a_reversal_is_remembered_over_a_restart() -> None:
 def test_without_its_memory_a_controller_would_reverse_at_once() -> None:
     """The test above can fail: a controller that knows nothing takes that step."""
     controller, scripted = turned()
-    last = controller._history.last_role
+    last = controller.memory(scripted.now_s)["last_role"]
     turn = scripted.tokens == 100.0
     scripted.rate, scripted.tokens = (8.0, 6000.0) if turn else (25.0, 100.0)
     found = run(RoleController(GOALS), scripted, int(REVERSAL_S) - 20)

@@ -105,6 +105,11 @@ class Reader:
             worker_pb2.Candidate(worker_id=NAME, boot_id=boot_id, address=ADDRESS)
         )
 
+    def measurements_held(self) -> asyncio.Lock:
+        """Return the lock under which it measures one peer after the other. While it is held the
+        reader measures none, as during a long measurement of another peer."""
+        return self.peers._measurements._one_at_a_time
+
 
 class Client:
     """A connection to the boot that answers when it is made."""

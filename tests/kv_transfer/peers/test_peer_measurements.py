@@ -180,7 +180,7 @@ async def test_pair_that_waits_for_another_takes_a_new_time(busy_s: float, crowd
         at_the_end(reader.peers.close)
     await asyncio.gather(*(reader.open() for reader in others[:AT_ONCE]))
     (reader,) = readers(mesh, 1)
-    async with reader.peers._measurements._one_at_a_time:
+    async with reader.measurements_held():
         await reader.open()
         await asyncio.sleep(busy_s)
         await asyncio.gather(*(reader.open() for reader in others[AT_ONCE:]))
