@@ -1,4 +1,4 @@
-"""What a run of a benchmark gives the tests that read its figures."""
+"""The results of a benchmark's run, for the tests that read its figures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Reported(NamedTuple):
-    """What a benchmark wrote, the figures in it by their names, and what it printed."""
+    """The file that a benchmark wrote, the figures in it by their names, and what it printed."""
 
     written: dict[str, Any]
     figures: dict[str, Any]

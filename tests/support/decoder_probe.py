@@ -36,7 +36,7 @@ class DecoderParts:
 
 def decoder_of(decoder: StepDecoder | DraftDecoder) -> Decoder:
     """Return the decoder of this process: of the leader's rank, where ranks share a model."""
-    own = decoder._own if isinstance(decoder, LeadingDecoder) else decoder
+    own: object = decoder._own if isinstance(decoder, LeadingDecoder) else decoder
     assert isinstance(own, Decoder)
     return own
 
@@ -44,7 +44,9 @@ def decoder_of(decoder: StepDecoder | DraftDecoder) -> Decoder:
 def parts_of(decoder: StepDecoder | DraftDecoder) -> DecoderParts:
     """Return the parts of the decoder of this process."""
     own = decoder_of(decoder)
-    attention = own._latent if own._attention is None else own._attention
+    attention: Attention | LatentAttention | None = own._attention
+    if attention is None:
+        attention = own._latent
     assert attention is not None
     return DecoderParts(
         own._spec, own._weights, attention, own._gating, own._norms, own._fused_pass

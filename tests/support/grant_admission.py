@@ -1,4 +1,4 @@
-"""What a worker answers to the opening of a handoff: watched, replaced or asked directly.
+"""A worker's answer to the opening of a handoff: watched, replaced or asked for directly.
 
 `Grants` gets its `admit` from its worker when it is made, and no peer may see or change it. A test
 that refuses an opening, or notes it, does so here, at the only place that reaches into `Grants`.

@@ -15,7 +15,7 @@ from baton.engine.scheduling.blocks import BlockPool
 
 
 class BlockState(Protocol):
-    """What the pool keeps of one block: a count per hold, the largest hold, its identity."""
+    """The pool's state of one block: a count per hold, the largest hold, its identity."""
 
     holds: list[int]
     hold: int

@@ -1,4 +1,4 @@
-"""What a Triton attention backend prepares for a step, for tests without a GPU.
+"""The arrays that a Triton attention backend prepares for a step, for tests without a GPU.
 
 A step's arrays pass between the backend and its kernels alone. Where no kernel runs, tests look at
 the arrays themselves, by this module only.
