@@ -44,8 +44,9 @@ class WorkerActor:
 
     def check(self) -> str:
         """The job's name; raises what keeps this actor from its work."""
-        if self._failed is not None:
-            raise self._failed
+        failed = self._failed  # the thread may clear it at any time
+        if failed is not None:
+            raise failed
         return self._name
 
     def _tend(self) -> None:
