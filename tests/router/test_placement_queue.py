@@ -191,4 +191,4 @@ async def test_a_woken_request_checks_whether_it_may_wait_longer() -> None:
         await tasks[0]
     tasks[1].cancel()
     await asyncio.gather(tasks[1], return_exceptions=True)
-    assert not line._waiting
+    assert len(line) == 0
