@@ -1,8 +1,8 @@
 """The phases of `Serving.run`, one at a time.
 
 `run` claims an instance, starts its jobs and returns when all have ended, which takes seconds and
-real processes. Its phases are private, since their order is the promise of `run`. A test of what one
-phase says, refuses or survives plays that phase here, and only here.
+real processes. Its phases are private, since their order is the promise of `run`. A test of what
+one phase says, refuses or survives plays that phase here, and only here.
 """
 
 from __future__ import annotations
