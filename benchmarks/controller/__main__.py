@@ -209,9 +209,8 @@ def main() -> None:
     made.add_argument("--only-number", action="store_true", help="judge no change of roles")
     options = made.parse_args()
     trace = read_trace(options.trace)
-    figures, notes = [], []
-    if not options.only_number:
-        figures, notes = measure(trace, 0.2 if options.quick else 1.0)
+    part = 0.2 if options.quick else 1.0
+    figures, notes = ([], []) if options.only_number else measure(trace, part)
     runs = [worker_number.run(trace, each) for each in worker_number.patterns(options.quick)]
     more_figures, more_notes = worker_number.judged(runs)
     report([*figures, *more_figures], options.json, [*notes, *more_notes])
