@@ -21,13 +21,14 @@ FIT = Fit(MODEL, {"chunk": FitError(9, 0.03, 0.2), "step": FitError(9, 0.05, 0.2
 LAYOUT = Layout(prefill=1, decode=3, chunk_tokens=1024, max_sequences=32, block_tokens=64)
 GOALS = Objectives(0.5, 0.05)
 STRICT = Objectives(0.5, 0.012)  # prompts in the steps of a batch would break it
-CROWDED = "requests=80,rate=6,prompt=lognormal:1200:0.5,output=constant:100"
+CROWDED = "requests=80,rate=5,prompt=lognormal:1200:0.5,output=constant:100"
 PROMPTS = "requests=80,rate=5,prompt=lognormal:1200:0.5,output=constant:20"
+ANSWERS = "requests=80,rate=5,prompt=constant:300,output=constant:200"
 QUIET = "requests=60,rate=1,prompt=constant:300,output=constant:20"
 
 
 def fleet(traffic: str, layout: Layout = LAYOUT, goals: Objectives = GOALS) -> MeasuredFleet:
-    records = simulated_records(CapacityScenario(layout), MODEL, draw_trace(traffic))
+    records = simulated_records(CapacityScenario(layout, goals), MODEL, draw_trace(traffic))
     return MeasuredFleet(layout, FIT, traced_requests(records), goals)
 
 
@@ -112,7 +113,8 @@ def test_a_chunk_is_at_least_a_block() -> None:
 
 @pytest.mark.nightly
 def test_without_objectives_the_time_to_the_end_counts() -> None:
-    measured = fleet(PROMPTS, goals=Objectives())
+    crowded = replace(LAYOUT, prefill=3, decode=1)
+    measured = fleet(ANSWERS, crowded, Objectives())
     found = advise(measured)
     assert found.recommended is not None
     assert found.recommended.times.end_s < 0.9 * found.now.times.end_s

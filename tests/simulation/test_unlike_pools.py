@@ -64,6 +64,6 @@ def test_a_router_that_counts_prompts_alone_is_seen() -> None:
     def by_prompt(_: Any) -> Any:
         return lambda need, worker: need.tokens + 1 <= worker.total_blocks * worker.block_size
 
-    breaking = Break("", placement, "_holds", by_prompt)
+    breaking = Break("", placement, "holds", by_prompt)
     outcomes = [lab.run(unlike(seed), lambda: patches.applied(breaking)) for seed in SEEDS]
     assert any(outcome.ends.get("InvalidRequest") for outcome in outcomes)
