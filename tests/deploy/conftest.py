@@ -1,4 +1,5 @@
-"""Fixtures of the deploy tests: a private runtime folder, and an instance."""
+"""Fixtures of the deploy tests: a private runtime folder, an instance, and `baton serve`
+over stand-in jobs."""
 
 from __future__ import annotations
 
@@ -8,8 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy.host.instance import Instance, Job, JobStatus, processes_of, read_status
+from baton.deploy.host.instance import (
+    Instance,
+    Job,
+    JobStatus,
+    live_instances,
+    processes_of,
+    read_status,
+)
 from baton.deploy.serve.process_launcher import spawn_supervisors
+from tests.support.stand_in_serve import StandInServe, write_stand_in_model
 
 WAIT_S = 60.0
 
@@ -63,3 +72,29 @@ def start(
         return found
 
     return start
+
+
+@pytest.fixture
+def stand_in_model(tmp_path: Path) -> Path:
+    folder = tmp_path / "stand-in"
+    write_stand_in_model(folder)
+    return folder
+
+
+@pytest.fixture
+def serving(stand_in_model: Path, runtime_folder: Path) -> Iterator[Callable[..., StandInServe]]:
+    """Starts `baton serve` over stand-in jobs; at the end none may be left."""
+    started: list[StandInServe] = []
+
+    def start(
+        launcher: str = "process", *rest: str, port: int = 0, fault: str = ""
+    ) -> StandInServe:
+        started.append(StandInServe(stand_in_model, launcher, *rest, port=port, fault=fault))
+        return started[-1]
+
+    yield start
+    for served in started:
+        if served.process.poll() is None:
+            served.process.kill()
+            served.process.communicate(timeout=60)
+    assert live_instances() == []

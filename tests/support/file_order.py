@@ -9,7 +9,9 @@ from __future__ import annotations
 import pytest
 
 LONGEST = (
-    "tests/deploy/test_serve.py",
+    "tests/deploy/test_serve_ray_workers.py",
+    "tests/deploy/test_serve_lifecycle.py",
+    "tests/deploy/test_serve_failures.py",
     "tests/deploy/test_worker_process.py",
     "tests/deploy/test_doctor.py",
     "tests/stories/test_same_answer.py",

@@ -1,7 +1,7 @@
-"""A `baton serve` whose router and workers are stand-ins: run as a script by test_serve.py.
+"""A `baton serve` whose router and workers are stand-ins: `stand_in_serve.py` runs this script.
 
-    stand_in.py serve MODEL PORT LAUNCHER [once]   the real serve, with this file's jobs
-    stand_in.py router ... | worker ... | fleet ...    what the jobs run
+    stand_in_jobs.py serve MODEL PORT LAUNCHER [once]       the real serve, with this file's jobs
+    stand_in_jobs.py router ... | worker ... | fleet ...    what the jobs run
 
 LAUNCHER nodes is a driver of workers on other nodes. STAND_IN in the environment makes workers
 misbehave (bad-model, crash, mute), the router slow to link its prefill workers (late-link), or
