@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import jsonschema
 import pytest
@@ -19,7 +17,6 @@ from tests.support.chart import (
     ROOT,
     Document,
     Release,
-    Values,
     chart,
     custom_schemas,
     example,
@@ -27,118 +24,13 @@ from tests.support.chart import (
     render,
     validate,
 )
+from tests.support.chart_choices import EXAMPLES, drawn_choices, each_choice
 
-EXAMPLES = ("cpu-demo", "single-node-8gpu", "production")
 VERSIONS = ("1.35", "1.36", "1.37")
 CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "ScaledObject", "RayCluster"}
 FOREIGN = {"Issuer", "Certificate", "HTTPRoute", *CUSTOM}
-COMBINATIONS = 240
-CERTIFIED = ("router", "prefill", "decode", "redis")
 OWN_FILES = ("BATON_SECURITY__KEY", "RAY_REDIS_CLIENT_KEY")  # paths, no secrets
 WORKERS = ("prefill", "decode", "worker")
-SECURED = {
-    "prometheus": "https://prometheus:9090",
-    "authentication": "reader",
-    "authModes": "bearer,tls",
-}
-CHOICES: dict[str, list[Any]] = {
-    "model": [
-        {"embedded": True},
-        {"path": "a/b", "volume": {"existingClaim": "weights"}},
-        {"path": "b", "volume": {"hostPath": "/srv/models"}, "name": "chat"},
-        {"repository": "owner/name", "revision": "0a1b2c", "tokenSecret": "hub"},
-    ],
-    "tls": [
-        {"mode": "hook"},
-        {"mode": "off"},
-        {"mode": "certManager"},
-        {"mode": "certManager", "issuer": {"name": "corporate", "kind": "ClusterIssuer"}},
-        {"mode": "existing", "existingSecrets": dict.fromkeys(CERTIFIED, "mine")},
-    ],
-    "redis": [
-        {"enabled": True},
-        {"enabled": True, "memory": "1Gi"},
-        {"enabled": False, "url": "rediss://redis.example.org:6380/3"},
-        {"enabled": False, "url": "redis://redis", "plainText": True},
-    ],
-    "secrets": [{}, {"existing": "mine"}],
-    "networkPolicy": [
-        {},
-        {"enabled": False},
-        {"clients": [{"namespaceSelector": {}}], "monitoring": [{"podSelector": {}}]},
-    ],
-    "monitoring": [
-        {},
-        {"enabled": True, "labels": {"release": "prometheus"}, "otlpEndpoint": "otel:4317"},
-        {"enabled": True, "monitors": "services"},
-    ],
-    "ingress": [
-        {},
-        {"enabled": True, "host": "a.example.org", "className": "nginx", "tlsSecret": "tls"},
-    ],
-    "httpRoute": [{}, {"enabled": True, "parent": {"name": "gateway"}}],
-    "prefill": [
-        {},
-        {"replicas": 3, "gpu": {"count": 2}, "rdma": {"resource": "rdma/hca", "count": 1}},
-        {"gpu": {"count": 0}, "tp": 2, "settings": {"step.prefill_tokens": 1024}},
-    ],
-    "decode": [{}, {"replicas": 5, "nodeSelector": {"gpu": "h200"}}],
-    "router": [{}, {"replicas": 1}, {"service": {"type": "LoadBalancer"}, "drainSeconds": 5}],
-    "workers": [
-        {},
-        {"kvPorts": "30000-30010", "kvDevices": "eth1", "settings": {"pool.blocks": 9}},
-        {"topologyLabels": ["topology.kubernetes.io/zone", "rack"]},
-    ],
-    "autoscaling": [
-        {},
-        {"mode": "hpa", "prefill": {"queuedTokens": 9000}, "scaleDownSeconds": 0},
-        {"mode": "keda", "keda": {"prometheus": "http://prometheus:9090"}},
-        {"mode": "keda", "keda": {**SECURED, "pollingSeconds": 30}},
-        {"mode": "baton", "baton": {"ttftSeconds": 2}},
-        {"mode": "baton", "baton": {"itlSeconds": 0.1, "maxWorkers": 8}},
-    ],
-    "orchestrator": ["plain", "kuberay"],
-    "models": [
-        {},
-        {"code": {"model": {"repository": "owner/code"}}, "a": {"model": {"embedded": True}}},
-    ],
-    "topologySpread": [True, False],
-    "tests": [{}, {"enabled": False}],
-}
-
-
-def each_choice() -> Iterator[Values]:
-    """The examples, each choice beside the defaults, and a controller of pods of KubeRay."""
-    yield from map(example, EXAMPLES)
-    sized = {key: CHOICES[key][-1] for key in ("orchestrator", "autoscaling", "models")}
-    yield fitting({"model": CHOICES["model"][0], **sized})
-    for key, values in CHOICES.items():
-        for value in values:
-            yield fitting({"model": CHOICES["model"][0]} | {key: value})
-
-
-def drawn_choices() -> Iterator[Values]:
-    drawn = random.Random(1)
-    for _ in range(COMBINATIONS):
-        yield fitting({key: drawn.choice(values) for key, values in CHOICES.items()})
-
-
-def fitting(values: Values) -> Values:
-    """Return the values with the metrics that an autoscaler reads, the password of an own Redis,
-    and no certificate for a Redis that the release does not run."""
-    if values.get("redis", {}).get("url"):
-        values = merged(values, {"secrets": {"existing": "mine"}})
-        scaled = values.get("autoscaling", {}).get("mode", "none") != "none"
-        runs_none = scaled or values.get("orchestrator") != "kuberay"
-        if runs_none and values.get("tls", {}).get("mode") == "existing":
-            values = merged(values, {"tls": {"existingSecrets": {"redis": ""}}})
-    mode = values.get("autoscaling", {}).get("mode", "none")
-    if mode == "none":
-        return values
-    if mode == "baton":  # its workers are alike
-        alike = {**values.get("prefill", {}), "replicas": 3}
-        return {**values, "prefill": alike, "decode": alike}
-    return merged(values, {"monitoring": {"enabled": True}, "orchestrator": "plain"})
 
 
 @pytest.fixture(
