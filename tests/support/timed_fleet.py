@@ -22,7 +22,7 @@ from baton.router.fleet.worker_costs import WorkerCosts
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.config import Config, PlacementMode, PoolConfig, StepConfig
 from baton.simulation.capacity.layout import Layout
-from baton.simulation.fleet.world import World
+from baton.simulation.fleet.world import RouterProcess, World
 from baton.simulation.virtual.machine import Machine
 from baton.simulation.virtual.virtual_loop import VirtualLoop
 
@@ -154,36 +154,40 @@ async def _served(
     heartbeat_s = config.router.link_heartbeat_s
     reported_s = max(link.joined_s for link in router.fleet.links()) % heartbeat_s
     await asyncio.sleep((reported_s - loop.time()) % heartbeat_s + AFTER_REPORTS_S)
-    begun_s = loop.world_s  # the workers have just reported, as at the begin of a simulation
-
-    async def one(number: int, asked: TraceRequest) -> Served:
-        request = ValidatedRequest(
-            prompt=_prompt(number, asked),
-            sampling=worker_pb2.Sampling(temperature=0.0, top_p=1.0, repetition_penalty=1.0),
-            max_tokens=asked.output_tokens,
-        )
-        await asyncio.sleep(begun_s + asked.arrived_s - loop.world_s)
-        arrived_s = loop.world_s
-        active = await router.dispatcher.start(
-            request, f"request-{number}", Context(), loop.time() + DEADLINE_S
-        )
-        first_s, tokens = 0.0, 0
-        while outputs := await active.next():
-            first_s = first_s or loop.world_s
-            tokens += sum(output.token is not None for output in outputs)
-            last_s = loop.world_s
-        gap_s = (last_s - first_s) / (tokens - 1) if tokens > 1 else 0.0
-        names, named = active.trace.block_names, active.trace.named_tokens
-        ttft_s, end_s = first_s - arrived_s, last_s - arrived_s
-        return Served(arrived_s - begun_s, ttft_s, gap_s, end_s, tokens, names, named)
+    begun_s = loop.world_s  # the workers have just reported, as at the start of a simulation
 
     spawn = router.machine.spawn
     found: dict[int, Served] = {}
 
     async def kept(number: int, asked: TraceRequest) -> None:
-        found[number] = await one(number, asked)
+        found[number] = await _request(loop, router, begun_s, number, asked)
 
     tasks = [spawn(kept(n, asked), f"request {n}") for n, asked in enumerate(traffic)]
     for task in tasks:
         await task
     return [found[number] for number in range(len(traffic))]
+
+
+async def _request(
+    loop: VirtualLoop, router: RouterProcess, begun_s: float, number: int, asked: TraceRequest
+) -> Served:
+    """Send a request of the trace when it is due, and measure its answer."""
+    request = ValidatedRequest(
+        prompt=_prompt(number, asked),
+        sampling=worker_pb2.Sampling(temperature=0.0, top_p=1.0, repetition_penalty=1.0),
+        max_tokens=asked.output_tokens,
+    )
+    await asyncio.sleep(begun_s + asked.arrived_s - loop.world_s)
+    arrived_s = loop.world_s
+    active = await router.dispatcher.start(
+        request, f"request-{number}", Context(), loop.time() + DEADLINE_S
+    )
+    first_s, tokens = 0.0, 0
+    while outputs := await active.next():
+        first_s = first_s or loop.world_s
+        tokens += sum(output.token is not None for output in outputs)
+        last_s = loop.world_s
+    gap_s = (last_s - first_s) / (tokens - 1) if tokens > 1 else 0.0
+    names, named = active.trace.block_names, active.trace.named_tokens
+    ttft_s, end_s = first_s - arrived_s, last_s - arrived_s
+    return Served(arrived_s - begun_s, ttft_s, gap_s, end_s, tokens, names, named)
