@@ -27,6 +27,7 @@ def test_progress_of_workers_on_other_nodes_is_shown(serving: Callable[..., Stan
     served.until("prefill-0 ready at 10.0.0.1:90")
     served.until("prefill-0 memory: 3 GB of KV")
     served.until("decode-0 on 10.0.0.2: loading weights: 25 % of 4.29 GB")
+    served.report_next()
     served.until("decode-0 ready at 10.0.0.2:90")
     assert served.interrupt()[0] == 0
 
@@ -47,7 +48,10 @@ def test_progress_of_workers_on_other_nodes_is_shown(serving: Callable[..., Stan
 def test_a_worker_of_another_node_that_is_not_ready_ends_it(
     serving: Callable[..., StandInServe], fault: str, ends: int, why: str, log: str
 ) -> None:
-    code, err = serving("nodes", fault=fault).finish()
+    served = serving("nodes", fault=fault)
+    served.until("decode-0 on 10.0.0.2: loading weights")
+    served.report_next()
+    code, err = served.finish()
     said = f"error: decode-0 on 10.0.0.2 is not ready: {why}. The end of its log:\n{log}"
     assert code == ends and err.rstrip().endswith(said), err
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
 
 from baton.deploy.cli.demo import demo
 from baton.deploy.host import gpus
@@ -32,7 +34,7 @@ from baton.deploy.serve.serve import serve
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.config import Config, RouterConfig, TelemetryConfig
 from baton.runtime.errors import ModelError
-from baton.runtime.registry import DirectoryRegistry, WorkerRecord
+from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 
 STREAM = (
     'data: {"choices": [{"delta": {"role": "assistant"}}]}\n\n'
@@ -42,6 +44,7 @@ STREAM = (
     "data: [DONE]\n\n"
 )
 LATE = 7  # answers that name no prefill worker yet
+ANNOUNCE_S = 0.5
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -91,7 +94,7 @@ def worker() -> None:
         raise ValueError("a bug")
     LoadProgress()(1 << 30, 4 << 30)
     registry = DirectoryRegistry(Path(option("--registry")))
-    role = "prefill" if option("--role") == "prefill" else "decode"
+    role: Role = "prefill" if option("--role") == "prefill" else "decode"
     admin = "127.0.0.1:9"
     record = WorkerRecord(
         option("--worker-id"), os.urandom(16).hex(), role, admin, admin, "m", os.getpid()
@@ -99,16 +102,18 @@ def worker() -> None:
     while True:
         if misbehave != "mute":
             registry.announce(record)
-        time.sleep(0.5)
+        time.sleep(ANNOUNCE_S)  # a worker repeats its announcement as long as it runs
 
 
 def fleet() -> None:
-    """Report workers of two nodes, as the driver of `baton fleet` does."""
+    """Report workers of two nodes, as the driver of `baton fleet` does: first while one of them
+    loads, then, after SIGUSR1, how that one has ended."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     misbehave = os.environ.get("STAND_IN")
     loading = WorkerProgress("decode-0", "10.0.0.2", "loading weights: 25 % of 4.29 GB")
     ready = WorkerProgress("prefill-0", "10.0.0.1", address="10.0.0.1:90", memory="3 GB of KV")
     write_fleet_progress([ready, replace(loading, log="a line")])
-    time.sleep(0.5)  # `baton serve` looks ten times a second
+    signal.sigwait({signal.SIGUSR1})
     if misbehave == "crash":
         crashed = "its process ended (exit code 1)"
         log = "Traceback:\nValueError: a bug"
@@ -116,16 +121,23 @@ def fleet() -> None:
     elif misbehave != "mute":
         write_fleet_progress([ready, replace(loading, text="", address="10.0.0.2:90")])
     while True:
-        time.sleep(0.5)  # until its supervisor ends it
+        signal.pause()  # until its supervisor ends it
+
+
+def replace_in(module: ModuleType, name: str, value: object) -> None:
+    """Replace a part of the product for the rest of this process."""
+    assert hasattr(module, name)
+    setattr(module, name, value)
 
 
 def main() -> None:
     model, port, launcher = sys.argv[2:5]
     if os.environ.get("STAND_IN") == "slow-gpus":
-        gpus.built_for_cuda = gpus.has_driver = lambda: True
-        gpus._QUESTION = "import time; time.sleep(100)"
-    plan.baton = lambda *arguments: (sys.executable, "-P", __file__, *arguments)
-    fleet_launcher.baton = plan.baton
+        replace_in(gpus, "built_for_cuda", lambda: True)
+        replace_in(gpus, "has_driver", lambda: True)
+        replace_in(gpus, "_QUESTION", "import signal; signal.pause()")
+    for module in (plan, fleet_launcher):
+        replace_in(module, "baton", lambda *words: (sys.executable, "-P", __file__, *words))
     nodes = launcher == "nodes"
     options = ServeOptions(
         config=Config(

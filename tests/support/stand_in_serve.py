@@ -11,7 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from baton.deploy.host.instance import live_instances
+from baton.deploy.host.instance import live_instances, read_status
+from baton.deploy.serve.plan import FLEET_JOB
 
 STAND_IN_JOBS = Path(__file__).with_name("stand_in_jobs.py")
 LLAMA = {
@@ -59,6 +60,12 @@ class StandInServe:
     def folder(self) -> Path:
         (folder,) = live_instances()
         return folder
+
+    def report_next(self) -> None:
+        """Let the stand-in driver of workers on other nodes make its second report."""
+        driver = read_status(self.folder(), FLEET_JOB)
+        assert driver is not None
+        os.kill(driver.pid, signal.SIGUSR1)
 
     def interrupt(self) -> tuple[int, str]:
         self.process.send_signal(signal.SIGINT)
