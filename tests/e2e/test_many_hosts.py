@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 BATON = (sys.executable, "-P", "-m", "baton.deploy.cli.main")
 READY_S = 240.0
+LIFETIME_S = 15.0  # of an entry: in this time all are registered again, and linked
 TOKEN = "one secret for all hosts"
 HOSTS = {"prefill-0": "127.0.0.2", "prefill-1": "127.0.0.4", "decode-0": "127.0.0.3"}
 
@@ -157,9 +158,12 @@ def test_a_fleet_serves_through_an_outage_of_its_registry(
         assert hosts.linked() == {"prefill": 1, "decode": 1}
         assert hosts.ask("Name three rivers, please, and say where each begins.") == expected
         assert hosts.linked("router-1") == {}
+        hosts.until(lambda: hosts.events("prefill-1", "worker ready") == 1)
+        begun_s = time.monotonic()
         server.start()  # empty
         for router in ("router", "router-1"):
             hosts.until(lambda name=router: hosts.linked(name) == {"prefill": 2, "decode": 1})
+        assert time.monotonic() - begun_s < LIFETIME_S, hosts.logs()
         hosts.until(lambda: hosts.metric("baton_registry_up") == 1)
         for router in ("router", "router-1"):  # each hears of the other
             hosts.until(lambda name=router: hosts.metric("baton_other_routers", name) == 1)

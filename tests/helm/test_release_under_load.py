@@ -15,7 +15,7 @@ from chaos.asks import Ask, asks, right_answers
 from tests.support.chart import Values, example, merged, render
 from tests.support.pods.cluster import EvictionRefused, PodCluster
 from tests.support.pods.images import local_images
-from tests.support.pods.load import Load, completed_handoffs, decode_links
+from tests.support.pods.load import Load, completed_handoffs, links
 from tests.support.pods.manifests import service_address
 from tests.support.pods.network import network_unavailable
 
@@ -79,7 +79,7 @@ class Site:
     def wait_for_links(self, count: int) -> None:
         """Wait until each router is linked to so many decode workers."""
         deadline_s = time.monotonic() + LINKED_S
-        while {*(found := [decode_links(each) for each in self.cluster.pods("router")])} != {count}:
+        while {*(found := [links(e, "decode") for e in self.cluster.pods("router")])} != {count}:
             assert time.monotonic() < deadline_s, found
             time.sleep(0.5)  # routers find workers by themselves
 

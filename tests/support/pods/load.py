@@ -99,9 +99,9 @@ def completed_handoffs(pod: Pod) -> int:
     return int(total(_scraped(pod, "admin"), "baton_handoffs_total", outcome="completed"))
 
 
-def decode_links(pod: Pod) -> int:
-    """Return to how many decode workers a router's pod is linked."""
-    return int(total(_scraped(pod, "http"), "baton_links", peer="decode"))
+def links(pod: Pod, role: str) -> int:
+    """Return to how many workers of a role a router's pod is linked."""
+    return int(total(_scraped(pod, "http"), "baton_links", peer=role))
 
 
 def _scraped(pod: Pod, name: str) -> Samples:
