@@ -230,16 +230,14 @@ class _Handoff:
 
     async def run(self) -> GrantReport:
         started = _now()
-        tasks = [
-            asyncio.create_task(self._listen()),
-            asyncio.create_task(self._offer_all()),
-            asyncio.create_task(self._send_checksums()),
-        ]
+        offerer = asyncio.create_task(self._offer_all())
+        listener = asyncio.create_task(self._listen())  # after it: `opened` comes before any answer
+        senders = [offerer, asyncio.create_task(self._send_checksums())]
         while not self._lease.expired(_now()):  # renewed in between
             if await waits.done_within(self._closed, self._lease.remaining(_now())):
                 break
-        await waits.cancel_all(tasks[1:])
-        await self._hang_up(tasks[0])
+        await waits.cancel_all(senders)
+        await self._hang_up(listener)
         end: Literal["closed", "expired"] = "closed" if self._closed.done() else "expired"
         seconds, name = _now() - started, self._opening.request_id
         return GrantReport(end, self._offered, seconds, self._failure, name)

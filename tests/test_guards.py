@@ -63,6 +63,7 @@ NARROWING = {
     ("router/answers/choice_text.py", "output.token is not None"): "its one caller has looked",
     ("router/requests/chat_prompt.py", "self._template is not None"): "`plain` has refused else",
     ("router/fleet/fleet.py", "hello is not None"): "a link is up after its handshake",
+    ("router/fleet/linked_view.py", "hello is not None"): "a link is up after its handshake",
     (
         "router/text/tokenizer.py",
         "self._plain is not None",

@@ -233,7 +233,8 @@ class Fleet:
 
     def _costs_of(self, link: WorkerLink) -> WorkerCosts:
         """Take what the worker has reported, and return what work costs there."""
-        assert (hello := link.worker_hello) is not None  # a link is up after its handshake
+        hello = link.worker_hello
+        assert hello is not None  # a link is up after its handshake
         self.timing.record_load(link.worker_id, link.boot_id, hello, link.load)
         return self.timing.costs_of(link.worker_id, hello)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.deploy.control import control_metrics
 from baton.deploy.host.instance import (
     Instance,
     Job,
@@ -21,6 +22,14 @@ from baton.deploy.serve.process_launcher import spawn_supervisors
 from tests.support.stand_in_serve import StandInServe, write_stand_in_model
 
 WAIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def no_recommendation() -> Iterator[None]:
+    """A role controller recommends nothing before its first forecast, as every process begins."""
+    control_metrics.RECOMMENDED_WORKERS.clear()
+    yield
+    control_metrics.RECOMMENDED_WORKERS.clear()
 
 
 @pytest.fixture

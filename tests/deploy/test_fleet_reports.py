@@ -72,7 +72,7 @@ async def test_workers_are_found_where_they_are_registered(
     instance: Instance, reports: FleetReports, worker: ControlServer
 ) -> None:
     """By that address a controller knows the pod of a worker."""
-    announce(instance, "prefill-0", "[fd00::7]:9000", role="prefill")
+    announce(instance, "prefill-0", "[fd00::7]:9000", boot="c", role="prefill")
     assert reports.hosts() == {}
     await reports.read()
     host = worker.address.rpartition(":")[0]

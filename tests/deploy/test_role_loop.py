@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
-from baton.deploy.control import control_metrics
 from baton.deploy.control.leadership import TERM_S
 from baton.deploy.control.orders import ORDER_TIMEOUT_S
 from baton.planner.controller import STALE_S
 from baton.runtime import metrics
 from baton.runtime.errors import Unavailable
 from tests.support.role_loop_scene import RoleLoopScene, ScriptedLeadership
-
-
-@pytest.fixture(autouse=True)
-def no_recommendation() -> Iterator[None]:
-    control_metrics.RECOMMENDED_WORKERS.clear()
-    yield
-    control_metrics.RECOMMENDED_WORKERS.clear()  # as every process begins
 
 
 def recommended(role: str) -> float | None:

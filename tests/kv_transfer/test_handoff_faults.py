@@ -110,6 +110,25 @@ def test_lost_renewals_end_both_sides_and_the_reader_first() -> None:
     handoff_stage.nothing_left(stage, prompt)
 
 
+def test_a_renewal_that_came_with_the_opening_is_answered_second() -> None:
+    """A granter whose loop stood still finds both. Its reader takes an answer before `opened` for
+    a broken protocol."""
+    stage, prompt = handoff_stage.Stage(), handoff_stage.chunked()
+    kinds: list[str | None] = []
+
+    async def main() -> None:
+        link = stage.granter_link(prompt)
+        await link.send(handoff_pb2.ReaderMessage(open=stage.opening()))
+        await link.send(handoff_pb2.ReaderMessage(renew=handoff_pb2.Renew(n=1)))
+        while "acknowledged" not in kinds:
+            kinds.append((await link.receive()).WhichOneof("kind"))
+        await link.send(handoff_pb2.ReaderMessage(closed=handoff_pb2.Closed()))
+        await stage.ended()
+
+    handoff_stage.on_virtual_time(main)
+    assert kinds[0] == "opened"
+
+
 def test_no_read_is_started_once_the_lease_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a pause: the offer came before the lease ended, and is heard after it."""
     started: list[Any] = []
