@@ -9,8 +9,9 @@ worker has ended, its supervisor starts it again in the role of its first start.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,41 +163,36 @@ async def order_role(target: Target, role: Role, term: int) -> None:
     Raises ConfigError if the certificate cannot be used, Unavailable if the worker is the last one
     of its role in the registry, refuses, or does not answer in time: then it may accept the order
     all the same."""
-    try:
-        async with asyncio.timeout(ORDER_TIMEOUT_S):
-            await _check_others(target)
-            await _call(target, role, lambda text: None, term)
-    except TimeoutError as error:
-        raise Unavailable(
-            f"{target.record.worker_id} has not accepted the order within {ORDER_TIMEOUT_S:.0f} s; "
-            "it may accept it all the same: see `baton ps`"
-        ) from error
+    async with _time_of_order(target, f"the order to become a {role} worker"):
+        await _check_others(target)
+        await _call(target, role, lambda text: None, term)
 
 
 async def order_drain(target: Target) -> None:
     """Order a drain and return once the worker has accepted it, within ORDER_TIMEOUT_S. Raises as
     `order_role`, but asks for no other worker."""
-    try:
-        async with asyncio.timeout(ORDER_TIMEOUT_S):
-            await _call(target, None, lambda text: None)
-    except TimeoutError as error:
-        raise Unavailable(
-            f"{target.record.worker_id} at {target.record.address} has not accepted the order to "
-            f"drain within {ORDER_TIMEOUT_S:.0f} s"
-        ) from error
+    async with _time_of_order(target, "the order to drain"):
+        await _call(target, None, lambda text: None)
 
 
 async def order_leave(target: Target) -> None:
     """Order a drain of a worker that is removed then, and return once the worker has accepted it,
     within ORDER_TIMEOUT_S. Raises as `order_role`."""
+    async with _time_of_order(target, "the order to drain"):
+        await _check_others(target)
+        await _call(target, None, lambda text: None)
+
+
+@contextlib.asynccontextmanager
+async def _time_of_order(target: Target, order: str) -> AsyncIterator[None]:
+    """Raises Unavailable after ORDER_TIMEOUT_S."""
     try:
         async with asyncio.timeout(ORDER_TIMEOUT_S):
-            await _check_others(target)
-            await _call(target, None, lambda text: None)
+            yield
     except TimeoutError as error:
         raise Unavailable(
-            f"{target.record.worker_id} has not accepted the order to drain within "
-            f"{ORDER_TIMEOUT_S:.0f} s: it is not removed"
+            f"{target.record.worker_id} at {target.record.address} has not accepted {order} within "
+            f"{ORDER_TIMEOUT_S:.0f} s; it may accept it all the same: see `baton ps`"
         ) from error
 
 
