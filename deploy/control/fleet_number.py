@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from baton.deploy.control.orders import Cluster
+from baton.deploy.control.redis_calls import call_redis
 from baton.deploy.control.worker_count import WorkerCount
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 from baton.runtime.shared_registry.registry_location import folder_of, key_prefix, open_server
@@ -50,7 +51,7 @@ class FleetNumber:
 
     async def read(self) -> tuple[FleetSize, bytes] | None:
         """Return the number, and the text that says so; None if there is none."""
-        text = await self._asked(self._client.get(self._key))
+        text = await call_redis(self._client.get(self._key))
         if text is None:
             return None
         found = self._texts.read(bytes(text))
@@ -61,7 +62,7 @@ class FleetNumber:
 
     async def propose(self, size: FleetSize) -> None:
         """Write a number where there is none."""
-        await self._asked(self._client.set(self._key, self._text(size), nx=True))
+        await call_redis(self._client.set(self._key, self._text(size), nx=True))
 
     async def count(self) -> WorkerCount:
         size, text = await self._read()
@@ -83,12 +84,12 @@ class FleetNumber:
     async def replace(self, text: bytes, size: FleetSize) -> None:
         """Write a number in place of the text that was read."""
         changed = self._text(size)
-        if not await self._asked(self._client.eval(_REPLACE, 1, self._key, text, changed)):
+        if not await call_redis(self._client.eval(_REPLACE, 1, self._key, text, changed)):
             raise BatonError("the fleet's number has changed since it was read")
 
     async def clear(self) -> None:
         """Delete the number: its fleet has ended."""
-        await self._asked(self._client.delete(self._key))
+        await call_redis(self._client.delete(self._key))
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -109,16 +110,6 @@ class FleetNumber:
 
     def _text(self, size: FleetSize) -> bytes:
         return self._texts.write({"prefill": size.prefill, "decode": size.decode})
-
-    async def _asked(self, call: Any) -> Any:
-        from redis.exceptions import RedisError
-
-        try:
-            return await call
-        except (RedisError, OSError) as error:
-            raise Unavailable(
-                f"the registry's server does not answer ({type(error).__name__}: {error})"
-            ) from error
 
 
 def open_fleet_number(cluster: Cluster) -> FleetNumber:

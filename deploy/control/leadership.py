@@ -23,8 +23,9 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from baton.deploy.control.redis_calls import call_redis
 from baton.runtime import logs
 from baton.runtime.errors import ConfigError, Unavailable
 
@@ -159,66 +160,57 @@ class RedisLeadership:
         self._client = client
         self._key = f"{prefix}:controller"
         self._memory_key = f"{prefix}:controller:memory"
+        self._term_key = f"{prefix}:controller:term"
         self._clock = clock
         self._value = secrets.token_hex(16)
         self._until_s = 0.0
         self.term = 0
 
     async def hold(self) -> bool:
-        from redis.exceptions import RedisError
-
         begun_s = self._clock()
         lasts_ms = round(TERM_S * 1000)
         try:
-            if self.term and await self._client.eval(_RENEW, 1, self._key, self._value, lasts_ms):
+            if self.term and await self._renewed(lasts_ms):
                 self._until_s = begun_s + TERM_S
-            elif await self._client.set(self._key, self._value, nx=True, px=lasts_ms):
-                self._until_s = begun_s + TERM_S
-                self.term = int(await self._client.eval(_NEXT_TERM, 1, f"{self._key}:term"))
+            elif await call_redis(self._client.set(self._key, self._value, nx=True, px=lasts_ms)):
+                self._until_s, self.term = begun_s + TERM_S, 0  # no term is held twice
+                self.term = int(await call_redis(self._client.eval(_NEXT_TERM, 1, self._term_key)))
             else:
                 self.term = 0
-        except (RedisError, OSError) as error:
-            log.warning("leadership not renewed", reason=f"{type(error).__name__}: {error}")
+        except Unavailable as error:
+            log.warning("leadership not renewed", reason=str(error))
         if self._clock() >= self._until_s:
             self.term = 0
         return self.term > 0
+
+    async def _renewed(self, lasts_ms: int) -> bool:
+        renewal = self._client.eval(_RENEW, 1, self._key, self._value, lasts_ms)
+        return bool(await call_redis(renewal))
 
     def lasts_s(self) -> float:
         return max(0.0, self._until_s - self._clock()) if self.term else 0.0
 
     async def store(self, text: bytes) -> None:
         keys = self._key, self._memory_key
-        stored = await self._asked(
+        stored = await call_redis(
             self._client.eval(_STORE, len(keys), *keys, self._value, text, MEMORY_LIFETIME_S)
         )
         if not stored:
             raise Unavailable("another controller leads: this one leaves nothing to the next one")
 
     async def load(self) -> bytes | None:
-        found = await self._asked(self._client.get(self._memory_key))
+        found = await call_redis(self._client.get(self._memory_key))
         return None if found is None else bytes(found)
 
     async def time(self) -> float:
-        seconds, microseconds = await self._asked(self._client.time())
+        seconds, microseconds = await call_redis(self._client.time())
         return float(seconds) + float(microseconds) / 1e6
-
-    async def _asked(self, call: Any) -> Any:
-        from redis.exceptions import RedisError
-
-        try:
-            return await call
-        except (RedisError, OSError) as error:
-            raise Unavailable(
-                f"the registry's server does not answer ({type(error).__name__}: {error})"
-            ) from error
 
     async def close(self) -> None:
         """The key expires where the server cannot be reached now."""
-        from redis.exceptions import RedisError
-
         try:
-            await self._client.eval(_RELEASE, 1, self._key, self._value)
-        except (RedisError, OSError) as error:
-            log.warning("leadership not released", reason=f"{type(error).__name__}: {error}")
+            await call_redis(self._client.eval(_RELEASE, 1, self._key, self._value))
+        except Unavailable as error:
+            log.warning("leadership not released", reason=str(error))
         self.term = 0
         await self._client.aclose()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.deploy.control import leadership as leadership_module
 from baton.deploy.control.leadership import (
     LOCK_FILE,
     MEMORY_FILE,
@@ -184,6 +185,21 @@ async def test_a_leader_that_was_paused_finds_another_one(server: RedisServer) -
     await client.aclose()
     for each in (first, second):
         await each.close()
+
+
+async def test_a_key_that_is_taken_again_has_no_earlier_term(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another may have led between: workers would refuse all orders of the earlier term."""
+    first = leadership(server, Clock())
+    assert await first.hold()
+    client, _ = open_server(RegistryConfig(location=server.url), SecurityConfig(tls="off"))
+    await client.flushall()
+    monkeypatch.setattr(leadership_module, "_NEXT_TERM", "return redis.error_reply('none')")
+    assert not await first.hold()
+    assert (first.term, first.lasts_s()) == (0, 0.0)
+    await client.aclose()
+    await first.close()
 
 
 async def test_only_the_leader_leaves_something_on_redis(
