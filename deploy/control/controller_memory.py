@@ -14,13 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.deploy.control.leadership import Leadership
-from baton.runtime import logs
 from baton.runtime.shared_registry.signed_json import SignedJson
 
 MAX_MEMORY_BYTES = 1 << 20  # the hour's changes of 10,000 workers
 _FIELDS = frozenset(("at_s", "memory"))
-
-log = logs.get(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +42,15 @@ class ControllerMemory:
         await self.leadership.store(self._texts.write(content))
 
     async def recall(self) -> RecalledMemory | None:
-        """Return the newest memory; None if there is none, or one that does not count, which is
-        logged. Raises Unavailable if the store cannot be read."""
+        """Return the newest memory; None if there is none. Raises ValueError for one that does not
+        count, and Unavailable if the store cannot be read."""
         text = await self.leadership.load()
         if text is None:
             return None
         found = self._texts.read(text)
         reason = found if isinstance(found, str) else _fault(found)
         if isinstance(found, str) or reason is not None:
-            log.warning("controller memory refused", reason=reason)
-            return None
+            raise ValueError(reason)
         now_s = await self.leadership.time()
         return RecalledMemory(found["memory"], max(0.0, now_s - found["at_s"]))
 

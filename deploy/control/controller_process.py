@@ -7,6 +7,7 @@ it out. With a `FleetPlan` it asks for more or fewer workers too. Knows no model
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import signal
@@ -123,11 +124,10 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     address = await admin.start()
     log.info("controller started", cluster=cluster.name, admin=address, acts=actions.acts)
-    try:
+    async with contextlib.AsyncExitStack() as closing:
+        closing.push_async_callback(admin.stop)
+        closing.push_async_callback(reports.close)
         await loop.run(stopped)
-    finally:
-        await reports.close()
-        await admin.stop()
 
 
 def leadership_of(cluster: Cluster) -> Leadership:

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from baton.deploy.control import control_metrics
-from baton.deploy.control.controller_memory import ControllerMemory
+from baton.deploy.control.controller_memory import ControllerMemory, RecalledMemory
 from baton.deploy.control.leadership import TERM_S
 from baton.deploy.control.orders import ORDER_TIMEOUT_S
 from baton.deploy.control.size_loop import SizeGate, SizeLoop
@@ -75,17 +75,17 @@ class RoleLoop:
         self.decision: Decision | None = None
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Decide every TICK_S until `stopped` is set; then give the leadership up."""
-        try:
+        """Decide every TICK_S until `stopped` is set; then, and after any error, give the
+        leadership up."""
+        async with contextlib.AsyncExitStack() as closing:
+            closing.push_async_callback(self._leadership.close)
+            if self._sizes is not None:
+                closing.push_async_callback(self._sizes.close)
             while not stopped.is_set():
                 await self.tick()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(TICK_S):
                         await stopped.wait()
-        finally:
-            if self._sizes is not None:
-                await self._sizes.close()
-            await self._leadership.close()
 
     async def tick(self) -> Decision | None:
         """Read, decide and act once. Return the decision; None before the first reading."""
@@ -133,22 +133,23 @@ class RoleLoop:
         """Take what the leader before has left. Where it cannot be read, the next tick asks."""
         try:
             found = await self._memory.recall()
+            if found is None:
+                log.info("controller memory empty", term=self._term)
+            else:
+                self._take(found)
         except BatonError as error:
             log.warning("controller memory not read", reason=str(error))
             return
+        except ValueError as error:  # it does not count, and would not at the next tick
+            log.warning("controller memory refused", term=self._term, reason=str(error))
         self._recalled_term = self._term
-        if found is None:
-            log.info("controller memory empty", term=self._term)
-            return
+
+    def _take(self, found: RecalledMemory) -> None:
         written_s = self._clock() - found.age_s
-        try:
-            self._controller.recall(found.memory.get("roles", {}), written_s)
-            if self._sizes is not None and "size" in found.memory:
-                self._sizes.controller.recall(found.memory["size"], written_s)
-        except ValueError as error:
-            log.warning("controller memory refused", reason=str(error))
-        else:
-            log.info("controller memory recalled", term=self._term, age_s=round(found.age_s, 1))
+        self._controller.recall(found.memory.get("roles", {}), written_s)
+        if self._sizes is not None and "size" in found.memory:
+            self._sizes.controller.recall(found.memory["size"], written_s)
+        log.info("controller memory recalled", term=self._term, age_s=round(found.age_s, 1))
 
     async def _keep(self, step: RoleStep | None, size: SizeStep | None = None) -> str | None:
         """Write the memory, as if the step had been accepted. Return why that has failed. The next

@@ -97,11 +97,13 @@ class SizeLoop:
         return decision
 
     async def close(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError, BatonError):
-                await self._reading
-        await self._pool.close()
+        try:
+            if self._reading is not None:
+                self._reading.cancel()
+                with contextlib.suppress(asyncio.CancelledError, BatonError):
+                    await self._reading
+        finally:
+            await self._pool.close()
 
     async def _count(self) -> WorkerCount | None:
         """Return the number asked for; None where it is not known yet, or not now."""

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 
 import pytest
+from structlog.testing import capture_logs
 
 from baton.deploy.control.controller_memory import MAX_MEMORY_BYTES, ControllerMemory
 from baton.deploy.control.leadership import TERM_S
@@ -112,15 +113,16 @@ async def test_a_foreign_or_changed_memory_does_not_count() -> None:
     memory = ControllerMemory(leadership, ("token",))
     assert await memory.recall() is None
     await ControllerMemory(leadership, ("another",)).keep({})
-    assert await memory.recall() is None
+    with pytest.raises(ValueError, match="not signed with this cluster's token"):
+        await memory.recall()
     await memory.keep({"a": 1})
     assert leadership.left is not None
     signed = leadership.left
-    leadership.left = signed.replace(b'"a": 1', b'"a": 2')
-    assert await memory.recall() is None
-    for text in (b"", b"[]", b"{}", b"\xff", b" " * (MAX_MEMORY_BYTES + 1)):
+    changed = signed.replace(b'"a": 1', b'"a": 2')
+    for text in (changed, b"", b"[]", b"{}", b"\xff", b" " * (MAX_MEMORY_BYTES + 1)):
         leadership.left = text
-        assert await memory.recall() is None
+        with pytest.raises(ValueError, match="it is"):
+            await memory.recall()
     leadership.left = signed
     assert await memory.recall() is not None
 
@@ -130,8 +132,23 @@ async def test_a_memory_of_another_version_is_not_taken(memory: dict[str, object
     """It is signed, and unlike this version's: the controller begins without, and acts."""
     scene = RoleLoopScene()
     await ControllerMemory(scene.leadership, ("a-token",)).keep(memory)
-    await scene.overload()
+    assert await memory_events(scene) == ["controller memory refused"]
+
+
+async def test_a_memory_that_does_not_count_is_logged_once() -> None:
+    scene = RoleLoopScene()
+    await ControllerMemory(scene.leadership, ("another",)).keep({})
+    assert await memory_events(scene) == ["controller memory refused"]
+    scene = RoleLoopScene()
+    assert await memory_events(scene) == ["controller memory empty"]
+
+
+async def memory_events(scene: RoleLoopScene) -> list[str]:
+    """Return what is logged of the memory until a step is ordered."""
+    with capture_logs() as logs:
+        await scene.overload()
     assert len(scene.ordered) >= 1
+    return [each["event"] for each in logs if each["event"].startswith("controller memory")]
 
 
 async def test_a_store_that_fails_is_named() -> None:

@@ -30,7 +30,7 @@ class ScriptedPool:
     version: int = 1
     last: str = "d3"
     calls: list[str] = field(default_factory=list)
-    faults: dict[str, BatonError] = field(default_factory=dict)
+    faults: dict[str, Exception] = field(default_factory=dict)
     after: Callable[[], None] = lambda: None  # called within `resize`
     slow: asyncio.Event | None = None
 
@@ -53,6 +53,7 @@ class ScriptedPool:
 
     async def close(self) -> None:
         self.calls.append("close")
+        self._fail("close")
 
     def _count(self) -> WorkerCount:
         return WorkerCount(self.asked, str(self.version), self.last)
@@ -228,6 +229,29 @@ async def test_a_number_that_is_not_read_holds_up_no_role(
     assert scene.sizes.decision is not None
     await scene.sizes.close()
     assert scene.pool.calls[-1] == "close"
+
+
+async def test_an_error_of_any_kind_leaves_nothing_open() -> None:
+    scene = SizedScene()
+    scene.pool.faults = {"count": ZeroDivisionError(), "close": RuntimeError("it does not close")}
+    with pytest.raises(RuntimeError, match="does not close"):
+        await scene.loop.run(asyncio.Event())
+    assert scene.pool.calls == ["close"] and scene.leadership.closed
+
+
+async def test_a_reading_that_fails_at_the_end_leaves_no_pool_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(size_loop, "ANSWER_S", 0.01)
+    scene = SizedScene()
+    scene.pool.slow = asyncio.Event()
+    await scene.pass_by(1)
+    scene.pool.faults["count"] = ZeroDivisionError()
+    scene.pool.slow.set()
+    await asyncio.sleep(0.01)  # the reading ends between two ticks
+    with pytest.raises(ZeroDivisionError):
+        await scene.sizes.close()
+    assert scene.pool.calls == ["close"]
 
 
 async def test_an_unreadable_number_is_counted_and_not_acted_on() -> None:
