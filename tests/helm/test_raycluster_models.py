@@ -151,8 +151,9 @@ def test_only_ports_of_ray_are_open_between_models(release: Release) -> None:
         (rule,) = rules_at(release.named("NetworkPolicy", "big-decode"), "ingress", port)
         assert peers(rule) == {"baton-model-big"}
     head = release.named("NetworkPolicy", "ray-head")
-    for port in (9000, 9100):  # `baton fleet` orders workers to drain
-        assert rules_at(head, "egress", port)
+    for port in (9000, 9100):  # drivers leave their workers: they order none to drain
+        assert rules_at(head, "egress", port) == []
+    assert all("--leave-workers" in each["args"] for each in drivers_of(release).values())
     names = [each["metadata"]["name"] for each in release.of_kind("NetworkPolicy")]
     assert [name for name in names if "ray-" in name] == [
         "chat-baton-ray-head", "chat-baton-ray-redis"
