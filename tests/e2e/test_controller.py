@@ -73,17 +73,30 @@ class Asking:
             count += 1
 
 
-async def test_roles_follow_a_shifting_mix_and_nothing_fails(
-    until: Callable[..., Awaitable[None]],
+@pytest.fixture
+def start(
     make_busy: Callable[..., Cluster],
     load: RequestLoad,
     expected: list[Choices],
     compare: Callable[..., list[str]],
+) -> Callable[[float], tuple[Cluster, Asking]]:
+    """Start one prefill and three decode workers, which drain in that many seconds, and a
+    controller that acts; return them with their clients."""
+
+    def started(drain_s: float) -> tuple[Cluster, Asking]:
+        made = make_busy("slo.ttft_s=0.3", "slo.itl_s=0.5", f"worker.drain_s={drain_s}")
+        cluster = made.start(1, 3)
+        cluster.start_controller("--act")
+        return cluster, Asking(cluster.url, load, expected, compare)
+
+    return started
+
+
+async def test_roles_follow_a_shifting_mix_and_nothing_fails(
+    until: Callable[..., Awaitable[None]], start: Callable[[float], tuple[Cluster, Asking]]
 ) -> None:
     """Prompts alone overload the only prefill worker; then answers follow."""
-    cluster = make_busy("slo.ttft_s=0.3", "slo.itl_s=0.5", "worker.drain_s=1.0").start(1, 3)
-    cluster.start_controller("--act")
-    asking = Asking(cluster.url, load, expected, compare)
+    cluster, asking = start(1.0)
     async with asking.clients(2):
         await until(lambda: len(accepted(cluster)) >= 1, within_s=120.0)
         name = accepted(cluster)[0]["worker_id"]
@@ -98,16 +111,10 @@ async def test_roles_follow_a_shifting_mix_and_nothing_fails(
 
 
 async def test_a_change_outlives_the_controller_that_ordered_it(
-    until: Callable[..., Awaitable[None]],
-    make_busy: Callable[..., Cluster],
-    load: RequestLoad,
-    expected: list[Choices],
-    compare: Callable[..., list[str]],
+    until: Callable[..., Awaitable[None]], start: Callable[[float], tuple[Cluster, Asking]]
 ) -> None:
     """It is killed while the worker drains; the next one recalls the change, and repeats none."""
-    cluster = make_busy("slo.ttft_s=0.3", "slo.itl_s=0.5", "worker.drain_s=4.0").start(1, 3)
-    cluster.start_controller("--act")
-    asking = Asking(cluster.url, load, expected, compare)
+    cluster, asking = start(4.0)
     async with asking.clients(2):
         await until(lambda: len(accepted(cluster)) >= 1, within_s=120.0)
         first = accepted(cluster)[0]
