@@ -39,11 +39,7 @@ def server(tmp_path: Path) -> Iterator[SecretsServer]:
 
 @pytest.fixture
 def account(server: SecretsServer, tmp_path: Path) -> Path:
-    folder = tmp_path / "account"
-    folder.mkdir()
-    for name, content in server.account_files("controller").items():
-        (folder / name).write_bytes(content)
-    return folder
+    return server.mounted_account("controller", tmp_path / "account")
 
 
 class Site:

@@ -179,10 +179,7 @@ def test_an_account_may_do_what_its_role_says(tmp_path: Path) -> None:
     release = render(merged(example("cpu-demo"), {"tls": {"mode": "off"}}))
     server = SecretsServer("127.0.0.1", "llm", tmp_path / "api")
     try:
-        files = tmp_path / "account"
-        files.mkdir()
-        for name, content in server.account_files("chat-baton-secrets").items():
-            (files / name).write_bytes(content)
+        files = server.mounted_account("chat-baton-secrets", tmp_path / "account")
         api = SecretsApi("llm", "127.0.0.1", server.port, files)
         with pytest.raises(BatonError, match="403"):
             create_credentials(api, "chat-baton")

@@ -10,13 +10,6 @@ import pytest
 
 from baton.planner.change_history import RoleStep
 from baton.planner.controller_load import FleetSample, WorkerRole
-from baton.planner.timing_model import (
-    AttentionTiming,
-    ChunkTiming,
-    StepTiming,
-    TimingModel,
-    TransferTiming,
-)
 from baton.planner.trace_distributions import draw_trace
 from baton.planner.traces import TraceRequest
 from baton.simulation.capacity.capacity_fleet import CapacityFleet
@@ -32,15 +25,8 @@ from baton.simulation.capacity.role_changes import (
     worker_id,
 )
 from baton.simulation.capacity.timeline import EventQueue
+from tests.support.timing_files import BY_HAND
 
-TIMING = TimingModel(
-    "by hand",
-    kv_bytes_per_token=1e5,
-    chunk=ChunkTiming(0.004, 5e-5),
-    step=StepTiming(0.008, 1e-4),
-    attention=AttentionTiming(0.0, 2e-8),
-    transfer=TransferTiming(0.0005, 2e-11),
-)
 TRAFFIC = "requests=200,rate=6,prompt=lognormal:2000:0.8,output=exponential:300,seed="
 
 
@@ -70,7 +56,7 @@ def changed_fleet(
         timeline.at(1.0, change)
 
     scenario = CapacityScenario(layout, every_token=every_token)
-    return run_fleet(scenario, TIMING, trace, begun=begun)
+    return run_fleet(scenario, BY_HAND, trace, begun=begun)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -133,7 +119,7 @@ def test_a_long_answer_migrates_when_the_drain_is_over() -> None:
     seen: list[str] = []
     begun = order_at(1.0, RoleStep("d00000", "d00000", "prefill"), seen)
     scenario = CapacityScenario(Layout(prefill=1, decode=2))
-    fleet = run_fleet(scenario, TIMING, trace, begun=begun)
+    fleet = run_fleet(scenario, BY_HAND, trace, begun=begun)
     (record,) = fleet.records
     assert record.tokens == 4000
     assert record.longest_gap_s > 5e-5 * 1500, "the prompt and its tokens are computed again"
@@ -150,7 +136,7 @@ def test_an_idle_worker_changes_at_once_and_begins_empty() -> None:
     trace = [TraceRequest(0.0, 1000, 10, (1, 2)), TraceRequest(20.0, 1000, 10, (1, 2))]
     seen: list[str] = []
     begun = order_at(5.0, RoleStep("p00000", "p00000", "decode"), seen)
-    fleet = run_fleet(CapacityScenario(Layout(prefill=2, decode=1)), TIMING, trace, begun=begun)
+    fleet = run_fleet(CapacityScenario(Layout(prefill=2, decode=1)), BY_HAND, trace, begun=begun)
     assert "ordered True" in seen
     assert sorted(fleet.decode) == ["d00000", "p00000#1"]
     assert worker_id("p00000#1") == "p00000"
@@ -174,10 +160,10 @@ SCENARIO = CapacityScenario(Layout(prefill=1, decode=3), GOALS, placement="disag
 def test_a_controller_moves_a_worker_to_the_role_that_queues() -> None:
     trace = rising_traffic()
     controlled = ControlledFleet(SCENARIO)
-    fleet = run_fleet(SCENARIO, TIMING, trace, begun=controlled.begun)
+    fleet = run_fleet(SCENARIO, BY_HAND, trace, begun=controlled.begun)
     assert {each.step.role for each in controlled.steps if each.step} == {"prefill"}
     assert 30 < controlled.steps[0].at_s < 45
-    fixed = run_fleet(SCENARIO, TIMING, trace)
+    fixed = run_fleet(SCENARIO, BY_HAND, trace)
     good = [sum(meets(each, GOALS) for each in run.records) for run in (fleet, fixed)]
     assert good[0] > 1.5 * good[1]
 
@@ -187,5 +173,5 @@ def test_a_controller_with_old_reports_takes_no_step() -> None:
         return replace(sample, at_s=sample.at_s - 6.0)
 
     controlled = ControlledFleet(SCENARIO, old)
-    run_fleet(SCENARIO, TIMING, rising_traffic(60.0), begun=controlled.begun)
+    run_fleet(SCENARIO, BY_HAND, rising_traffic(60.0), begun=controlled.begun)
     assert {each.reason for each in controlled.decisions} == {"stale"}

@@ -7,13 +7,6 @@ import random
 import pytest
 
 from baton.planner.fleet_size import SizeBounds
-from baton.planner.timing_model import (
-    AttentionTiming,
-    ChunkTiming,
-    StepTiming,
-    TimingModel,
-    TransferTiming,
-)
 from baton.planner.traces import TraceRequest
 from baton.simulation.capacity.capacity_fleet import CapacityFleet
 from baton.simulation.capacity.capacity_report import meets
@@ -21,15 +14,8 @@ from baton.simulation.capacity.capacity_run import run_fleet
 from baton.simulation.capacity.layout import CapacityScenario, Layout, Objectives
 from baton.simulation.capacity.role_changes import ControlledFleet
 from baton.simulation.capacity.size_changes import SizedFleet
+from tests.support.timing_files import BY_HAND
 
-TIMING = TimingModel(
-    "by hand",
-    kv_bytes_per_token=1e5,
-    chunk=ChunkTiming(0.004, 5e-5),
-    step=StepTiming(0.008, 1e-4),
-    attention=AttentionTiming(0.0, 2e-8),
-    transfer=TransferTiming(0.0005, 2e-11),
-)
 GOALS = Objectives(2.0, 0.030)
 SCENARIO = CapacityScenario(Layout(prefill=1, decode=1), GOALS)
 BOUNDS = SizeBounds(least=2, most=6, release_s=60.0)
@@ -50,7 +36,7 @@ def waves() -> list[TraceRequest]:
 @pytest.fixture(scope="module")
 def run() -> tuple[SizedFleet, CapacityFleet]:
     sized = SizedFleet(SCENARIO, BOUNDS, START_S)
-    return sized, run_fleet(SCENARIO, TIMING, waves(), begun=sized.begun)
+    return sized, run_fleet(SCENARIO, BY_HAND, waves(), begun=sized.begun)
 
 
 def test_more_workers_come_and_idle_ones_leave(run: tuple[SizedFleet, CapacityFleet]) -> None:
@@ -80,6 +66,6 @@ def test_more_requests_meet_the_objectives_than_without(
 ) -> None:
     _, fleet = run
     controlled = ControlledFleet(SCENARIO)
-    alone = run_fleet(SCENARIO, TIMING, waves(), begun=controlled.begun)
+    alone = run_fleet(SCENARIO, BY_HAND, waves(), begun=controlled.begun)
     good = [sum(meets(each, GOALS) for each in found.records) for found in (fleet, alone)]
     assert good[0] > 1.5 * good[1]

@@ -1,4 +1,4 @@
-"""A timing model's file, for commands that plan."""
+"""A timing model of round numbers, and a file of one, for commands that plan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,22 @@ from pathlib import Path
 
 from baton.planner.timing_file import write_fit
 from baton.planner.timing_fit import Fit, FitError
-from baton.planner.timing_model import AttentionTiming, ChunkTiming, StepTiming, TimingModel
+from baton.planner.timing_model import (
+    AttentionTiming,
+    ChunkTiming,
+    StepTiming,
+    TimingModel,
+    TransferTiming,
+)
+
+BY_HAND = TimingModel(
+    "by hand",
+    kv_bytes_per_token=1e5,
+    chunk=ChunkTiming(0.004, 5e-5),
+    step=StepTiming(0.008, 1e-4),
+    attention=AttentionTiming(0.0, 2e-8),
+    transfer=TransferTiming(0.0005, 2e-11),
+)
 
 
 def write_timing(folder: Path) -> Path:

@@ -75,6 +75,13 @@ class SecretsServer:
         files = {"token": token, "namespace": self.namespace, "ca.crt": self._authority.read_text()}
         return {name: text.encode() for name, text in files.items()}
 
+    def mounted_account(self, account: str, folder: Path) -> Path:
+        """Write those files into a new folder, and return it."""
+        folder.mkdir()
+        for name, content in self.account_files(account).items():
+            (folder / name).write_bytes(content)
+        return folder
+
     def data(self, name: str) -> dict[str, bytes]:
         """Return a Secret's decoded data. Raises KeyError if there is none."""
         return {key: b64decode(value) for key, value in self.secrets[name]["data"].items()}
