@@ -104,8 +104,8 @@ def fitting(values: Values) -> Values:
     and no certificate for a Redis that the release does not run."""
     if values.get("redis", {}).get("url"):
         values = merged(values, {"secrets": {"existing": "mine"}})
-        scaled = values.get("autoscaling", {}).get("mode", "none") != "none"
-        runs_none = scaled or values.get("orchestrator") != "kuberay"
+        becomes_plain = values.get("autoscaling", {}).get("mode") in ("hpa", "keda")
+        runs_none = becomes_plain or values.get("orchestrator") != "kuberay"
         if runs_none and values.get("tls", {}).get("mode") == "existing":
             values = merged(values, {"tls": {"existingSecrets": {"redis": ""}}})
     mode = values.get("autoscaling", {}).get("mode", "none")
