@@ -163,7 +163,9 @@ def test_preempted_sequences_finish() -> None:
     assert [record.cached_tokens for record in fleet.records] == [0] * 6
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))]
+)
 def test_more_workers_are_not_worse(seed: int) -> None:
     trace = drawn_trace(seed, count=300, rate=8.0)
     for layouts in (

@@ -162,6 +162,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "larger blocks, a draft model": {**LARGER, "proposer": "draft"},
     "fewer bits, all": {"ranks": 2, **NARROWER, **SPOKEN},
 }
+OF_ALL = ("ranks", "an oracle", "grammars")  # which "all" has together
 MOVED: dict[str, dict[str, Any]] = {
     "nothing": {},
     "ranks": {"ranks": 2},
@@ -180,7 +181,10 @@ def test_history_is_read_beside(beside: str, reads: Reads) -> None:
 
 @pytest.mark.parametrize("after_s", moments(0.02, 0.0, 0.06))
 @pytest.mark.parametrize("fault", [*READ_FAULTS, Fault("kill", ("d0",), 0.4)], ids=str)
-@pytest.mark.parametrize("beside", BESIDE)
+@pytest.mark.parametrize(
+    "beside",
+    [pytest.param(name, marks=pytest.mark.nightly if name in OF_ALL else ()) for name in BESIDE],
+)
 def test_no_fault_costs_an_answer_beside(beside: str, fault: Fault, after_s: float) -> None:
     outcome = lab.run(talks(Event(SECOND_S + after_s, fault), **BESIDE[beside]))
     assert outcome.breaches == [] and outcome.ends == {"finished": 6}
