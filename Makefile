@@ -37,7 +37,8 @@ STAMP := $(VENV)/.installed
 PACKAGES := decode_worker deploy engine kv_transfer models planner prefill_worker proto router runtime simulation
 # Tests that start processes do not run beside those that fill all cores: tests of whole fleets run
 # after them, the others, which wait for most of their time, four at a time. Tests that measure how
-# long something takes are marked `timed` and run last.
+# long something takes are marked `timed` and run last, four at a time too: they wait for two thirds
+# of theirs.
 PODS := $(patsubst %,tests/helm/test_%.py,release_under_load rendered_pods roles_under_load running_controller running_ray_models running_ray_scale running_raycluster running_redis running_release running_scale)
 FLEETS := tests/chaos tests/clients tests/e2e $(PODS)
 # Two at a time run those that compare tokens and wait for events. One after the other run all else:
@@ -118,7 +119,7 @@ ifeq ($(TESTS),tests)
 	$(PYTEST) --numprocesses=4 $(BY_FILE) -m "not timed and not nightly" $(STARTERS) || result=$$?; \
 	$(PYTEST) --numprocesses=2 $(BY_FILE) -m "not nightly" $(IN_PAIRS) || result=$$?; \
 	$(PYTEST) -m "not nightly" $(FLEETS) $(patsubst %,--ignore=%,$(IN_PAIRS)) || result=$$?; \
-	$(PYTEST) --numprocesses=3 $(BY_FILE) -m "timed and not nightly" $(TIMED) || result=$$?; \
+	$(PYTEST) --numprocesses=4 $(BY_FILE) -m "timed and not nightly" $(TIMED) || result=$$?; \
 	exit $$result
 else
 	$(PYTEST) $(TESTS)

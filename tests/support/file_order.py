@@ -17,6 +17,9 @@ LONGEST = (
     "tests/stories/test_same_answer.py",
     "tests/stories/test_unlike_dtypes.py",
     "tests/stories/test_unlike_sizes.py",
+    "tests/kv_transfer/test_nixl_mover.py",
+    "tests/router/test_http_protocol.py",
+    "tests/router/test_failover.py",
 )
 
 
