@@ -27,6 +27,7 @@ from baton.runtime.metric_factory import ROLES
 
 LOST_S = 10.0  # without an answer, until a worker's actor counts as lost
 TURN_S = 1.0
+END_PAUSE_S = 0.5  # between two looks at workers that end: their nodes look as often
 
 log = logs.get(__name__)
 
@@ -72,7 +73,7 @@ class _Known:
 
 class FleetDriver:
     """Keeps the actors of `orders`. `hosts` returns where registered workers run, by worker id.
-    Time is in seconds of `now`."""
+    Time is in seconds of `now`, and `pause` lets some pass."""
 
     def __init__(
         self,
@@ -80,11 +81,13 @@ class FleetDriver:
         orders: Sequence[WorkerOrder],
         hosts: Callable[[], Mapping[str, str]],
         now: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,  # it runs in a thread: no event to wait for
     ) -> None:
         self._fleet = fleet
         self._orders = {order.worker_id: order for order in orders}
         self._hosts = hosts
         self._now = now
+        self._pause = pause
         self._known: dict[str, _Known] = {}
         self._registered: dict[str, WorkerReport] = {}  # the last one with a boot, by worker id
         self._summary = FleetSummary(self._now())
@@ -169,6 +172,7 @@ class FleetDriver:
                 for name in names:
                     self._fleet.remove(name)
                 return sorted(names)
+            self._pause(END_PAUSE_S)
         return []
 
     def publish_gauges(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.deploy.host.fleet_progress import WorkerProgress
-from baton.deploy.nodes.fleet_driver import LOST_S, FleetDriver
+from baton.deploy.nodes.fleet_driver import END_PAUSE_S, LOST_S, FleetDriver
 from baton.deploy.nodes.fleet_metrics import RestartReason
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime import metrics
@@ -33,7 +33,10 @@ class Scene:
         self.driver = self.new_driver(*orders)
 
     def new_driver(self, *orders: WorkerOrder) -> FleetDriver:
-        return FleetDriver(self.fleet, orders, lambda: self.hosts, lambda: self.now)
+        return FleetDriver(self.fleet, orders, lambda: self.hosts, lambda: self.now, self.pause)
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
 
     def turns(self, driver: FleetDriver, count: int = 1) -> None:
         for _ in range(count):
@@ -185,6 +188,16 @@ def test_the_end_waits_for_workers_and_then_removes_their_actors() -> None:
     scene.turns(scene.driver)
     assert scene.driver.end(deadline_s=60.0) == []
     assert sorted(scene.fleet.removed) == ["decode-0", "prefill-0"]
+
+
+def test_a_long_end_is_asked_for_twice_a_second() -> None:
+    scene = Scene(order("decode-0"))
+    scene.turns(scene.driver)
+    scene.fleet.ends = False
+    began = scene.now
+    assert scene.driver.end(deadline_s=began + 30.0) == ["decode-0"]
+    assert scene.now == began + 30.0 + END_PAUSE_S
+    assert len(scene.fleet.ended) == 62
 
 
 def test_the_end_names_the_workers_that_did_not_end() -> None:
