@@ -57,12 +57,24 @@ class FleetNumber:
         found = self._texts.read(bytes(text))
         if isinstance(found, str) or (size := _size(found)) is None:
             reason = found if isinstance(found, str) else "it is no number of workers"
-            raise BatonError(f"the fleet's number at {self._key} does not count: {reason}")
+            raise BatonError(
+                f"the fleet's number at {self._key} does not count: {reason}; delete that key, and "
+                "`baton fleet --follow` writes its own"
+            )
         return size, bytes(text)
+
+    def text_of(self, size: FleetSize) -> bytes:
+        """Return what `replace` writes. Raises BatonError for a number that no fleet has."""
+        if not _is_possible(size):
+            raise BatonError(
+                f"{size.prefill} prefill and {size.decode} decode workers are no fleet: "
+                f"`baton fleet` keeps at least one decode worker, and {MAX_WORKERS} workers at most"
+            )
+        return self._texts.write({"prefill": size.prefill, "decode": size.decode})
 
     async def propose(self, size: FleetSize) -> None:
         """Write a number where there is none."""
-        await call_redis(self._client.set(self._key, self._text(size), nx=True))
+        await call_redis(self._client.set(self._key, self.text_of(size), nx=True))
 
     async def count(self) -> WorkerCount:
         size, text = await self._read()
@@ -83,7 +95,7 @@ class FleetNumber:
 
     async def replace(self, text: bytes, size: FleetSize) -> None:
         """Write a number in place of the text that was read."""
-        changed = self._text(size)
+        changed = self.text_of(size)
         if not await call_redis(self._client.eval(_REPLACE, 1, self._key, text, changed)):
             raise BatonError("the fleet's number has changed since it was read")
 
@@ -108,9 +120,6 @@ class FleetNumber:
             )
         return FleetSize(size.prefill, workers - size.prefill)
 
-    def _text(self, size: FleetSize) -> bytes:
-        return self._texts.write({"prefill": size.prefill, "decode": size.decode})
-
 
 def open_fleet_number(cluster: Cluster) -> FleetNumber:
     """Return the number of `baton fleet --follow`. Raises ConfigError for a registry in a
@@ -129,5 +138,9 @@ def _size(found: dict[str, Any]) -> FleetSize | None:
     prefill, decode = found["prefill"], found["decode"]
     if type(prefill) is not int or type(decode) is not int:
         return None
-    possible = prefill >= 0 and decode >= 1 and prefill + decode <= MAX_WORKERS
-    return FleetSize(prefill, decode) if possible else None
+    size = FleetSize(prefill, decode)
+    return size if _is_possible(size) else None
+
+
+def _is_possible(size: FleetSize) -> bool:
+    return size.prefill >= 0 and size.decode >= 1 and size.prefill + size.decode <= MAX_WORKERS

@@ -26,6 +26,8 @@ class SharedNumber(Protocol):
 
     async def read(self) -> tuple[FleetSize, bytes] | None: ...
 
+    def text_of(self, size: FleetSize) -> bytes: ...
+
     async def propose(self, size: FleetSize) -> None: ...
 
     async def replace(self, text: bytes, size: FleetSize) -> None: ...
@@ -64,8 +66,10 @@ class FleetFollower:
         if found is None:
             await self._number.propose(own)
             return own
-        size, text = found
-        if size.prefill != own.prefill:  # the command line has another number than the last run's
-            size = FleetSize(own.prefill, size.decode)
+        before, text = found
+        size = FleetSize(own.prefill, before.decode)
+        # the command line has another number than the last run's, or the token is replaced: the
+        # text would not count once the earlier token is not accepted
+        if text != self._number.text_of(size):
             await self._number.replace(text, size)
         return size

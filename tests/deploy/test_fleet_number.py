@@ -8,11 +8,16 @@ from pathlib import Path
 import pytest
 
 from baton.deploy.control.fleet_number import FleetNumber, FleetSize
+from baton.deploy.nodes.fleet_follower import FleetFollower
+from baton.deploy.nodes.fleet_plan import FleetOptions
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.errors import BatonError, Unavailable
+from baton.runtime.settings.loading import load
 from baton.runtime.shared_registry.registry_location import key_prefix, open_server
 from chaos.redis_server import RedisServer, running_server
 from tests.support.redis_server import required_binary
+
+OPTIONS = FleetOptions(load(None, {}, {"registry.location": "redis://r:6379/0"}), {}, 1, 2)
 
 
 @pytest.fixture
@@ -85,6 +90,31 @@ async def test_a_forged_number_does_not_count(server: RedisServer, number: Fleet
     assert (await rotated.count()).asked == 3
     for each in (foreign, rotated):
         await each.close()
+
+
+async def test_a_followed_number_outlives_its_token(
+    server: RedisServer, number: FleetNumber
+) -> None:
+    """The three steps of a new token: its driver signs the number again in the second one."""
+    await number.propose(FleetSize(1, 4))
+    both, new = number_of(server, "new", "token"), number_of(server, "new")
+    with pytest.raises(BatonError, match="delete that key"):
+        await new.count()
+    orders = await FleetFollower(both, OPTIONS).orders()
+    assert orders is not None and len(orders) == 5
+    assert (await new.count()).asked == 5
+    assert (await both.read()) == (await new.read())
+    for each in (both, new):
+        await each.close()
+
+
+async def test_a_number_that_no_reader_takes_is_not_written(number: FleetNumber) -> None:
+    await number.propose(FleetSize(1, 4))
+    found = await number.read()
+    assert found is not None
+    with pytest.raises(BatonError, match="1 prefill and 3000 decode workers are no fleet"):
+        await number.replace(found[1], FleetSize(1, 3000))
+    assert await number.read() == found
 
 
 async def test_a_server_that_is_gone_is_named(server: RedisServer, number: FleetNumber) -> None:

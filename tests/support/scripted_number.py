@@ -18,7 +18,10 @@ class ScriptedNumber:
 
     async def read(self) -> tuple[FleetSize, bytes] | None:
         self._answer()
-        return None if self.size is None else (self.size, repr(self.size).encode())
+        return None if self.size is None else (self.size, self.text_of(self.size))
+
+    def text_of(self, size: FleetSize) -> bytes:
+        return repr(size).encode()
 
     async def propose(self, size: FleetSize) -> None:
         self._answer()
@@ -26,7 +29,7 @@ class ScriptedNumber:
 
     async def replace(self, text: bytes, size: FleetSize) -> None:
         self._answer()
-        assert text == repr(self.size).encode()
+        assert self.size is not None and text == self.text_of(self.size)
         self.size = size
 
     async def close(self) -> None:
