@@ -18,6 +18,7 @@ import pytest
 from baton.deploy.cli import main
 from baton.deploy.control.orders import Target
 from baton.deploy.host.instance import is_locked, read_status, signal_supervisor
+from baton.deploy.host.job_log import END_LINES
 from baton.deploy.nodes import node_worker
 from baton.deploy.nodes.node_folder import Tending, leave, node_folder
 from baton.deploy.nodes.node_worker import NodeWorker, WorkerReport
@@ -232,6 +233,14 @@ def test_a_crashed_worker_is_reported_with_its_log(node: Node) -> None:
     report = node.until(lambda each: each.state == "waiting" and each.restarts > 0)
     assert report.message == "its process ended (exit code 1)"
     assert report.log.splitlines()[-1] == "ValueError: a bug"
+
+
+def test_a_report_has_the_last_lines_of_a_log_alone(node: Node) -> None:
+    lines = [f"line {number}" for number in range(END_LINES + 10)]
+    node.code = f"import time; print('\\n'.join({lines}), flush=True); time.sleep(600)"
+    node.worker = NodeWorker(ORDER, NODE, ENVIRON)
+    report = node.until(lambda each: lines[-1] in each.log)
+    assert report.log.splitlines() == lines[-END_LINES:]
 
 
 def test_restarts_are_those_that_this_actor_has_seen(node: Node) -> None:
