@@ -26,6 +26,7 @@ from baton.deploy.processes.admin import AdminServer
 from baton.deploy.serve.ray_driver import connect
 from baton.runtime import logs
 from baton.runtime.errors import BatonError, Unavailable
+from baton.runtime.registry import WorkerRecord
 
 END_S = 30.0  # beside the grace of the workers
 
@@ -140,7 +141,7 @@ class FleetProcess:
             return
         deadline_s = time.monotonic() + self.options.grace_s + END_S
         left = await asyncio.to_thread(driver.end, deadline_s)
-        await self._drain_rest(driver.wanted())
+        await drain_rest(self.cluster, driver.wanted())
         if number is not None:
             await self._clear(number)
         log.info("fleet ended", not_ended=left)
@@ -188,12 +189,20 @@ class FleetProcess:
             return {}
         return {each.worker_id: each.address.rpartition(":")[0].strip("[]") for each in records}
 
-    async def _drain_rest(self, wanted: Collection[str]) -> None:
-        """Drain what is registered still: workers on nodes that Ray has lost."""
+
+async def drain_rest(cluster: Cluster, wanted: Collection[str]) -> None:
+    """Drain those of the `wanted` workers that are registered still, on nodes that Ray has lost:
+    all at once, so that one that is lost itself holds up no other."""
+
+    async def drain(record: WorkerRecord) -> None:
         try:
-            records = await self.cluster.read_workers()
-            for record in records:
-                if record.worker_id in wanted:
-                    await order_drain(Target(self.cluster, record))
+            await order_drain(Target(cluster, record))
         except BatonError as error:
-            log.warning("worker not drained", reason=str(error))
+            log.warning("worker not drained", worker=record.worker_id, reason=str(error))
+
+    try:
+        records = await cluster.read_workers()
+    except Unavailable as error:
+        log.warning("workers not drained", reason=str(error))
+        return
+    await asyncio.gather(*(drain(each) for each in records if each.worker_id in wanted))

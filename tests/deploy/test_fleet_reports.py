@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from baton.deploy.cli.main import main
 from baton.deploy.control import orders
@@ -17,6 +18,7 @@ from baton.deploy.control.fleet_reports import FleetReports, sample_of
 from baton.deploy.control.orders import Cluster, cluster_at, order_leave, order_role
 from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.host.instance import Instance
+from baton.deploy.nodes.fleet_process import drain_rest
 from baton.proto import control_pb2
 from baton.runtime.cluster_config import RegistryConfig
 from baton.runtime.errors import ConfigError, Unavailable
@@ -198,6 +200,19 @@ async def test_a_blocked_worker_that_should_leave_stays(
     worker.block(2.0)
     with pytest.raises(Unavailable, match="to drain within 0 s; it may accept it all the same"):
         await order_leave(reports.target("b" * 32))
+
+
+async def test_a_lost_worker_holds_up_no_drain_of_others(
+    cluster: Cluster, instance: Instance, worker: ControlServer
+) -> None:
+    """The end of a fleet drains what is registered on nodes that Ray has lost."""
+    announce(instance, "a-lost-one", "127.0.0.1:9", boot="a")  # nothing listens there
+    announce(instance, "decode-1", worker.address, boot="c")  # of another fleet
+    with capture_logs() as logs:
+        await drain_rest(cluster, {"a-lost-one", "decode-0"})
+    assert worker.orders == ["drain"]
+    (failed,) = [each for each in logs if each["event"] == "worker not drained"]
+    assert failed["worker"] == "a-lost-one" and "does not answer" in failed["reason"]
 
 
 def test_an_objective_is_needed() -> None:
