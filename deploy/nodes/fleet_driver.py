@@ -72,14 +72,15 @@ class _Known:
 
 
 class FleetDriver:
-    """Keeps the actors of `orders`. `hosts` returns where registered workers run, by worker id.
+    """Keeps the actors of `orders`. `hosts` returns where registered workers run, by worker id;
+    None if that cannot be read: then an actor is made anywhere, and replaces a worker that runs.
     Time is in seconds of `now`, and `pause` lets some pass."""
 
     def __init__(
         self,
         fleet: Fleet,
         orders: Sequence[WorkerOrder],
-        hosts: Callable[[], Mapping[str, str]],
+        hosts: Callable[[], Mapping[str, str] | None],
         now: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,  # it runs in a thread: no event to wait for
     ) -> None:
@@ -144,7 +145,7 @@ class FleetDriver:
         """Make actors: where their workers run, else on the emptiest nodes."""
         if not missing:
             return
-        hosts, rooms = self._hosts(), self._fleet.rooms()
+        hosts, rooms = self._hosts() or {}, self._fleet.rooms()
         places = {name: e.report.node for name, e in self._known.items() if e.report and not e.lost}
         places |= {name: host for name, host in hosts.items() if host in rooms}
         for order in missing:
@@ -272,7 +273,10 @@ class FleetDriver:
         if report is None:
             return True
         rooms = self._fleet.rooms()  # empty where nodes are packed: nothing is known then
-        return bool(rooms) and report.node not in rooms and name not in self._hosts()
+        if not rooms or report.node in rooms:
+            return False
+        hosts = self._hosts()
+        return hosts is not None and name not in hosts
 
     def _replace_one(self) -> None:
         """End one worker whose order has changed, and the next turns make it again: one that is not

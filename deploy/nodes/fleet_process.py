@@ -179,14 +179,14 @@ class FleetProcess:
                 async with asyncio.timeout(TURN_S):
                     await stopped.wait()
 
-    def _hosts(self) -> Mapping[str, str]:
-        """Return where workers are registered, by worker id; nothing while the registry cannot be
-        read: an actor is then made anywhere, and replaces the worker that runs."""
+    def _hosts(self) -> Mapping[str, str] | None:
+        """Return where workers are registered, by worker id; None while the registry cannot be
+        read."""
         try:
             records = self.cluster.workers()
         except Unavailable as error:
             log.warning("registry unavailable", reason=str(error))
-            return {}
+            return None
         return {each.worker_id: each.address.rpartition(":")[0].strip("[]") for each in records}
 
 

@@ -29,7 +29,7 @@ class Scene:
     def __init__(self, *orders: WorkerOrder, hosts: Mapping[str, str] | None = None) -> None:
         self.now = 0.0
         self.fleet = ScriptedActors()
-        self.hosts = hosts or {}
+        self.hosts: Mapping[str, str] | None = hosts or {}
         self.driver = self.new_driver(*orders)
 
     def new_driver(self, *orders: WorkerOrder) -> FleetDriver:
@@ -154,11 +154,12 @@ def test_a_worker_that_is_not_ready_is_replaced_first() -> None:
         ("10.0.0.1", {}, ["decode-1"]),
         ("10.0.0.2", {}, []),  # its node lives: the actor answers later
         ("10.0.0.1", {"decode-1": "10.0.0.2"}, []),  # cut off, and its worker runs
+        ("10.0.0.1", None, []),  # whether its worker runs is not known: no registry answers
         ("", {}, []),  # nodes are packed: which of them live is not known
     ],
 )
 def test_a_worker_that_left_with_its_node_waits_for_no_other(
-    living: str, registered: dict[str, str], removed: list[str]
+    living: str, registered: dict[str, str] | None, removed: list[str]
 ) -> None:
     """Ray would make its actor again on the next node with room, only to end it there."""
     scene = Scene(order("decode-0"), order("decode-1"))
