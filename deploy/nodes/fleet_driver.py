@@ -164,6 +164,15 @@ class FleetDriver:
     def end(self, deadline_s: float) -> list[str]:
         """End all workers, and return those that had not ended at `deadline_s` of `now`; their
         actors are removed all the same. Raises Unavailable when Ray does not answer."""
+        try:
+            return self._end_all(deadline_s)
+        except Unavailable as error:
+            raise Unavailable(
+                f"{error}; workers that have not ended serve on: start `baton fleet` again and end "
+                "it once Ray answers"
+            ) from error
+
+    def _end_all(self, deadline_s: float) -> list[str]:
         while names := self._fleet.names():
             for name in names:
                 self._end(name)

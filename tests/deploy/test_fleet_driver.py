@@ -201,6 +201,14 @@ def test_a_long_end_is_asked_for_twice_a_second() -> None:
     assert len(scene.fleet.ended) == 62
 
 
+def test_an_end_without_ray_says_that_workers_serve_on() -> None:
+    scene = Scene(order("decode-0"))
+    scene.turns(scene.driver)
+    scene.fleet.lost = True
+    with pytest.raises(Unavailable, match="serve on: start `baton fleet` again"):
+        scene.driver.end(deadline_s=60.0)
+
+
 def test_the_end_names_the_workers_that_did_not_end() -> None:
     scene = Scene(order("decode-0"))
     scene.turns(scene.driver)

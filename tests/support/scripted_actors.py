@@ -25,12 +25,16 @@ class ScriptedActors:
         self.lost = False  # Ray does not answer
 
     def names(self) -> set[str]:
+        self._answer()
         return set(self.reports)
 
     def nodes(self) -> int:
+        self._answer()
+        return 3
+
+    def _answer(self) -> None:
         if self.lost:
             raise Unavailable("Ray does not answer")
-        return 3
 
     def rooms(self) -> dict[str, dict[str, float]]:
         return self.room
