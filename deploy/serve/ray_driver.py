@@ -10,9 +10,9 @@ import argparse
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from baton.runtime.errors import ConfigError, Unavailable
 
 TEND_S = 0.5
 READY_TIMEOUT_S = 60.0
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 CPU_SHARE = 0.001  # of a core: a bundle must hold something, and actors do no work
 NODE_SHARE = 0.001
 HEAD_LOST_S = 10  # Ray waits a minute for its head, and no process restarts a local one
@@ -163,19 +164,24 @@ def place(ray: Any, folder: Path, gpus: Mapping[str, float]) -> list[Any]:
 
 
 def drive(folder: Path, gpus: Mapping[str, float], address: str) -> None:
-    """Place the jobs, as in `place`, and stay until SIGTERM."""
-    ending: list[int] = []  # signals; a list, because an Event's lock is not safe in a handler
+    """Place the jobs, as in `place`, and stay until SIGTERM or SIGINT."""
     ray = connect(folder, address)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda got, _: ending.append(got))
+    received, sender = socket.socketpair()
+    sender.setblocking(False)  # `set_wakeup_fd` demands it
+    signal.set_wakeup_fd(sender.fileno())  # so that a signal during `place` is kept
+    for number in ENDING_SIGNALS:
+        signal.signal(number, lambda *_: None)  # else its default action ends the process
     try:
         actors = place(ray, folder, gpus)  # they live as long as this reference
         write_private(folder / "ray.placed", os.environ.get(INSTANCE_KEY, ""))
-        while not ending:
-            time.sleep(TEND_S)  # Ray's actors report nothing; a signal is seen after it
+        while received.recv(1)[0] not in ENDING_SIGNALS:
+            pass  # another signal that has a handler
         for actor in actors:
             ray.kill(actor)
     finally:
+        signal.set_wakeup_fd(-1)
+        received.close()
+        sender.close()
         ray.shutdown()
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -197,17 +198,38 @@ def test_the_driver_stays_until_a_signal_and_then_lets_ray_go(
     ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restored_signals: None
 ) -> None:
     monkeypatch.setenv("BATON_INSTANCE", "id")
-    placed: list[str] = []
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    seen: list[tuple[str, list[Any], int]] = []
 
-    def pause(_: float) -> None:
-        placed.append((tmp_path / "ray.placed").read_text())
-        assert ray.killed == [] and ray.shutdowns == 0
-        if len(placed) == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
+    def send(number: signal.Signals) -> None:
+        seen.append(((tmp_path / "ray.placed").read_text(), list(ray.killed), ray.shutdowns))
+        os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(ray_driver.time, "sleep", pause)
+    timers = [
+        threading.Timer(after_s, send, [number])
+        for after_s, number in ((0.2, signal.SIGUSR1), (0.4, signal.SIGTERM))
+    ]
+    for timer in timers:
+        timer.start()
     drive(tmp_path, ON_CPU, "")
-    assert placed == ["id"] * 3
+    assert seen == [("id", [], 0)] * 2
+    assert ray.killed == ["prefill-0", "decode-0"] and ray.shutdowns == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_driver_places_ends_it_after_that(
+    ray: FakeRay,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    restored_signals: None,
+    number: signal.Signals,
+) -> None:
+    def place_and_signal(*arguments: Any) -> list[Any]:
+        os.kill(os.getpid(), number)
+        return place(*arguments)
+
+    monkeypatch.setattr(ray_driver, "place", place_and_signal)
+    drive(tmp_path, ON_CPU, "")
     assert ray.killed == ["prefill-0", "decode-0"] and ray.shutdowns == 1
 
 
