@@ -8,6 +8,7 @@ another: one connection too many closes the oldest.
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -28,8 +29,8 @@ class AdminHttpProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _head_complete = False
 
-    # uvicorn's own signature: its connections are TCP's
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvicorn only serves streams
         super().connection_made(transport)
         self._accepted_s = self.loop.time()
         self._close_after(HEAD_TIMEOUT_S)

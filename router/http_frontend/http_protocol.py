@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 import httptools
 import orjson
@@ -77,12 +78,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _refusal: bytes | None = None
     _in_made_head = False
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvicorn only serves streams
         super().connection_made(transport)
         self.parser = UpgradeIgnoringParser(self)
-        transport.set_write_buffer_limits(
-            high=0
-        )  # so that `pause_writing` is called for any unsent byte
+        # so that `pause_writing` is called for any unsent byte
+        transport.set_write_buffer_limits(high=0)
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             self.connections.discard(self)
             self._surplus = True
