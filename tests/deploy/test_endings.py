@@ -3,44 +3,28 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from baton.deploy.host.instance import Instance, Job, JobStatus, processes_of, read_status
+from baton.deploy.host.instance import Instance, processes_of, read_status
 from baton.deploy.serve import supervisor as supervisor_module
 from baton.deploy.serve.supervisor import Supervisor
+from tests.support.supervised_jobs import IDLE, IGNORE_TERM, Start, Wait, alive, python_job
 
-Wait = Callable[[Callable[[], bool]], bool]
-Start = Callable[[Job], JobStatus]
-
-SLEEP = "import time; time.sleep(600)"
-DEAF = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-    "open('/proc/self/comm', 'w').write('deaf'); time.sleep(600)"
-)
 DRAINS = (
-    "import signal, sys, time; told = []; "
-    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0) if told else told.append(1)); "
-    "open('/proc/self/comm', 'w').write('drains'); time.sleep(600)"
+    "import signal, sys; first = []; "
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0) if first else first.append(1)); "
+    "open('/proc/self/comm', 'w').write('drains')\n"
+    "while True: signal.pause()"
 )
-
-
-def python_job(name: str, code: str, grace_s: float = 10.0) -> Job:
-    return Job(name, (sys.executable, "-S", "-c", code), grace_s)
 
 
 def called(pid: int, name: str) -> bool:
     """Whether the process has got so far."""
     return Path(f"/proc/{pid}/comm").read_text().strip() == name
-
-
-def alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def draining(start: Start, wait_for: Wait, name: str, grace_s: float) -> int:
@@ -75,7 +59,7 @@ def test_a_child_that_is_deaf_to_haste_too_is_killed(
 ) -> None:
     monkeypatch.setattr(supervisor_module, "HURRY_TIMEOUT_S", 0.2)
     monkeypatch.setattr(supervisor_module, "SIGNAL_GAP_S", 0.05)
-    job = python_job("a", DEAF, grace_s=600.0)
+    job = python_job("a", IGNORE_TERM, grace_s=600.0)
     instance.write_job(job)
     supervisor = Supervisor(instance.folder, job, dict(os.environ))
     running = threading.Thread(target=supervisor.run, daemon=True)
@@ -96,7 +80,7 @@ def test_a_child_that_is_deaf_to_haste_too_is_killed(
 def test_one_job_ends_while_the_others_go_on(
     instance: Instance, start: Start, wait_for: Wait
 ) -> None:
-    pids = {name: start(python_job(name, SLEEP)).pid for name in ("a", "b")}
+    pids = {name: start(python_job(name, IDLE)).pid for name in ("a", "b")}
     instance.end_job("nobody")
     instance.end_job("a")
     assert not alive(pids["a"]) and alive(pids["b"])

@@ -105,7 +105,7 @@ def test_a_router_image_answers_and_ends_on_sigterm(router: ImageStage, folder: 
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while not answers(port):
             assert process.poll() is None and time.monotonic() < deadline_s, log.read_text()
-            time.sleep(0.2)  # a router reports its start to no one
+            time.sleep(0.2)  # a router writes no line when it listens: it can only be asked
         process.terminate()
         assert process.wait(timeout=60) == 0, log.read_text()
     finally:

@@ -26,6 +26,7 @@ from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
 from baton.runtime.registry_client import InlineRegistry
+from tests.support.supervised_jobs import IDLE
 
 NODE = "10.0.0.1"
 NAME = "decode-0"
@@ -33,7 +34,6 @@ ENVIRON = {"BATON_TOKEN": "secret"}
 ORDER = WorkerOrder(
     NAME, "decode", "baton", "/models/m", (("registry.location", "redis://db"),), 10.0
 )
-SLEEP = "import time; time.sleep(600)"
 WAIT_S = 60.0
 
 
@@ -41,7 +41,7 @@ class Node:
     """One node, its actor and the cluster's registry. The worker is a child that sleeps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.code = SLEEP
+        self.code = IDLE
         self.registry = MemoryRegistry()
         self.drained: list[str] = []
         self.drain_failure: Exception | None = None
@@ -73,7 +73,7 @@ class Node:
         deadline_s = time.monotonic() + WAIT_S
         while not happened(report := self.turn()):
             assert time.monotonic() < deadline_s, report
-            time.sleep(0.02)
+            time.sleep(0.02)  # a worker's state is read turn by turn, as its actor does
         return report
 
     def running(self) -> int:
@@ -109,7 +109,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     while made.kept():
         signal_supervisor(made.folder, NAME, signal.SIGTERM)
         assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+        time.sleep(0.05)  # the supervisor, another process, frees its lock at its end
 
 
 def test_a_worker_is_started_and_reported_once_registered(node: Node) -> None:
@@ -147,7 +147,7 @@ def test_a_killed_worker_stays_down_while_no_actor_tends_it(node: Node) -> None:
     deadline_s = time.monotonic() + WAIT_S
     while node.kept():
         assert time.monotonic() < deadline_s
-        time.sleep(0.02)
+        time.sleep(0.02)  # the supervisor, another process, frees its lock at its end
     status = read_status(node.folder, NAME)
     assert status is not None and (status.state, status.starts) == ("stopped", 1)
     node.tending = Tending(node.folder, NAME)
@@ -167,11 +167,13 @@ def test_two_actors_of_one_worker_do_not_tend_it_together(node: Node) -> None:
     node.tending = Tending(node.folder, NAME)
 
 
-def test_a_boot_elsewhere_is_drained_once_this_one_is_registered(node: Node) -> None:
+def test_a_boot_elsewhere_is_drained_once_this_one_is_registered(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     records = node.registry.workers
     pid = node.running()
     elsewhere = WorkerRecord(NAME, "b" * 32, "decode", "10.0.0.2:1", "10.0.0.2:2", "m", pid)
-    node.registry.workers = lambda: [elsewhere, *records()]  # type: ignore[method-assign]
+    monkeypatch.setattr(node.registry, "workers", lambda: [elsewhere, *records()])
     node.turn()
     assert node.drained == []
     node.announce(pid)
@@ -193,7 +195,7 @@ def test_the_end_drains_the_worker_here_and_elsewhere(node: Node) -> None:
 
 def test_a_kept_worker_with_another_command_is_replaced(node: Node) -> None:
     pid = node.running()
-    node.code = SLEEP + "  # with other settings"
+    node.code = IDLE + "  # with other settings"
     node.lose_actor()
     node.until(lambda report: report.state == "running" and node.running() != pid)
 
@@ -202,8 +204,8 @@ def fail_once(node: Node) -> None:
     """Let the worker be given up, unless the file beside its lock is there."""
     cured = node.folder / "cured"
     node.code = (
-        "import os, sys, time\n"
-        f"if os.path.exists({str(cured)!r}): time.sleep(600)\n"
+        "import os, signal, sys\n"
+        f"if os.path.exists({str(cured)!r}): signal.pause()\n"
         "open(os.environ['BATON_ERROR_FILE'], 'w').write('no model'); sys.exit(78)"
     )
     node.worker = NodeWorker(ORDER, NODE, ENVIRON)
@@ -214,9 +216,9 @@ def fail_once(node: Node) -> None:
 
 def test_a_worker_s_progress_is_reported_until_it_is_registered(node: Node) -> None:
     node.code = (
-        "import os, time; print('reads its weights', flush=True)\n"
+        "import os, signal; print('reads its weights', flush=True)\n"
         "open(os.environ['BATON_PROGRESS_FILE'], 'w').write('loading weights: 40 %')\n"
-        "time.sleep(600)"
+        "signal.pause()"
     )
     node.worker = NodeWorker(ORDER, NODE, ENVIRON)
     report = node.until(lambda each: each.progress != "")
@@ -228,7 +230,7 @@ def test_a_worker_s_progress_is_reported_until_it_is_registered(node: Node) -> N
 
 
 def test_a_crashed_worker_is_reported_with_its_log(node: Node) -> None:
-    node.code = "import time; time.sleep(0.1); raise ValueError('a bug')"
+    node.code = "raise ValueError('a bug')"
     node.worker = NodeWorker(ORDER, NODE, ENVIRON)
     report = node.until(lambda each: each.state == "waiting" and each.restarts > 0)
     assert report.message == "its process ended (exit code 1)"
@@ -281,7 +283,7 @@ def test_a_worker_that_was_given_up_is_tried_again(
 
 def test_another_command_is_tried_at_once(node: Node) -> None:
     fail_once(node)
-    node.code = SLEEP
+    node.code = IDLE
     node.worker = NodeWorker(ORDER, NODE, ENVIRON)
     assert node.running()
 
@@ -300,11 +302,11 @@ def test_a_node_without_workers_leaves_at_once() -> None:
     assert main.main(["release", "leave", "--within", "5"]) == 0
 
 
-def test_a_registry_that_fails_stops_no_worker(node: Node) -> None:
+def test_a_registry_that_fails_stops_no_worker(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> list[WorkerRecord]:
         raise OSError("no route")
 
-    node.registry.workers = fail  # type: ignore[method-assign]
+    monkeypatch.setattr(node.registry, "workers", fail)
     node.turn()
     report = node.until(lambda report: report.state == "running")
     assert "no route" in report.message and node.kept()

@@ -19,11 +19,11 @@ from baton.deploy.host.instance import (
     read_status,
 )
 from baton.deploy.serve.process_launcher import ProcessLauncher, lacks_supervisor, spawn_supervisors
-from tests.support.supervised_jobs import IGNORE_TERM, SLEEP, Start, Wait, alive, python_job, status
+from tests.support.supervised_jobs import IDLE, IGNORE_TERM, Start, Wait, alive, python_job, status
 
 
 def test_a_killed_child_is_started_again(instance: Instance, start: Start, wait_for: Wait) -> None:
-    first = start(python_job("a", SLEEP))
+    first = start(python_job("a", IDLE))
     os.kill(first.pid, signal.SIGKILL)
     assert wait_for(lambda: status(instance, "a").starts == 2)
     assert wait_for(lambda: status(instance, "a").state == "running")
@@ -82,7 +82,7 @@ def test_the_end_of_the_instance_ends_all_its_processes(
     instance: Instance, start: Start, wait_for: Wait
 ) -> None:
     for name in ("a", "b"):
-        start(python_job(name, SLEEP))
+        start(python_job(name, IDLE))
     assert len(processes_of(instance.instance_id)) == 4
     assert instance.end()
     assert processes_of(instance.instance_id) == []
@@ -101,7 +101,7 @@ def test_a_child_deaf_to_sigterm_is_killed_after_its_grace(
 def test_grandchildren_end_with_their_group(
     instance: Instance, start: Start, wait_for: Wait
 ) -> None:
-    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]); {SLEEP}"
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {IDLE!r}]); {IDLE}"
     child = start(python_job("a", code))
     assert wait_for(lambda: len(processes_of(instance.instance_id)) == 3)
     os.kill(child.pid, signal.SIGKILL)
@@ -113,7 +113,7 @@ def test_a_killed_supervisor_takes_its_child_and_is_replaced(
     instance: Instance, start: Start, wait_for: Wait
 ) -> None:
     launcher = ProcessLauncher(instance.folder, ["a"])
-    child = start(python_job("a", SLEEP))
+    child = start(python_job("a", IDLE))
     (supervisor,) = set(processes_of(instance.instance_id)) - {child.pid}
     os.kill(supervisor, signal.SIGKILL)
     assert wait_for(lambda: not alive(child.pid))  # the thread that started it has ended
@@ -128,7 +128,7 @@ def test_a_killed_supervisor_takes_its_child_and_is_replaced(
 def test_a_second_supervisor_leaves_the_first_its_job(
     instance: Instance, start: Start, wait_for: Wait
 ) -> None:
-    child = start(python_job("a", SLEEP))
+    child = start(python_job("a", IDLE))
     spawn_supervisors(instance.folder, ["a", "a"])
     assert len(processes_of(instance.instance_id)) == 2
     assert status(instance, "a").pid == child.pid and alive(child.pid)
@@ -138,7 +138,7 @@ def test_a_second_supervisor_leaves_the_first_its_job(
 def test_a_supervisor_without_a_lifeline_starts_nothing(
     instance: Instance, other_id: str | None
 ) -> None:
-    instance.write_job(python_job("a", SLEEP))
+    instance.write_job(python_job("a", IDLE))
     if other_id is None:
         instance.release()
     else:
@@ -150,15 +150,15 @@ def test_a_supervisor_without_a_lifeline_starts_nothing(
 
 def test_no_orphan_after_kill_9_of_the_instances_process(wait_for: Wait) -> None:
     code = (
-        "import sys, time\n"
+        "import signal, sys\n"
         "from baton.deploy.host.instance import Instance, Job\n"
         "from baton.deploy.serve.process_launcher import ProcessLauncher\n"
         "instance = Instance.claim('killed')\n"
         "instance.write_environment({})\n"
-        f"instance.write_job(Job('a', (sys.executable, '-S', '-c', {SLEEP!r})))\n"
+        f"instance.write_job(Job('a', (sys.executable, '-S', '-c', {IDLE!r})))\n"
         "ProcessLauncher(instance.folder, ['a']).tend()\n"
         "print(instance.instance_id, flush=True)\n"
-        "time.sleep(600)\n"
+        "signal.pause()\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

@@ -33,7 +33,7 @@ from baton.deploy.serve import supervisor as supervisor_module
 from baton.deploy.serve.process_launcher import lacks_supervisor
 from baton.deploy.serve.supervisor import Supervisor
 from tests.support.supervised_jobs import (
-    SLEEP,
+    IDLE,
     Wait,
     alive,
     known_status,
@@ -92,7 +92,7 @@ def test_a_job_that_was_well_is_started_once_it_can_be(
     real = subprocess.Popen if of == "subprocess.Popen" else supervisor_module.open_log
     fail, calls = failing(9, error, real)
     monkeypatch.setattr(f"baton.deploy.serve.supervisor.{of}", fail)
-    with keeping(instance, python_job("a", SLEEP), proven=True):
+    with keeping(instance, python_job("a", IDLE), proven=True):
         assert wait_for(lambda: state_of(instance, "a") == "waiting")
         assert error.strerror in status(instance, "a").message
         assert wait_for(lambda: status(instance, "a").starts == 11)
@@ -105,7 +105,7 @@ def test_an_unwatchable_child_is_ended_before_the_next(
 ) -> None:
     fail, calls = failing(3, OSError(errno.EMFILE, "no descriptor"), os.pidfd_open)
     monkeypatch.setattr(os, "pidfd_open", fail)
-    with keeping(instance, python_job("a", SLEEP), proven=True):
+    with keeping(instance, python_job("a", IDLE), proven=True):
         assert wait_for(lambda: len(calls) == 4)
         assert wait_for(lambda: state_of(instance, "a") == "running")
         assert [alive(pid) for (pid,) in calls] == [False, False, False, True]
@@ -125,7 +125,7 @@ def test_a_child_killed_just_after_the_fork_is_started_again(
         return child
 
     monkeypatch.setattr("baton.deploy.serve.supervisor.subprocess.Popen", killed_at_first)
-    with keeping(instance, python_job("a", SLEEP), proven=True):
+    with keeping(instance, python_job("a", IDLE), proven=True):
         assert wait_for(lambda: len(calls) == 2)
         assert wait_for(lambda: state_of(instance, "a") == "running")
     assert len(calls) == 2 and status(instance, "a").starts == 3  # with that which proved it
@@ -136,7 +136,7 @@ def test_a_job_that_never_started_well_is_given_up_with_a_reason(
 ) -> None:
     fail, calls = failing(99, SHORT[0], subprocess.Popen)
     monkeypatch.setattr(subprocess, "Popen", fail)
-    with keeping(instance, python_job("a", SLEEP)):
+    with keeping(instance, python_job("a", IDLE)):
         assert wait_for(lambda: state_of(instance, "a") == "failed")
     found = status(instance, "a")
     assert (found.starts, found.ended) == (RestartRule().attempts, "not started")
@@ -148,7 +148,7 @@ def test_a_lost_log_folder_ends_only_what_never_was_well(
     instance: Instance, tmp_path: Path, wait_for: Wait, proven: bool
 ) -> None:
     (instance.folder / "a.log").symlink_to(tmp_path / "gone" / "a.log")
-    with keeping(instance, python_job("a", SLEEP), proven=proven):
+    with keeping(instance, python_job("a", IDLE), proven=proven):
         assert wait_for(lambda: state_of(instance, "a") == ("waiting" if proven else "failed"))
         assert "a.log" in status(instance, "a").message
         (tmp_path / "gone").mkdir()
@@ -161,7 +161,7 @@ def test_a_long_run_is_written_down_for_the_next_supervisor(
     instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor_module, "POLL_S", 0.02)
-    job = python_job("a", SLEEP)
+    job = python_job("a", IDLE)
     with keeping(instance, job) as supervisor:
         assert wait_for(lambda: state_of(instance, "a") == "running")
         assert not status(instance, "a").proven
@@ -180,7 +180,7 @@ def test_an_unwritable_status_ends_no_job_and_is_written_later(
     fail, calls = failing(5, full, write_private)
     monkeypatch.setattr(supervisor_module, "POLL_S", 0.02)
     monkeypatch.setattr(supervisor_module, "write_private", fail)
-    with keeping(instance, python_job("a", SLEEP)) as supervisor:
+    with keeping(instance, python_job("a", IDLE)) as supervisor:
         assert wait_for(lambda: read_status(instance.folder, "a") is not None)
         known = known_status(supervisor)
         assert status(instance, "a") == known
@@ -209,7 +209,7 @@ def test_a_supervisor_with_a_full_disk_keeps_its_job(
     instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.deploy.host.instance.PID_TIMEOUT_S", 0.05)
-    instance.write_job(python_job("a", SLEEP))
+    instance.write_job(python_job("a", IDLE))
     command = [
         sys.executable,
         "-P",

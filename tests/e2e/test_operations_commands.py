@@ -115,7 +115,7 @@ def until(happened: Callable[[], bool], *processes: subprocess.Popen[str]) -> No
     while not happened():
         assert time.monotonic() < deadline_s, "it never happened"
         assert all(each.poll() is None for each in processes), "a process has ended"
-        time.sleep(0.2)  # a process tells its state only when asked
+        time.sleep(0.2)  # `happened` reads files and answers of other processes: no event tells
 
 
 def end(processes: list[subprocess.Popen[str]]) -> None:
@@ -276,8 +276,7 @@ def test_commands_for_several_hosts_work_in_that_order(
                 printed = run(*words, environment=environment, codes=codes)
                 if words[1] == "cluster":
                     assert all(name in printed for name in workers)
-            until(lambda: workers["decode-0"].poll() is not None)
-            assert workers["decode-0"].returncode == 0
+            assert workers["decode-0"].wait(READY_S) == 0
             until(lambda: '"decode":1' in _body(url, environment))  # prefill-1, which took the role
         finally:
             end(started)

@@ -79,5 +79,5 @@ def test_workers_of_one_group_serve_and_one_controller_leads(
     deadline_s = time.monotonic() + 3 * TERM_S
     while leaders(pods, follower) != [follower]:
         assert time.monotonic() < deadline_s, pods[follower].log.read_text()[-3000:]
-        time.sleep(0.5)  # a controller leads once the key of the other has expired
+        time.sleep(0.5)  # it leads once the other's key has expired; only its metrics say so
     assert pods[follower].stop(15) == 0

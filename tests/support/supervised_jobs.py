@@ -18,10 +18,10 @@ from baton.deploy.serve.supervisor import Supervisor
 Wait = Callable[[Callable[[], bool]], bool]
 Start = Callable[[Job], JobStatus]
 
-SLEEP = "import time; time.sleep(600)"
+IDLE = "import signal; signal.pause()"  # until a signal ends it
 IGNORE_TERM = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-    "open('/proc/self/comm', 'w').write('deaf'); time.sleep(600)"
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "open('/proc/self/comm', 'w').write('deaf'); signal.pause()"
 )
 
 

@@ -6,7 +6,7 @@ GET, PATCH /apis/apps/v1/namespaces/NAMESPACE/statefulsets/NAME/scale[?dryRun=Al
 from __future__ import annotations
 
 import re
-import time
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,16 +18,22 @@ SCALE = re.compile(
 )
 
 
+def _set_event() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
 @dataclass(slots=True)
 class Scales:
     """`replicas` by name; `changed` is called with each new number. `refuses` is a status for each
-    real PATCH, `delay_s` a time before each answer."""
+    real PATCH. While `answering` is clear, calls wait."""
 
     replicas: dict[str, int] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
     changed: Callable[[str, int], None] = lambda name, replicas: None
     refuses: int = 0
-    delay_s: float = 0.0
+    answering: threading.Event = field(default_factory=_set_event)
     patched: list[tuple[str, int]] = field(default_factory=list)
 
     def put(self, name: str, replicas: int) -> None:
@@ -46,7 +52,7 @@ class Scales:
 
     def answer(self, method: str, name: str, body: Document, *, dry: bool) -> tuple[int, Document]:
         """Return status and object of a call."""
-        time.sleep(self.delay_s)  # a server that is slow to answer
+        self.answering.wait()
         if name not in self.replicas:
             return 404, {"message": f"{name} not found"}
         if method == "PATCH":
