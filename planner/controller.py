@@ -297,11 +297,11 @@ def _unhelpful(view: Decision, counts: dict[WorkerRole, int]) -> Decision:
 def _unreported(sample: FleetSample) -> str | None:
     """Return whose load is not known, and why; None if all have reported theirs."""
     silent = sorted(e.worker_id for e in sample.workers if e.state == "unreachable")
-    older = sorted(e.worker_id for e in sample.workers if e.state == "no counters")
+    unlike = sorted(e.worker_id for e in sample.workers if e.state == "no counters")
     found = [f"no report of {', '.join(silent)}"] if silent else []
-    if older:
-        names = ", ".join(older)
-        found.append(f"an older version without counters on {names}: upgrade these workers")
+    if unlike:
+        names = ", ".join(unlike)
+        found.append(f"another version of Baton, with other counters, on {names}: run one version")
     return "; ".join(found) or None
 
 

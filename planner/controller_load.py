@@ -35,7 +35,7 @@ MIN_STEP_SAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class WorkerSample:
-    """The report of one boot of a worker. Without an answer, or from a version without counters,
+    """The report of one boot of a worker. Without an answer, or from a version with other counters,
     all numbers are 0."""
 
     worker_id: str

@@ -107,10 +107,17 @@ class FleetReports:
 
 
 def sample_of(record: WorkerRecord, answer: control_pb2.StatusReply) -> WorkerSample:
-    """Return a worker's report. One of an older version has no counters: its load is not known."""
-    audit = json.loads(answer.audit)
-    if "work" not in audit:
+    """Return a worker's report. One of another version may have no counters that this one knows:
+    its load is not known."""
+    try:
+        return _counted(record, answer)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # of any other form
+        log.debug("worker report not read", worker=record.worker_id, reason=repr(error))
         return WorkerSample(record.worker_id, record.boot_id, record.role, "no counters")
+
+
+def _counted(record: WorkerRecord, answer: control_pb2.StatusReply) -> WorkerSample:
+    audit = json.loads(answer.audit)
     work, blocks = audit["work"], audit["blocks"]
     size = int(work["block_tokens"])
     state: WorkerState = "not ready" if answer.not_ready_reason else "ready"

@@ -100,7 +100,13 @@ async def test_readings_share_a_connection(reports: FleetReports, worker: Contro
 
 @pytest.mark.parametrize(
     ("change", "state"),
-    [({"draining": True}, "draining"), ({"work": None}, "no counters")],
+    [
+        ({"draining": True}, "draining"),
+        ({"work": None}, "no counters"),
+        ({"work": WORK | {"step_limits": {"of a later version": 1}}}, "no counters"),
+        ({"work": {"requests": 12}}, "no counters"),
+        ({"blocks": None}, "no counters"),
+    ],
 )
 def test_states_that_a_worker_reports(change: dict[str, Any], state: str) -> None:
     blocks = {"total": 64, "used": 10}

@@ -113,7 +113,7 @@ def test_a_worker_without_counters_is_not_called_silent() -> None:
     scripted.states |= {"d2": "no counters", "d3": "unreachable"}
     (decision,) = run(controller, scripted, 1)
     assert decision.reason == "unreachable"
-    assert decision.text.startswith("no report of d3; an older version without counters on d2:")
+    assert decision.text.startswith("no report of d3; another version of Baton, with other c")
 
 
 def test_a_controller_that_starts_again_learns_first() -> None:
