@@ -18,7 +18,7 @@ from typing import Any
 
 from baton.deploy.host.raycluster import CLUSTER_LABEL
 from baton.deploy.nodes.ray_pods import HEAD, RayPod, deletion_patch, next_step, pods_of
-from baton.runtime.errors import ConfigError, Unavailable
+from baton.runtime.errors import BatonError, ConfigError, Unavailable
 
 POLL_S = 2.0
 CALL_S = 60.0  # for kubectl to answer
@@ -71,10 +71,19 @@ class Replacement:
             self.say(f"{pod.name}: draining")
             inside = ("exec", pod.name, "-c", pod.container, "--", *pod.drain)
             self.kubectl(inside, self.within_s)
+        try:
+            self._name(pod)
+        except BatonError as error:
+            raise Unavailable(
+                f"{pod.name} was not named in workersToDelete: {error}; its worker may have "
+                "drained, and does not start again there: run this again"
+            ) from error
+        self.say(f"{pod.name}: named in workersToDelete")
+
+    def _name(self, pod: RayPod) -> None:
         cluster, pods = self._look()  # a drain may take long, and a controller change the number
         patch = json.dumps(deletion_patch(cluster, pod, pods))
         self.kubectl(("patch", "raycluster", self.name, "--type=json", "-p", patch), CALL_S)
-        self.say(f"{pod.name}: named in workersToDelete")
 
     def _look(self) -> tuple[dict[str, Any], list[RayPod]]:
         """Return the RayCluster and its pods."""

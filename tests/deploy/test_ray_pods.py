@@ -173,6 +173,7 @@ class ScriptedCluster:
         self.pods = {each["metadata"]["name"]: each for each in pods}
         self.calls: list[tuple[str, ...]] = []
         self._later, self._drains = later, drains
+        self.refuses = False  # patches
         self._made: list[tuple[int, str, str]] = []  # looks to go, old name, new name
 
     def kubectl(self, words: Sequence[str], within_s: float) -> str:
@@ -188,6 +189,8 @@ class ScriptedCluster:
     def _act(self, words: Sequence[str]) -> None:
         if words[0] == "exec" and not self._drains:
             raise Unavailable("a worker has not ended within 9 s")
+        if words[0] == "patch" and self.refuses:
+            raise Unavailable("`kubectl patch` failed: the number was changed")
         if words[0] == "patch":
             name = json.loads(words[-1])[-1]["value"]["workersToDelete"][-1]
             self._made.append((self._later, name, f"{name}x"))
@@ -227,6 +230,15 @@ def test_a_worker_that_does_not_drain_keeps_its_pod(quick: None) -> None:
     with pytest.raises(Unavailable, match="has not ended within 9 s"):
         Replacement("ray", 60.0, cluster.kubectl).run()
     assert [each[0] for each in cluster.calls] == ["exec"]
+
+
+def test_a_refused_patch_says_that_the_worker_has_drained(quick: None) -> None:
+    cluster = ScriptedCluster(pod("head"), pod("prefill-1", "old"), pod("decode-1"))
+    cluster.refuses = True
+    with pytest.raises(Unavailable, match="the number was changed; its worker .* run this again"):
+        Replacement("ray", 60.0, cluster.kubectl).run()
+    cluster.refuses = False
+    assert Replacement("ray", 60.0, cluster.kubectl).run() == 1
 
 
 def test_a_pod_without_a_successor_ends_the_wait(quick: None) -> None:
