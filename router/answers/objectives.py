@@ -23,8 +23,7 @@ class Scorekeeper:
     def record(self, times: RequestTimes, tokens: int, *, chat: bool, error_type: str = "") -> None:
         """Count an ended request with `tokens` of output. `error_type` is the class of its error:
         empty if it finished."""
-        operation = "chat" if chat else "text_completion"
-        genai.record(operation, self.model, times, error_type)
+        genai.record(genai.operation_name(chat=chat), self.model, times, error_type)
         metrics.OUTPUT_TOKENS.observe(tokens)
         outcome = "failed" if error_type else judged(self.slo, times)
         metrics.OBJECTIVES.labels(outcome).inc()

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from opentelemetry.context import Context
 
 from baton.router.answers.choice_text import ChoiceDelta, ChoiceText, TokenLogprob
+from baton.router.answers.genai_attributes import request_attributes
 from baton.router.answers.objectives import Scorekeeper
 from baton.router.answers.trace_record import RequestEnd, reasons_to_keep, trace_record
 from baton.router.answers.trace_spans import export_trace
@@ -107,6 +108,7 @@ class RequestHandler:
             for choice in range(request.choices)
         ]
         self._active_request: ActiveRequest | None = None
+        self._finishes: dict[int, str] = {}  # why each choice has finished
         self._first_s: dict[int, float] = {}  # when each choice's first output came
         self._last_s: dict[int, float] = {}  # when each choice's last output came
 
@@ -122,7 +124,7 @@ class RequestHandler:
             with (
                 self._serving.admission.ticket(),
                 tracing.span(
-                    tracing.REQUEST, self._context, start_s=self._trace.begun_wall_s
+                    tracing.REQUEST, self._context, self._trace.begun_wall_s, served=True
                 ) as self._context,
             ):
                 self._trace.mark("admit")
@@ -255,6 +257,7 @@ class RequestHandler:
             pieces.append(piece)
             if piece.finish is not None:
                 metrics.FINISHED_CHOICES.labels(piece.finish).inc()
+                self._finishes[choice] = piece.finish
             if text.finished and not active_request.choices[choice].ended:
                 self._serving.dispatcher.finish_choice(active_request, choice)
         return pieces
@@ -304,21 +307,29 @@ class RequestHandler:
             cached_tokens=usage.cached,
             seconds=round(time.time() - started_s, 4),
         )
-        self._keep_trace(outcome, usage)
+        self._keep_trace(outcome, usage, error)
 
     def _annotate_span(self) -> None:
-        usage = self.usage()
-        tracing.annotate(
-            self._context,
-            {
-                "gen_ai.usage.input_tokens": usage.prompt,
-                "gen_ai.usage.output_tokens": usage.completion,
-                "gen_ai.usage.cache_read.input_tokens": usage.cached,
-            },
-            request_id=self._request_id,
-        )
+        if tracing.exporting():
+            tracing.annotate(self._context, self._standard(), request_id=self._request_id)
 
-    def _keep_trace(self, outcome: str, usage: Usage) -> None:
+    def _standard(self) -> dict[str, tracing.Attribute]:
+        """Return the conventional attributes of the request's span."""
+        usage = self.usage()
+        found = request_attributes(self._serving.scorekeeper.model, self._request)
+        found |= {
+            "gen_ai.usage.input_tokens": usage.prompt,
+            "gen_ai.usage.output_tokens": usage.completion,
+            "gen_ai.usage.cache_read.input_tokens": usage.cached,
+        }
+        if self._finishes:
+            reasons = [self._finishes[choice] for choice in sorted(self._finishes)]
+            found["gen_ai.response.finish_reasons"] = tuple(reasons)
+        if self._request.stream and self._trace.answered:
+            found["gen_ai.response.time_to_first_chunk"] = self._trace.path.seconds
+        return found
+
+    def _keep_trace(self, outcome: str, usage: Usage, error: Exception | None) -> None:
         """Store the request's trace, and export it if a collector should have it."""
         trace = self._trace
         trace.mark("end")  # of one that was not answered
@@ -340,7 +351,11 @@ class RequestHandler:
             self._serving.traces.add(trace_record(trace, end, kept), trace.tenant)
         if tracing.exporting():
             ended_wall_s = trace.begun_wall_s + seconds
-            export_trace(trace, self._context, self._client_context, kept, ended_wall_s)
+            standard = self._standard() | {"baton.request_id": self._request_id}
+            if error is not None:
+                standard[tracing.ERROR_TYPE] = type(error).__name__
+            contexts = self._context, self._client_context
+            export_trace(trace, *contexts, kept, ended_wall_s, standard)
 
 
 def _outcome(error: BatonError) -> str:

@@ -7,6 +7,8 @@ the router exports it whole, from the phases that the workers reported.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from opentelemetry.context import Context
 
 from baton.router.requests.request_trace import RequestTrace
@@ -15,16 +17,27 @@ from baton.runtime.telemetry.timeline import Timeline
 
 
 def export_trace(
-    trace: RequestTrace, root: Context, parent: Context, kept: list[str], end_wall_s: float
+    trace: RequestTrace,
+    root: Context,
+    parent: Context,
+    kept: list[str],
+    end_wall_s: float,
+    standard: Mapping[str, tracing.Attribute],
 ) -> None:
     """Export the spans of a request that has ended. `root` is the context of its own span, and
-    `parent` that of its client."""
+    `parent` that of its client; `standard` are the attributes of a request's span that is made
+    only now, under their full names."""
     sampled = tracing.is_sampled(root)
     if not sampled and not kept:
         return
     if not sampled:
         root = tracing.export_root(
-            tracing.REQUEST, trace.begun_wall_s, end_wall_s, root, parent, kept=",".join(kept)
+            tracing.REQUEST,
+            (trace.begun_wall_s, end_wall_s),
+            root,
+            parent,
+            standard,
+            kept=",".join(kept),
         )
     wall_s = trace.begun_wall_s - trace.begun_s
     _export_phases(trace.path, wall_s, root, workers=not sampled, critical=True)

@@ -50,6 +50,11 @@ class RequestTimes:
     per_token_s: float | None = None
 
 
+def operation_name(*, chat: bool) -> str:
+    """Return the conventions' name for what a request asks for."""
+    return "chat" if chat else "text_completion"
+
+
 def record(operation: str, model: str, times: RequestTimes, error_type: str = "") -> None:
     """Observe an ended request. `operation` is `chat` or `text_completion`; `error_type` names the
     class of its error, and is empty if it finished."""

@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-Attribute = str | bool | int | float
+Attribute = str | bool | int | float | tuple[str, ...]
 
 REQUEST = "request"  # the root: a request's whole life in the router
 VALIDATE, COMPILE = "validate_grammar", "compile_grammar"  # of constrained requests alone
@@ -32,6 +32,7 @@ QUEUE, PREFILL, CHUNK, HANDOFF, FETCH, DECODE = PHASES
 
 HEADERS: Final = ("traceparent", "tracestate")
 RESPONSE_HEADER: Final = "traceresponse"  # of W3C Trace Context, level 2
+ERROR_TYPE: Final = "error.type"  # of OpenTelemetry's conventions
 QUEUE_SPANS = 8192  # waiting to be exported; newer ones are dropped
 _EXPORT_TIMEOUT_S = 5.0
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -107,11 +108,14 @@ def span(
     name: str,
     parent: Context | None = None,
     start_s: float | None = None,
+    *,
+    served: bool = False,
     **attributes: Attribute,
 ) -> Iterator[Context]:
     """A span around a block; yields the context for its children. No parent: a new trace.
-    `start_s`: an earlier begin, in seconds of `time.time()`. An exception that leaves the block
-    marks the span as failed and goes on."""
+    `start_s`: an earlier begin, in seconds of `time.time()`. `served`: it is a client's call, so
+    its kind is SERVER. An exception that leaves the block marks the span as failed, with the
+    exception's class as `error.type`, and goes on."""
     if _State.tracer is None:
         yield parent if parent is not None else Context()
         return
@@ -120,11 +124,13 @@ def span(
         context=parent if parent is not None else Context(),
         attributes=_named(attributes),
         start_time=None if start_s is None else int(start_s * 1e9),
+        kind=trace.SpanKind.SERVER if served else trace.SpanKind.INTERNAL,
     )
     try:
         yield trace.set_span_in_context(made, parent if parent is not None else Context())
     except BaseException as error:  # a cancelled phase failed too
         made.set_status(trace.StatusCode.ERROR, type(error).__name__)
+        made.set_attribute(ERROR_TYPE, type(error).__name__)
         raise
     finally:
         made.end()
@@ -155,10 +161,16 @@ def is_sampled(context: Context) -> bool:
 
 
 def export_root(
-    name: str, start_s: float, end_s: float, own: Context, parent: Context, **attributes: Attribute
+    name: str,
+    times: tuple[float, float],
+    own: Context,
+    parent: Context,
+    standard: Mapping[str, Attribute],
+    **attributes: Attribute,
 ) -> Context:
-    """Export a span that was not sampled at its begin, under its own ids. Returns its context, in
-    which children are exported too."""
+    """Export a client's call that was not sampled at its begin, under its own ids: its span from
+    and to these `times`. Returns its context, in which children are exported too. The names of
+    `standard` stay as they are; with an `error.type` among them it has failed."""
     ids = trace.get_current_span(own).get_span_context()
     if _State.provider is None or _State.processor is None or not ids.is_valid:
         return own
@@ -171,9 +183,11 @@ def export_root(
             context=kept,
             parent=above if above.is_valid else None,
             resource=_State.provider.resource,
-            attributes=_named(attributes),
-            start_time=int(start_s * 1e9),
-            end_time=int(max(start_s, end_s) * 1e9),
+            attributes={**_named(attributes), **standard},
+            kind=trace.SpanKind.SERVER,
+            status=_status(standard),
+            start_time=int(times[0] * 1e9),
+            end_time=int(max(times) * 1e9),
         )
     )
     return trace.set_span_in_context(trace.NonRecordingSpan(kept))
@@ -212,6 +226,12 @@ def trace_id(context: Context) -> str:
     """32 hex digits for logs and error messages; empty if the context has no trace."""
     found = trace.get_current_span(context).get_span_context()
     return f"{found.trace_id:032x}" if found.is_valid else ""
+
+
+def _status(standard: Mapping[str, Attribute]) -> trace.Status:
+    if ERROR_TYPE not in standard:
+        return trace.Status()
+    return trace.Status(trace.StatusCode.ERROR, str(standard[ERROR_TYPE]))
 
 
 def _named(attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:

@@ -60,7 +60,7 @@ async def test_counts_of_spans_are_numbers_of_their_kind(monkeypatch: pytest.Mon
     )
     monkeypatch.setattr(tracing, "is_sampled", lambda context: False)
     monkeypatch.setattr(tracing, "export_root", lambda *_, **__: Context())
-    export_trace(trace, Context(), Context(), ["slow"], trace.begun_wall_s + 1.0)
+    export_trace(trace, Context(), Context(), ["slow"], trace.begun_wall_s + 1.0, {})
     assert spans["fetch"] == {
         "worker": "decode-0",
         "blocks": 9,
