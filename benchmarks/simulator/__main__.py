@@ -1,6 +1,7 @@
 """The simulator against measured systems: its errors for each layout, and the worst of them.
 
     python -m benchmarks.simulator [--quick] [--rounds N] [--a100 FOLDER] [--json FILE]
+    python -m benchmarks.simulator --speed FILE
 
     layout_PREFILL_DECODE, layout_COLOCATED
         the largest relative difference of simulated and measured times of a layout
@@ -10,6 +11,11 @@
     a100_mean_error_worst
         the same of mean TTFT and TPOT over logs that other systems measured on A100, at the rates
         that the fit has not seen (`--a100`; left out without it)
+    trace_s, trace_every_token_s
+        with `--speed`, and nothing else: processor seconds to simulate 12,000 requests of a
+        Mooncake trace on eight workers, in runs of steps and with each token alone
+    wide_us_per_request, wide_million_s
+        the same of drawn requests on a thousand workers, for one and for a million
 
 The layouts are real but for the device: the steps of workers sleep for modelled times
 (benchmarks/fleets/sleeping_workers.py), of which the fit knows nothing. The logs are of systems
@@ -37,6 +43,7 @@ from baton.simulation.capacity.layout import CapacityScenario, Layout, Objective
 from benchmarks.figures.report import Figure, at_most, parser, progress, report
 from benchmarks.fleets.sleeping_fleet import LayoutRun, measure
 from benchmarks.simulator.logged_systems import SYSTEMS, halves, logs_of, predictions
+from benchmarks.simulator.speed import of_speed
 
 TPOT_LIMIT, TTFT_LIMIT, P99_LIMIT, A100_LIMIT = 0.08, 0.10, 0.15, 0.08
 TIMING = TimingModel("sleeping", 256.0, ChunkTiming(0.04, 5e-4), StepTiming(0.05, 2e-3))
@@ -203,7 +210,11 @@ def main() -> None:
     made.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
     made.add_argument("--a100", type=Path, metavar="FOLDER", help="logs of DistServe's simulator")
     made.add_argument("--only-logs", action="store_true", help="measure no layout here")
+    made.add_argument("--speed", type=Path, metavar="FILE", help="how fast it simulates this trace")
     options = made.parse_args()
+    if options.speed is not None:
+        report(of_speed(options.speed), options.json)
+        return
     figures, notes = list[Figure](), list[str]()
     if not options.only_logs:
         count = QUICK_REQUESTS if options.quick else REQUESTS

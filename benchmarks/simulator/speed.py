@@ -1,0 +1,73 @@
+"""How long the simulator computes: a recorded trace, in runs of steps and with each token alone,
+and a fleet of a thousand workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from baton.planner.timing_model import (
+    AttentionTiming,
+    ChunkTiming,
+    StepTiming,
+    TimingModel,
+    TransferTiming,
+)
+from baton.planner.trace_distributions import draw_trace
+from baton.planner.traces import TraceRequest, read_trace
+from baton.runtime.errors import ConfigError
+from baton.simulation.capacity.capacity_run import run_fleet
+from baton.simulation.capacity.layout import CapacityScenario, Layout
+from benchmarks.figures.report import Figure, at_most, progress
+
+REQUESTS = 12_000
+RUNS_LIMIT_S, TOKENS_LIMIT_S = 10.0, 60.0
+EIGHT = Layout(prefill=3, decode=5)
+THOUSAND = Layout(prefill=500, decode=500)
+DRAWN = "requests={count},rate=400,prompt=lognormal:4000:0.8,output=exponential:200"
+WIDE_REQUESTS = 10_000
+MILLION = 1_000_000
+TIMING = TimingModel(
+    "Llama 3.1 70B FP8, four H200",
+    163_840.0,
+    ChunkTiming(0.0360, 5.28e-5),
+    StepTiming(0.0094, 1.64e-5),
+    AttentionTiming(0.0, 4.24e-8),
+    TransferTiming(0.002, 1 / 40e9),
+)
+
+
+def of_speed(trace: Path, count: int = REQUESTS, wide: int = WIDE_REQUESTS) -> list[Figure]:
+    """Simulate `count` requests of the trace twice, and `wide` drawn ones. Raises ConfigError if
+    the trace has fewer."""
+    requests = read_trace(trace, count)
+    if len(requests) < count:
+        raise ConfigError(f"{trace} has {len(requests)} requests: {count} are needed")
+    progress(f"{count} requests in runs of steps")
+    runs_s = _processor_s(EIGHT, requests)
+    progress(f"{count} requests, each token alone")
+    tokens_s = _processor_s(EIGHT, requests, every_token=True)
+    progress(f"{wide} requests on {THOUSAND.workers} workers")
+    wide_s = _processor_s(THOUSAND, draw_trace(DRAWN.format(count=wide)))
+    beside = f"{THOUSAND.workers} workers, {wide} requests: {wide_s:.1f} s"
+    return [
+        at_most("trace_s", runs_s, RUNS_LIMIT_S, "s"),
+        at_most("trace_every_token_s", tokens_s, TOKENS_LIMIT_S, "s"),
+        Figure("wide_us_per_request", 1e6 * wide_s / wide, "us", beside),
+        Figure("wide_million_s", MILLION * wide_s / wide, "s", "a million requests, at that pace"),
+    ]
+
+
+def _processor_s(
+    layout: Layout, requests: Sequence[TraceRequest], *, every_token: bool = False
+) -> float:
+    """Return the processor time of a run in seconds, in which every request ends."""
+    scenario = CapacityScenario(layout, every_token=every_token)
+    begun_s = time.process_time()
+    fleet = run_fleet(scenario, TIMING, [*requests])
+    took_s = time.process_time() - begun_s
+    refused = sum(bool(record.refused) for record in fleet.records)
+    if refused:
+        raise ConfigError(f"{refused} of {len(requests)} requests fit no worker of {layout.name}")
+    return took_s
