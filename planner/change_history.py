@@ -1,4 +1,4 @@
-"""The role changes of the past as far as brakes need them: under way, within the hour, reversals.
+"""The role changes that the brakes need: those under way, those of the last hour, reversals.
 
     took ─▶ ChangeHistory ─ written ─▶ kept outside the process ─ read_history ─▶ the next leader
 
@@ -34,7 +34,7 @@ class RoleStep:
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """A step that its worker has accepted, or may have."""
+    """A step that its worker has accepted, or may have accepted."""
 
     step: RoleStep
     begun_s: float
@@ -155,7 +155,7 @@ def _time(age: object, written_s: float) -> float | None:
 
 
 def age_of(found: object) -> float:
-    """Return an age in seconds that was written. Raises ValueError for what is none."""
+    """Return an age in seconds that was written. Raises ValueError for anything else."""
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise ValueError(f"{str(found)[:80]} is no age in seconds")
     if not 0 <= found < math.inf:

@@ -71,7 +71,7 @@ class RegistryConfig:
     password: str = setting("", "Password of the Redis server.")
     authority: str = setting(
         "",
-        "PEM file of the authorities that alone are believed of a rediss:// server; empty: "
+        "PEM file of the only authorities that are trusted for a rediss:// server; empty: "
         "security.authority and those of the system.",
     )
     cluster: str = setting(

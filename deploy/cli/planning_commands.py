@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 DEFAULT_POOL_TOKENS = 1 << 20
 NO_TIMING = (
-    "--timing is missing: `baton advise --save FOLDER` writes the times of a fleet that runs, and "
-    "`baton calibrate` fits published or own ones"
+    "--timing is missing: `baton advise --save FOLDER` writes the times of a running fleet, and "
+    "`baton calibrate` fits published times or your own"
 )
 _Value = TypeVar("_Value")
 
@@ -58,7 +58,7 @@ def add_calibrate(commands: Any) -> None:
         help="published times of kernels, aiconfigurator's Parquet files; needs pyarrow",
     )  # fmt: skip
     source.add_argument(
-        "--instance", metavar="NAME", help="a fleet that runs here, as `baton ps` shows it"
+        "--instance", metavar="NAME", help="a fleet running here, as `baton ps` shows it"
     )
     add_registry(source, "a cluster that runs; needs BATON_TOKEN and [security]")
     command.add_argument(
@@ -241,7 +241,9 @@ def _fit_tables(options: argparse.Namespace) -> tuple[Fit, tuple[str, ...]]:
     from baton.planner.timing_fit import fit_timing
 
     if options.model is None:
-        raise ConfigError("--tables has kernels alone: name a model by --model, for its shape")
+        raise ConfigError(
+            "--tables holds only times of kernels: give --model, from which the shape is read"
+        )
     tables = read_tables(options.tables, options.backend)
     model = find_model(
         options.model, lambda line: print(line, file=sys.stderr), files=hub.SHAPE_FILES

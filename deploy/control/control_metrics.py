@@ -37,8 +37,8 @@ SIZE_DECISIONS = counter(
 )
 SIZE_FAILURES = counter(
     "baton_size_failures_total",
-    "Calls for the number of workers that the orchestrator has refused or not answered, and "
-    "workers that did not drain for it.",
+    "Calls about the number of workers that the orchestrator refused or did not answer, and "
+    "workers that did not drain when the controller asked them to.",
 )
 ASKED_WORKERS = gauge(
     "baton_asked_workers",

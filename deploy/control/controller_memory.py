@@ -1,4 +1,4 @@
-"""The text that a role controller leaves to its successor, signed, beside its leadership.
+"""The signed text that a role controller leaves for its successor, kept beside the leadership.
 
     leader ─ keep, before each order ─▶ store of the leadership ─ recall, in a new term ─▶ leader
 
@@ -29,7 +29,7 @@ class RecalledMemory:
 
 
 class ControllerMemory:
-    """`tokens` are those that the cluster accepts, the one that it signs with first.
+    """`tokens` are those that the cluster accepts; the first one signs.
     `leadership` is whose store it uses."""
 
     def __init__(self, leadership: Leadership, tokens: tuple[str, ...]) -> None:
@@ -37,13 +37,13 @@ class ControllerMemory:
         self._texts = SignedJson(tokens, b"baton-control", _FIELDS, MAX_MEMORY_BYTES, "memory")
 
     async def keep(self, memory: Mapping[str, object]) -> None:
-        """Write it in place of the one before. Raises Unavailable if it may not be there."""
+        """Replace the memory. Raises Unavailable if the write may have failed."""
         content = {"at_s": await self.leadership.time(), "memory": dict(memory)}
         await self.leadership.store(self._texts.write(content))
 
     async def recall(self) -> RecalledMemory | None:
-        """Return the newest memory; None if there is none. Raises ValueError for one that does not
-        count, and Unavailable if the store cannot be read."""
+        """Return the newest memory; None if there is none. Raises ValueError for one that is not
+        valid, and Unavailable if the store cannot be read."""
         text = await self.leadership.load()
         if text is None:
             return None

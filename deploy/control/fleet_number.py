@@ -41,8 +41,8 @@ class FleetSize:
 
 
 class FleetNumber:
-    """Methods raise Unavailable if the server does not answer, BatonError for a number that does
-    not count: one that is not signed, or was changed since it was read."""
+    """Methods raise Unavailable if the server does not answer, BatonError for a number that is not
+    signed, or that was changed since it was read."""
 
     def __init__(self, client: Redis, prefix: str, tokens: tuple[str, ...]) -> None:
         self._client = client
@@ -58,22 +58,22 @@ class FleetNumber:
         if isinstance(found, str) or (size := _size(found)) is None:
             reason = found if isinstance(found, str) else "it is no number of workers"
             raise BatonError(
-                f"the fleet's number at {self._key} does not count: {reason}; delete that key, and "
+                f"the fleet's number at {self._key} is not valid: {reason}; delete that key, and "
                 "`baton fleet --follow` writes its own"
             )
         return size, bytes(text)
 
     def text_of(self, size: FleetSize) -> bytes:
-        """Return what `replace` writes. Raises BatonError for a number that no fleet has."""
+        """Return what `replace` writes. Raises BatonError for a number that a fleet cannot have."""
         if not _is_possible(size):
             raise BatonError(
-                f"{size.prefill} prefill and {size.decode} decode workers are no fleet: "
+                f"{size.prefill} prefill and {size.decode} decode workers do not make a fleet: "
                 f"`baton fleet` keeps at least one decode worker, and {MAX_WORKERS} workers at most"
             )
         return self._texts.write({"prefill": size.prefill, "decode": size.decode})
 
     async def propose(self, size: FleetSize) -> None:
-        """Write a number where there is none."""
+        """Write a number if there is none yet."""
         await call_redis(self._client.set(self._key, self.text_of(size), nx=True))
 
     async def count(self) -> WorkerCount:
@@ -134,7 +134,7 @@ def open_fleet_number(cluster: Cluster) -> FleetNumber:
 
 
 def _size(found: dict[str, Any]) -> FleetSize | None:
-    """Return the number, or None for what is none."""
+    """Return the number, or None if the text holds no valid number."""
     prefill, decode = found["prefill"], found["decode"]
     if type(prefill) is not int or type(decode) is not int:
         return None

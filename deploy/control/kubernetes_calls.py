@@ -23,7 +23,7 @@ async def call_api(
     content_type: str = JSON,
 ) -> dict[str, Any]:
     """Return the answer. Raises BatonError if the API refuses, Unavailable without an answer in
-    time: then a change may be made all the same, as the thread goes on."""
+    time: the change may still be made, because the thread continues."""
 
     def call() -> dict[str, Any] | None:
         return api.call(method, path, body, (), content_type)

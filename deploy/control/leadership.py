@@ -73,8 +73,8 @@ class Leadership(Protocol):
         ...
 
     async def store(self, text: bytes) -> None:
-        """Leave a text to the next leader, in place of the one before. Raises Unavailable if
-        another one leads, or if the text may not be there."""
+        """Replace the text for the next leader. Raises Unavailable if another controller
+        leads, or if the write may have failed."""
         ...
 
     async def load(self) -> bytes | None:
@@ -125,7 +125,9 @@ class FileLeadership:
 
     async def store(self, text: bytes) -> None:
         if self._file is None:
-            raise Unavailable("this controller does not lead: it leaves nothing to the next one")
+            raise Unavailable(
+                "this controller does not lead: it writes no text for the next leader"
+            )
         path = self._path.with_name(MEMORY_FILE)
         draft = path.with_suffix(".draft")
         try:
@@ -196,7 +198,9 @@ class RedisLeadership:
             self._client.eval(_STORE, len(keys), *keys, self._value, text, MEMORY_LIFETIME_S)
         )
         if not stored:
-            raise Unavailable("another controller leads: this one leaves nothing to the next one")
+            raise Unavailable(
+                "another controller leads: this one writes no text for the next leader"
+            )
 
     async def load(self) -> bytes | None:
         found = await call_redis(self._client.get(self._memory_key))

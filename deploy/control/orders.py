@@ -176,7 +176,7 @@ async def order_drain(target: Target) -> None:
 
 
 async def order_leave(target: Target) -> None:
-    """Order a drain of a worker that is removed then, and return once the worker has accepted it,
+    """Order a worker that is to be removed to drain, and return once it has accepted the order,
     within ORDER_TIMEOUT_S. Raises as `order_role`."""
     async with _time_of_order(target, "the order to drain"):
         await _check_others(target)
@@ -192,7 +192,7 @@ async def _time_of_order(target: Target, order: str) -> AsyncIterator[None]:
     except TimeoutError as error:
         raise Unavailable(
             f"{target.record.worker_id} at {target.record.address} has not accepted {order} within "
-            f"{ORDER_TIMEOUT_S:.0f} s; it may accept it all the same: see `baton ps`"
+            f"{ORDER_TIMEOUT_S:.0f} s; it may still accept it: see `baton ps`"
         ) from error
 
 

@@ -122,7 +122,7 @@ class RayClusterWorkers:
 
     async def _patch(self, path: str, seen: WorkerCount, workers: int) -> None:
         if _version(self._found) != seen.version:
-            raise BatonError("the RayCluster was read again since it was seen")
+            raise BatonError("the RayCluster has been read again since the decision")
         group = self._group("decode")
         replicas = workers - self._group("prefill").replicas
         if not max(1, group.least) <= replicas <= group.most:
@@ -178,9 +178,10 @@ def leaving_pod(
     replicas: int,
 ) -> str:
     """Return the pod to name when the number falls to `replicas`: that at `last_host`, else one
-    without a registered worker, rather an ending one, then a waiting one, then the newest. `hosts`
-    are those of all registered workers. Empty if no pod more is there, so that KubeRay deletes
-    none. Raises BatonError if no pod can be named, or if KubeRay would delete others too."""
+    without a registered worker: an ending one first, then a waiting one, then the newest. `hosts`
+    are those of all registered workers. Empty if there are no more pods than `replicas`: KubeRay
+    deletes none then. Raises BatonError if no pod can be named, or if KubeRay would delete others
+    too."""
     counted = [each for each in pods if each.name not in group.named]
     surplus = len(counted) - replicas
     if surplus <= 0:
@@ -188,7 +189,7 @@ def leaving_pod(
     if surplus > 1:
         raise BatonError(
             f"the group {group.name} has {len(counted)} pods, and {group.replicas} are asked for: "
-            "KubeRay has not done yet what it was asked before"
+            "KubeRay has not completed the last request yet"
         )
     if last_host:
         found = [each for each in counted if each.host == last_host]

@@ -25,7 +25,7 @@ from baton.planner.fleet_size import PoolState, SizeController, SizeDecision, Si
 from baton.runtime import logs
 from baton.runtime.errors import BatonError
 
-ANSWER_S = 0.5  # waited for the number in one tick; else the next tick takes it
+ANSWER_S = 0.5  # wait for the number in one tick; a later answer is for the next tick
 REPEAT_S = 60.0  # before an unchanged reason is logged again
 
 log = logs.get(__name__)
@@ -41,7 +41,7 @@ class WorkerPool(Protocol):
         ...
 
     async def resize(self, seen: WorkerCount, workers: int) -> None:
-        """Ask for another number, if it is still what was seen."""
+        """Ask for another number, if the present one is still `seen`."""
         ...
 
     async def close(self) -> None:
@@ -51,8 +51,8 @@ class WorkerPool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SizeGate:
-    """The role loop's answers before each action: why none may be taken now, and why the memory for
-    a successor is not written; None: all is well."""
+    """The role loop's answers before each action. `hindrance` returns why no action may be taken
+    now, `keep` why the successor's memory could not be written; both return None otherwise."""
 
     hindrance: Callable[[], str | None]
     keep: Callable[[SizeStep], Awaitable[str | None]]
@@ -125,7 +125,7 @@ class SizeLoop:
     async def _act(self, step: SizeStep, seen: WorkerCount, gate: SizeGate) -> None:
         fields = {"workers": step.workers, "before": step.before}
         reason = gate.hindrance() or await gate.keep(step) or gate.hindrance()
-        if reason is not None:  # asked twice, since writing may have taken long
+        if reason is not None:  # asked again, since the write may take long
             log.warning("workers not asked for", **fields, reason=reason)
             return
         drained = False
@@ -153,7 +153,8 @@ class SizeLoop:
         found = await self._pool.count()
         if found.asked != seen.asked:
             raise BatonError(
-                f"{found.asked} workers are asked for by now, {seen.asked} were when it was decided"
+                f"the number of workers asked for is now {found.asked}; it was {seen.asked} at "
+                "the decision"
             )
         return found
 

@@ -1,4 +1,4 @@
-"""An orchestrator's answer to the question how many workers it was asked for."""
+"""How many workers an orchestrator was asked for, as it answers."""
 
 from __future__ import annotations
 

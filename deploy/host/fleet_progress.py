@@ -21,7 +21,8 @@ from baton.runtime.errors import ConfigError, Unavailable
 class WorkerProgress:
     """A worker of a fleet. `address` is empty while it is not registered; then `text` says what it
     does or waits for, and `log` has the last lines of its log, if it runs on a node. `memory` as
-    the worker announces it. `given_up`: its node starts it no more, or did so in vain."""
+    the worker announces it. `given_up`: its node no longer starts it, or its start
+    failed."""
 
     worker_id: str
     node: str = ""
@@ -37,7 +38,7 @@ class WorkerProgress:
         return f"{self.worker_id} on {self.node}" if self.node else self.worker_id
 
     def lines(self) -> list[str]:
-        """Return what `baton serve` prints of it."""
+        """Return the line that `baton serve` prints about it."""
         if not self.address:
             return [f"{self.place}: {self.text}"]
         memory = [f"{self.worker_id} memory: {self.memory}"] if self.memory else []

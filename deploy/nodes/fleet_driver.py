@@ -278,7 +278,7 @@ class FleetDriver:
 
     def _is_gone(self, name: str, report: WorkerReport | None) -> bool:
         """Return whether a lost actor has nothing to end: it never had a node, or its node is gone
-        and the registry lists its worker no more. Ray would make it again on another node."""
+        and the registry no longer lists its worker. Ray would make it again on another node."""
         if report is None:
             return True
         rooms = self._fleet.rooms()  # empty where nodes are packed: nothing is known then

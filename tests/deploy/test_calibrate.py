@@ -128,7 +128,7 @@ def test_kernels_of_an_h200_take_less_than_a_server(
 def test_tables_need_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--tables", str(tmp_path), "--name", "x", "--out", str(tmp_path / "t")]
     assert main.main(["calibrate", *words]) == CONFIG_EXIT
-    assert "name a model by --model, for its shape" in capsys.readouterr().err
+    assert "give --model, from which the shape is read" in capsys.readouterr().err
 
 
 def test_samples_need_the_bytes_of_a_token(

@@ -112,7 +112,7 @@ async def test_a_number_that_no_reader_takes_is_not_written(number: FleetNumber)
     await number.propose(FleetSize(1, 4))
     found = await number.read()
     assert found is not None
-    with pytest.raises(BatonError, match="1 prefill and 3000 decode workers are no fleet"):
+    with pytest.raises(BatonError, match="1 prefill and 3000 decode workers do not make a fleet"):
         await number.replace(found[1], FleetSize(1, 3000))
     assert await number.read() == found
 

@@ -154,7 +154,7 @@ def test_a_pod_without_a_worker_is_chosen_by_what_it_costs() -> None:
 
 async def test_kuberay_has_to_be_done_before_a_pod_is_named(site: Site) -> None:
     site.pods.states += [site.pods.states[0]]  # five pods of four
-    with pytest.raises(BatonError, match="has 5 pods, and 4 are asked for: KubeRay has not done"):
+    with pytest.raises(BatonError, match="has 5 pods, and 4 are asked for: KubeRay has not"):
         await site.shrink()
     assert site.server.rayclusters.patches == []
 
@@ -187,7 +187,7 @@ async def test_what_has_changed_since_it_was_seen_is_not_overwritten(site: Site)
         with pytest.raises(BatonError, match="422: the server rejected the patch"):
             await call(seen, 7)
     await workers.count()
-    with pytest.raises(BatonError, match="read again since it was seen"):
+    with pytest.raises(BatonError, match="read again since the decision"):
         await workers.resize(seen, 7)
     assert site.pods.numbers() == [0, 1, 2, 3, 4]
 
