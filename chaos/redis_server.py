@@ -49,8 +49,8 @@ def _binaries() -> Iterator[str]:
 
 @functools.cache
 def _speaks_tls(binary: str) -> bool:
-    """Start a server that is to speak TLS and gets no certificate. It ends at once: one that can
-    do so misses the certificate, any other one refuses the port."""
+    """Start a server that is to speak TLS, without a certificate. It ends at once: a binary with
+    TLS reports the missing certificate, any other refuses the option of the port."""
     command = [binary, "--port", "0", "--tls-port", "1", "--save", ""]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
     return "tls-cert-file" in done.stdout + done.stderr

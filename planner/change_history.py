@@ -128,8 +128,8 @@ class ChangeHistory:
 
 
 def read_history(found: Mapping[str, Any], written_s: float) -> ChangeHistory:
-    """Return the history that was written at this time. Raises ValueError for one that `written`
-    has not made."""
+    """Return the history from what `written` returned at this time. Raises ValueError for anything
+    else."""
     if not isinstance(found, Mapping) or found.keys() != _FIELDS:
         raise ValueError(f"a history has {sorted(_FIELDS)}, not {str(found)[:80]}")
     history = ChangeHistory()

@@ -118,18 +118,18 @@ class RoleController:
         return self._history.under_way
 
     def permits(self, step: RoleStep, workers: int, now_s: float) -> bool:
-        """Return whether the brakes allow a step that another reason than a forecast asks for."""
+        """Return whether the brakes allow a step that has another reason than a forecast."""
         refused = self._refused.get(step.worker_id, now_s) > now_s
         return not refused and self._timed_brake(step.role, workers, now_s) is None
 
     def memory(self, now_s: float, step: RoleStep | None = None) -> dict[str, object]:
-        """Return what the next controller has to know, as JSON can hold it; with a step, as if it
-        had been accepted."""
+        """Return the memory for the next controller, as JSON can hold it; with a step, as if the
+        step had been accepted."""
         return self._history.written(now_s, step)
 
     def recall(self, memory: Mapping[str, Any], written_s: float) -> None:
-        """Take the memory of the controller that has led before, written at this time. Raises
-        ValueError for one of another form."""
+        """Take the memory that the previous leader wrote at this time. Raises ValueError if it has
+        another form."""
         self._history = read_history(memory, written_s)
 
     def _decide(self, sample: FleetSample, now_s: float) -> Decision:

@@ -130,11 +130,11 @@ class SizeController:
             self._grown.append(now_s)
 
     def failed(self, now_s: float) -> None:
-        """Record that it has refused, or has not answered."""
+        """Record that the orchestrator refused, or did not answer."""
         self._failed_s = now_s
 
     def memory(self, now_s: float, step: SizeStep | None = None) -> dict[str, object]:
-        """Return what a successor has to know, as JSON can hold it; as if the step were taken."""
+        """Return the memory for a successor, as JSON can hold it, as if the step were taken."""
         grown, changed_s = [*self._grown], self._changed_s
         if step is not None:
             changed_s = now_s
@@ -145,7 +145,7 @@ class SizeController:
         }
 
     def recall(self, memory: Mapping[str, Any], written_s: float) -> None:
-        """Take the memory of the controller before. Raises ValueError for one of another form."""
+        """Take the previous leader's memory. Raises ValueError if it has another form."""
         fields = {"grown_ago_s", "changed_ago_s"}
         if not isinstance(memory, Mapping) or memory.keys() != fields:
             raise ValueError(f"{str(memory)[:80]} is no memory of a fleet's size")

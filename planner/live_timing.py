@@ -114,7 +114,7 @@ class LiveTiming:
 
     @property
     def measured(self) -> bool:
-        """Return whether the model is of steps that were taken."""
+        """Return whether the model is fitted to steps, not to the prior alone."""
         return self.model.chunk is not PRIOR.chunk
 
     def add_step(self, work: StepWork, seconds: float) -> None:
@@ -144,19 +144,19 @@ class LiveTiming:
                 squares[j] = FORGETTING * squares[j] + own * row[j]
 
     def add_handoff(self, seconds: float, now_s: float) -> None:
-        """Take what a handoff took beside its prefill and its READs."""
+        """Take the time of a handoff beyond its prefill and its READs."""
         self._handoffs.append((now_s, seconds))
         self._changed = True
 
     def add_read(self, sample: ReadSample, now_s: float) -> None:
-        """Take the READs of a handoff; none of no bytes or tokens."""
+        """Take the READs of a handoff; those without bytes or tokens are ignored."""
         if sample.read_bytes > 0 and sample.tokens > 0:
             self._reads.append((now_s, sample))
             self._changed = True
 
     def refit(self, now_s: float) -> None:
-        """Fit again what was taken, unless the last fit is of just now, or nothing is new and no
-        handoff ages."""
+        """Fit the model again, unless the last fit is recent, or nothing is new and no handoff
+        ages."""
         if now_s < self._refit_s + (REFIT_S if self._changed else AGEING_S):
             return
         if not (self._changed or self._handoffs or self._reads):
@@ -177,8 +177,8 @@ class LiveTiming:
         return _model([a * b for a, b in zip(self._factors, start, strict=True)])
 
     def _scaled_prior(self) -> TimingModel:
-        """Return the prior with each kind of step as quick as those that were measured; a kind
-        without a step is as quick as the other one."""
+        """Return the prior, each kind of step scaled to the measured ones; a kind without a
+        measured step is scaled as the other kind."""
         known = [median(ratios) if ratios else None for ratios in self._ratios]
         chunk = known[0] or known[1] or 1.0
         step = known[1] or known[0] or 1.0
@@ -195,7 +195,7 @@ class LiveTiming:
         )
 
     def _with_transfers(self, model: TimingModel, now_s: float) -> TimingModel:
-        """Return the model with the transfers that were measured; else with the prior's."""
+        """Return the model with the measured transfers, or the prior's if none was measured."""
         transfer, token_bytes = PRIOR.transfer, PRIOR_KV_BYTES
         if self._handoffs:
             fixed_s = _believed(self._handoffs, transfer.fixed_s, now_s)
@@ -261,7 +261,7 @@ class Pace:
 
 
 def _amounts(work: StepWork, model: TimingModel) -> list[float]:
-    """Return what the six coefficients of a model are multiplied by in a step: see
+    """Return the amounts of a step by which a model's six coefficients are multiplied: see
     `_coefficients`. A step with both kinds of work has the larger fixed time."""
     both = work.prompt_tokens and work.sequences
     chunk = work.prompt_tokens > 0

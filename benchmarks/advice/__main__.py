@@ -106,7 +106,7 @@ class MixOutcome:
 
 
 def predictions(fleet: MeasuredFleet) -> dict[Layout, Times]:
-    """Return the times of each layout by what is known of a fleet that runs."""
+    """Return the times of each layout, predicted from what a running fleet records."""
     traffic = traffic_of(fleet.requests)
     known = fleet.layout
     return {

@@ -12,8 +12,8 @@ from baton.runtime.telemetry.tracing import Attribute
 
 
 def request_attributes(model: str, request: ValidatedRequest) -> dict[str, Attribute]:
-    """Return what was asked for, of the served `model`. What is off is absent; the seed is that
-    of the client or, without one, the router's."""
+    """Return what the request asks of the served `model`. Values that are off are left out; the
+    seed is the client's or, without one, the router's."""
     sampling = request.sampling
     found: dict[str, Attribute] = {
         "gen_ai.operation.name": operation_name(chat=request.chat),

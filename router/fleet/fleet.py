@@ -191,8 +191,8 @@ class Fleet:
 
     @property
     def draws(self) -> random.Random | None:
-        """Return what draws between workers that are alike, where other routers see the same fleet;
-        None where this router is alone."""
+        """Return the source of draws between equally quick workers if other routers see the same
+        fleet, or None if this router is alone."""
         return self._draws if self.sharing is not None and len(self.sharing.others) else None
 
     def links(self) -> list[WorkerLink]:
@@ -232,7 +232,7 @@ class Fleet:
         return self._roster
 
     def _costs_of(self, link: WorkerLink) -> WorkerCosts:
-        """Take what the worker has reported, and return what work costs there."""
+        """Take the worker's report, and return the costs of work on it."""
         hello = link.worker_hello
         assert hello is not None  # a link is up after its handshake
         self.timing.record_load(link.worker_id, link.boot_id, hello, link.load)

@@ -96,8 +96,8 @@ class FleetTiming:
         self._workers.pop(worker_id, None)
 
     def refit(self, now_s: float) -> None:
-        """Bring the models up to date; to be called from time to time. Costs that are given after a
-        change are other objects."""
+        """Bring the models up to date; call this from time to time. After a change, `costs` are new
+        objects."""
         for kind in self._formats.values():
             before = kind.timing.model
             kind.timing.refit(now_s)
@@ -108,7 +108,7 @@ class FleetTiming:
     # -- results --------------------------------------------------------------------------------
 
     def costs_of(self, worker_id: str, hello: worker_pb2.WorkerHello) -> WorkerCosts:
-        """Return what work costs on a linked worker."""
+        """Return the costs of work on a linked worker."""
         step, decodes = self._step, hello.role == "decode"
         own = step.local_prefill_tokens
         sizes = (own, own) if decodes else (step.prefill_tokens, step.chunk_tokens)

@@ -188,8 +188,8 @@ class _Placing:
         return Placement(decode, chosen, False, reason, source, costs)
 
     def _remote(self, kv_format: KvFormat) -> RemotePrefill | None:
-        """Return the prefill on the quickest prefill worker for a decode worker of that format,
-        whichever it is; None if there is no such worker, or none is to be used."""
+        """Return the prefill on the quickest prefill worker for any decode worker of that format;
+        None if there is no such worker, or none may be used."""
         if self._mode == "local":
             return None
         found = self._candidates(kv_format)
@@ -248,8 +248,8 @@ class _Placing:
     def _local_reason(
         self, decode: WorkerView, first: WorkerView, costs: PrefillCosts
     ) -> Reason | None:
-        """Return why the decode worker computes the prompt, where that takes less time than on the
-        best prefill worker. None if it does not."""
+        """Return why the decode worker computes the prompt, if that takes less time than the best
+        prefill worker; else None."""
         need, here = self._need, self._uncached(decode)
         there = costs.remote(first, self._uncached(first))
         wait_us, local = there.wait_us, LocalPrefill.of(decode.costs, need, here)
@@ -262,8 +262,8 @@ class _Placing:
         return "short" if whole_us < there.total_us(need.tokens) else "cached"
 
     def _source(self, kv_format: KvFormat, decode: WorkerView | None) -> Source | None:
-        """Return a worker that holds the most blocks and may be read: the decode worker itself
-        where it does, since its blocks are held for the request."""
+        """Return a worker that holds the most blocks and may be read. The decode worker is chosen
+        before others, since its blocks are held for the request."""
         for bits, blocks in self._held(kv_format).groups:
             if decode is not None and decode.bit & bits:
                 return Source(decode, blocks)
@@ -317,8 +317,8 @@ class _Placing:
 
 
 def _chosen(ranked: Sequence[Ranked], draws: Random | None) -> list[WorkerView]:
-    """Return the workers in their order, but first the better of two that are drawn among those
-    that are as quick as the quickest: routers that see the same fleet should not all choose the
+    """Return the workers in their order, except that the better of two drawn workers comes first,
+    both of them as quick as the quickest: routers that see the same fleet should not all choose the
     same worker (Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, 2001)."""
     views = [view for _, _, view in ranked]
     if draws is None or len(ranked) < 2:

@@ -112,7 +112,7 @@ class PrefillCosts:
     topology: str = ""
 
     def parts(self, worker: WorkerView, uncached: int) -> PrefillParts:
-        """Return the cost on a worker that lacks so many tokens."""
+        """Return the cost on a worker that lacks this many tokens."""
         compute_us, read_us = self._work_us(worker, uncached)
         converts = worker.kv_format[1] != self.decode[1]
         gb_per_s = self.slow.get(worker.boot_id)
@@ -141,7 +141,7 @@ class PrefillCosts:
         )
 
     def least_us(self, costs: WorkerCosts, uncached: int) -> int:
-        """Return the cost on any idle worker with these costs that lacks so many tokens."""
+        """Return the cost on any idle worker with these costs that lacks this many tokens."""
         reading_us = sum(self._read_us(costs, uncached, NEAREST_PAIR))
         return min(self._computed_us(costs, uncached), reading_us)
 
@@ -150,7 +150,7 @@ class PrefillCosts:
         return self._work_us(worker, uncached)[1] > 0
 
     def _work_us(self, worker: WorkerView, uncached: int) -> tuple[int, int]:
-        """Return the time to compute and to READ, whichever way takes less."""
+        """Return the times to compute and to READ in the way that takes less."""
         computed_us = self._computed_us(worker.costs, uncached)
         if self.source is None:
             return computed_us, 0
@@ -194,7 +194,7 @@ class PrefillCosts:
         return Pair(distance=distance(self.topology, worker.topology))
 
     def _far_us(self, worker: WorkerView, compute_us: int) -> int:
-        """Return what the move of the whole prompt takes longer than from the nearest workers."""
+        """Return how much longer the whole prompt takes to move than from the nearest workers."""
         pair = self._pair_of(worker)
         if not pair.distance:
             return 0
@@ -204,5 +204,5 @@ class PrefillCosts:
 
 
 def slow_start_us(worker: WorkerView, deferred: frozenset[bytes]) -> int:
-    """Return what its slow start adds to the cost of a worker."""
+    """Return what a worker's slow start adds to its cost."""
     return SLOW_START_US if worker.boot_id in deferred else 0

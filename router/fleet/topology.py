@@ -1,4 +1,4 @@
-"""How far two workers are apart, by the places that they state.
+"""The distance between two workers, from the topology that each states.
 
     zone-a/rack-7/host-1   zone-a/rack-7/host-1   0: the same host
     zone-a/rack-7/host-1   zone-a/rack-7/host-2   1

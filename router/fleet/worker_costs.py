@@ -86,7 +86,7 @@ class WorkerCosts:
         `longest_us` are in one step: nothing if that step takes no longer than the objective. Else
         the sequence misses it if too few tokens follow: the delay is a share of what the steps of
         the output that is expected of it leave of the objective. With that chance all the time that
-        the objective gives to this output was in vain."""
+        the objective gives to this output was wasted."""
         if math.isinf(self.itl_s):
             return 0
         work = StepWork(sequences=sequences, context_tokens=context_tokens)
@@ -121,7 +121,7 @@ class WorkerCosts:
 
     @property
     def handoff_us(self) -> int:
-        """Return what a handoff takes beside its prefill and its READs."""
+        """Return the time of a handoff beyond its prefill and its READs."""
         return round(US * self.timing.transfer.fixed_s)
 
     def read_us(self, tokens: int, pair: Pair = ANY_PAIR) -> int:

@@ -1,4 +1,4 @@
-"""A simulated fleet whose number of workers changes, beside their roles.
+"""A simulated fleet in which the number of workers and their roles change.
 
     asked for ─ start_s ─▶ a decode worker with an empty pool ─ the last one drains ─▶ removed
 

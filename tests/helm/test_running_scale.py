@@ -58,7 +58,7 @@ class Site:
         while not happens():
             self.cluster.check()
             assert time.monotonic() < deadline_s, f"{what}\n{self.cluster.logs()[-8000:]}"
-            time.sleep(0.5)  # pods are other processes
+            time.sleep(0.5)  # what happens is read from pods, which are other processes
 
     def events(self, event: str) -> list[dict[str, Any]]:
         """Return the controllers' log lines of an event."""
@@ -93,7 +93,7 @@ def test_load_brings_the_most_and_calm_the_least(
     with Load(site.clients, url, key, wanted, right, PER_S) as load:
         site.wait(lambda: site.asked() == MOST, "the most is not asked for")
         site.wait(lambda: len(ready(site)) == MOST, "the new worker is not ready")
-        time.sleep(5.0)  # of load on all of them
+        time.sleep(5.0)  # the load, a stated rate, needs that long to reach all workers
     assert load.failures() == [], site.cluster.logs()[-8000:]
     site.wait(lambda: site.asked() == LEAST, "no worker leaves")
     site.cluster.settle()
@@ -122,7 +122,7 @@ def test_a_successor_goes_on_with_what_the_leader_has_left(site: Site) -> None:
     for name in before:
         site.cluster.delete(name, grace_s=0)
     site.cluster.settle("chat-baton-controller")
-    time.sleep(2 * TERM_S)  # the key of the killed one expires
+    time.sleep(2 * TERM_S)  # the killed leader's key lasts TERM_S; then the next one must act
     recalled = site.events("controller memory recalled")
     assert recalled and site.asked() == LEAST
 
