@@ -44,7 +44,7 @@ FLEETS := tests/chaos tests/clients tests/e2e $(PODS)
 # Two at a time run those that compare tokens and wait for events. One after the other run all else:
 # what bounds or compares times (demo, timeline, console, bad_input), gives requests the time of a
 # phase (cancel), has fixed addresses (pods), or shares one fleet (the rest of tests/e2e).
-IN_PAIRS := $(patsubst %,tests/e2e/test_%.py,faults ranks same_tokens unlike_sizes trace) \
+IN_PAIRS := $(patsubst %,tests/e2e/test_%.py,faults ranks same_tokens unlike_sizes trace prompt_logprobs) \
     $(patsubst %,tests/clients/test_%.py,agents structured)
 STARTERS := tests/benchmarks tests/deploy
 # Tests over the text of all code: part of `make check`, and not run again by `make test`.
