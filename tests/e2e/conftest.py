@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from chaos.cluster import Cluster
+from tests.support.plain_http import NO_AUTHORITIES
 from tests.support.request_load import Choices, RequestLoad, differences
 
 HERE = Path(__file__).parent
@@ -196,5 +197,5 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 async def client(pair: Cluster) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=pair.url, timeout=60) as made:
+    async with httpx.AsyncClient(base_url=pair.url, timeout=60, verify=NO_AUTHORITIES) as made:
         yield made

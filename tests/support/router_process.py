@@ -21,6 +21,7 @@ from baton.runtime.cluster_config import SloConfig
 from baton.runtime.config import Config, RouterConfig
 from baton.runtime.registry import MemoryRegistry, Role
 from baton.runtime.registry_client import ThreadedRegistry
+from tests.support.plain_http import NO_AUTHORITIES
 from tests.support.scripted_worker import ScriptedWorker
 
 TOKEN = "a secret of the test"
@@ -116,7 +117,9 @@ async def running_router(
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED, timeout=30)
         if not url.done():
             serving.result()
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url.result(), timeout=60))
+        http = await stack.enter_async_context(
+            httpx.AsyncClient(base_url=url.result(), timeout=60, verify=NO_AUTHORITIES)
+        )
         running = RunningRouter(
             url.result(), registry, made, http, vocabulary, serving, "".join(grpc_addresses)
         )
@@ -126,6 +129,7 @@ async def running_router(
                     base_url=f"http://{admin.host}:{admin_ports[0]}",
                     headers={"authorization": f"Bearer {admin.key}"},
                     timeout=60,
+                    verify=NO_AUTHORITIES,
                 )
             )
         if wait:
