@@ -1,11 +1,14 @@
 """The HTTP API as an OpenAPI document, made from the models that validate requests.
 
 pydantic describes the requests, from `openai_schema.py`, so the document cannot promise a field
-that is refused. The answers are described here. Knows no router. Stateless.
+that is refused. The answers are described here. Knows no router. State: what
+pydantic said.
 """
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import cache
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
@@ -60,18 +63,15 @@ _ERRORS = {
 
 def openapi_document(model: str, version: str, needs_key: bool) -> Schema:
     """Return the document of a router that serves `model`."""
-    shapes, definitions = models_json_schema(
-        [(shape, "validation") for shape in dict.fromkeys(_BODIES.values())],
-        ref_template="#/components/schemas/{model}",
-    )
-    components = {**definitions["$defs"], **_ANSWERS}
+    bodies, definitions = deepcopy(_requests())
+    components = {**definitions, **_ANSWERS}
     for shape in _BODIES.values():
         found = components[shape.__name__]["properties"]["model"]
         for schema in found.get("anyOf", [found]):
             if schema["type"] == "string":
                 schema["enum"] = [model]  # the only one that is served
     paths = {
-        path: {"post": _operation(path, components, shapes[shape, "validation"])}
+        path: {"post": _operation(path, components, bodies[shape])}
         for path, shape in _BODIES.items()
     }
     for path, (about, answer, statuses) in _READABLE.items():
@@ -86,6 +86,17 @@ def openapi_document(model: str, version: str, needs_key: bool) -> Schema:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
     return document
+
+
+@cache
+def _requests() -> tuple[dict[type[Body], Schema], Schema]:
+    """Return pydantic's description of each request, and the definitions that they refer to: the
+    same for every router of a process."""
+    bodies = tuple(dict.fromkeys(_BODIES.values()))
+    found, definitions = models_json_schema(
+        [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
+    )
+    return {body: found[body, "validation"] for body in bodies}, definitions["$defs"]
 
 
 def _operation(path: str, components: Schema, body: Schema) -> Schema:

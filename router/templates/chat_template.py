@@ -99,9 +99,10 @@ class _Compiled:
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         self._environment = TemplateEnvironment()
-        self._templates = {name: self._compile(source) for name, source in sources.items()}
+        compiled = {source: self._compile(source) for source in dict.fromkeys(sources.values())}
+        self._templates = {name: compiled[source] for name, source in sources.items()}
         self.literals = "\0".join(
-            text for source in sources.values() for text in self._environment.literals(source)
+            text for source in compiled for text in self._environment.literals(source)
         )
 
     def _compile(self, source: str) -> jinja2.Template:

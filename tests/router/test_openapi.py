@@ -41,6 +41,14 @@ def test_document_holds_all_routes_and_the_models_that_validate() -> None:
     assert openapi_document("m", "1", needs_key=True)["security"] == [{"key": []}]
 
 
+def test_documents_of_two_routers_name_their_own_models() -> None:
+    first, second = (openapi_document(name, "1", needs_key=False) for name in ("one", "two"))
+    for document, name in ((first, "one"), (second, "two")):
+        model = document["components"]["schemas"]["TokenizeRequest"]["properties"]["model"]
+        (text,) = [each for each in model.get("anyOf", [model]) if each["type"] == "string"]
+        assert text["enum"] == [name]
+
+
 @pytest.mark.parametrize(
     ("host", "openapi", "published"),
     [
