@@ -154,7 +154,7 @@ class GrpcClient:
 
     def __init__(self, address: str, deadline_s: float) -> None:
         self._channel = grpc.aio.insecure_channel(address)
-        self._stub = client_pb2_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = client_pb2_grpc.InferenceStub(self._channel)
         self._deadline_s = deadline_s
         self._number = 0
 

@@ -46,7 +46,7 @@ async def asked(
                 await channel.channel_ready()
         except TimeoutError as error:
             raise NoConnection(f"no connection within {connect_s:g} s") from error
-        stub = client_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+        stub = client_pb2_grpc.InferenceStub(channel)
         request = client_pb2.GenerateRequest(**fields)
         call = stub.Generate(request, timeout=within_s, metadata=metadata)
         async with aclosing(_messages(call)) as messages:

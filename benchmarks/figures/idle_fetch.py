@@ -71,7 +71,7 @@ class IdleFetch:
         self._candidate = candidate
         self._metadata = credentials(token)
         self._channel = open_channel(candidate.address, tls)
-        self._stub = handoff_pb2_grpc.HandoffStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = handoff_pb2_grpc.HandoffStub(self._channel)
         self._key = identity.cluster_key(token)
         self._own = secrets.token_bytes(handshake.BOOT_ID_BYTES)
         self._config = config

@@ -42,7 +42,7 @@ class RawReader:
         self._candidate = candidate
         self._metadata = credentials(token)
         self._channel = open_channel(candidate.address, tls)
-        self._stub = handoff_pb2_grpc.HandoffStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = handoff_pb2_grpc.HandoffStub(self._channel)
         self._boot_id = secrets.token_bytes(16)
         self._turn = 0
         self._versions: dict[str, str] = {}  # of libraries, once they are loaded

@@ -88,7 +88,7 @@ async def serve(options: argparse.Namespace) -> None:
         worker = build(name, options, config)
         server = open_server(token)
         service = WorkerService(worker, worker.feed, config.router)
-        worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+        worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         running.append(asyncio.create_task(worker.run()))

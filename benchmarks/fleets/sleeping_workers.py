@@ -147,8 +147,8 @@ def _serve(
     server = open_server(shared.token)
     service = WorkerService(worker, worker.feed, shared.config.router)
     # generated code has no types
-    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-    handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)  # type: ignore[no-untyped-call]
+    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+    handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)
     control = WorkerControl(
         worker.worker_id,
         worker.boot_id,
@@ -156,7 +156,7 @@ def _serve(
         change_role=lambda role: None,
         status=lambda: control_pb2.StatusReply(audit=orjson.dumps(worker.audit(check=False))),
     )
-    control_pb2_grpc.add_WorkerControlServicer_to_server(control, server)  # type: ignore[no-untyped-call]
+    control_pb2_grpc.add_WorkerControlServicer_to_server(control, server)
     return server
 
 

@@ -33,9 +33,7 @@ class SpanCollector(trace_service_pb2_grpc.TraceServiceServicer):
     def __init__(self) -> None:
         self._spans: dict[str, list[Span]] = defaultdict(list)
         self._server = grpc.server(ThreadPoolExecutor(1))
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            self, self._server
-        )
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
         self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
 

@@ -155,7 +155,7 @@ class RouterLink:
         self.candidate = _candidate(records["prefill"])
         self._decode = _candidate(records["decode"])
         self._channel = open_channel(records["decode"].address, tls)
-        stub = worker_pb2_grpc.WorkerStub(self._channel)  # type: ignore[no-untyped-call]
+        stub = worker_pb2_grpc.WorkerStub(self._channel)
         self._link: ClientLink[worker_pb2.RouterMessage, worker_pb2.WorkerMessage]
         self._link = ClientLink(stub.Link(metadata=credentials(token)))
         self._sending = asyncio.Lock()

@@ -287,7 +287,7 @@ def _exported(pool: torch.Tensor) -> list[Any] | None:
     if pool.device.type != "cuda":
         return None
     try:
-        parts = pool.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
+        parts = pool.untyped_storage()._share_cuda_()
     except RuntimeError as error:
         print(f"CUDA cannot share memory here: {error}", file=sys.stderr)
         return None

@@ -229,10 +229,7 @@ def seconds_of(work: Callable[[], object], device: torch.device, repeat: int = 2
     times: list[float] = []
     for _ in range(repeat if device.type == "cuda" else 1):
         if device.type == "cuda":
-            first, last = (
-                torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                for _ in range(2)
-            )
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
             work()
             last.record()

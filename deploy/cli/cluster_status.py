@@ -133,7 +133,7 @@ async def _ask(
 ) -> tuple[WorkerRow, control_pb2.StatusReply | None]:
     boot = control_pb2.WorkerBoot(worker_id=record.worker_id, boot_id=bytes.fromhex(record.boot_id))
     async with open_channel(record.address, tls) as channel:
-        stub = control_pb2_grpc.WorkerControlStub(channel)  # type: ignore[no-untyped-call]
+        stub = control_pb2_grpc.WorkerControlStub(channel)
         request = control_pb2.StatusRequest(worker=boot)
         terms = {"metadata": credentials(token), "timeout": STATUS_TIMEOUT_S}
         try:

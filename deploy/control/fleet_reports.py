@@ -92,7 +92,7 @@ class FleetReports:
     async def _ask(self, record: WorkerRecord, term: int) -> WorkerSample:
         channel = self._channels[record.boot_id]
         # protoc's plugin generates stubs without annotations
-        stub = control_pb2_grpc.WorkerControlStub(channel)  # type: ignore[no-untyped-call]
+        stub = control_pb2_grpc.WorkerControlStub(channel)
         boot = Target(self.cluster, record).boot()
         terms = {
             "metadata": credentials(self.cluster.secrets.token),

@@ -258,7 +258,7 @@ async def _call(
     tls = Tls(security) if security.tls == "on" else None
     async with open_channel(target.record.address, tls) as channel:
         connected = await _connected(channel)
-        stub = control_pb2_grpc.WorkerControlStub(channel)  # type: ignore[no-untyped-call]
+        stub = control_pb2_grpc.WorkerControlStub(channel)
         terms = {"metadata": credentials(target.cluster.secrets.token), "timeout": END_TIMEOUT_S}
         boot = target.boot()
         call = (

@@ -30,7 +30,7 @@ class NodeActor:
         import ray
 
         # Ray declares no types for it
-        node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        node = ray.util.get_node_ip_address()
         logs.setup(f"{order.worker_id}-actor")
         self._worker: NodeWorker | None = None
         try:

@@ -181,7 +181,7 @@ class WorkerProcess:
         below = Below(boot, engine, pool, mover, model_limits(boot, engine))
         served = decode_role(below) if boot.role == "decode" else prefill_role(below)
         orders = self._orders(boot, served)
-        control_pb2_grpc.add_WorkerControlServicer_to_server(orders, served.server)  # type: ignore[no-untyped-call]
+        control_pb2_grpc.add_WorkerControlServicer_to_server(orders, served.server)
         process_memory.freeze_startup_objects()
         record = await _listen(boot, served.server, admin_address, port_timeout_s)
         record = replace(record, memory=_memory_line(engine))

@@ -163,7 +163,7 @@ def _served(below: Below, worker: DecodeWorker | PrefillWorker, peers: Registere
     """Return what serves a worker to its routers and to its readers."""
     server, links = _server(below.boot, worker)
     handoffs = HandoffService(worker.grants, below.handshake)
-    handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)  # type: ignore[no-untyped-call]
+    handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)
     leases_s = 2 * below.boot.config.handoff.lease_s
 
     async def finish() -> None:
@@ -208,7 +208,7 @@ def _server(
 ) -> tuple[grpc.aio.Server, WorkerService]:
     server = open_server(boot.secrets.token, also=boot.secrets.accepted[1:])
     service = WorkerService(worker, worker.feed, boot.config.router)
-    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     return server, service
 
 

@@ -135,7 +135,7 @@ class GroupMemory(CudaMemory):
     def release(self) -> None:
         self._group.release()
         super().release()
-        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call] # torch has no types here
+        torch.cuda.ipc_collect()  # torch has no types here
 
 
 class _Leader:

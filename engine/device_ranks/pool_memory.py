@@ -39,7 +39,7 @@ class SharedTensor:
         if self._memory is not None:
             return json.dumps({"size_bytes": self._memory.size_bytes}), [self._memory.descriptor]
         # What torch.multiprocessing pickles; here it travels as JSON, since no pickle is read.
-        found = self.tensor.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
+        found = self.tensor.untyped_storage()._share_cuda_()
         values = [each.hex() if isinstance(each, bytes) else each for each in found]
         return json.dumps({"cuda": values}), []
 

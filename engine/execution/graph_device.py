@@ -50,7 +50,7 @@ class CudaDevice:
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(torch_device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(torch_device)
 
     def host_buffer(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros((rows, columns), dtype=dtype, pin_memory=True)
@@ -75,7 +75,7 @@ class CudaDevice:
 
 class _CudaEvent:
     def __init__(self, device: torch.device) -> None:
-        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._event = torch.cuda.Event(enable_timing=True)
         self._event.record(torch.cuda.current_stream(device))
 
     def wait(self) -> None:

@@ -64,7 +64,7 @@ class OwnStream:
     def __init__(self, device: torch.device) -> None:
         self._device = cast(AbstractContextManager[object], torch.cuda.device(device))
         with self._device:
-            own = torch.cuda.Stream(device, priority=_HIGH_PRIORITY)  # type: ignore[no-untyped-call]
+            own = torch.cuda.Stream(device, priority=_HIGH_PRIORITY)
             self._stream = cast(AbstractContextManager[object], torch.cuda.stream(own))
 
     def __enter__(self) -> None:

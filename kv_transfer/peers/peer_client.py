@@ -56,7 +56,7 @@ def grpc_dial(token: str, tls: Tls | None = None) -> Dial:
 class _GrpcPeerClient:
     def __init__(self, address: str, token: str, tls: Tls | None) -> None:
         self._channel = open_channel(address, tls)
-        self._stub = handoff_pb2_grpc.HandoffStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = handoff_pb2_grpc.HandoffStub(self._channel)
         self._metadata = credentials(token)
 
     async def handshake(self, mine: handoff_pb2.HandshakeMessage) -> handoff_pb2.HandshakeMessage:

@@ -91,7 +91,7 @@ class _GrpcConnection:
     def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
         self._channel = channel
         self._metadata = credentials(token)
-        self._stub: Any = worker_pb2_grpc.WorkerStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub: Any = worker_pb2_grpc.WorkerStub(self._channel)
 
     def link(self) -> RouterLink:
         return ClientLink(self._stub.Link(metadata=self._metadata))

@@ -88,7 +88,7 @@ async def send_order(to: WorkerRecord, role: str = "") -> grpc.StatusCode:
     """Order that boot of the worker to change its role, or without one to drain."""
     boot = control_pb2.WorkerBoot(worker_id=to.worker_id, boot_id=bytes.fromhex(to.boot_id))
     async with open_channel(to.address) as channel:
-        stub = control_pb2_grpc.WorkerControlStub(channel)  # type: ignore[no-untyped-call]
+        stub = control_pb2_grpc.WorkerControlStub(channel)
         metadata = credentials("secret")
         try:
             if role:
