@@ -19,7 +19,7 @@ COLUMNS = 64  # of a panel: four vectors of 16
 LANES = 16
 
 
-class Bfloat16(ir.Type):  # type: ignore[misc]
+class Bfloat16(ir.Type):  # type: ignore[misc] # llvmlite declares no types
     """LLVM's type `bfloat`, which llvmlite lacks."""
 
     def _to_string(self) -> str:

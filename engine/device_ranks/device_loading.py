@@ -135,7 +135,7 @@ class GroupMemory(CudaMemory):
     def release(self) -> None:
         self._group.release()
         super().release()
-        torch.cuda.ipc_collect()  # torch has no types here
+        torch.cuda.ipc_collect()
 
 
 class _Leader:

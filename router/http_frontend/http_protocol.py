@@ -12,6 +12,7 @@ Owned by one connection; the event loop calls everything here.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from typing import cast
 
@@ -46,7 +47,7 @@ class UpgradeIgnoringParser(httptools.HttpRequestParser):
         self._connection = connection
         self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
 
-    def feed_data(self, data: bytes) -> None:  # type: ignore[override]
+    def feed_data(self, data: bytes | bytearray | memoryview | array[int]) -> None:
         left = memoryview(data)
         while left:
             try:
