@@ -75,7 +75,7 @@ PAST_BUGS: dict[str, PastBug] = {
         ),
     ),
     "role-of-an-old-record": PastBug(
-        543,
+        156,
         Break(
             "a worker that changed its role was linked again before the registry told of it, and "
             "kept its old role in the router's eyes",
