@@ -29,7 +29,7 @@ SCRAPE_S = 10.0
 
 class Load:
     """A context: requests start while it is entered, and its end waits for their answers.
-    `traces` has every request then. `namespace` is one of `ip netns`."""
+    `traces` has every request that has started. `namespace` is one of `ip netns`."""
 
     def __init__(
         self,
@@ -88,10 +88,10 @@ class Load:
         async with Clients(
             urls, self._right, deadline_s=DEADLINE_S, api_key=self._api_key, connect_s=CONNECT_S
         ) as clients:
+            self.traces = clients.traces
             self._begun.set()
             tasks = await offer(clients, self._asks, self._per_s, self._over)
             await asyncio.gather(*tasks)
-            self.traces = clients.traces
 
 
 def completed_handoffs(pod: Pod) -> int:
