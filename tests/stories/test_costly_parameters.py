@@ -46,7 +46,7 @@ COSTLY_TOKENS = 48
 # clients of 8,000 tokens are 11 s of prefill each, which is overload (test_overload.py).
 LONG_CONTEXT = 4096
 COSTLY = 8  # under way at every moment
-WARM_S = 3.0
+WARM_S = 3.0  # of workers, and then of routers, which learn what steps take from the first requests
 
 
 def sampling(**fields: Any) -> worker_pb2.Sampling:
@@ -176,14 +176,17 @@ class Site:
 async def served(kind: Costly | None, costs: DrawCosts) -> Seen:
     site, dice = Site(costs), random.Random(4)
     await asyncio.sleep(WARM_S)
-    until_s = site.loop.world_s + FOR_S
-    clients = [site.spawn(site.costly(kind, until_s)) for _ in range(COSTLY)] if kind else []
-    others = []
+    costly_s = site.loop.world_s + WARM_S
+    until_s = costly_s + FOR_S
+    tasks: list[asyncio.Task[None]] = []
     while site.loop.world_s < until_s:
-        others.append(site.spawn(site.other()))
+        if kind and site.loop.world_s >= costly_s:
+            tasks += [site.spawn(site.costly(kind, until_s)) for _ in range(COSTLY)]
+            costly_s = until_s  # once
+        tasks.append(site.spawn(site.other()))
         await asyncio.sleep(dice.expovariate(RATE))
-    await asyncio.wait([*clients, *others])
-    for task in [*clients, *others]:
+    await asyncio.wait(tasks)
+    for task in tasks:
         task.result()
     return site.seen
 
