@@ -1,5 +1,5 @@
 """Measure the cost of a request in a router with very many workers and streams: its placement, its
-end.
+end. The same fleet with ten workers, in the same run, is what it is measured against.
 
     python -m benchmarks.router_scale [--workers 1000] [--streams 40000] [--json FILE]
 
@@ -11,16 +11,13 @@ processes would else decide the slowest ones. Knows no network.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import random
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
-import orjson
 from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
@@ -33,15 +30,18 @@ from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import process_memory
 from baton.runtime.config import RouterConfig, StepConfig
 from baton.runtime.identity import chain, root
-from baton.runtime.links import LinkClosed
+from baton.runtime.links import LINK_PROTOCOL_VERSION, LinkClosed
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
 from baton.runtime.registry_client import InlineRegistry
+from benchmarks.figures.report import Figure, at_most, parser, report
 
 KEY = b"benchmark"
 VOCABULARY = 1000
 SYSTEM_TOKENS = 512  # that all prompts begin with
 PROMPT_TOKENS = 576
 REPORT_S = 1.0
+FEW_WORKERS, FEW_STREAMS = 10, 5000
+START_RATIO = 2.0  # of a start among many workers to one among few
 CONFIG = RouterConfig(
     link_heartbeat_s=20.0, link_silence_s=300.0, max_waiting=1 << 20, link_queue=1 << 20
 )
@@ -53,6 +53,7 @@ class StandIn:
     def __init__(self, number: int, role: str, stored: bytes) -> None:
         self._report_s = REPORT_S * (1 + number % 100 / 100)
         self._hello = worker_pb2.WorkerHello(
+            protocol_version=LINK_PROTOCOL_VERSION,
             worker_id=f"{role}-{number}",
             boot_id=number.to_bytes(16, "big"),
             role=role,
@@ -170,8 +171,6 @@ async def measure(workers: int, streams: int) -> dict[str, float]:
     await asyncio.gather(following, return_exceptions=True)
     starts_s.sort()
     return {
-        "workers": workers,
-        "streams": streams,
         "start_us_p50": starts_s[len(starts_s) // 2] * 1e6,
         "start_us_p99": starts_s[len(starts_s) * 99 // 100] * 1e6,
         "cancel_all_s": cancel_s,
@@ -181,16 +180,21 @@ async def measure(workers: int, streams: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, default=1000)
-    parser.add_argument("--streams", type=int, default=40_000)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    figures = asyncio.run(measure(options.workers, options.streams))
-    for name, value in figures.items():
-        print(f"{name:20s} {value:12,.1f}")
-    if options.json is not None:
-        options.json.write_bytes(orjson.dumps(figures))
+    made = parser(__doc__ or "")
+    made.add_argument("--workers", type=int, default=1000)
+    made.add_argument("--streams", type=int, default=40_000)
+    made.add_argument("--quick", action="store_true", help="60 workers and 200 streams")
+    options = made.parse_args()
+    if options.quick:
+        options.workers, options.streams = 60, 200
+    few = asyncio.run(measure(FEW_WORKERS, min(options.streams, FEW_STREAMS)))
+    many = asyncio.run(measure(options.workers, options.streams))
+    of_few = few["start_us_p50"]
+    ratio = many["start_us_p50"] / of_few
+    figures = [Figure(name, value) for name, value in many.items()]
+    figures.append(Figure(f"start_us_p50_of_{FEW_WORKERS}_workers", of_few))
+    figures.append(at_most("start_ratio", ratio, START_RATIO))
+    report(figures, options.json, [f"{options.workers} workers, {options.streams} streams"])
 
 
 if __name__ == "__main__":

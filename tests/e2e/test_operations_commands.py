@@ -75,6 +75,7 @@ NOT_HERE = {
     "kubectl logs POD": "a Kubernetes cluster",
     "kubectl delete pod": "a Kubernetes cluster",
     "kubectl get hpa": "a Kubernetes cluster",
+    "kubectl get raycluster": "the KubeRay operator",
     "kubectl exec POD -- baton drain POD": PODS,
     "baton serve --ray-address HEAD:6379 --registry redis://...": "needs nodes of Ray; "
     "tests/e2e/test_serve_nodes.py runs it",
