@@ -211,7 +211,7 @@ class _Placing:
 
         def floors(group: WorkerGroup, uncached: int) -> tuple[int, ...]:
             there = remote[group.kv_format]
-            here = LocalPrefill.of(group.costs, need, uncached).least_us
+            here = LocalPrefill.of(group.costs, need, uncached).least_us(group.least_running)
             if there is None:
                 least = here
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from baton.router.fleet.request_need import Need, Source, uncached_tokens
@@ -56,15 +57,12 @@ class LocalPrefill:
 
     @classmethod
     def of(cls, costs: WorkerCosts, need: Need, uncached: int) -> LocalPrefill:
-        span = need.tokens - uncached, need.tokens
-        delay_us = costs.delay_us(*span)
-        longest_us = delay_us * min(uncached, costs.chunk_tokens) // uncached
-        return cls(costs, costs.compute_us(*span), delay_us, longest_us)
+        """Return that of a prompt of which `uncached` tokens are to be computed."""
+        return _local_prefill(costs, need.tokens, uncached)
 
-    @property
-    def least_us(self) -> int:
-        """Return the cost on an idle worker."""
-        return self.own_us + LEAST_STREAMS * self.delay_us
+    def least_us(self, running: int) -> int:
+        """Return the least cost on a worker where so many sequences run."""
+        return self.own_us + max(LEAST_STREAMS, running) * self.delay_us
 
     def cost_us(self, worker: WorkerView, wait_us: int = 0) -> int:
         """Return the cost on a worker from when it begins: its own time, and for each stream there
@@ -83,6 +81,14 @@ class LocalPrefill:
     def total_us(self, worker: WorkerView, wait_us: int = 0) -> int:
         """Return the cost with the wait for the prompts before it."""
         return worker.queue_us + self.cost_us(worker, wait_us)
+
+
+@lru_cache(maxsize=256)  # one placement asks for it once for each worker
+def _local_prefill(costs: WorkerCosts, tokens: int, uncached: int) -> LocalPrefill:
+    span = tokens - uncached, tokens
+    delay_us = costs.delay_us(*span)
+    longest_us = delay_us * min(uncached, costs.chunk_tokens) // uncached
+    return LocalPrefill(costs, costs.compute_us(*span), delay_us, longest_us)
 
 
 @dataclass(frozen=True, slots=True)

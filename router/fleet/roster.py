@@ -10,6 +10,7 @@ request among the first few of each order. Pure: time is given. Owned by the fle
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from baton.router.fleet.worker_costs import WorkerCosts
@@ -35,6 +36,12 @@ class WorkerGroup:
         self.accepting: dict[str, WorkerView] = {}
         self.open: dict[str, WorkerView] = {}
         self.orders = [WorkerOrder() for _ in range(2 if role == "decode" else 1)]
+        self._running: Counter[int] = Counter()  # open workers by what runs there
+
+    @property
+    def least_running(self) -> int:
+        """Return the sequences, or prompts, that run on each open worker at least."""
+        return min(self._running, default=0)
 
     @property
     def numerics(self) -> NumericsId:
@@ -48,6 +55,7 @@ class WorkerGroup:
         self.accepting[name] = view
         if view.role == "prefill" or view.queued_requests < max_waiting:
             self.open[name] = view
+            self._running[view.running] += 1
             for order, cost in zip(self.orders, _costs(view), strict=True):
                 order.insert((cost, name, view.bit))
 
@@ -56,6 +64,9 @@ class WorkerGroup:
         del self.members[name]
         self.accepting.pop(name, None)
         if self.open.pop(name, None) is not None:
+            self._running[view.running] -= 1
+            if not self._running[view.running]:
+                del self._running[view.running]
             for order, cost in zip(self.orders, _costs(view), strict=True):
                 order.remove((cost, name, view.bit))
 
