@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from baton.runtime.config import RouterConfig
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
 from tests.support.metric_values import metric_value
-from tests.support.router_process import StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
 
 pytestmark = pytest.mark.timed
 
@@ -156,6 +157,11 @@ async def test_another_boot_of_a_worker_cannot_speak_for_the_previous(
         assert (await answer).json()["choices"][0]["text"] == whole
 
 
+THREE = ("decode-0", "prefill-0", "prefill-1")
+# Without a candidate that hangs, `auto` may find that the decode worker computes the prompt sooner.
+HANDED_OVER = replace(FAST_ROUTER, placement="disaggregated")
+
+
 async def prompted(running: Any, eventually: Any) -> asyncio.Task[Any]:
     """A long prompt has come to decode-0, which says nothing before its `pause_at` is None."""
     workers, decode = running.workers, running.workers["decode-0"]
@@ -168,7 +174,7 @@ async def prompted(running: Any, eventually: Any) -> asyncio.Task[Any]:
 
 
 async def test_a_prompt_does_not_wait_for_a_prefill_worker_that_hangs(router: StartRouter) -> None:
-    async with router(workers=("decode-0", "prefill-0", "prefill-1")) as running:
+    async with router(workers=THREE, config=HANDED_OVER) as running:
         workers, decode = running.workers, running.workers["decode-0"]
         answer = await prompted(running, eventually)
         first = decode.seen("submit")[0].placement.candidates[0].worker_id
@@ -192,7 +198,7 @@ async def test_a_prompt_does_not_wait_for_a_hung_second_candidate(
 ) -> None:
     """Its decode worker tells which worker it asks now: whether that one hangs by then, or
     later."""
-    async with router(workers=("decode-0", "prefill-0", "prefill-1")) as running:
+    async with router(workers=THREE, config=HANDED_OVER) as running:
         workers, decode = running.workers, running.workers["decode-0"]
         answer = await prompted(running, eventually)
         submit = decode.seen("submit")[0]
