@@ -25,13 +25,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from baton.planner.timing_model import (
-    AttentionTiming,
-    ChunkTiming,
-    StepTiming,
-    TimingModel,
-    TransferTiming,
-)
 from baton.planner.trace_distributions import draw_trace
 from baton.planner.traces import TraceRequest, at_rate, in_order, read_trace
 from baton.router.fleet.placement import place
@@ -45,20 +38,13 @@ from baton.simulation.capacity.layout import CapacityScenario, Layout, Objective
 from baton.simulation.capacity.request_record import RequestRecord
 from baton.simulation.capacity.router_knowledge import Placer
 from benchmarks.figures.report import Figure, at_least, at_most, parser, report
+from benchmarks.inputs.h200_timing import TIMING
 from benchmarks.placement.weighted_scores import place_by_scores
 
 RATE = 45.0  # requests a second
 TTFT_RATIO, GOODPUT_RATIO = 0.75, 1.0
 TRACE = Path(__file__).resolve().parents[3] / "shared/traces/mooncake/conversation_trace.jsonl"
 DRAWN = "requests={count},seed={seed},rate=45,prompt=lognormal:12000:1.0,output=exponential:340"
-TIMING = TimingModel(
-    "Llama 3.1 70B FP8, four H200",
-    163_840.0,
-    ChunkTiming(0.0360, 5.28e-5),
-    StepTiming(0.0094, 1.64e-5),
-    AttentionTiming(0.0, 4.24e-8),
-    TransferTiming(0.002, 1 / 40e9),
-)
 OBJECTIVES = Objectives(5.0, 0.03)
 SIZES = ((24, 16), (28, 28), (32, 20))
 LAYOUTS = [Layout(prefill=prefill, decode=decode) for prefill, decode in SIZES]

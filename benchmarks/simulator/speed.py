@@ -7,19 +7,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from baton.planner.timing_model import (
-    AttentionTiming,
-    ChunkTiming,
-    StepTiming,
-    TimingModel,
-    TransferTiming,
-)
 from baton.planner.trace_distributions import draw_trace
 from baton.planner.traces import TraceRequest, read_trace
 from baton.runtime.errors import ConfigError
 from baton.simulation.capacity.capacity_run import run_fleet
 from baton.simulation.capacity.layout import CapacityScenario, Layout
 from benchmarks.figures.report import Figure, at_most, progress
+from benchmarks.inputs.h200_timing import TIMING
 
 REQUESTS = 12_000
 RUNS_LIMIT_S, TOKENS_LIMIT_S = 10.0, 60.0
@@ -28,14 +22,6 @@ THOUSAND = Layout(prefill=500, decode=500)
 DRAWN = "requests={count},rate=400,prompt=lognormal:4000:0.8,output=exponential:200"
 WIDE_REQUESTS = 10_000
 MILLION = 1_000_000
-TIMING = TimingModel(
-    "Llama 3.1 70B FP8, four H200",
-    163_840.0,
-    ChunkTiming(0.0360, 5.28e-5),
-    StepTiming(0.0094, 1.64e-5),
-    AttentionTiming(0.0, 4.24e-8),
-    TransferTiming(0.002, 1 / 40e9),
-)
 
 
 def of_speed(trace: Path, count: int = REQUESTS, wide: int = WIDE_REQUESTS) -> list[Figure]:

@@ -239,7 +239,7 @@ def test_a_crashed_worker_is_reported_with_its_log(node: Node) -> None:
 
 def test_a_report_has_the_last_lines_of_a_log_alone(node: Node) -> None:
     lines = [f"line {number}" for number in range(END_LINES + 10)]
-    node.code = f"import time; print('\\n'.join({lines}), flush=True); time.sleep(600)"
+    node.code = f"import signal; print('\\n'.join({lines}), flush=True); signal.pause()"
     node.worker = NodeWorker(ORDER, NODE, ENVIRON)
     report = node.until(lambda each: lines[-1] in each.log)
     assert report.log.splitlines() == lines[-END_LINES:]

@@ -43,7 +43,7 @@ def test_a_ready_server_answers_and_ctrl_c_leaves_nothing(
     assert processes_of(instance_id) == []
     assert not folder.exists()
     assert "prefill-0 ready" in served.seen and "no process is left" in served.seen
-    for name in ("prefill-0", "decode-0"):  # told before it is ready, also where that is soon
+    for name in ("prefill-0", "decode-0"):  # serve prints its progress even if it is ready at once
         assert re.search(
             rf"{name} loading weights: 25 % of 4.29 GB\n.*{name} ready", served.seen, re.S
         )

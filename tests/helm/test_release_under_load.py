@@ -62,9 +62,9 @@ class Site:
         key = self.cluster.api.data("chat-baton-secrets")["api-keys"].decode()
         url = f"http://{service_address('chat-baton-router')}:8000"
         with Load(self.clients, url, key, self.asks, self.right, PER_S) as load:
-            time.sleep(BEFORE_S)
+            time.sleep(BEFORE_S)  # clients ask before anything changes
             yield
-            time.sleep(AFTER_S)
+            time.sleep(AFTER_S)  # clients ask on: what fails, fails after the change too
         sent = len(load.traces) % ASKS
         self.asks = self.asks[sent:] + self.asks[:sent]  # the next load goes on from here
         assert load.failures() == [], self.cluster.logs()

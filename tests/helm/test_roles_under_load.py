@@ -102,7 +102,7 @@ def test_a_worker_changes_its_role_and_no_request_fails(
             for each, per_s in ((mixed, PER_S), (long, LONG_PER_S))
         ]
         until_linked(cluster, 2)
-        time.sleep(AFTER_S)
+        time.sleep(AFTER_S)  # clients ask on: what fails, fails after the change too
     for load in loads:
         assert load.failures() == [], cluster.logs()
         print(f"{load.right()} of {len(load.traces)} right")

@@ -96,7 +96,7 @@ def test_load_brings_a_pod_and_calm_takes_one(
     with Load(site.clients, url, key, wanted, right, PER_S) as load:
         site.wait(lambda: site.asked() == MOST, "one more is not asked for")
         site.wait(lambda: len(site.ready()) == MOST, "its worker is not ready")
-        time.sleep(5.0)  # of load on all of them
+        time.sleep(5.0)  # clients ask all workers, the new one too
     assert load.failures() == [], site.cluster.logs()[-8000:]
     before = site.ready()
     site.wait(lambda: site.asked() == LEAST, "no worker leaves")
@@ -127,7 +127,7 @@ def test_a_successor_leaves_the_number(site: Site) -> None:
     for name in [each.name for each in site.cluster.pods("controller")]:
         site.cluster.delete(name, grace_s=0)
     site.cluster.settle("chat-baton-controller")
-    time.sleep(2 * TERM_S)  # the key of the killed one expires
+    time.sleep(2 * TERM_S)  # nothing tells when the key of the killed controller expires
     assert site.events("controller memory recalled") and site.asked() == LEAST
     site.cluster.check()
     assert site.cluster.killed_late == []
