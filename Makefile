@@ -76,6 +76,7 @@ export GOMP_SPINCOUNT := 0
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
+# Python compiles a module when it is first imported; pip would compile all 18,000 of them (`--no-compile`).
 install: $(STAMP) ## the virtual environment in .venv
 
 $(STAMP): $(REQUIREMENTS) requirements/cpu.txt requirements/dev.txt pyproject.toml
@@ -83,10 +84,10 @@ $(STAMP): $(REQUIREMENTS) requirements/cpu.txt requirements/dev.txt pyproject.to
 	    sys.exit(None if ok else "Baton needs Python 3.11, 3.12 or 3.13: make PYTHON=python3.13")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing torch (the largest part: minutes on a slow line)"
-	@$(BIN)/pip install --quiet --constraint requirements/cpu.txt \
+	@$(BIN)/pip install --quiet --no-compile --constraint requirements/cpu.txt \
 	    "$$(grep -i '^torch==' requirements/cpu.txt)" setuptools
 	@echo "installing the rest"
-	@$(BIN)/pip install --quiet --no-deps -r $(REQUIREMENTS) -r requirements/dev.txt
+	@$(BIN)/pip install --quiet --no-compile --no-deps -r $(REQUIREMENTS) -r requirements/dev.txt
 	@$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
