@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +23,7 @@ import torch
 from numba import types
 from numba.extending import intrinsic
 
+from baton.engine.cpu.kernel_cache import KernelCache
 from baton.engine.scheduling.compile_clock import watch_numba
 
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz"}  # infinities and NaN stay valid
@@ -39,14 +41,11 @@ def compiled(function: Callable[..., None], *, parallel: bool = False, strict: b
 
     fastmath = set() if strict else _FASTMATH
 
-    def jit(cache: bool) -> Any:
-        shared = parallel and _parallel_is_safe()
-        return numba.njit(cache=cache, parallel=shared, nogil=True, fastmath=fastmath)(function)
-
-    try:
-        return jit(cache=True)
-    except RuntimeError:
-        return jit(cache=False)
+    shared = parallel and _parallel_is_safe()
+    made: Any = numba.njit(parallel=shared, nogil=True, fastmath=fastmath)(function)
+    with suppress(RuntimeError):  # no folder can be written
+        made._cache = KernelCache(function)  # as numba's `enable_caching` does
+    return made
 
 
 def inner(function: Callable[..., Any] | None = None, **options: Any) -> Any:

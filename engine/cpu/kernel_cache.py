@@ -1,0 +1,74 @@
+"""The cache of one kernel's compiled code, for which one process compiles at a time.
+
+Workers of a host that start together need the same kernels. Without a lock each would compile all
+of them beside the others, on the same cores; with it one compiles and the others load its code.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from typing import Any
+
+from numba.core.caching import FunctionCache
+
+from baton.engine.scheduling.compile_clock import clock
+
+# Longer than any kernel takes to compile. Then the other process is stopped or has failed, and
+# this one compiles as well.
+LONGEST_WAIT_S = 120.0
+POLL_S = 0.02
+
+
+class KernelCache(FunctionCache):  # type: ignore[misc]  # numba has no types
+    """Same as numba's `FunctionCache`, which finds compiled code by signature. A process that finds
+    none holds the function's lock until it has saved the code that it compiles."""
+
+    def __init__(self, function: Any) -> None:
+        """Raise RuntimeError if no folder for the code can be written."""
+        super().__init__(function)
+        self._path = os.path.join(self._cache_path, f"{self._impl.filename_base}.lock")
+        self._lock: int | None = None
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the compiled code for `sig`, or None if this process is to compile it."""
+        found = super().load_overload(sig, target_context)
+        if found is not None or self._lock is not None:
+            return found
+        self._take_lock()
+        found = super().load_overload(sig, target_context)
+        if found is not None:
+            self._release()
+        return found
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Save the code that this process compiled for `sig`."""
+        try:
+            super().save_overload(sig, data)
+        finally:
+            self._release()
+
+    def _take_lock(self) -> None:
+        self._impl.locator.ensure_cache_path()
+        self._lock = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        clock.begin()  # a step that waits for a kernel is no slow step
+        try:
+            until = time.monotonic() + LONGEST_WAIT_S
+            while not _locked(self._lock) and time.monotonic() < until:
+                time.sleep(POLL_S)  # flock has no time limit
+        finally:
+            clock.end()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

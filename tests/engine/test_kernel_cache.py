@@ -1,0 +1,74 @@
+"""Processes that need the same kernel at once: one compiles it."""
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import baton.engine.cpu.kernel_cache as module
+from baton.engine.cpu.compiled import compiled
+
+KERNEL = "def fill(out):\n    for i in range(out.shape[0]):\n        out[i] = i + 1\n"
+# Prints how often it compiled the kernel, and how often it found its code.
+COMPILES = """
+import sys
+import numpy as np
+from kernel import fill
+from baton.engine.cpu.compiled import compiled
+function = compiled(fill, parallel=True)
+print("ready", flush=True)
+sys.stdin.readline()
+out = np.zeros(3)
+function(out)
+assert out.tolist() == [1, 2, 3]
+print(sum(function.stats.cache_misses.values()), sum(function.stats.cache_hits.values()))
+"""
+
+
+def test_a_kernel_is_compiled_once_by_processes_at_once(tmp_path):
+    (tmp_path / "kernel.py").write_text(KERNEL)
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", COMPILES]
+    pipe = subprocess.PIPE
+    processes = [
+        subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
+        for _ in range(2)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    counts = sorted(process.communicate()[0].strip() for process in processes)
+    assert counts == ["0 1", "1 0"]
+
+
+def held_lock(folder: Path) -> int:
+    """Hold the lock of the only kernel under `folder`, as a process that compiles it does."""
+    (path,) = folder.rglob("*.lock")
+    descriptor = os.open(path, os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def test_a_stopped_process_delays_others_for_a_bounded_time(tmp_path, monkeypatch):
+    def fill(out):
+        out[0] = 7
+
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    compiled(fill)(np.zeros(1))
+    descriptor = held_lock(tmp_path)
+    monkeypatch.setattr(module, "LONGEST_WAIT_S", 0.05)
+    try:
+        function = compiled(fill)
+        out = np.zeros(1, dtype=np.int64)  # other types: not compiled yet
+        function(out)
+    finally:
+        os.close(descriptor)
+    assert out.tolist() == [7]
+    assert sum(function.stats.cache_misses.values()) == 1
