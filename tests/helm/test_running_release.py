@@ -12,8 +12,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pytest
+import yaml
 
-from tests.support.chart import Values, example, merged, render
+from tests.support.chart import Values, example, merged
 from tests.support.operations_page import PAGE, commands
 from tests.support.pods.cluster import PodCluster
 from tests.support.pods.images import local_images
@@ -44,10 +45,10 @@ class Site:
     user: str
     values: Values
 
-    def upgrade(self, values: Values) -> None:
-        self.values = merged(self.values, values)
-        self.programs.release = render(self.values)
-        self.cluster.apply(self.programs.release, "pre-upgrade")
+    def upgrade(self) -> None:
+        path = self.programs.folder / "values.yaml"
+        path.write_text(yaml.safe_dump(self.values))
+        self.typed(f"helm upgrade chat helm/baton -f {path}")
 
     def shell(self, script: str) -> subprocess.Popen[str]:
         """Start a script on the user's machine, which has a network of its own."""
@@ -176,9 +177,31 @@ def test_a_drained_worker_is_started_again(site: Site) -> None:
     site.cluster.settle()
 
 
+def test_a_deleted_pod_drains_and_comes_again(site: Site) -> None:
+    before = site.cluster.pod("chat-baton-prefill-0")
+    assert len(site.typed("kubectl logs chat-baton-prefill-0").splitlines()) > 1
+    site.typed("kubectl delete pod chat-baton-prefill-0")
+    site.cluster.settle()
+    assert "drain started" in before.logs()
+    assert site.cluster.pod("chat-baton-prefill-0").address != before.address
+
+
+def test_checks_of_rdma_say_that_there_is_none(site: Site) -> None:
+    """The pods have no RDMA device, and no other transport is taken for one."""
+    found = {}
+    for asked in ("ls", "grep", "env"):
+        command = documented(f"kubectl exec POD -- {asked} ")
+        process = site.shell(command.replace("POD", "chat-baton-decode-0"))
+        found[asked], _ = process.communicate(timeout=200)
+        assert (process.returncode == 0) == (asked == "grep"), found
+    assert "No such file" in found["ls"] and "Max locked memory" in found["grep"]
+    (line,) = re.findall(r"^.*nixl transport .*$", found["env"], re.MULTILINE)
+    assert line.split()[0] == "fail", found["env"]
+
+
 def test_an_upgrade_changes_every_pod(site: Site) -> None:
     before = {each.address for each in site.cluster.pods() if "redis" not in each.name}
-    site.upgrade({})
+    site.upgrade()
     site.cluster.settle()
     assert before.isdisjoint(each.address for each in site.cluster.pods())
     assert len(site.cluster.pods("router")) == len(site.cluster.pods("decode")) == 2
