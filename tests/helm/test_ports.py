@@ -110,6 +110,28 @@ def test_services_forward_to_ports_that_are_open(release: Release) -> None:
     assert checked > 5
 
 
+def test_routes_lead_to_ports_of_services() -> None:
+    """No schema of HTTPRoute is here to hold one against: the fields that lead somewhere are."""
+    asked = {
+        "ingress": {"enabled": True, "host": "a.example.org"},
+        "httpRoute": {"enabled": True, "parent": {"name": "gateway"}, "hostname": "a.example.org"},
+    }
+    release = render(merged(example("cpu-demo"), {"router": CHOSEN["router"]}, asked))
+    (service,) = [e for e in release.of_kind("Service") if "router" in e["metadata"]["name"]]
+    name, ports = service["metadata"]["name"], service["spec"]["ports"]
+    (rule,) = release.named("Ingress", "router")["spec"]["rules"]
+    backend = rule["http"]["paths"][0]["backend"]["service"]
+    assert backend["name"] == name and backend["port"]["name"] in [e["name"] for e in ports]
+    route = release.named("HTTPRoute", "router")["spec"]
+    assert route["parentRefs"] == [{"name": "gateway"}]
+    assert route["hostnames"] == ["a.example.org"]
+    (led,) = route["rules"]
+    assert led["backendRefs"] == [{"name": name, "port": 8100}]
+    assert 8100 in [e["port"] for e in ports]
+    prefixes = {led["matches"][0]["path"]["value"], rule["http"]["paths"][0]["path"]}
+    assert prefixes == {"/v1"} and any(each.startswith("/v1/") for each in ROUTES)
+
+
 def test_the_releases_test_asks_ports_of_services(release: Release) -> None:
     offered = {
         f"http://{service['metadata']['name']}.llm:{port['port']}"
