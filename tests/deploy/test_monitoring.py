@@ -141,6 +141,11 @@ ROUTER = 'baton_links{job="b",instance="router",peer="prefill"}'
 READY = 'baton_fleet_ready_workers{job="b",instance="router",role="decode"}'
 STARTED = 'process_start_time_seconds{job="b",instance="d"}'
 REGISTRY = 'baton_registry_up{{job="b",instance="{0}"}}'
+DRIVER = 'baton_{0}_workers{{job="b",instance="f",role="decode"}}'
+RAY = 'baton_ray_up{job="b",instance="f"}'
+HANDOFF = 'baton_oldest_handoff_seconds{job="b",instance="d",state="offered"}'
+QUARANTINE = 'baton_quarantined_blocks{job="b",instance="d"}'
+PAIRS = 'baton_degraded_pairs{job="b",instance="d"}'
 OF_WORKER = {"instance": "d"}
 
 
@@ -222,7 +227,40 @@ CASES = {
         },
         fires=True,
     ),
+    "workers_missing": alert_case(
+        "BatonWorkersMissing",
+        {DRIVER.format("wanted"): "3x60", DRIVER.format("registered"): "3x10 2x50"},
+        fires=True,
+        labels={"role": "decode"},
+    ),
+    "workers_moved": alert_case(
+        "BatonWorkersMissing",
+        {DRIVER.format("wanted"): "3x60", DRIVER.format("registered"): "3x35 2x3 3x30"},
+        fires=False,
+    ),
+    "ray_down": alert_case("BatonRayDown", {RAY: "1x10 0x50"}, fires=True),
+    "ray_restarted": alert_case("BatonRayDown", {RAY: "1x37 0x2 1x30"}, fires=False),
+    "handoff_stuck": alert_case(
+        "BatonHandoffStuck", {HANDOFF: "0x10 0+60x50"}, fires=True, labels=OF_WORKER
+    ),
+    "handoffs_end": alert_case("BatonHandoffStuck", {HANDOFF: "0x10 20x50"}, fires=False),
+    "quarantine": alert_case(
+        "BatonQuarantinedBlocks", {QUARANTINE: "0x10 5x50"}, fires=True, labels=OF_WORKER
+    ),
+    "short_quarantine": alert_case(
+        "BatonQuarantinedBlocks", {QUARANTINE: "0x35 5x4 0x30"}, fires=False
+    ),
+    "degraded": alert_case(
+        "BatonDegradedPairs", {PAIRS: "0x10 2x50"}, fires=True, labels=OF_WORKER
+    ),
+    "not_degraded": alert_case("BatonDegradedPairs", {PAIRS: "0x60"}, fires=False),
 }
+
+
+def test_each_alert_has_a_case_in_which_it_fires() -> None:
+    tests = [each["alert_rule_test"][0] for each in CASES.values()]
+    fired = {each["alertname"] for each in tests if each["exp_alerts"]}
+    assert fired == {each.name for each in ALERTS}
 
 
 @needs_promtool
