@@ -10,7 +10,7 @@ from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
 from baton.router.answers import trace_spans
-from baton.router.answers.trace_record import RequestEnd, trace_record
+from baton.router.answers.trace_record import RequestEnd, reasons_to_keep, trace_record
 from baton.router.answers.trace_spans import export_trace
 from baton.router.requests.request_trace import RequestTrace
 from baton.runtime.telemetry import tracing
@@ -81,3 +81,27 @@ async def test_a_prompts_blocks_are_named_at_even_distances() -> None:
     longest = RequestTrace()
     longest.record_prompt(identities * 100, 16)
     assert longest.named_tokens == 512 and len(longest.block_names) == 8 * 20_000 // 32
+
+
+@pytest.mark.parametrize(
+    ("outcome", "migrations", "preempted", "slow", "reasons"),
+    [
+        ("finished", 0, False, False, []),
+        ("cancelled", 0, False, False, []),
+        ("finished", 0, False, True, ["slow"]),
+        ("failed", 0, False, False, ["failed"]),
+        ("finished", 2, False, False, ["migrated"]),
+        ("finished", 0, True, False, ["preempted"]),
+        ("failed", 1, True, True, ["slow", "failed", "migrated", "preempted"]),
+    ],
+)
+async def test_a_trace_is_kept_for_each_of_four_reasons(
+    outcome: str, migrations: int, preempted: bool, slow: bool, reasons: list[str]
+) -> None:
+    """A worker reports a preemption with the output that follows it; later ones do not undo it."""
+    trace = RequestTrace()
+    trace.record_sent("decode-0")
+    for reported_preempted in (preempted, False):
+        trace.record_output(worker_pb2.Timeline(preempted=reported_preempted))
+    end = RequestEnd("r", outcome, 1.0, 1, 1, 0, migrations)
+    assert reasons_to_keep(trace, end, slow=slow) == reasons

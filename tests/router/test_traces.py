@@ -192,6 +192,27 @@ async def test_a_collector_gets_a_migrated_request_of_no_sample(
     assert reply.headers["traceresponse"].startswith(f"00-{TRACE}-{root.span_id.hex()}-")
 
 
+async def test_a_collector_gets_a_failed_request_of_no_sample(
+    router: StartRouter, collector: tuple[Any, str]
+) -> None:
+    servicer, endpoint = collector
+    async with router() as running:
+        tracing.setup("router", endpoint, ratio=0.0)
+        served = await running.complete(max_tokens=2)
+        await trace_of(running, served)
+        (worker,) = running.workers.values()
+        worker.fail_at = {0: ("ENGINE_ERROR", False)}
+        reply = await running.complete(max_tokens=2)
+        assert reply.status_code == 500
+        found = await trace_of(running, reply)
+        tracing.shutdown()
+    assert found["kept"] == ["failed"]
+    (root,) = [span for span in servicer.all if span.name == "request"]
+    attributes = {each.key: each.value.string_value for each in root.attributes}
+    assert attributes["baton.request_id"] == reply.headers["x-request-id"]
+    assert attributes[tracing.ERROR_TYPE]
+
+
 async def test_a_sampled_request_has_the_routers_phases(
     router: StartRouter, collector: tuple[Any, str]
 ) -> None:
