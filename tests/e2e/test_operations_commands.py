@@ -74,6 +74,7 @@ NOT_HERE = {
     "kubectl describe pod POD": "a Kubernetes cluster",
     "kubectl logs POD": PODS,
     "kubectl delete pod": PODS,
+    "kubectl rollout restart": "a Kubernetes cluster",
     "kubectl get hpa": "a Kubernetes cluster",
     "kubectl get raycluster": "the KubeRay operator",
     "kubectl exec POD -- baton drain POD": PODS,

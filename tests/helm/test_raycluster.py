@@ -151,7 +151,12 @@ def test_secrets_come_from_the_pods_alone(release: Release) -> None:
         for each in worker["env"]
         if "secretKeyRef" in each.get("valueFrom", {})
     }
-    assert references == {"BATON_TOKEN": "token", "BATON_REGISTRY__PASSWORD": "redis-password"}
+    assert references == {
+        "BATON_TOKEN": "token",
+        "BATON_TOKEN_ALSO": "token-also",
+        "BATON_IDENTITY_SECRET": "identity-secret",
+        "BATON_REGISTRY__PASSWORD": "redis-password",
+    }
     assert {"name": "tls", "mountPath": "/etc/baton/tls", "readOnly": True} in worker[
         "volumeMounts"
     ]

@@ -121,6 +121,11 @@ environment, so that `kubectl exec POD -- baton drain WORKER` has it too. */}}
 - name: BATON_TOKEN
   valueFrom:
     secretKeyRef: {name: {{ include "baton.secret" . }}, key: token}
+{{- range $name, $key := dict "BATON_TOKEN_ALSO" "token-also" "BATON_IDENTITY_SECRET" "identity-secret" }}
+- name: {{ $name }} # there while the token is replaced
+  valueFrom:
+    secretKeyRef: {name: {{ include "baton.secret" $ }}, key: {{ $key }}, optional: true}
+{{- end }}
 {{- if or .Values.redis.enabled .Values.redis.url }}
 - name: BATON_REGISTRY__PASSWORD
   valueFrom:
