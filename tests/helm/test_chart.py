@@ -14,6 +14,7 @@ from baton.deploy.cli.arguments import config_of
 from baton.deploy.cli.main import parser
 from tests.support.chart import (
     CRDS,
+    FOLDER,
     ROOT,
     Document,
     Release,
@@ -26,7 +27,8 @@ from tests.support.chart import (
 )
 from tests.support.chart_choices import EXAMPLES, drawn_choices, each_choice
 
-VERSIONS = ("1.35", "1.36", "1.37")
+(OLDEST,) = re.findall(r'kubeVersion: ">=(1\.\d+)', (FOLDER / "Chart.yaml").read_text())
+VERSIONS = (OLDEST, "1.35", "1.36", "1.37")
 CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "ScaledObject", "RayCluster"}
 FOREIGN = {"Issuer", "Certificate", "HTTPRoute", *CUSTOM}
 OWN_FILES = ("BATON_SECURITY__KEY", "RAY_REDIS_CLIENT_KEY")  # paths, no secrets
@@ -53,7 +55,7 @@ def containers(release: Release) -> Iterator[tuple[Document, Document]]:
             yield labels, container
 
 
-def test_every_object_is_valid_in_three_versions_of_kubernetes(unlike: list[Document]) -> None:
+def test_every_object_is_valid_in_each_version_of_kubernetes(unlike: list[Document]) -> None:
     seen = set()
     for document in unlike:
         if document["kind"] not in FOREIGN:
