@@ -220,6 +220,7 @@ def test_notes_have_the_exact_request() -> None:
     notes = render(DEMO).notes
     assert "curl -N http://127.0.0.1:8000/v1/chat/completions" in notes
     assert '"model": "baton-tiny"' in notes and "helm -n llm test chat" in notes
+    assert "KV blocks travel between workers as plain text on ports 20000-20999" in notes
 
 
 def properties(schema: Document, path: str = "") -> Iterator[tuple[str, Document]]:

@@ -24,6 +24,11 @@ def default_text() -> str:
     return DEFAULT_FILE.read_text(encoding="utf-8")
 
 
+def test_there_are_at_most_sixty_settings() -> None:
+    """What no operator would change is a constant beside its use."""
+    assert 30 < len(names()) <= 60
+
+
 def test_nothing_given_gives_the_defaults() -> None:
     assert load(None, {}, {}) == Config()
 
