@@ -27,7 +27,7 @@ from tests.support.chart import (
     merged,
     render,
 )
-from tests.support.pods.kuberay import patched
+from tests.support.pods.kuberay import operated, patched
 
 KUBERAY = {"orchestrator": "kuberay"}
 CHANGES: tuple[Values, ...] = (
@@ -171,6 +171,15 @@ def test_a_pod_drains_before_ray_ends_in_it(release: Release) -> None:
     command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
     given = parser().parse_args(command[1:])
     assert pod["terminationGracePeriodSeconds"] > given.within > 120
+
+
+def test_pods_wait_ten_minutes_for_a_lost_head(release: Release) -> None:
+    """Ray's own time is one minute, after which each raylet would end, and its worker's actor."""
+    (cluster,) = release.of_kind("RayCluster")
+    waits = "RAY_gcs_rpc_server_reconnect_timeout_s"
+    for group_of_pods in operated(cluster)[1:3]:
+        environment = group_of_pods["spec"]["template"]["spec"]["containers"][0]["env"]
+        assert [each["value"] for each in environment if each["name"] == waits] == ["600"]
 
 
 def test_settings_of_a_pool_are_in_its_pods_environment() -> None:

@@ -145,6 +145,7 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
             - name: BATON_{{ $setting | replace "." "__" | upper }}
               value: {{ include "baton.text" $value | quote }}
             {{- end }}
+            - {name: RAY_gcs_rpc_server_reconnect_timeout_s, value: "600"} # for a head that is lost
             {{- if regexMatch "^[0-9]+$" (toString $pool.resources.requests.cpu) }}
             - name: OMP_NUM_THREADS # else Ray sets it to 1
               value: {{ $pool.resources.requests.cpu | toString | quote }}

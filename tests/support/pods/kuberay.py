@@ -104,7 +104,8 @@ def _workers(cluster: Document, group: Document, address: str) -> Document:
         "env": [*first.get("env", ()), *_token(cluster)],
         "volumeMounts": first["volumeMounts"],
     }
-    _start_ray(cluster, template, "", flags, address, [patience])
+    own = {each["name"] for each in first.get("env", ())}
+    _start_ray(cluster, template, "", flags, address, [] if patience["name"] in own else [patience])
     template["spec"].setdefault("initContainers", []).append(waiting)
     named = group.get("scaleStrategy", {}).get("workersToDelete", [])
     name = f"{cluster['metadata']['name']}-{group['groupName']}-worker"
