@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton.router.fleet.placement import FleetView, Placement, decode_parts
+from baton.router.fleet.placement import FleetView, Placement
 from baton.router.fleet.placement_costs import (
+    DecodeCosts,
     DecodeParts,
     LocalPrefill,
     PrefillCosts,
@@ -92,8 +93,11 @@ def explain(
         if view.role == "decode":
             obstacle = "" if name in takes else "full, or too small for this request"
             used = None if configured and placement.local else there
-            parts = decode_parts(need, view, lacks[name], used, auto=not configured, fleet=fleet)
-            decode.append(_cost(view, parts, lacks[name], _obstacle(view, fleet) or obstacle))
+            all_costs = DecodeCosts.of(
+                need, view.costs, lacks[name], used, auto=not configured, deferred=fleet.deferred
+            )
+            parts, obstacle = all_costs.parts(view), _obstacle(view, fleet) or obstacle
+            decode.append(_cost(view, parts, lacks[name], obstacle))
     here, wait_us = lacks[chosen.worker_id], 0 if there is None else there.wait_us
     return Explanation(
         placement=placement,

@@ -31,11 +31,10 @@ from random import Random
 from typing import Literal
 
 from baton.router.fleet.placement_costs import (
-    DecodeParts,
+    DecodeCosts,
     LocalPrefill,
     PrefillCosts,
     RemotePrefill,
-    slow_start_us,
 )
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.request_need import (
@@ -46,7 +45,7 @@ from baton.router.fleet.request_need import (
     too_large,
     uncached_tokens,
 )
-from baton.router.fleet.roster import Ranked, Ranking, Roster, WorkerGroup
+from baton.router.fleet.roster import Prices, Ranked, Ranking, Roster, WorkerGroup
 from baton.router.fleet.worker_view import (
     KvFormat,
     WorkerCapacity,
@@ -168,7 +167,8 @@ class _Placing:
 
     def place(self, groups: Sequence[WorkerGroup]) -> Placement:
         """Choose the decode worker by all that it costs, then the prefill workers for it."""
-        remote = {group.kv_format: self._remote(group.kv_format) for group in groups}
+        formats = dict.fromkeys(group.kv_format for group in groups)
+        remote = {kv_format: self._remote(kv_format) for kv_format in formats}
         decode = self._decode_worker(groups, remote)
         costs = PrefillCosts(self._need, self._fleet.deferred, decode.kv_format)
         if self._mode == "local":
@@ -192,7 +192,7 @@ class _Placing:
         None if there is no such worker, or none may be used."""
         if self._mode == "local":
             return None
-        found = self._candidates(kv_format)
+        found = self._candidates(kv_format, count=1)
         if not found.workers:
             return None
         first = found.workers[0]
@@ -201,29 +201,21 @@ class _Placing:
     def _decode_worker(
         self, groups: Sequence[WorkerGroup], remote: dict[KvFormat, RemotePrefill | None]
     ) -> WorkerView:
-        need, auto = self._need, self._mode == "auto"
-        wanted = wanted_tokens(need)
+        need, auto, deferred = self._need, self._mode == "auto", self._fleet.deferred
 
-        def price(worker: WorkerView, uncached: int) -> int:
-            there = remote[worker.kv_format]
-            parts = decode_parts(need, worker, uncached, there, auto=auto, fleet=self._fleet)
-            return sum(parts)
-
-        def floors(group: WorkerGroup, uncached: int) -> tuple[int, ...]:
+        def prices(group: WorkerGroup, uncached: int) -> Prices:
             there = remote[group.kv_format]
-            here = LocalPrefill.of(group.costs, need, uncached).least_us(group.least_running)
-            if there is None:
-                least = here
-            else:
-                moved = there.total_us(uncached)
-                least = min(here, moved) if auto else moved
+            costs = DecodeCosts.of(need, group.costs, uncached, there, auto=auto, deferred=deferred)
+            least_us = costs.least_us(group.least_running)
             credit_us = group.costs.credit_us(group.capacity.total_blocks * group.kv_format[2])
-            return least, least + wanted * credit_us
+            return Prices(costs.price_us, (least_us, least_us + costs.wanted * credit_us))
 
-        return self._ranked(groups, price, floors, count=1)[0]
+        return self._ranked(groups, prices, count=1)[0]
 
-    def _candidates(self, kv_format: KvFormat, decode: WorkerView | None = None) -> _Candidates:
-        """Return the prefill workers for decode workers of a format, or for one of them."""
+    def _candidates(
+        self, kv_format: KvFormat, decode: WorkerView | None = None, count: int = MAX_CANDIDATES
+    ) -> _Candidates:
+        """Return `count` prefill workers at most for decode workers of a format, or for one."""
         need, fleet = self._need, self._fleet
         compatible = [
             group
@@ -234,13 +226,12 @@ class _Placing:
         source = self._source(kv_format, decode) if self._read_cached else None
         slow, topology = ({}, "") if decode is None else (decode.degraded, decode.topology)
         costs = PrefillCosts(need, fleet.deferred, kv_format, source, slow, topology)
-        found = self._ranked(
-            compatible,
-            lambda worker, uncached: sum(costs.parts(worker, uncached)),
-            lambda group, uncached: (costs.least_us(group.costs, uncached),),
-            count=MAX_CANDIDATES,
-            barred=need.left,
-        )
+
+        def prices(group: WorkerGroup, uncached: int) -> Prices:
+            alike = costs.alike(group.costs, group.kv_format[1], uncached)
+            return Prices(alike.price_us, (alike.least_us,))
+
+        found = self._ranked(compatible, prices, count=count, barred=need.left)
         if found:
             return _Candidates(found, costs)
         return _Candidates((), costs, _no_candidate(kv_format, fleet.roster, compatible))
@@ -280,8 +271,7 @@ class _Placing:
     def _ranked(
         self,
         groups: Sequence[WorkerGroup],
-        price: Callable[[WorkerView, int], int],
-        floors: Callable[[WorkerGroup, int], tuple[int, ...]],
+        prices: Callable[[WorkerGroup, int], Prices],
         *,
         count: int,
         barred: frozenset[bytes] = frozenset(),
@@ -298,13 +288,11 @@ class _Placing:
                 for workers, others, blocks in self._held(group.kv_format).sets():
                     uncached = uncached_tokens(need, blocks, group.capacity)
 
-                    def priced(worker: WorkerView, uncached: int = uncached) -> int | None:
-                        boot_id = worker.boot_id
-                        if boot_id in barred or (boot_id in need.avoid) != avoided:
-                            return None
-                        return price(worker, uncached)
+                    def priced(group: WorkerGroup = group, uncached: int = uncached) -> Prices:
+                        return _among(prices(group, uncached), need.avoid, barred, avoided=avoided)
 
-                    ranking.search(group, workers, others, priced, floors(group, uncached))
+                    if not ranking.search(group, workers, others, priced):
+                        break
             return _chosen(ranking.best(), fleet.draws)
 
         for unused in (barred | fleet.passed_over, barred):
@@ -314,6 +302,24 @@ class _Placing:
             if found:
                 return found[:count]
         return []
+
+
+def _among(
+    prices: Prices, avoid: frozenset[bytes], barred: frozenset[bytes], *, avoided: bool
+) -> Prices:
+    """Return the prices without those of `barred` workers, and of all that the request avoids, or
+    of all others if `avoided`."""
+    if not (avoid or barred):
+        return prices
+    price = prices.price
+
+    def checked(worker: WorkerView) -> int | None:
+        boot_id = worker.boot_id
+        if boot_id in barred or (boot_id in avoid) != avoided:
+            return None
+        return price(worker)
+
+    return Prices(checked, prices.floors)
 
 
 def _chosen(ranked: Sequence[Ranked], draws: Random | None) -> list[WorkerView]:
@@ -332,32 +338,6 @@ def _chosen(ranked: Sequence[Ranked], draws: Random | None) -> list[WorkerView]:
     return [views[first], *views[:first], *views[first + 1 :]]
 
 
-def decode_parts(
-    need: Need,
-    worker: WorkerView,
-    uncached: int,
-    there: RemotePrefill | None,
-    *,
-    auto: bool,
-    fleet: FleetView,
-) -> DecodeParts:
-    """Return the cost of a request on a decode worker that lacks `uncached` of its prompt's tokens.
-    Its prefill is the one `there`, or without one its own; if `auto`, the quicker of both. The
-    queue delays the request with either, so it counts once."""
-    lacking = max(0, wanted_tokens(need) - worker.room_tokens)
-    prefill_us, wait_us = (0, 0) if there is None else (there.total_us(uncached), there.wait_us)
-    if there is None or auto:
-        local_us = LocalPrefill.of(worker.costs, need, uncached).cost_us(worker, wait_us)
-        prefill_us = local_us if there is None else min(local_us, prefill_us)
-    return DecodeParts(
-        batch_us=worker.batch_us,
-        queue_us=worker.queue_us,
-        credit_us=lacking * worker.credit_us,
-        prefill_us=prefill_us,
-        slow_start_us=slow_start_us(worker, fleet.deferred),
-    )
-
-
 def computation_us(need: Need, held: Callable[[KvFormat], Holders], placed: Placement) -> int:
     """Return for how long the worker that gets the prompt will compute it."""
     worker = placed.decode if placed.local else placed.candidates[0]
@@ -365,11 +345,6 @@ def computation_us(need: Need, held: Callable[[KvFormat], Holders], placed: Plac
     if placed.local or placed.costs is None:
         return worker.costs.compute_us(need.tokens - uncached, need.tokens)
     return placed.costs.parts(worker, uncached).compute_us
-
-
-def wanted_tokens(need: Need) -> int:
-    """Return the tokens for which a decode worker should have room."""
-    return need.tokens + need.output_tokens * need.sequences
 
 
 def _trusts(workers: Iterable[WorkerView], passed_over: frozenset[bytes]) -> bool:

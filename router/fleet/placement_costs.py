@@ -1,4 +1,11 @@
-"""The costs of one request on one worker, in parts, all in microseconds. Pure; see placement.py."""
+"""The costs of one request on one worker, in parts, all in microseconds. Pure; see placement.py.
+
+    DecodeCosts    the request on decode workers that are alike and lack the same of its prompt
+    PrefillCosts   its prompt on prefill workers, for decode workers of one format
+    AlikePrefill   the same, on those that are alike and lack the same of it
+
+A placement compares many workers by `price_us`, which is the sum of their `parts`.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +28,7 @@ LEAST_STREAMS = 1
 # would gain: one whose delay adds up to more, with the queue before it, costs ten minutes.
 LONGEST_DELAY_US = 1_000_000
 HELD_UP_US = 600_000_000
+NEVER_US = 1 << 62  # the prefill on a prefill worker where there is none
 
 
 class DecodeParts(NamedTuple):
@@ -83,7 +91,7 @@ class LocalPrefill:
         return worker.queue_us + self.cost_us(worker, wait_us)
 
 
-@lru_cache(maxsize=256)  # one placement asks for it once for each worker
+@lru_cache(maxsize=256)  # one placement asks for it several times
 def _local_prefill(costs: WorkerCosts, tokens: int, uncached: int) -> LocalPrefill:
     span = tokens - uncached, tokens
     delay_us = costs.delay_us(*span)
@@ -109,6 +117,80 @@ class RemotePrefill:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeCosts:
+    """The costs of a request on decode workers that are alike. The quicker prefill counts: the one
+    on the worker itself, None where that is not considered, or the one on a prefill worker, which
+    takes `moved_us` with its wait and its move. `wanted` are the tokens for which a worker should
+    have room."""
+
+    local: LocalPrefill | None
+    moved_us: int
+    wait_us: int
+    wanted: int
+    deferred: frozenset[bytes]
+
+    @classmethod
+    def of(
+        cls,
+        need: Need,
+        costs: WorkerCosts,
+        uncached: int,
+        there: RemotePrefill | None,
+        *,
+        auto: bool,
+        deferred: frozenset[bytes],
+    ) -> DecodeCosts:
+        """Return those on workers that lack `uncached` tokens of the prompt. Its prefill is the one
+        `there`, or without one its own; if `auto`, the quicker of both."""
+        local = LocalPrefill.of(costs, need, uncached) if there is None or auto else None
+        moved_us, wait_us = NEVER_US, 0
+        if there is not None:
+            moved_us, wait_us = there.total_us(uncached), there.wait_us
+        return cls(local, moved_us, wait_us, wanted_tokens(need), deferred)
+
+    def price_us(self, worker: WorkerView) -> int:
+        """Return the cost on a worker."""
+        price_us = worker.busy_us + self._prefill_us(worker) + self._credit_us(worker)
+        return price_us + slow_start_us(worker, self.deferred)
+
+    def parts(self, worker: WorkerView) -> DecodeParts:
+        """Return the parts of `price_us`. The queue delays the request wherever its prompt is
+        computed, so it counts once."""
+        return DecodeParts(
+            batch_us=worker.batch_us,
+            queue_us=worker.queue_us,
+            credit_us=self._credit_us(worker),
+            prefill_us=self._prefill_us(worker),
+            slow_start_us=slow_start_us(worker, self.deferred),
+        )
+
+    def least_us(self, running: int) -> int:
+        """Return the least cost on a worker with room where so many sequences run, beyond its
+        `busy_us`."""
+        if self.local is None:
+            return self.moved_us
+        return min(self.local.least_us(running), self.moved_us)
+
+    def _prefill_us(self, worker: WorkerView) -> int:
+        local = self.local
+        if local is None or local.least_us(worker.running) >= self.moved_us:
+            return self.moved_us
+        return min(local.cost_us(worker, self.wait_us), self.moved_us)
+
+    def _credit_us(self, worker: WorkerView) -> int:
+        lacking = self.wanted - worker.room_tokens
+        return lacking * worker.credit_us if lacking > 0 else 0
+
+
+def wanted_tokens(need: Need) -> int:
+    """Return the tokens for which a decode worker should have room."""
+    return need.tokens + need.output_tokens * need.sequences
+
+
+_AlikeKey = tuple[WorkerCosts, str, int]  # with the KV dtype, and the tokens that are lacked
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillCosts:
     """The costs of a prompt's prefill on prefill workers, which may READ from its `source`, and
     convert what the decode worker of format `decode` stores in another KV dtype. `slow` are the
@@ -121,24 +203,21 @@ class PrefillCosts:
     source: Source | None = None
     slow: Mapping[bytes, float] = field(default_factory=dict)
     topology: str = ""
+    _alike: dict[_AlikeKey, AlikePrefill] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def alike(self, costs: WorkerCosts, kv_dtype: str, uncached: int) -> AlikePrefill:
+        """Return the costs on workers with these costs that lack this many tokens."""
+        key = costs, kv_dtype, uncached
+        found = self._alike.get(key)
+        if found is None:
+            found = self._alike[key] = AlikePrefill(self, costs, kv_dtype, uncached)
+        return found
 
     def parts(self, worker: WorkerView, uncached: int) -> PrefillParts:
         """Return the cost on a worker that lacks this many tokens."""
-        compute_us, read_us = self._work_us(worker, uncached)
-        converts = worker.kv_format[1] != self.decode[1]
-        gb_per_s = self.slow.get(worker.boot_id)
-        slow_us = 0
-        if gb_per_s is not None:
-            slow_us = self._slower_us(worker, compute_us, gb_per_s)
-        return PrefillParts(
-            queue_us=worker.queue_us,
-            compute_us=compute_us,
-            read_us=read_us,
-            convert_us=worker.costs.read_us(self.need.tokens) if converts else 0,
-            slow_pair_us=slow_us,
-            far_us=self._far_us(worker, compute_us),
-            slow_start_us=slow_start_us(worker, self.deferred),
-        )
+        return self.alike(worker.costs, worker.kv_format[1], uncached).parts(worker)
 
     def remote(self, worker: WorkerView, uncached: int) -> RemotePrefill:
         """Return the prefill there. Prompts share its steps, so one waits no longer for the queue
@@ -147,71 +226,113 @@ class PrefillCosts:
         shared_us = (worker.running + worker.queued_requests) * parts.compute_us
         wait_us = min(parts.queue_us, shared_us + worker.costs.step_us)
         work_us = sum(parts) - parts.queue_us - parts.far_us  # the move is that of the pair
-        return RemotePrefill(
-            worker.costs, wait_us, work_us, parts.compute_us, self._pair_of(worker)
-        )
-
-    def least_us(self, costs: WorkerCosts, uncached: int) -> int:
-        """Return the cost on any idle worker with these costs that lacks this many tokens."""
-        reading_us = sum(self._read_us(costs, uncached, NEAREST_PAIR))
-        return min(self._computed_us(costs, uncached), reading_us)
+        return RemotePrefill(worker.costs, wait_us, work_us, parts.compute_us, self.pair_of(worker))
 
     def reads(self, worker: WorkerView, uncached: int) -> bool:
         """Return whether the worker should READ what it lacks of the source's blocks."""
-        return self._work_us(worker, uncached)[1] > 0
+        return self.parts(worker, uncached).read_us > 0
 
-    def _work_us(self, worker: WorkerView, uncached: int) -> tuple[int, int]:
-        """Return the times to compute and to READ in the way that takes less."""
-        computed_us = self._computed_us(worker.costs, uncached)
-        if self.source is None:
-            return computed_us, 0
-        peer = self.source.worker
-        pair = Pair(
-            worker.degraded.get(peer.boot_id, 0.0), distance(worker.topology, peer.topology)
-        )
-        computing_us, reading_us = self._read_us(worker.costs, uncached, pair)
-        if not reading_us or computing_us + reading_us >= computed_us:
-            return computed_us, 0
-        return computing_us, reading_us
-
-    def _computed_us(self, costs: WorkerCosts, uncached: int) -> int:
-        return costs.compute_us(self.need.tokens - uncached, self.need.tokens)
-
-    def _read_us(self, costs: WorkerCosts, uncached: int, pair: Pair) -> tuple[int, int]:
-        """Return the time to compute what the source does not hold, and to READ what it does. No
-        time to READ: it holds nothing more."""
-        left = self.need.tokens
-        if self.source is not None:
-            held, worker = self.source.blocks, self.source.worker
-            left = uncached_tokens(self.need, held, worker.capacity)
-        if uncached <= left:
-            return self._computed_us(costs, uncached), 0
-        reading_us = costs.handoff_us + costs.read_us(uncached - left, pair)
-        return self._computed_us(costs, left), reading_us
-
-    def _slower_us(self, worker: WorkerView, compute_us: int, gb_per_s: float) -> int:
-        """Return what a slow pair adds to the move of the whole prompt. What was measured between
-        all workers may be of such pairs alone: it is not taken off where it is hardly less."""
-        tokens, costs = self.need.tokens, worker.costs
-        slow_us = costs.move_us(tokens, compute_us, Pair(gb_per_s))
-        usual_us = costs.move_us(tokens, compute_us)
-        return slow_us - usual_us if 2 * usual_us < slow_us else slow_us
-
-    def _pair_of(self, worker: WorkerView) -> Pair:
+    def pair_of(self, worker: WorkerView) -> Pair:
         """Return the pair of the decode worker and this one. What a slow one adds stands for
         itself."""
         if not self.topology or worker.boot_id in self.slow:
             return ANY_PAIR
         return Pair(distance=distance(self.topology, worker.topology))
 
+
+class AlikePrefill:
+    """The costs of one prompt on prefill workers that are alike, `costs`, and lack `uncached` of
+    its tokens. Workers differ in their queue and in how far they are; what belongs to a distance
+    is computed once."""
+
+    def __init__(
+        self, prefill: PrefillCosts, costs: WorkerCosts, kv_dtype: str, uncached: int
+    ) -> None:
+        self._prefill = prefill
+        self._costs = costs
+        self._tokens = prefill.need.tokens
+        self._computed_us = costs.compute_us(self._tokens - uncached, self._tokens)
+        converts = kv_dtype != prefill.decode[1]
+        self._convert_us = costs.read_us(self._tokens) if converts else 0
+        self._readable, self._left_us = 0, 0  # tokens that the source holds; to compute the rest
+        self._works: dict[Pair, tuple[int, int]] = {}
+        self._far: dict[tuple[int, Pair], int] = {}
+        nearest_us = self._computed_us
+        if prefill.source is not None:
+            held, source = prefill.source.blocks, prefill.source.worker
+            left = uncached_tokens(prefill.need, held, source.capacity)
+            if left < uncached:
+                self._readable = uncached - left
+                self._left_us = costs.compute_us(self._tokens - left, self._tokens)
+                nearest_us = sum(self._work_us(NEAREST_PAIR))
+                if nearest_us >= self._computed_us:
+                    self._readable = 0  # a READ takes too long from anywhere
+        self.least_us = nearest_us + self._convert_us  # on an idle worker
+
+    def price_us(self, worker: WorkerView) -> int:
+        """Return the cost on a worker."""
+        compute_us, read_us = self._worker_work_us(worker)
+        price_us = worker.queue_us + compute_us + read_us + self._convert_us
+        if self._prefill.slow:
+            price_us += self._slower_us(worker, compute_us)
+        if self._prefill.topology:
+            price_us += self._far_us(worker, compute_us)
+        return price_us + slow_start_us(worker, self._prefill.deferred)
+
+    def parts(self, worker: WorkerView) -> PrefillParts:
+        """Return the parts of `price_us`."""
+        compute_us, read_us = self._worker_work_us(worker)
+        return PrefillParts(
+            queue_us=worker.queue_us,
+            compute_us=compute_us,
+            read_us=read_us,
+            convert_us=self._convert_us,
+            slow_pair_us=self._slower_us(worker, compute_us),
+            far_us=self._far_us(worker, compute_us),
+            slow_start_us=slow_start_us(worker, self._prefill.deferred),
+        )
+
+    def _worker_work_us(self, worker: WorkerView) -> tuple[int, int]:
+        source = self._prefill.source
+        if not self._readable or source is None:
+            return self._computed_us, 0
+        gb_per_s = worker.degraded.get(source.worker.boot_id, 0.0)
+        return self._work_us(Pair(gb_per_s, distance(worker.topology, source.worker.topology)))
+
+    def _work_us(self, pair: Pair) -> tuple[int, int]:
+        """Return the times to compute and to READ in the way that takes less."""
+        found = self._works.get(pair)
+        if found is None:
+            reading_us = self._costs.handoff_us + self._costs.read_us(self._readable, pair)
+            found = self._left_us, reading_us
+            if not reading_us or sum(found) >= self._computed_us:
+                found = self._computed_us, 0
+            self._works[pair] = found
+        return found
+
+    def _slower_us(self, worker: WorkerView, compute_us: int) -> int:
+        """Return what a slow pair adds to the move of the whole prompt. What was measured between
+        all workers may be of such pairs alone: it is not taken off where it is hardly less."""
+        gb_per_s = self._prefill.slow.get(worker.boot_id)
+        if gb_per_s is None:
+            return 0
+        tokens, costs = self._tokens, self._costs
+        slow_us = costs.move_us(tokens, compute_us, Pair(gb_per_s))
+        usual_us = costs.move_us(tokens, compute_us)
+        return slow_us - usual_us if 2 * usual_us < slow_us else slow_us
+
     def _far_us(self, worker: WorkerView, compute_us: int) -> int:
         """Return how much longer the whole prompt takes to move than from the nearest workers."""
-        pair = self._pair_of(worker)
+        pair = self._prefill.pair_of(worker)
         if not pair.distance:
             return 0
-        tokens, costs = self.need.tokens, worker.costs
-        near_us = costs.move_us(tokens, compute_us, NEAREST_PAIR)
-        return costs.move_us(tokens, compute_us, pair) - near_us
+        key = compute_us, pair
+        found = self._far.get(key)
+        if found is None:
+            tokens, costs = self._tokens, self._costs
+            near_us = costs.move_us(tokens, compute_us, NEAREST_PAIR)
+            found = self._far[key] = costs.move_us(tokens, compute_us, pair) - near_us
+        return found
 
 
 def slow_start_us(worker: WorkerView, deferred: frozenset[bytes]) -> int:

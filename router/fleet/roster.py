@@ -12,9 +12,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from baton.router.fleet.worker_costs import WorkerCosts
-from baton.router.fleet.worker_order import WorkerOrder
+from baton.router.fleet.worker_order import Entry, WorkerOrder
 from baton.router.fleet.worker_view import KvFormat, NumericsId, WorkerCapacity, WorkerView
 
 _Times = list[tuple[float, str]]
@@ -37,6 +38,11 @@ class WorkerGroup:
         self.open: dict[str, WorkerView] = {}
         self.orders = [WorkerOrder() for _ in range(2 if role == "decode" else 1)]
         self._running: Counter[int] = Counter()  # open workers by what runs there
+
+    @property
+    def least_us(self) -> int:
+        """Return the least cost of an open worker in the first order; there is one."""
+        return self.orders[0].least
 
     @property
     def least_running(self) -> int:
@@ -87,6 +93,7 @@ class Roster:
         self._max_waiting = max_waiting
         self._groups: dict[_GroupKey, WorkerGroup] = {}
         self._views: dict[str, WorkerView] = {}
+        self._group_of: dict[str, WorkerGroup] = {}
         self._by_bit: dict[int, WorkerView] = {}
         self._expected_ends: _Times = []  # of a new request, on decode workers with a queue
         self._valid_until: _Times = []  # of these estimates
@@ -109,6 +116,7 @@ class Roster:
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = WorkerGroup(*key)
+        self._group_of[view.worker_id] = group
         group.put(view, self._max_waiting)
         self._count(view, 1)
         if _has_queue(view):
@@ -123,11 +131,10 @@ class Roster:
             return
         if self._by_bit.get(view.bit) is view:
             del self._by_bit[view.bit]
-        key = (view.role, view.kv_format, view.capacity, view.costs)
-        group = self._groups[key]
+        group = self._group_of.pop(worker_id)
         group.remove(view)
         if not group.members:
-            del self._groups[key]
+            del self._groups[group.role, group.kv_format, group.capacity, group.costs]
         self._count(view, -1)
         if _has_queue(view):
             for times, at_s in zip(
@@ -167,6 +174,16 @@ def _has_queue(view: WorkerView) -> bool:
 Ranked = tuple[int, str, WorkerView]  # price, worker id
 
 
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """The prices of one request on the workers of a group that lack the same of its prompt. A
+    worker without a price is left out. None costs less than its cost in an order plus that order's
+    floor; where workers lack more, no floor is less."""
+
+    price: Callable[[WorkerView], int | None]
+    floors: tuple[int, ...]
+
+
 class Ranking:
     """The `count` cheapest workers so far; of equal prices the lower worker id comes first."""
 
@@ -178,29 +195,46 @@ class Ranking:
         return self._best
 
     def search(
+        self, group: WorkerGroup, workers: int, others: bool, priced: Callable[[], Prices]
+    ) -> bool:
+        """Rank the open workers of a group that are in the set `workers`, or all `others`, by what
+        `priced` returns. Return whether a worker of the group that lacks more of the prompt could
+        still be among the cheapest."""
+        if not group.orders[0].has(workers, others):
+            return True
+        prices = priced()
+        entries = (order.among(workers, others) for order in group.orders)
+        self._rank(group, prices.price, [*zip(entries, prices.floors, strict=True)])
+        return not self._full() or group.least_us + prices.floors[0] <= self._best[-1][0]
+
+    def _rank(
         self,
         group: WorkerGroup,
-        workers: int,
-        others: bool,
         price: Callable[[WorkerView], int | None],
-        floors: Sequence[int],
+        orders: Sequence[tuple[Iterator[Entry], int]],
     ) -> None:
-        """Rank the open workers of a group that are in the set `workers`, or all `others`. A worker
-        without a price is left out. None costs less than its cost in an order plus that order's
-        floor, so the search ends when no later worker can be among the cheapest."""
+        """Rank the workers of each order, with its floor, in turns, until no later worker of one of
+        them can be among the cheapest."""
         seen: set[str] = set()
-        orders = [order.among(workers, others) for order in group.orders]
         while True:
-            for order, floor in zip(orders, floors, strict=True):
-                entry = next(order, None)
-                if entry is None:
+            for entries, floor in orders:
+                entry = next(entries, None)
+                if entry is None or self._excludes(entry, floor):
                     return
-                cost, name, _ = entry
+                name = entry[1]
                 if name not in seen:
                     seen.add(name)
                     self._offer(price, group.open[name])
-                if self._full() and (cost + floor, name) >= self._best[-1][:2]:
-                    return
+                    if self._excludes(entry, floor):
+                        return
+
+    def _excludes(self, entry: Entry, floor: int) -> bool:
+        """Return whether neither this worker nor a later one of its order can be among the
+        cheapest, unless it is already."""
+        if len(self._best) < self._count:
+            return False
+        bound, (price, name, _) = entry[0] + floor, self._best[-1]
+        return bound > price or (bound == price and entry[1] >= name)
 
     def _offer(self, price: Callable[[WorkerView], int | None], view: WorkerView) -> None:
         cost = price(view)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from baton.planner.live_timing import PRIOR
@@ -110,14 +111,7 @@ class WorkerCosts:
     def credit_us(self, pool_tokens: int) -> int:
         """Return the cost of a token without room in a pool: while the sequences of a full pool
         produce the output that is expected of one, its content is replaced once."""
-        timing = self.timing
-        step_s = (
-            timing.step.fixed_s
-            + timing.step.per_sequence_s * pool_tokens / FULL_POOL_TOKENS
-            + timing.attention.per_context_token_s * pool_tokens
-        )
-        lifetime_s = self.growth_tokens * self.pace * step_s
-        return max(1, round(US * lifetime_s / max(1, pool_tokens)))
+        return _credit_us(self, pool_tokens)
 
     @property
     def handoff_us(self) -> int:
@@ -153,6 +147,18 @@ class WorkerCosts:
             + timing.attention.per_pair_s * pairs
         )
         return round(US * self.pace * seconds)
+
+
+@lru_cache(maxsize=256)  # each view of the workers of a group asks for it
+def _credit_us(costs: WorkerCosts, pool_tokens: int) -> int:
+    timing = costs.timing
+    step_s = (
+        timing.step.fixed_s
+        + timing.step.per_sequence_s * pool_tokens / FULL_POOL_TOKENS
+        + timing.attention.per_context_token_s * pool_tokens
+    )
+    lifetime_s = costs.growth_tokens * costs.pace * step_s
+    return max(1, round(US * lifetime_s / max(1, pool_tokens)))
 
 
 PRIOR_COSTS = WorkerCosts()

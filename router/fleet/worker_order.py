@@ -30,6 +30,12 @@ class _Chunk:
     def last(self) -> Entry:
         return self.entries[-1]
 
+    def has(self, workers: int, others: bool) -> bool:
+        """Return whether an entry is in the set `workers`, or in none."""
+        if others:
+            return bool(self.blank or self.bits & ~workers)
+        return bool(self.bits & workers)
+
     def take(self, entries: list[Entry]) -> None:
         self.entries = entries
         self.bits, self.blank = 0, 0
@@ -72,11 +78,20 @@ class WorkerOrder:
         if not chunk.entries:
             del self._chunks[at]
 
+    @property
+    def least(self) -> int:
+        """Return the least cost; there is an entry."""
+        return self._chunks[0].entries[0][0]
+
+    def has(self, workers: int, others: bool) -> bool:
+        """Return whether there is an entry of the set `workers`, or any of the `others`."""
+        return any(chunk.has(workers, others) for chunk in self._chunks)
+
     def among(self, workers: int, others: bool) -> Iterator[Entry]:
         """Yield the entries of the set `workers`, or of all `others`, the cheapest first. No entry
         may be inserted or removed during the iteration."""
         for chunk in self._chunks:
-            if chunk.blank or chunk.bits & ~workers if others else chunk.bits & workers:
+            if chunk.has(workers, others):
                 for entry in chunk.entries:
                     if (entry[2] & workers == 0) == others:
                         yield entry

@@ -5,14 +5,16 @@ A worker whose hello cannot be true is not linked: one wrong number would make t
 every request fail, on whichever worker. A prefill worker whose KV no decode worker can take is
 linked and reported: no placement names it, and a whole pool would stand idle unseen.
 
-The costs here do not depend on the request, so workers can be kept in their order (roster.py).
-They are in microseconds (worker_costs.py).
+The costs here do not depend on the request, so workers can be kept in their order (roster.py), and
+each is computed once: a change of the worker makes another view. They are in microseconds
+(worker_costs.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Generic, Protocol, TypeVar, cast, overload
 
 from baton.proto import worker_pb2
@@ -43,7 +45,7 @@ class WorkerCapacity:
     max_context: int = 1 << 24
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WorkerView:
     """One worker as the router knows it now. Two workers can hand KV over if their `kv_format`s
     fit (`hands_over`). `placed_tokens` and `placed_requests` were sent there since its last load
@@ -87,7 +89,7 @@ class WorkerView:
     def numerics(self) -> NumericsId:
         return self.kv_format[:2]
 
-    @property
+    @cached_property
     def capacity(self) -> WorkerCapacity:
         return WorkerCapacity(self.block_size, self.total_blocks, self.max_context)
 
@@ -95,14 +97,14 @@ class WorkerView:
     def queued_requests(self) -> int:
         return self.waiting + self.placed_requests
 
-    @property
+    @cached_property
     def room_tokens(self) -> int:
         """Return the room for tokens of KV; negative if more is promised or wanted than there
         is."""
         blocks = self.free_blocks - self.promised_blocks - self.waiting_blocks
         return blocks * self.block_size - self.placed_tokens
 
-    @property
+    @cached_property
     def streams(self) -> int:
         """Return the sequences that are or will be in this decode worker's batch: those that run,
         and the requests whose prompts are being computed or fetched, that wait, or that were placed
@@ -110,7 +112,7 @@ class WorkerView:
         begun = max(self.running, self.active_requests)
         return begun + self.queued_requests + self.hinted[0]
 
-    @property
+    @cached_property
     def held_tokens(self) -> int:
         """Return the tokens of KV that requests hold here, or will soon."""
         return (self.total_blocks - self.free_blocks) * self.block_size + self.placed_tokens
@@ -120,30 +122,30 @@ class WorkerView:
         """Return the tokens that this worker computes before a new prompt."""
         return self.queued_tokens + self.placed_tokens
 
-    @property
+    @cached_property
     def queue_us(self) -> int:
         """Return the time of what this worker computes before a new prompt."""
         hinted = self.hinted[1] if self.role == "prefill" else 0
         return self.costs.queue_us(self.queued_tokens + hinted, self.queued_pairs) + self.placed_us
 
-    @property
+    @cached_property
     def batch_us(self) -> int:
         """Return the cost of a request's tokens beside those of others on this decode worker."""
         return self.costs.batch_us(self.streams, self.held_tokens)
 
-    @property
+    @cached_property
     def busy_us(self) -> int:
         """Return the cost of a request beside all that is on this decode worker, if it has room:
         its batch, and the prompts that it computes. Those delay a request once: its own prompt if
         that is computed here too, else its first tokens."""
         return self.batch_us + self.queue_us
 
-    @property
+    @cached_property
     def credit_us(self) -> int:
         """Return the cost of each token for which this decode worker has no room."""
         return self.costs.credit_us(self.total_blocks * self.block_size)
 
-    @property
+    @cached_property
     def full_us(self) -> int:
         """Return the cost of a request on this decode worker if it has no room, less `credit_us`
         for each of the request's tokens."""

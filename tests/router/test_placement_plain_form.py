@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from baton.planner.live_timing import PRIOR
 from baton.router.fleet.placement import MAX_CANDIDATES, FleetView, Placement, open_groups
 from baton.router.fleet.placement import place as place_on
+from baton.router.fleet.placement_costs import DecodeCosts
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.request_need import Need, Source
 from baton.router.fleet.roster import Roster
@@ -350,11 +351,11 @@ def test_few_of_many_workers_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> N
         for number in range(500)
     ]
     looked: list[str] = []
-    cost = WorkerView.batch_us.fget  # type: ignore[attr-defined]
+    price_us = DecodeCosts.price_us
 
-    def counted(worker: WorkerView) -> int:
+    def counted(costs: DecodeCosts, worker: WorkerView) -> int:
         looked.append(worker.worker_id)
-        return cost(worker)  # type: ignore[no-any-return]
+        return price_us(costs, worker)
 
     roster = Roster()
     for number, worker in enumerate(workers):
@@ -363,7 +364,7 @@ def test_few_of_many_workers_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> N
     fleet, holders = FleetView(roster), Holders([(bits, 30)])
     kinds = open_groups(NEED, fleet)
     assert not isinstance(kinds, BatonError)
-    monkeypatch.setattr(WorkerView, "batch_us", property(counted))
+    monkeypatch.setattr(DecodeCosts, "price_us", counted)
     found = place_on(NEED, fleet, kinds, lambda shape: holders, "auto")
     assert found.decode.worker_id == "decode-001" and 1 <= len(looked) < 10
     assert len(found.candidates) == MAX_CANDIDATES
