@@ -41,10 +41,15 @@ class _Format:
 
 @dataclass(slots=True)
 class _Worker:
+    """`costs` are those that were last asked for, by this `hello`; None: there may be others."""
+
     boot_id: bytes
     pace: Pace = field(default_factory=Pace)
     chunk_step: int = 0  # numbers of the last steps that were taken
     decode_step: int = 0
+    load: worker_pb2.Load | None = None  # the last report
+    hello: worker_pb2.WorkerHello | None = None
+    costs: WorkerCosts | None = None
 
 
 class FleetTiming:
@@ -61,11 +66,14 @@ class FleetTiming:
     def record_load(
         self, worker_id: str, boot_id: bytes, hello: worker_pb2.WorkerHello, load: worker_pb2.Load
     ) -> None:
-        """Take the steps of a load report. A prefill worker's pace is that of its chunks, a decode
-        worker's that of steps without any."""
+        """Take the steps of a load report, once. A prefill worker's pace is that of its chunks, a
+        decode worker's that of steps without any."""
         known = self._workers.get(worker_id)
         if known is None or known.boot_id != boot_id:
             known = self._workers[worker_id] = _Worker(boot_id)
+        if load is known.load:
+            return
+        known.load, known.costs = load, None
         kind = self._format(kv_format_of(hello))
         decodes = hello.role == "decode"
         if load.HasField("chunk_step") and load.chunk_step.number != known.chunk_step:
@@ -104,18 +112,27 @@ class FleetTiming:
             if kind.timing.model is not before:
                 kind.steps = 0
                 kind.costs.clear()
+                for worker in self._workers.values():
+                    worker.costs = None
 
     # -- results --------------------------------------------------------------------------------
 
     def costs_of(self, worker_id: str, hello: worker_pb2.WorkerHello) -> WorkerCosts:
         """Return the costs of work on a linked worker."""
+        known = self._workers.get(worker_id)
+        if known is None:
+            return self._find_costs(hello, 1.0)
+        if known.costs is None or known.hello is not hello:
+            known.hello, known.costs = hello, self._find_costs(hello, known.pace.factor)
+        return known.costs
+
+    def _find_costs(self, hello: worker_pb2.WorkerHello, pace: float) -> WorkerCosts:
+        """Return the costs of all workers of this role, format, pace and size of a step."""
         step, decodes = self._step, hello.role == "decode"
         own = step.local_prefill_tokens
         sizes = (own, own) if decodes else (step.prefill_tokens, step.chunk_tokens)
         step_tokens = hello.step_tokens or sizes[0]
         chunk_tokens = hello.chunk_tokens or sizes[1]
-        known = self._workers.get(worker_id)
-        pace = 1.0 if known is None else known.pace.factor
         kind = self._format(kv_format_of(hello))
         key = hello.role, pace, step_tokens, chunk_tokens
         found = kind.costs.get(key)
