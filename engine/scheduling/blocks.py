@@ -108,13 +108,16 @@ class BlockPool:
         """
         if count > self.available:
             raise OutOfBlocks(f"{count} blocks requested, {self.available} available")
-        blocks = []
+        blocks, states, free, level = [], self._blocks, self._free, int(hold)
         for _ in range(count):
-            if not self._free:
+            if not free:
                 self._evict()
-            block = self._free.pop()
-            self._change(block, hold, 1)
+            block = free.pop()
+            state = states[block]
+            state.holds[level] = 1
+            state.hold = level
             blocks.append(block)
+        self._by_hold[level] += count
         return blocks
 
     def held_prefix(self, identities: Sequence[bytes]) -> int:
@@ -153,23 +156,38 @@ class BlockPool:
 
     def hold(self, blocks: Iterable[int], hold: Hold) -> None:
         """Add a hold to blocks that are held or cached."""
+        states, by_hold, shares, level = self._blocks, self._by_hold, self._shares, int(hold)
         for block in blocks:
-            self._change(block, hold, 1)
-            self._evictable.pop(block, None)
-            if self._shares is not None:
-                self._shares.taken(block)
+            state = states[block]
+            state.holds[level] += 1
+            before = state.hold
+            if before < level:
+                state.hold = level
+                by_hold[level] += 1
+                if before >= 0:
+                    by_hold[before] -= 1
+                else:
+                    self._evictable.pop(block, None)
+            if shares is not None:
+                shares.taken(block)
 
     def release(self, blocks: Sequence[int], hold: Hold) -> None:
         """Remove one hold from each block. The tail of a prefix becomes the oldest, so that
         eviction shortens a prefix from its end."""
+        states, by_hold, level = self._blocks, self._by_hold, int(hold)
         for block in reversed(blocks):
-            state = self._blocks[block]
-            if state.holds[hold] <= 0:
+            state = states[block]
+            holds = state.holds
+            if holds[level] <= 0:
                 raise RuntimeError(f"block {block} has no hold {hold.name} to release")
-            self._change(block, hold, -1)
-            if state.hold >= 0:
-                continue
-            if state.identity is None:
+            holds[level] -= 1
+            if holds[level] or state.hold > level:
+                continue  # the largest is as before
+            state.hold = after = _largest(holds)
+            by_hold[level] -= 1
+            if after >= 0:
+                by_hold[after] += 1
+            elif state.identity is None:
                 self._free.append(block)
             else:
                 self._evictable[block] = None
@@ -288,21 +306,6 @@ class BlockPool:
                 raise RuntimeError(f"identity of block {number} differs from the index")
         if self._shares is not None:
             self._shares.check(set(self._by_identity.values()), evictable)
-
-    def _change(self, block: int, hold: Hold, by: int) -> None:
-        state = self._blocks[block]
-        before = state.hold
-        state.holds[hold] += by
-        if by > 0:
-            after = max(before, int(hold))
-        else:  # the largest changes only with its last hold
-            after = before if hold < before or state.holds[hold] else _largest(state.holds)
-        if before != after:
-            state.hold = after
-            if before >= 0:
-                self._by_hold[before] -= 1
-            if after >= 0:
-                self._by_hold[after] += 1
 
     def _evict(self) -> None:
         block = None if self._shares is None else self._shares.victim()

@@ -4,7 +4,6 @@ the router's view of a worker. Holds no state."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from opentelemetry.context import Context
 
@@ -99,31 +98,31 @@ def view_of(
     draining: bool = False,
 ) -> WorkerView:
     """Return what the router would know of the worker by a load report of now."""
-    view = WorkerView(
+    role, active, promised, wanted = "prefill", 0, 0, 0
+    if isinstance(stage, DecodeStage):
+        scheduler = stage.scheduler
+        role, running, active = "decode", scheduler.running, scheduler.active_requests
+        promised, wanted = scheduler.promised_blocks, scheduler.queue.wanted_blocks
+        pairs = scheduler.queue.local_pairs + scheduler.chunks.remaining_pairs
+    else:
+        running, pairs = stage.scheduler.computing, stage.scheduler.queued_pairs
+    return WorkerView(
         worker_id=stage.worker_id,
         boot_id=stage.worker_id.encode(),
-        role="prefill",
+        role=role,
         address="",
         kv_format=("simulated", "simulated", stage.pool.block_size),
+        running=running,
+        active_requests=active,
         waiting=stage.scheduler.waiting,
         free_blocks=stage.pool.available,
         total_blocks=stage.pool.total,
+        promised_blocks=promised,
+        waiting_blocks=wanted,
         queued_tokens=stage.scheduler.queued_tokens,
+        queued_pairs=pairs,
         draining=draining,
         bit=bit,
         joined_s=joined_s,
         costs=costs,
-    )
-    if isinstance(stage, PrefillStage):
-        running, pairs = stage.scheduler.computing, stage.scheduler.queued_pairs
-        return replace(view, running=running, queued_pairs=pairs)
-    scheduler = stage.scheduler
-    return replace(
-        view,
-        role="decode",
-        running=scheduler.running,
-        active_requests=scheduler.active_requests,
-        promised_blocks=scheduler.promised_blocks,
-        waiting_blocks=scheduler.queue.wanted_blocks,
-        queued_pairs=scheduler.queue.local_pairs + scheduler.chunks.remaining_pairs,
     )
