@@ -1,7 +1,12 @@
-"""What a placement compares of a worker is the sum of the parts that explain it."""
+"""What a placement compares of a worker is the sum of the parts that explain it, and what a long
+prompt costs the streams of a decode worker."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +14,7 @@ from baton.planner.live_timing import PRIOR
 from baton.router.fleet.placement_costs import DecodeCosts, PrefillCosts, RemotePrefill
 from baton.router.fleet.request_need import Source
 from baton.router.fleet.worker_costs import PRIOR_COSTS, WorkerCosts
-from tests.support.placement_scene import NEED, SHAPE, Seen, view
+from tests.support.placement_scene import NEED, SHAPE, Seen, place, placed, view
 
 NO_SPEEDS: dict[bytes, float] = {}
 STRICT = WorkerCosts(PRIOR, itl_s=0.007)
@@ -71,3 +76,22 @@ def test_price_is_sum_of_parts_on_prefill_workers(
     alike = costs.alike(worker.costs, worker.kv_format[1], uncached)
     assert alike.price_us(worker) == sum(parts)
     assert alike.least_us <= sum(parts) - parts.queue_us
+
+
+@pytest.mark.parametrize(
+    ("streams", "local"),
+    [
+        ({}, True),
+        ({"running": 1}, False),
+        ({"active_requests": 1}, False),
+        ({"placed_requests": 1}, False),
+        ({"waiting": 1, "queued_tokens": 40_000}, False),
+    ],
+)
+def test_long_prompt_goes_to_idle_decode_worker(streams: dict[str, Any], local: bool) -> None:
+    """Three seconds there, or 24 behind the prompts of the prefill worker."""
+    long_need = replace(NEED, tokens=40_000, most_tokens=40_100)
+    pool = {"free_blocks": 10_000, "total_blocks": 10_000}
+    decode = view("decode-0", **pool, **streams)
+    prefill = view("prefill-0", **pool, queued_tokens=400_000, running=8)
+    assert placed(place(long_need, [decode, prefill], "auto")).local == local

@@ -107,7 +107,7 @@ def _here(need: Need, decode: Seen, wait: int) -> int:
     longest = delay * min(lacks, costs.chunk_tokens) // lacks
     held = blocks * decode.block_size + decode.placed_tokens
     missed = costs.miss_us(delay, longest, streams, held)
-    ten_minutes = 600_000_000 if decode.queue_us + delay > 1_000_000 else 0
+    ten_minutes = 600_000_000 if streams and decode.queue_us + delay > 1_000_000 else 0
     delays = round(max(1.0, delayed) * delay + delayed * missed)
     return costs.compute_us(*span) + delays + ten_minutes
 
