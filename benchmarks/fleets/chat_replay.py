@@ -17,7 +17,13 @@ from functools import partial
 
 from baton.planner.timing_model import ChunkTiming, StepTiming, TimingModel, TransferTiming
 from baton.proto import worker_pb2
-from baton.router.fleet.placement import FleetView, Placement, open_groups, place
+from baton.router.fleet.placement import (
+    FleetView,
+    Placement,
+    PlacementInput,
+    open_groups,
+    place,
+)
 from baton.router.fleet.radix_index import RadixIndex
 from baton.router.fleet.request_need import Need
 from baton.router.fleet.roster import Roster
@@ -175,12 +181,9 @@ class ChatReplay:
         if not isinstance(groups, list):
             raise groups
         return place(
-            need,
-            fleet,
-            groups,
-            lambda kv_format: holders,
-            "auto",
-            read_cached=self._read_cached,
+            PlacementInput(
+                need, fleet, groups, lambda kv_format: holders, "auto", self._read_cached
+            )
         )
 
     def _seen(self, worker: SimulatedWorker) -> WorkerView:

@@ -27,7 +27,7 @@ import numpy as np
 
 from baton.planner.trace_distributions import draw_trace
 from baton.planner.traces import TraceRequest, at_rate, in_order, read_trace
-from baton.router.fleet.placement import place
+from baton.router.fleet.placement import Placer, place
 from baton.router.fleet.worker_costs import WorkerCosts
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import ConfigError
@@ -36,7 +36,6 @@ from baton.simulation.capacity.capacity_report import make_report
 from baton.simulation.capacity.capacity_run import run_fleet
 from baton.simulation.capacity.layout import CapacityScenario, Layout, Objectives
 from baton.simulation.capacity.request_record import RequestRecord
-from baton.simulation.capacity.router_knowledge import Placer
 from benchmarks.figures.report import Figure, at_least, at_most, parser, report
 from benchmarks.inputs.h200_timing import TIMING
 from benchmarks.placement.weighted_scores import place_by_scores

@@ -5,53 +5,37 @@
 Weights and scores are those of llm-d's default profile (prefix-cache-scorer 3, queue-scorer 2,
 kv-cache-utilization-scorer 2): each score is relative to the other workers and knows no time. The
 queue is counted in requests, and a prompt is prefilled remotely unless fewer than 64 of its tokens
-are missing, as Baton did before. Pure; same arguments as `router.fleet.placement.place`.
+are missing, as Baton did before. Pure; a `Placer`, as `router.fleet.placement.place`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-from baton.router.fleet.placement import MAX_CANDIDATES, FleetView, Placement
-from baton.router.fleet.radix_index import Holders
-from baton.router.fleet.request_need import Need, uncached_tokens
-from baton.router.fleet.roster import WorkerGroup
-from baton.router.fleet.worker_view import KvFormat, WorkerView
-from baton.runtime.config import PlacementMode
+from baton.router.fleet.placement import MAX_CANDIDATES, Placement, PlacementInput
+from baton.router.fleet.worker_view import WorkerView
 
 PREFIX_WEIGHT, QUEUE_WEIGHT, KV_WEIGHT = 3.0, 2.0, 2.0
 LOCAL_TOKENS = 64
 
 
-def place_by_scores(
-    need: Need,
-    fleet: FleetView,
-    groups: Sequence[WorkerGroup],
-    held: Callable[[KvFormat], Holders],
-    mode: PlacementMode,
-    *,
-    read_cached: bool = True,
-) -> Placement:
+def place_by_scores(given: PlacementInput) -> Placement:
     """Return the workers of the highest scores."""
-
-    def uncached(worker: WorkerView) -> int:
-        return uncached_tokens(need, held(worker.kv_format).blocks(worker), worker.capacity)
+    uncached = given.uncached
 
     def ranked(workers: list[WorkerView]) -> list[WorkerView]:
         longest = max((_queue(each) for each in workers), default=0)
 
         def score(worker: WorkerView) -> float:
-            cached = 1 - uncached(worker) / need.tokens
+            cached = 1 - uncached(worker) / given.need.tokens
             queue = 1 - _queue(worker) / longest if longest else 1.0
             free = worker.free_blocks / worker.total_blocks
             return PREFIX_WEIGHT * cached + QUEUE_WEIGHT * queue + KV_WEIGHT * free
 
         return sorted(workers, key=lambda each: (-score(each), each.worker_id))
 
-    decode = ranked([view for group in groups for view in group.open.values()])[0]
-    if mode == "local" or (mode == "auto" and uncached(decode) < LOCAL_TOKENS):
+    decode = ranked([view for group in given.groups for view in group.open.values()])[0]
+    if given.mode == "local" or (given.mode == "auto" and uncached(decode) < LOCAL_TOKENS):
         return Placement(decode, (), local=True)
-    prefill = [v for g in fleet.roster.groups("prefill") for v in g.open.values()]
+    prefill = [v for g in given.fleet.roster.groups("prefill") for v in g.open.values()]
     candidates = tuple(ranked(prefill)[:MAX_CANDIDATES])
     return Placement(decode, candidates, local=not candidates)
 

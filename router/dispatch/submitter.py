@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from baton.proto import worker_pb2
 from baton.router.dispatch.attempt import Attempt, build_submit
 from baton.router.fleet.explain import Explanation, explain
 from baton.router.fleet.fleet import INDEX_NOT_REBUILT, Fleet
-from baton.router.fleet.placement import FleetView, Placement, computation_us, open_groups, place
-from baton.router.fleet.radix_index import Holders
+from baton.router.fleet.placement import (
+    FleetView,
+    Placement,
+    PlacementInput,
+    computation_us,
+    open_groups,
+    place,
+)
 from baton.router.fleet.request_need import Need
-from baton.router.fleet.roster import WorkerGroup
 from baton.router.fleet.worker_link import WorkerLink
-from baton.router.fleet.worker_view import KvFormat, WorkerView
+from baton.router.fleet.worker_view import WorkerView
 from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import BatonError, Overloaded, Unavailable, WorkerLost
@@ -28,17 +31,6 @@ from baton.runtime.links import LinkClosed
 from baton.runtime.telemetry import tracing
 
 DEADLINE_SHARE = 0.8  # of the time to its deadline, which a request may be expected to take
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A placement, and what it was made from."""
-
-    need: Need
-    fleet: FleetView
-    groups: Sequence[WorkerGroup]
-    held: Callable[[KvFormat], Holders]
-    placement: Placement
 
 
 class Submitter:
@@ -72,21 +64,25 @@ class Submitter:
         if not self._fleet.rebuilt():
             return Unavailable(INDEX_NOT_REBUILT)
         started_s = time.perf_counter()
-        found = self._find(attempt)
-        if isinstance(found, BatonError):
-            return found
+        given = self._input(attempt)
+        if isinstance(given, BatonError):
+            return given
+        placement = place(given)
         metrics.PLACEMENT_SECONDS.observe(time.perf_counter() - started_s)
-        return self._submit(attempt, found)
+        return self._submit(attempt, given, placement)
 
     def explain(self, attempt: Attempt) -> Explanation:
         """Return the costs of the placement that the attempt would get now, and submit nothing.
         Raises the error for which no worker could take it."""
-        found = Unavailable(INDEX_NOT_REBUILT) if not self._fleet.rebuilt() else self._find(attempt)
-        if isinstance(found, BatonError):
-            raise found
-        return explain(found.need, found.fleet, found.groups, found.held, found.placement)
+        rebuilt = self._fleet.rebuilt()
+        given = self._input(attempt) if rebuilt else Unavailable(INDEX_NOT_REBUILT)
+        if isinstance(given, BatonError):
+            raise given
+        return explain(given, place(given))
 
-    def _find(self, attempt: Attempt) -> _Found | BatonError:
+    def _input(self, attempt: Attempt) -> PlacementInput | BatonError:
+        """Return what the attempt's placement is made from, or the error for which no worker could
+        take it."""
         need = self._need(attempt)
         known = self._fleet
         fleet = FleetView(known.roster(), known.passed_over(), known.deferred(), known.draws)
@@ -98,8 +94,7 @@ class Submitter:
         held = self._fleet.holders(wanted, salt, chains)
         # A step of a prefill worker is shared: what is computed alone stays where it is decoded.
         mode = "local" if attempt.alone else self._config.placement
-        placement = place(need, fleet, groups, held, mode, read_cached=self._config.read_cached)
-        return _Found(need, fleet, groups, held, placement)
+        return PlacementInput(need, fleet, groups, held, mode, self._config.read_cached)
 
     def _need(self, attempt: Attempt) -> Need:
         active_request = attempt.active_request
@@ -114,8 +109,10 @@ class Submitter:
             numerics=active_request.numerics if active_request.begun else None,
         )
 
-    def _submit(self, attempt: Attempt, found: _Found) -> WorkerLink | BatonError:
-        placement, tokens = found.placement, found.need.tokens
+    def _submit(
+        self, attempt: Attempt, given: PlacementInput, placement: Placement
+    ) -> WorkerLink | BatonError:
+        tokens = given.need.tokens
         link = self._fleet.link(placement.decode.worker_id)
         if link is None:
             return WorkerLost(f"{placement.decode.worker_id} has just left")
@@ -136,7 +133,7 @@ class Submitter:
         attempt.candidates = frozenset(worker.boot_id for worker in placement.candidates)
         attempt.prefill = placement.candidates[0].boot_id if placement.candidates else b""
         attempt.active_request.numerics = placement.decode.numerics
-        computed_us = computation_us(found.need, found.held, placement)
+        computed_us = computation_us(given, placement)
         _note_placed(link, tokens, computed_us if placement.local else 0)
         if placement.candidates:
             self._record_placement(placement.candidates[0], now_s)

@@ -5,11 +5,11 @@ Pure, from the same roster and the same costs as placement.py. Places nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton.router.fleet.placement import FleetView, Placement
+from baton.router.fleet.placement import FleetView, Placement, PlacementInput
 from baton.router.fleet.placement_costs import (
     DecodeCosts,
     DecodeParts,
@@ -17,10 +17,8 @@ from baton.router.fleet.placement_costs import (
     PrefillCosts,
     PrefillParts,
 )
-from baton.router.fleet.radix_index import Holders
-from baton.router.fleet.request_need import Need, uncached_tokens
-from baton.router.fleet.roster import WorkerGroup
-from baton.router.fleet.worker_view import KvFormat, WorkerView, hands_over
+from baton.router.fleet.request_need import Need
+from baton.router.fleet.worker_view import WorkerView, hands_over
 from baton.runtime.worker.kv_bridge import most_targets
 
 UNIT = "s"
@@ -60,22 +58,13 @@ class Explanation:
     prefill: Sequence[WorkerCost]
 
 
-def explain(
-    need: Need,
-    fleet: FleetView,
-    open_decode: Sequence[WorkerGroup],
-    held: Callable[[KvFormat], Holders],
-    placement: Placement,
-) -> Explanation:
-    """Return the costs behind `placement`, which was made for `need` on the `open_decode` groups
-    of this fleet."""
+def explain(given: PlacementInput, placement: Placement) -> Explanation:
+    """Return the costs behind a placement and what it was made from."""
+    need, fleet = given.need, given.fleet
     chosen = placement.decode
     costs = placement.costs or PrefillCosts(need, fleet.deferred, chosen.kv_format)
     views = {view.worker_id: view for view in fleet.roster.views()}
-    lacks = {
-        name: uncached_tokens(need, held(view.kv_format).blocks(view), view.capacity)
-        for name, view in views.items()
-    }
+    lacks = {name: given.uncached(view) for name, view in views.items()}
     prefill = []
     for name, view in views.items():
         if view.role == "prefill":
@@ -87,7 +76,7 @@ def explain(
         best = placement.candidates[0].worker_id if placement.candidates else usable[0].worker_id
         there = costs.remote(views[best], lacks[best])
     decode = []
-    takes = {name for group in open_decode for name in group.open}
+    takes = {name for group in given.groups for name in group.open}
     configured = placement.reason == "configured"
     for name, view in views.items():
         if view.role == "decode":

@@ -124,18 +124,32 @@ def open_groups(
     return open_
 
 
-def place(
-    need: Need,
-    fleet: FleetView,
-    groups: Sequence[WorkerGroup],
-    held: Callable[[KvFormat], Holders],
-    mode: PlacementMode,
-    *,
-    read_cached: bool = True,
-) -> Placement:
-    """Return the quickest placement on a decode worker of these open `groups`. `read_cached`:
-    prefill workers may READ from a source."""
-    return _Placing(need, fleet, held, mode, read_cached).place(groups)
+@dataclass(frozen=True, slots=True)
+class PlacementInput:
+    """A request and all that its placement may know: the fleet, the `groups` of decode workers that
+    are open for it, and who holds its leading blocks, for each format. `read_cached`: prefill
+    workers may READ from a source."""
+
+    need: Need
+    fleet: FleetView
+    groups: Sequence[WorkerGroup]
+    held: Callable[[KvFormat], Holders]
+    mode: PlacementMode
+    read_cached: bool = True
+
+    def uncached(self, worker: WorkerView) -> int:
+        """Return the tokens of the prompt that a worker has to compute."""
+        return uncached_tokens(
+            self.need, self.held(worker.kv_format).blocks(worker), worker.capacity
+        )
+
+
+Placer = Callable[[PlacementInput], Placement]  # `place`, or a rule that is compared with it
+
+
+def place(given: PlacementInput) -> Placement:
+    """Return the quickest placement on an open decode worker."""
+    return _Placing(given).place()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,22 +165,13 @@ class _Candidates:
 class _Placing:
     """One placement."""
 
-    def __init__(
-        self,
-        need: Need,
-        fleet: FleetView,
-        held: Callable[[KvFormat], Holders],
-        mode: PlacementMode,
-        read_cached: bool,
-    ) -> None:
-        self._need = need
-        self._fleet = fleet
-        self._held = held
-        self._mode = mode
-        self._read_cached = read_cached
+    def __init__(self, given: PlacementInput) -> None:
+        self._given = given
+        self._need, self._fleet, self._mode = given.need, given.fleet, given.mode
 
-    def place(self, groups: Sequence[WorkerGroup]) -> Placement:
+    def place(self) -> Placement:
         """Choose the decode worker by all that it costs, then the prefill workers for it."""
+        groups, uncached = self._given.groups, self._given.uncached
         formats = dict.fromkeys(group.kv_format for group in groups)
         remote = {kv_format: self._remote(kv_format) for kv_format in formats}
         decode = self._decode_worker(groups, remote)
@@ -177,7 +182,7 @@ class _Placing:
         if not found.workers:
             return Placement(decode, (), local=True, reason=found.reason, costs=found.costs)
         first, costs = found.workers[0], found.costs
-        source = costs.source if costs.reads(first, self._uncached(first)) else None
+        source = costs.source if costs.reads(first, uncached(first)) else None
         reason: Reason = "configured"
         if self._mode == "auto":
             local = self._local_reason(decode, first, costs)
@@ -196,7 +201,7 @@ class _Placing:
         if not found.workers:
             return None
         first = found.workers[0]
-        return found.costs.remote(first, self._uncached(first))
+        return found.costs.remote(first, self._given.uncached(first))
 
     def _decode_worker(
         self, groups: Sequence[WorkerGroup], remote: dict[KvFormat, RemotePrefill | None]
@@ -223,7 +228,7 @@ class _Placing:
             if hands_over(group.kv_format, kv_format)
             and computes(need, group.capacity, most_targets(group.kv_format[1], kv_format[1]))
         ]
-        source = self._source(kv_format, decode) if self._read_cached else None
+        source = self._source(kv_format, decode) if self._given.read_cached else None
         slow, topology = ({}, "") if decode is None else (decode.degraded, decode.topology)
         costs = PrefillCosts(need, fleet.deferred, kv_format, source, slow, topology)
 
@@ -241,8 +246,8 @@ class _Placing:
     ) -> Reason | None:
         """Return why the decode worker computes the prompt, if that takes less time than the best
         prefill worker; else None."""
-        need, here = self._need, self._uncached(decode)
-        there = costs.remote(first, self._uncached(first))
+        need, here = self._need, self._given.uncached(decode)
+        there = costs.remote(first, self._given.uncached(first))
         wait_us, local = there.wait_us, LocalPrefill.of(decode.costs, need, here)
         local_us = local.total_us(decode, wait_us)
         if local_us >= there.total_us(here):
@@ -255,7 +260,7 @@ class _Placing:
     def _source(self, kv_format: KvFormat, decode: WorkerView | None) -> Source | None:
         """Return a worker that holds the most blocks and may be read. The decode worker is chosen
         before others, since its blocks are held for the request."""
-        for bits, blocks in self._held(kv_format).groups:
+        for bits, blocks in self._given.held(kv_format).groups:
             if decode is not None and decode.bit & bits:
                 return Source(decode, blocks)
             for worker in self._fleet.roster.of_bits(bits):
@@ -263,10 +268,6 @@ class _Placing:
                 if fits and worker.boot_id not in self._fleet.passed_over:
                     return Source(worker, blocks)
         return None
-
-    def _uncached(self, worker: WorkerView) -> int:
-        held = self._held(worker.kv_format).blocks(worker)
-        return uncached_tokens(self._need, held, worker.capacity)
 
     def _ranked(
         self,
@@ -285,7 +286,7 @@ class _Placing:
         def best(avoided: bool, barred: frozenset[bytes]) -> list[WorkerView]:
             ranking = Ranking(looked)
             for group in groups:
-                for workers, others, blocks in self._held(group.kv_format).sets():
+                for workers, others, blocks in self._given.held(group.kv_format).sets():
                     uncached = uncached_tokens(need, blocks, group.capacity)
 
                     def priced(group: WorkerGroup = group, uncached: int = uncached) -> Prices:
@@ -338,12 +339,12 @@ def _chosen(ranked: Sequence[Ranked], draws: Random | None) -> list[WorkerView]:
     return [views[first], *views[:first], *views[first + 1 :]]
 
 
-def computation_us(need: Need, held: Callable[[KvFormat], Holders], placed: Placement) -> int:
+def computation_us(given: PlacementInput, placed: Placement) -> int:
     """Return for how long the worker that gets the prompt will compute it."""
     worker = placed.decode if placed.local else placed.candidates[0]
-    uncached = uncached_tokens(need, held(worker.kv_format).blocks(worker), worker.capacity)
+    uncached = given.uncached(worker)
     if placed.local or placed.costs is None:
-        return worker.costs.compute_us(need.tokens - uncached, need.tokens)
+        return worker.costs.compute_us(given.need.tokens - uncached, given.need.tokens)
     return placed.costs.parts(worker, uncached).compute_us
 
 

@@ -25,14 +25,14 @@ from baton.planner.timing_model import TimingModel
 from baton.planner.traces import TraceRequest
 from baton.prefill_worker.prompts import Prompt
 from baton.proto import handoff_pb2
-from baton.router.fleet.placement import place
+from baton.router.fleet.placement import Placer, place
 from baton.router.fleet.request_need import Need, Source
 from baton.runtime.errors import BatonError, Overloaded
 from baton.simulation.capacity.decode_stage import DecodeStage
 from baton.simulation.capacity.layout import CapacityScenario
 from baton.simulation.capacity.prefill_stage import PrefillStage
 from baton.simulation.capacity.request_record import GapLog, RequestRecord
-from baton.simulation.capacity.router_knowledge import Placer, RouterKnowledge
+from baton.simulation.capacity.router_knowledge import RouterKnowledge
 from baton.simulation.capacity.stage_values import prompt_of, request_of
 from baton.simulation.capacity.timeline import EventQueue
 from baton.simulation.capacity.trace_tokens import block_names

@@ -9,11 +9,10 @@ from contextlib import contextmanager
 
 from baton.planner.timing_model import TimingModel
 from baton.planner.traces import TraceRequest
-from baton.router.fleet.placement import place
+from baton.router.fleet.placement import Placer, place
 from baton.simulation.capacity.capacity_fleet import CapacityFleet
 from baton.simulation.capacity.capacity_report import CapacityReport, make_report
 from baton.simulation.capacity.layout import CapacityScenario
-from baton.simulation.capacity.router_knowledge import Placer
 from baton.simulation.capacity.timeline import EventQueue
 
 PROGRESS_ACTIONS = 2048  # between two reports of progress

@@ -11,18 +11,24 @@ are the product's own. Owned by the fleet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from baton.planner.timing_model import TimingModel
-from baton.router.fleet.placement import FleetView, Placement, computation_us, open_groups
-from baton.router.fleet.radix_index import Holders, RadixIndex
+from baton.router.fleet.placement import (
+    FleetView,
+    Placement,
+    PlacementInput,
+    Placer,
+    computation_us,
+    open_groups,
+)
+from baton.router.fleet.radix_index import RadixIndex
 from baton.router.fleet.request_need import Need
-from baton.router.fleet.roster import Roster, WorkerGroup
+from baton.router.fleet.roster import Roster
 from baton.router.fleet.slow_start import SlowStart
 from baton.router.fleet.worker_costs import WorkerCosts
-from baton.router.fleet.worker_view import KvFormat, WorkerView
+from baton.router.fleet.worker_view import WorkerView
 from baton.runtime.config import PlacementMode, RouterConfig, StepConfig
 from baton.runtime.errors import BatonError
 from baton.simulation.capacity.decode_stage import DecodeStage
@@ -33,21 +39,6 @@ from baton.simulation.capacity.timeline import EventQueue
 SPREAD = 0.0
 
 Stage = DecodeStage | PrefillStage
-
-
-class Placer(Protocol):
-    """`router.fleet.placement.place`, or another rule that is compared with it."""
-
-    def __call__(
-        self,
-        need: Need,
-        fleet: FleetView,
-        groups: Sequence[WorkerGroup],
-        held: Callable[[KvFormat], Holders],
-        mode: PlacementMode,
-        *,
-        read_cached: bool = True,
-    ) -> Placement: ...
 
 
 @dataclass(slots=True)
@@ -140,8 +131,9 @@ class RouterKnowledge:
         if isinstance(groups, BatonError):
             raise groups
         held = held_by(self._index.holders(names))
-        placement = self._place(need, fleet, groups, held, self._mode)
-        computed_us = computation_us(need, held, placement)
+        given = PlacementInput(need, fleet, groups, held, self._mode)
+        placement = self._place(given)
+        computed_us = computation_us(given, placement)
         self._count(placement.decode, need.tokens, computed_us if placement.local else 0)
         if placement.candidates:
             self._count(placement.candidates[0], need.tokens, computed_us)

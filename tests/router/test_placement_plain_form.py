@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.planner.live_timing import PRIOR
-from baton.router.fleet.placement import MAX_CANDIDATES, FleetView, Placement, open_groups
+from baton.router.fleet.placement import (
+    MAX_CANDIDATES,
+    FleetView,
+    Placement,
+    PlacementInput,
+    open_groups,
+)
 from baton.router.fleet.placement import place as place_on
 from baton.router.fleet.placement_costs import DecodeCosts
 from baton.router.fleet.radix_index import Holders
@@ -365,6 +371,6 @@ def test_few_of_many_workers_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> N
     kinds = open_groups(NEED, fleet)
     assert not isinstance(kinds, BatonError)
     monkeypatch.setattr(DecodeCosts, "price_us", counted)
-    found = place_on(NEED, fleet, kinds, lambda shape: holders, "auto")
+    found = place_on(PlacementInput(NEED, fleet, kinds, lambda shape: holders, "auto"))
     assert found.decode.worker_id == "decode-001" and 1 <= len(looked) < 10
     assert len(found.candidates) == MAX_CANDIDATES

@@ -17,7 +17,7 @@ from baton.decode_worker.credit_queue import CreditQueue
 from baton.decode_worker.sequences import Group, Request, Sequence
 from baton.engine.scheduling.blocks import BlockPool
 from baton.proto import worker_pb2
-from baton.router.fleet.placement import FleetView, Placement, open_groups
+from baton.router.fleet.placement import FleetView, Placement, PlacementInput, open_groups
 from baton.router.fleet.placement import place as place_on
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.request_need import Need
@@ -65,7 +65,8 @@ def place(wanted: Need, workers: list[WorkerView]) -> Placement:
     fleet = fleet_of(workers)
     kinds = open_groups(wanted, fleet)
     assert not isinstance(kinds, BatonError)
-    return place_on(wanted, fleet, kinds, lambda shape: Holders(), "disaggregated")
+    given = PlacementInput(wanted, fleet, kinds, lambda shape: Holders(), "disaggregated")
+    return place_on(given)
 
 
 def taken_by_a_worker(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.router.fleet.placement import FleetView, open_groups, place
+from baton.router.fleet.placement import FleetView, PlacementInput, open_groups, place
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.request_need import Need
 from baton.router.fleet.roster import Roster
@@ -51,7 +51,8 @@ class Fleet:
         fleet = FleetView(self.roster, deferred=deferred)
         groups = open_groups(need, fleet)
         assert not isinstance(groups, BatonError)
-        found = place(need, fleet, groups, lambda kv_format: Holders(), "local").decode
+        given = PlacementInput(need, fleet, groups, lambda kv_format: Holders(), "local")
+        found = place(given).decode
         self.slow_start.record_placement(found.worker_id, "decode", self.roster, now_s)
         self.put(replace(found, running=found.running + 1))
         return found.worker_id
@@ -135,7 +136,8 @@ def test_deferred_prefill_worker_comes_after_the_others() -> None:
     groups = open_groups(NEED, fleet)
     assert not isinstance(groups, BatonError)
     need = replace(NEED, avoid=frozenset({b"prefill-2"}))
-    found = place(need, fleet, groups, lambda kv_format: Holders(), "disaggregated")
+    given = PlacementInput(need, fleet, groups, lambda kv_format: Holders(), "disaggregated")
+    found = place(given)
     assert [e.worker_id for e in found.candidates] == ["prefill-0", "prefill-1", "prefill-2"]
 
 

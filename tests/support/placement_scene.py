@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from baton.router.fleet.placement import FleetView, Placement, open_groups
+from baton.router.fleet.placement import FleetView, Placement, PlacementInput, open_groups
 from baton.router.fleet.placement import place as place_on
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.request_need import Need
@@ -54,7 +54,8 @@ def place(
     if isinstance(kinds, BatonError):
         return kinds
     holders = Holders([(groups[blocks], blocks) for blocks in sorted(groups, reverse=True)])
-    found = place_on(need, fleet, kinds, lambda shape: holders, mode, read_cached=read_cached)
+    given = PlacementInput(need, fleet, kinds, lambda shape: holders, mode, read_cached)
+    found = place_on(given)
     own = {worker.worker_id: worker for worker in workers}
     candidates = tuple(own[worker.worker_id] for worker in found.candidates)
     source = found.source
