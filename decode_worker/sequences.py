@@ -173,11 +173,12 @@ class Sequence:
     def draw(self, proposed: int = 0) -> Draw:
         """Return the draw of the next token that no step under way draws, or of the token after
         so many proposals, which its history lacks."""
-        sampling, ahead = self.request.sampling, self.under_way + proposed
+        request, ahead = self.request, self.under_way + proposed
+        sampling, index = request.sampling, len(self.output) + ahead
         return Draw(
             choice=self.choice,
-            position=self.length + ahead,
-            params=sampling.at(len(self.output) + ahead),
+            position=len(request.prompt) + index,
+            params=sampling.at(index) if sampling.min_tokens else sampling,
             history=self._history() if sampling.needs_history else None,
             allowed=None if self.masks is None else self.masks.mask(start=ahead == 0),
         )

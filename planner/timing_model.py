@@ -102,16 +102,17 @@ class TimingModel:
 
     def step_s(self, work: StepWork) -> float:
         """Return the seconds of a step."""
+        chunk, step, attention = self.chunk, self.step, self.attention
         fixed = max(
-            self.chunk.fixed_s if work.prompt_tokens else 0.0,
-            self.step.fixed_s if work.sequences else 0.0,
+            chunk.fixed_s if work.prompt_tokens else 0.0,
+            step.fixed_s if work.sequences else 0.0,
         )
         measured = (
             fixed
-            + self.chunk.per_token_s * work.prompt_tokens
-            + self.step.per_sequence_s * work.sequences
-            + self.attention.per_pair_s * work.pairs
-            + self.attention.per_context_token_s * work.context_tokens
+            + chunk.per_token_s * work.prompt_tokens
+            + step.per_sequence_s * work.sequences
+            + attention.per_pair_s * work.pairs
+            + attention.per_context_token_s * work.context_tokens
         )
         return max(measured, self.roofline_s(work))
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from baton.decode_worker.scheduler import DecodeScheduler
@@ -279,8 +280,9 @@ class DecodeStage:
                 first_s if not ended else self._step_s(rows, run.context_tokens + rows * ended)
             )
             self._plan_time.record(alone_s, run.prompt_tokens + rows, has_chunks=bool(chunks))
-        for sequence in run.plan.decoding:
-            sequence.output.extend([_token(sequence)] * (steps - 1))
+        if steps > 1:
+            for sequence in run.plan.decoding:
+                sequence.output.extend([_drawn_of(sequence)[0].token] * (steps - 1))
         drawn = self.scheduler.commit(run.plan, StepResult(_drawn(run.plan)), steps).drawn
         for sequence, token in drawn:
             sequence.output.append(token.token)
@@ -298,13 +300,18 @@ def _most_steps(plan: StepPlan, block_size: int) -> int:
     )
 
 
-def _token(sequence: Sequence) -> int:
-    return int(sequence.request.request_id)
+def _drawn_of(sequence: Sequence) -> tuple[Drawn]:
+    return _drawn_by(sequence.request.request_id)
+
+
+@lru_cache(maxsize=1 << 14)  # requests at a time; each draws the same token in every step
+def _drawn_by(request_id: str) -> tuple[Drawn]:
+    return (Drawn(0, int(request_id)),)
 
 
 def _drawn(plan: StepPlan) -> tuple[tuple[Drawn, ...], ...]:
-    rows: list[tuple[Drawn, ...]] = [(Drawn(0, _token(each)),) for each in plan.decoding]
+    rows: list[tuple[Drawn, ...]] = [_drawn_of(each) for each in plan.decoding]
     for chunk in plan.chunks:
         undrawn = chunk.key.undrawn() if chunk.last else []
-        rows.append(tuple(Drawn(0, _token(sequence)) for sequence in undrawn))
+        rows.append(tuple(_drawn_of(sequence)[0] for sequence in undrawn))
     return tuple(rows)

@@ -4,9 +4,8 @@
     placement ── tokens and requests since that report ─────┴▶ view ─▶ roster ─▶ place
 
 A load is as old as its worker's last report, and what was placed since counts beside it, as in the
-fleet's links (router/fleet/worker_link.py). Block events arrive at once. Reports of workers that
-join together come at different times within a heartbeat. Placement, roster, index and slow start
-are the product's own. Owned by the fleet.
+fleet's links (router/fleet/worker_link.py). Block events arrive at once. Workers that join together
+report together. Placement, roster, index and slow start are the product's own. Owned by the fleet.
 """
 
 from __future__ import annotations
@@ -36,19 +35,16 @@ from baton.simulation.capacity.prefill_stage import PrefillStage
 from baton.simulation.capacity.stage_values import held_by, view_of
 from baton.simulation.capacity.timeline import EventQueue
 
-SPREAD = 0.0
-
 Stage = DecodeStage | PrefillStage
 
 
 @dataclass(slots=True)
 class _Worker:
-    """`reports_s` is one time of a report; others come whole heartbeats later."""
+    """It reports when it joins, and whole heartbeats later."""
 
     stage: Stage
     bit: int
     joined_s: float
-    reports_s: float
     view: WorkerView  # of the last report
     draining: bool = False
     placed_tokens: int = 0  # since the last report
@@ -83,7 +79,6 @@ class RouterKnowledge:
         self._roster = Roster(config.max_waiting)
         self._slow_start = SlowStart()
         self._workers: dict[str, _Worker] = {}
-        self._joined = 0
         self._changed: dict[str, Stage] = {}  # their blocks may be others
         self._stale: dict[str, _Worker] = {}  # in the roster
 
@@ -92,10 +87,8 @@ class RouterKnowledge:
         name, now_s = stage.worker_id, self._timeline.now_s
         self._index.add(name)
         bit = self._index.bit(name)
-        first_s = now_s + self._heartbeat_s * (self._joined * SPREAD % 1.0)
-        self._joined += 1
         view = view_of(stage, bit, self._costs_of(stage), joined_s=now_s)
-        self._workers[name] = worker = _Worker(stage, bit, now_s, first_s, view)
+        self._workers[name] = worker = _Worker(stage, bit, now_s, view)
         self._stale[name] = worker
         self.changed(stage)
 
@@ -157,8 +150,8 @@ class RouterKnowledge:
         if not worker.report_due:
             worker.report_due = True
             now_s, heartbeat_s = self._timeline.now_s, self._heartbeat_s
-            passed = max(0.0, now_s - worker.reports_s) // heartbeat_s
-            next_s = worker.reports_s + passed * heartbeat_s
+            passed = (now_s - worker.joined_s) // heartbeat_s
+            next_s = worker.joined_s + passed * heartbeat_s
             if next_s <= now_s:
                 next_s += heartbeat_s
             self._timeline.at(next_s, lambda: self._reported(worker))

@@ -55,19 +55,19 @@ class BlockTokens(list[int]):
         self.names = names
         self.size = size
         self._numbers = [int.from_bytes(name[-4:], "big") for name in names]
+        self._length = prompt_tokens + output_tokens
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.owner = owner  # the value of each output token
         super().__init__(self._content(0, len(self)))
 
     def __len__(self) -> int:
-        return self.prompt_tokens + self.output_tokens
+        return self._length
 
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
         if isinstance(index, slice):
-            length = self.prompt_tokens + self.output_tokens
-            start, end, _ = index.indices(length)
-            return self if start == 0 and end == length else self._content(start, end)
+            start, end, _ = index.indices(self._length)
+            return self if start == 0 and end == self._length else self._content(start, end)
         place = index.__index__()
         if place >= self.prompt_tokens or place < 0:
             return self.owner
