@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection
 from baton.decode_worker import credit
 from baton.decode_worker.sequences import Group, Sequence
 from baton.engine.scheduling.blocks import BlockPool
-from baton.engine.scheduling.chunks import causal_pairs
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import InvalidRequest, Overloaded
+from baton.runtime.worker.attention_pairs import causal_pairs
 
 RECENT_GRANTS = 32  # show whether all requests have several choices
 QUARANTINE_WAIT_S = 30.0  # a quarantine that lasts so long may never end

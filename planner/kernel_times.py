@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.planner.timing_fit import TimingSample
-from baton.planner.timing_model import causal_pairs
 from baton.runtime.errors import ConfigError
+from baton.runtime.worker.attention_pairs import causal_pairs
 
 GEMM, CONTEXT, GENERATION = "gemm", "context_attention", "generation_attention"
 _ATTENTION = (

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.planner.timing_fit import TimingSample
-from baton.planner.timing_model import causal_pairs
 from baton.runtime.errors import ConfigError
+from baton.runtime.worker.attention_pairs import causal_pairs
 
 COLUMNS = ("isl", "osl", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms")
 FILTERED = ("model_path", "system", "backend", "tp_size", "mode")

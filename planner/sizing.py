@@ -18,7 +18,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from baton.planner.timing_model import StepWork, TimingModel, causal_pairs
+from baton.planner.timing_model import StepWork, TimingModel
+from baton.runtime.worker.attention_pairs import causal_pairs
 
 MAX_PREFILL_BUSY = 0.75
 MAX_BATCH_SHARE = 0.9

@@ -164,8 +164,3 @@ class TimingModel:
     def host_s(self, prompt_tokens: int) -> float:
         """Return the seconds from a request's arrival to its placement."""
         return self.host.fixed_s + self.host.per_token_s * prompt_tokens
-
-
-def causal_pairs(start: int, end: int) -> int:
-    """Return the query-key pairs of the tokens [start, end): each sees itself and all before."""
-    return (end * (end + 1) - start * (start + 1)) // 2

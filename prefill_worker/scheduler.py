@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from baton.engine.scheduling.batch import EMPTY_BATCH, DraftWork, Slice, StepBatch, StepResult
 from baton.engine.scheduling.blocks import BlockPool, Hold
-from baton.engine.scheduling.chunks import Chunk, ChunkScheduler, causal_pairs
+from baton.engine.scheduling.chunks import Chunk, ChunkScheduler
 from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
 from baton.kv_transfer.block_sizes import block_ratio
 from baton.kv_transfer.granter import Computed
@@ -36,6 +36,7 @@ from baton.runtime.errors import (
 )
 from baton.runtime.grammar.matcher import over_limits
 from baton.runtime.wire import extend_scores
+from baton.runtime.worker.attention_pairs import causal_pairs
 
 
 @dataclass(slots=True)

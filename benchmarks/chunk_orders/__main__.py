@@ -23,9 +23,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from baton.planner.timing_model import StepWork, causal_pairs
+from baton.planner.timing_model import StepWork
 from baton.planner.trace_distributions import draw_trace
 from baton.planner.traces import TraceRequest, in_order
+from baton.runtime.worker.attention_pairs import causal_pairs
 from baton.simulation.capacity.capacity_run import run_fleet
 from baton.simulation.capacity.layout import CapacityScenario, Objectives
 from benchmarks.figures.report import Figure, parser, report

@@ -34,7 +34,7 @@ from baton.kv_transfer.peers.handoff_service import HandoffService
 from baton.kv_transfer.peers.peer_client import grpc_dial
 from baton.kv_transfer.peers.registered_peers import RegisteredPeers
 from baton.planner.timing_file import read_fit
-from baton.planner.timing_model import StepWork, TimingModel, causal_pairs
+from baton.planner.timing_model import StepWork, TimingModel
 from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import (
     control_pb2,
@@ -49,6 +49,7 @@ from baton.runtime.grpc_links import open_server
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 from baton.runtime.registry_client import InlineRegistry
 from baton.runtime.wire import ModelLimits
+from baton.runtime.worker.attention_pairs import causal_pairs
 from baton.runtime.worker.service import WorkerService
 from baton.simulation.fleet.hash_engine import HashEngine, block_bytes
 from benchmarks.fleets.announced_workers import announce_until_ended
@@ -146,7 +147,6 @@ def _serve(
 ) -> grpc.aio.Server:
     server = open_server(shared.token)
     service = WorkerService(worker, worker.feed, shared.config.router)
-    # generated code has no types
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     handoff_pb2_grpc.add_HandoffServicer_to_server(handoffs, server)
     control = WorkerControl(

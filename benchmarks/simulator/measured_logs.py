@@ -30,9 +30,9 @@ from baton.planner.timing_model import (
     StepTiming,
     TimingModel,
     TransferTiming,
-    causal_pairs,
 )
 from baton.planner.traces import TraceRequest, in_order
+from baton.runtime.worker.attention_pairs import causal_pairs
 
 WARM_UP = 0.1  # share of a log's requests: their first steps took up to 0.5 s
 ROOM = 0.85  # share of the pool up to which no sequence waits

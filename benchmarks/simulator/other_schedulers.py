@@ -18,8 +18,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from baton.planner.timing_model import StepWork, TimingModel, causal_pairs
+from baton.planner.timing_model import StepWork, TimingModel
 from baton.planner.traces import TraceRequest
+from baton.runtime.worker.attention_pairs import causal_pairs
 from baton.simulation.capacity.timeline import EventQueue
 
 BLOCK_TOKENS = 16

@@ -20,14 +20,11 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from baton.runtime.worker.attention_pairs import causal_pairs
+
 SCORED_CHUNK_TOKENS = 64
 AGEING = 1 / 8  # rank, in tokens left, of a token that was planned before a prompt came
 Key = TypeVar("Key", bound=Hashable)
-
-
-def causal_pairs(start: int, end: int) -> int:
-    """Return the query-key pairs of the tokens [start, end): each sees itself and all before."""
-    return (end * (end + 1) - start * (start + 1)) // 2
 
 
 def _every_prompt(_: object) -> bool:

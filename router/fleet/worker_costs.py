@@ -18,8 +18,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from baton.planner.live_timing import PRIOR
-from baton.planner.timing_model import StepWork, TimingModel, causal_pairs
+from baton.planner.timing_model import StepWork, TimingModel
 from baton.runtime.config import StepConfig
+from baton.runtime.worker.attention_pairs import causal_pairs
 
 US = 1e6
 _STEP = StepConfig()

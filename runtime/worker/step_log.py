@@ -11,6 +11,7 @@ from typing import Any
 
 from baton.proto import worker_pb2
 from baton.runtime.config import StepConfig
+from baton.runtime.worker.attention_pairs import causal_pairs
 
 KEPT = 96  # steps with prompt tokens, and as many without
 STEP_PAUSE_S = 0.1
@@ -50,7 +51,7 @@ class StepLog:
         """Record a step: `spans` are the prompt tokens [start, end) of its chunks, `contexts` the
         tokens of KV that each decoding sequence read, `seconds` what it took until `ended_s`."""
         tokens = sum(end - start for start, end in spans)
-        pairs = sum((end * (end + 1) - start * (start + 1)) // 2 for start, end in spans)
+        pairs = sum(causal_pairs(start, end) for start, end in spans)
         row = (tokens, pairs, len(contexts), sum(contexts), round(seconds, 6))
         self._rows[bool(spans)].append(row)
         self._kept_s[bool(spans)] = ended_s

@@ -24,8 +24,9 @@ from baton.decode_worker.sequences import Group, Phase, Request, Sequence
 from baton.decode_worker.step_plan import StepPlan
 from baton.engine.scheduling.batch import Drawn, StepResult
 from baton.engine.scheduling.blocks import BlockPool
-from baton.planner.timing_model import StepWork, TimingModel, causal_pairs
+from baton.planner.timing_model import StepWork, TimingModel
 from baton.runtime.config import StepConfig
+from baton.runtime.worker.attention_pairs import causal_pairs
 from baton.simulation.capacity.plan_time import PlanTime
 from baton.simulation.capacity.timeline import EventQueue
 from baton.simulation.capacity.trace_tokens import TraceNames

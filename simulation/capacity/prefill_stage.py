@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 from baton.engine.scheduling.batch import Drawn, StepResult
 from baton.engine.scheduling.blocks import BlockPool
-from baton.planner.timing_model import StepWork, TimingModel, causal_pairs
+from baton.planner.timing_model import StepWork, TimingModel
 from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import PrefillScheduler, StepPlan
 from baton.runtime.config import StepConfig
+from baton.runtime.worker.attention_pairs import causal_pairs
 from baton.simulation.capacity.plan_time import PlanTime
 from baton.simulation.capacity.timeline import EventQueue
 from baton.simulation.capacity.use_over_time import UseOverTime

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from baton.engine.scheduling.batch import Slice, StepBatch
-from baton.planner.timing_model import StepWork, causal_pairs
+from baton.planner.timing_model import StepWork
 from baton.planner.trace_distributions import draw_trace
+from baton.runtime.worker.attention_pairs import causal_pairs
 from baton.simulation.capacity.layout import Objectives
 from baton.simulation.capacity.live_advice import Times, advise
 from benchmarks.advice.__main__ import (

@@ -15,9 +15,9 @@ from baton.planner.timing_model import (
     StepWork,
     TimingModel,
     TransferTiming,
-    causal_pairs,
 )
 from baton.planner.trace_distributions import draw_trace
+from baton.runtime.worker.attention_pairs import causal_pairs
 from benchmarks.simulator.logged_systems import SYSTEMS, halves, logs_of, predictions
 from benchmarks.simulator.measured_logs import LoggedRequest, RateLog, fit_logs, read_log
 from benchmarks.simulator.other_schedulers import replay

@@ -25,8 +25,9 @@ from baton.engine.spec.weight_sizes import weight_sizes
 from baton.models.embedded import embedded_model
 from baton.planner.gpu_table import GIB, Gpu, find_gpu
 from baton.planner.sizing import Load
-from baton.planner.timing_model import StepWork, causal_pairs
+from baton.planner.timing_model import StepWork
 from baton.runtime.config import Config
+from baton.runtime.worker.attention_pairs import causal_pairs
 from tests.support.published_models import write_config
 from tests.support.shared_traces import shared_trace
 

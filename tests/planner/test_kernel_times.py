@@ -18,8 +18,8 @@ from baton.planner.kernel_times import (
     kernel_samples,
 )
 from baton.planner.timing_fit import fit_timing
-from baton.planner.timing_model import causal_pairs
 from baton.runtime.errors import ConfigError
+from baton.runtime.worker.attention_pairs import causal_pairs
 
 FORM = RankForm(
     layers=4, hidden_size=256, heads=4, kv_heads=2, head_dim=64, ffn_size=512, vocab_size=2048

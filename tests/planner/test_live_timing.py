@@ -24,8 +24,8 @@ from baton.planner.timing_model import (
     StepTiming,
     StepWork,
     TimingModel,
-    causal_pairs,
 )
+from baton.runtime.worker.attention_pairs import causal_pairs
 
 TRUE = TimingModel(
     "true", 1.0, ChunkTiming(0.04, 1e-3), StepTiming(0.03, 2e-3), AttentionTiming(5e-8, 1e-6)

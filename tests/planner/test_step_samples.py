@@ -14,9 +14,9 @@ from baton.planner.timing_model import (
     StepTiming,
     StepWork,
     TimingModel,
-    causal_pairs,
 )
 from baton.runtime.errors import ConfigError
+from baton.runtime.worker.attention_pairs import causal_pairs
 
 TRUE = TimingModel(
     "true", 100.0, ChunkTiming(0.004, 5e-5), StepTiming(0.008, 2e-4), AttentionTiming(2e-9, 3e-8)

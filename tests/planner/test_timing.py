@@ -21,9 +21,9 @@ from baton.planner.timing_model import (
     StepWork,
     TimingModel,
     TransferTiming,
-    causal_pairs,
 )
 from baton.runtime.errors import ConfigError
+from baton.runtime.worker.attention_pairs import causal_pairs
 from tests.support.shared_traces import shared_trace
 
 MODEL = TimingModel(

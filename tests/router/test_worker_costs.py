@@ -12,9 +12,9 @@ from baton.planner.timing_model import (
     StepTiming,
     TimingModel,
     TransferTiming,
-    causal_pairs,
 )
 from baton.router.fleet.worker_costs import HIDDEN_SHARE, Pair, WorkerCosts
+from baton.runtime.worker.attention_pairs import causal_pairs
 
 TIMING = TimingModel(
     "test",

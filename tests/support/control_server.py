@@ -60,7 +60,6 @@ class ControlServer:
             change_role=self._changed,
             status=lambda: self.status,
         )
-        # gRPC's generated code has no types
         control_pb2_grpc.add_WorkerControlServicer_to_server(control, server)
         self.address = f"127.0.0.1:{open_port(server, '127.0.0.1:0', self._tls)}"
         await server.start()

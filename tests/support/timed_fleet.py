@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from opentelemetry.context import Context
 
 from baton.engine.scheduling.batch import StepBatch
-from baton.planner.timing_model import StepWork, TimingModel, causal_pairs
+from baton.planner.timing_model import StepWork, TimingModel
 from baton.planner.traces import BLOCK_TOKENS, TraceRequest
 from baton.proto import worker_pb2
 from baton.router.fleet.fleet_timing import FleetTiming
 from baton.router.fleet.worker_costs import WorkerCosts
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.config import Config, PlacementMode, PoolConfig, StepConfig
+from baton.runtime.worker.attention_pairs import causal_pairs
 from baton.simulation.capacity.layout import Layout
 from baton.simulation.fleet.world import RouterProcess, World
 from baton.simulation.virtual.machine import Machine
