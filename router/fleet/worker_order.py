@@ -26,10 +26,6 @@ class _Chunk:
     bits: int = 0
     blank: int = 0
 
-    @property
-    def last(self) -> Entry:
-        return self.entries[-1]
-
     def has(self, workers: int, others: bool) -> bool:
         """Return whether an entry is in the set `workers`, or in none."""
         if others:
@@ -97,4 +93,4 @@ class WorkerOrder:
                         yield entry
 
     def _chunk_index(self, entry: Entry) -> int:
-        return bisect_left(self._chunks, entry, key=lambda chunk: chunk.last)
+        return bisect_left(self._chunks, entry, key=lambda chunk: chunk.entries[-1])

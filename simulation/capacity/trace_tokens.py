@@ -67,6 +67,8 @@ class BlockTokens(list[int]):
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
         if isinstance(index, slice):
             start, end, _ = index.indices(self._length)
+            if end <= self.prompt_tokens and end - start < self._length:  # most slices
+                return self._numbers[start // self.size : -(-end // self.size)]
             return self if start == 0 and end == self._length else self._content(start, end)
         place = index.__index__()
         if place >= self.prompt_tokens or place < 0:
