@@ -13,7 +13,6 @@ waiting grant is revoked, then the youngest sequence is preempted; the oldest la
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 from baton.decode_worker import credit
@@ -166,11 +165,15 @@ class DecodeScheduler:
         self.starved = False
         if not (self._running or self.chunks) or self._waits_for_step():
             return StepPlan(EMPTY_BATCH, [], [])
-        takes_part = self._turns.next(self._computable)
+        wanting = [sequence for sequence in self._running if sequence.wants_token]
+        prompts = [group for group in self._granted if self.chunks.unplanned(group)]
+        takes_part = self._turns.next(
+            [sequence.request for sequence in wanting] + [group.request for group in prompts]
+        )
         decoding, before = [], self.preemptions
-        for sequence in list(self._running):
+        for sequence in wanting:
             preempted = self.preemptions > before and sequence not in self._running
-            if preempted or not sequence.wants_token or not takes_part(sequence.request):
+            if preempted or not takes_part(sequence.request):
                 continue
             if self._grow(sequence):
                 decoding.append(sequence)
@@ -208,11 +211,6 @@ class DecodeScheduler:
             return [sequence.next_slice() for sequence in decoding]
         lend = partial(self.reservations.lend, contended=bool(self.queue))
         return self._speculator.slices(decoding, lend)
-
-    def _computable(self) -> Iterator[Request]:
-        """Yield the requests that a step could compute tokens of."""
-        yield from (s.request for s in self._running if s.wants_token)
-        yield from (g.request for g in self._granted if self.chunks.unplanned(g))
 
     def commit(self, plan: StepPlan, result: StepResult, steps: int = 1) -> StepOutcome:
         """Take a step's tokens; free ended sequences that the next step does not compute on. With

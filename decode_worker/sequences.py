@@ -224,7 +224,7 @@ class Sequence:
     @property
     def wants_token(self) -> bool:
         """Return whether a step could draw a token beyond those of the steps under way."""
-        return not self.ended and self.under_way < self.growth_left
+        return not self.ended and self.under_way < self.request.max_tokens - len(self.output)
 
     @property
     def growth_left(self) -> int:

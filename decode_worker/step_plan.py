@@ -3,7 +3,7 @@ order of steps between requests that are computed alone and all others. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from baton.decode_worker.sequences import Group, Request, Sequence
@@ -61,11 +61,11 @@ class RequestTurns:
         self._turns = 0  # steps planned for one request alone
         self._was_alone = False
 
-    def next(self, computable: Callable[[], Iterator[Request]]) -> Callable[[Request], bool]:
-        """Return a predicate: does a request take part in the next step? `computable` yields the
+    def next(self, computable: Collection[Request]) -> Callable[[Request], bool]:
+        """Return a predicate: does a request take part in the next step? `computable` are the
         requests that a step could compute tokens of."""
-        alone = {each for each in computable() if each.alone}
-        others = alone and any(not each.alone for each in computable())
+        alone = {each for each in computable if each.alone}
+        others = alone and any(not each.alone for each in computable)
         if alone and not (self._was_alone and others):
             request = min(alone, key=lambda each: (each.last_turn, each.arrived_s))
             self._turns += 1
