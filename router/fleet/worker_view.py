@@ -34,9 +34,9 @@ NumericsId = tuple[str, str]
 KvFormat = tuple[str, str, int]  # the same, and tokens a block
 
 
-class Figure(Generic[_T]):
+class ViewProperty(Generic[_T]):
     """A property of a view that is computed when it is first asked for. Until Python 3.12,
-    `functools.cached_property` takes a lock, which costs more than most figures."""
+    `functools.cached_property` takes a lock, which costs more than most of these."""
 
     def __init__(self, compute: Callable[[Any], _T]) -> None:
         self._compute = compute
@@ -46,12 +46,12 @@ class Figure(Generic[_T]):
         self._name = name
 
     @overload
-    def __get__(self, view: None, owner: type) -> Figure[_T]: ...
+    def __get__(self, view: None, owner: type) -> ViewProperty[_T]: ...
 
     @overload
     def __get__(self, view: object, owner: type) -> _T: ...
 
-    def __get__(self, view: object | None, owner: type) -> Figure[_T] | _T:
+    def __get__(self, view: object | None, owner: type) -> ViewProperty[_T] | _T:
         if view is None:
             return self
         found = view.__dict__[self._name] = self._compute(view)
@@ -112,7 +112,7 @@ class WorkerView:
     def numerics(self) -> NumericsId:
         return self.kv_format[:2]
 
-    @Figure
+    @ViewProperty
     def capacity(self) -> WorkerCapacity:
         return WorkerCapacity(self.block_size, self.total_blocks, self.max_context)
 
@@ -120,14 +120,14 @@ class WorkerView:
     def queued_requests(self) -> int:
         return self.waiting + self.placed_requests
 
-    @Figure
+    @ViewProperty
     def room_tokens(self) -> int:
         """Return the room for tokens of KV; negative if more is promised or wanted than there
         is."""
         blocks = self.free_blocks - self.promised_blocks - self.waiting_blocks
         return blocks * self.block_size - self.placed_tokens
 
-    @Figure
+    @ViewProperty
     def streams(self) -> int:
         """Return the sequences that are or will be in this decode worker's batch: those that run,
         and the requests whose prompts are being computed or fetched, that wait, or that were placed
@@ -135,7 +135,7 @@ class WorkerView:
         begun = max(self.running, self.active_requests)
         return begun + self.queued_requests + self.hinted[0]
 
-    @Figure
+    @ViewProperty
     def held_tokens(self) -> int:
         """Return the tokens of KV that requests hold here, or will soon."""
         return (self.total_blocks - self.free_blocks) * self.block_size + self.placed_tokens
@@ -145,30 +145,30 @@ class WorkerView:
         """Return the tokens that this worker computes before a new prompt."""
         return self.queued_tokens + self.placed_tokens
 
-    @Figure
+    @ViewProperty
     def queue_us(self) -> int:
         """Return the time of what this worker computes before a new prompt."""
         hinted = self.hinted[1] if self.role == "prefill" else 0
         return self.costs.queue_us(self.queued_tokens + hinted, self.queued_pairs) + self.placed_us
 
-    @Figure
+    @ViewProperty
     def batch_us(self) -> int:
         """Return the cost of a request's tokens beside those of others on this decode worker."""
         return self.costs.batch_us(self.streams, self.held_tokens)
 
-    @Figure
+    @ViewProperty
     def busy_us(self) -> int:
         """Return the cost of a request beside all that is on this decode worker, if it has room:
         its batch, and the prompts that it computes. Those delay a request once: its own prompt if
         that is computed here too, else its first tokens."""
         return self.batch_us + self.queue_us
 
-    @Figure
+    @ViewProperty
     def credit_us(self) -> int:
         """Return the cost of each token for which this decode worker has no room."""
         return self.costs.credit_us(self.total_blocks * self.block_size)
 
-    @Figure
+    @ViewProperty
     def full_us(self) -> int:
         """Return the cost of a request on this decode worker if it has no room, less `credit_us`
         for each of the request's tokens."""
