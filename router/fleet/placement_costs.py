@@ -257,7 +257,7 @@ class AlikePrefill:
         self._convert_us = costs.read_us(self._tokens) if converts else 0
         self._readable, self._left_us = 0, 0  # tokens that the source holds; to compute the rest
         self._works: dict[Pair, tuple[int, int]] = {}
-        self._far: dict[tuple[int, Pair], int] = {}
+        self._far: dict[tuple[int, int], int] = {}  # by the time to compute, and the distance
         nearest_us = self._computed_us
         if prefill.source is not None:
             held, source = prefill.source.blocks, prefill.source.worker
@@ -324,15 +324,19 @@ class AlikePrefill:
 
     def _far_us(self, worker: WorkerView, compute_us: int) -> int:
         """Return how much longer the whole prompt takes to move than from the nearest workers."""
-        pair = self._prefill.pair_of(worker)
-        if not pair.distance:
+        prefill = self._prefill
+        if not prefill.topology or worker.boot_id in prefill.slow:
+            return 0  # as `pair_of`
+        apart = distance(prefill.topology, worker.topology)
+        if not apart:
             return 0
-        key = compute_us, pair
+        key = compute_us, apart
         found = self._far.get(key)
         if found is None:
             tokens, costs = self._tokens, self._costs
             near_us = costs.move_us(tokens, compute_us, NEAREST_PAIR)
-            found = self._far[key] = costs.move_us(tokens, compute_us, pair) - near_us
+            far_us = costs.move_us(tokens, compute_us, Pair(distance=apart))
+            found = self._far[key] = far_us - near_us
         return found
 
 
