@@ -4,10 +4,11 @@
 
 More are needed where no ratio of the present workers would meet the objectives: each role's needs
 add up to more than there are. That has to last for GROW_HOLD_S, and those asked for before have to
-be ready and past their slow start; one that changes its role is none of these. Fewer are asked for
-one at a time, once fewer were enough for all of `release_s`; idle fleets go down to the least. No
-worker leaves while a role changes, and the last one of a role stays: another one takes its role
-first, and then it may leave. Pure: time is given, and acting is another's. Owned by the controller.
+be ready and past their slow start; one that changes its role is none of these. While one of them is
+overdue (overdue_workers.py), no more than the least are asked for. Fewer are asked for one at a
+time, once fewer were enough for all of `release_s`; idle fleets go down to the least. No worker
+leaves while a role changes, and the last one of a role stays: another one takes its role first, and
+then it may leave. Pure: time is given, and acting is another's. Owned by the controller.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MOST_GROWTH = 2.0  # times the present number, in one step
 
 SizeReason = Literal[
     "grow", "shrink", "enough", "unknown", "holding", "starting", "changing", "cool_down",
-    "budget", "at_most", "last_worker", "failed",
+    "budget", "at_most", "last_worker", "failed", "overdue",
 ]  # fmt: skip
 SIZE_REASONS: tuple[SizeReason, ...] = get_args(SizeReason)
 
@@ -72,11 +73,13 @@ class SizeDecision:
 @dataclass(frozen=True, slots=True)
 class PoolState:
     """`asked` workers are those that the orchestrator has been asked for, `last_id` names the one
-    that it would remove first, `changing` counts role changes under way."""
+    that it would remove first, `changing` counts role changes under way, `overdue` those that were
+    asked for and do not get ready."""
 
     asked: int
     last_id: str
     changing: int
+    overdue: int = 0
 
 
 class SizeController:
@@ -196,6 +199,8 @@ class SizeController:
             self._grown.popleft()
         if held_s < GROW_HOLD_S:
             reason, text = "holding", f"{text}, for {held_s:.0f} s ({GROW_HOLD_S:.0f} s)"
+        elif pool.overdue:
+            reason, text = "overdue", f"{text}: {pool.overdue} of them are overdue"
         elif self._ready_s is None:
             reason, text = "starting", f"{text}: those asked for have to be ready first"
         elif now_s - self._ready_s < SETTLE_S:

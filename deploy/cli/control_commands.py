@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 RELEASE_S = 600.0  # as autoscalers wait before a worker leaves
 RELEASE_LIMIT_S = 3600.0
+START_S = 1800.0  # as the chart's workers.startupSeconds
+START_LIMIT_S = 86400.0
 
 
 def add_control_commands(commands: Any) -> None:
@@ -82,6 +84,11 @@ def _add_controller(command: argparse.ArgumentParser) -> None:
         "--release-s", type=float, default=RELEASE_S, metavar="SECONDS",
         help="for which fewer workers must be enough, before one leaves (default: %(default)s)",
     )  # fmt: skip
+    command.add_argument(
+        "--start-s", type=float, default=START_S, metavar="SECONDS",
+        help="longest start of a worker of --resize, after which it is overdue and no more are "
+        "asked for (default: %(default)s)",
+    )  # fmt: skip
     where = command.add_mutually_exclusive_group()
     where.add_argument("--instance", metavar="NAME", help="the instance, as `baton ps` shows it")
     add_registry(where, "the registry of a cluster; needs BATON_TOKEN and [security]")
@@ -130,8 +137,11 @@ def fleet_plan(options: argparse.Namespace) -> FleetPlan | None:
         raise ConfigError("--resize changes the number of workers: give --act and --workers too")
     if not 0 <= options.release_s <= RELEASE_LIMIT_S:
         raise ConfigError(f"--release-s is {options.release_s:g}: give 0 to {RELEASE_LIMIT_S:g}")
+    if not 1 <= options.start_s <= START_LIMIT_S:
+        raise ConfigError(f"--start-s is {options.start_s:g}: give 1 to {START_LIMIT_S:g}")
     least, most = bounds_of(options.workers)
-    return FleetPlan(target_of(options.resize), SizeBounds(least, most, options.release_s))
+    bounds = SizeBounds(least, most, options.release_s)
+    return FleetPlan(target_of(options.resize), bounds, options.start_s)
 
 
 def _advise(options: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ from typing import get_args
 
 from baton.planner.controller import Reason
 from baton.planner.fleet_size import SizeReason
+from baton.planner.overdue_workers import OVERDUE_REASONS
 from baton.runtime.metric_factory import counter, gauge
 
 RECOMMENDED_WORKERS = gauge(
@@ -44,6 +45,13 @@ ASKED_WORKERS = gauge(
     "baton_asked_workers",
     "Workers that the orchestrator has been asked for, as a role controller with --resize has "
     "read; 0 before the first reading.",
+)
+OVERDUE_WORKERS = gauge(
+    "baton_overdue_workers",
+    "Workers that a role controller with --resize that leads has asked for and that do not get "
+    "ready in time, by why: it asks for no more than the least until they are.",
+    "reason",
+    OVERDUE_REASONS,
 )
 CONTROL_LEADS = gauge(
     "baton_controller_leads", "Whether this role controller is the one that acts."

@@ -24,7 +24,8 @@ from baton.deploy.control.orders import Cluster, order_leave, order_role
 from baton.deploy.control.raycluster_workers import RayClusterWorkers
 from baton.deploy.control.resize_target import ResizeTarget
 from baton.deploy.control.role_loop import RoleLoop
-from baton.deploy.control.size_loop import SizeLoop, WorkerPool
+from baton.deploy.control.size_loop import SizeLoop
+from baton.deploy.control.size_step import WorkerPool
 from baton.deploy.control.stateful_set_scale import StatefulSetScale
 from baton.deploy.host.kubernetes_api import KubernetesApi, api_server, own_namespace
 from baton.deploy.processes.admin import AdminServer
@@ -42,11 +43,13 @@ log = logs.get(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """The target that is asked for workers, and the bounds of their number. The pods of one in
-    Kubernetes are of this pod's namespace, and have all workers of the cluster."""
+    """The target that is asked for workers, the bounds of their number, and the longest start of
+    one. The pods of one in Kubernetes are of this pod's namespace, and have all workers of the
+    cluster."""
 
     target: ResizeTarget
     bounds: SizeBounds
+    start_s: float
 
 
 def service_goals(config: Config) -> ServiceGoals:
@@ -107,7 +110,8 @@ async def _serve(
     memory = ControllerMemory(leadership, cluster.secrets.accepted)
     sizes = None
     if actions.fleet is not None and actions.pool is not None:
-        sizes = SizeLoop(actions.pool, SizeController(actions.fleet.bounds), drain, time.monotonic)
+        decider = SizeController(actions.fleet.bounds)
+        sizes = SizeLoop(actions.pool, decider, drain, time.monotonic, actions.fleet.start_s)
     loop = RoleLoop(
         reports, controller, memory, order, time.monotonic, acts=actions.acts, sizes=sizes
     )

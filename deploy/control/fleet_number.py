@@ -10,12 +10,14 @@ nothing else has to be asked of Ray. Owns its client.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from baton.deploy.control.orders import Cluster
 from baton.deploy.control.redis_calls import call_redis
-from baton.deploy.control.worker_count import WorkerCount
+from baton.deploy.control.worker_count import WorkerCount, fleet_count
+from baton.planner.overdue_workers import WorkerProblem
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 from baton.runtime.shared_registry.registry_location import folder_of, key_prefix, open_server
 from baton.runtime.shared_registry.signed_json import SignedJson
@@ -78,8 +80,7 @@ class FleetNumber:
 
     async def count(self) -> WorkerCount:
         size, text = await self._read()
-        last_id = f"decode-{size.decode - 1}"
-        return WorkerCount(size.prefill + size.decode, text.decode(), last_id)
+        return fleet_count(text.decode(), size.prefill, size.decode)
 
     async def check(self, seen: WorkerCount, workers: int) -> None:
         """Ask whether `resize` would be accepted now. Changes nothing."""
@@ -98,6 +99,10 @@ class FleetNumber:
         changed = self.text_of(size)
         if not await call_redis(self._client.eval(_REPLACE, 1, self._key, text, changed)):
             raise BatonError("the fleet's number has changed since it was read")
+
+    async def problems(self, missing: Collection[str]) -> dict[str, WorkerProblem]:
+        """Return nothing: `baton fleet` knows what its workers wait for, and logs it."""
+        return {}
 
     async def clear(self) -> None:
         """Delete the number: its fleet has ended."""

@@ -1,11 +1,13 @@
 """A call of the Kubernetes API from the controller's event loop, bounded in time.
 
-Calls block, so each runs in a thread, whose end is not waited for longer than API_TIMEOUT_S.
+Calls block, so each runs in a thread, whose end is not waited for longer than API_TIMEOUT_S. A
+request that has not left within that time never does: its caller may not lead any more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,12 +23,17 @@ async def call_api(
     path: str,
     body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     content_type: str = JSON,
+    *,
+    may_be_missing: bool = False,
 ) -> dict[str, Any]:
-    """Return the answer. Raises BatonError if the API refuses, Unavailable without an answer in
-    time: the change may still be made, because the thread continues."""
+    """Return the answer; an empty one if there is no such object and it `may_be_missing`. Raises
+    BatonError if the API refuses, Unavailable without an answer in time: the change may still be
+    made, because the thread continues."""
+    send_by_s = time.monotonic() + API_TIMEOUT_S
+    none_for = (404,) if may_be_missing else ()
 
     def call() -> dict[str, Any] | None:
-        return api.call(method, path, body, (), content_type)
+        return api.call(method, path, body, none_for, content_type, send_by_s)
 
     try:
         async with asyncio.timeout(API_TIMEOUT_S):

@@ -1,14 +1,17 @@
 """The number of workers in the pods of a RayCluster of KubeRay, which `baton fleet` keeps there.
 
-    GET RayCluster ─▶ pods asked for ─▶ copied to the fleet's number, which the driver follows
+    fleet's number, GET RayCluster ─▶ pods asked for ─▶ copied to that number, which the driver
+    follows
     more:   PATCH replicas ─▶ KubeRay makes pods, and the driver's waiting actors start on them
     fewer:  GET pods ─▶ the pod of the last worker ─▶ one PATCH: workersToDelete and replicas
 
 The RayCluster alone says how many there are. The number on Redis (fleet_number.py) is a copy: each
 reading corrects it, so that a controller that ends between the two, or a user of `kubectl`, leaves
-nothing undone. Groups have the role in which their workers begin; that of prefill workers keeps its
-number. The account needs `get` and `patch` of one RayCluster, and `list` of pods: the one that
-leaves has to be named, also if no worker runs in it yet, since KubeRay deletes any other.
+nothing undone. The copy is read before the RayCluster, and replaced only if it is still what was
+read: a leader that is late overwrites no copy of its successor. Groups have the role in which their
+workers begin; that of prefill workers keeps its number. The account needs `get` and `patch` of one
+RayCluster, and `list` of pods: the one that leaves has to be named, also if no worker runs in it
+yet, since KubeRay deletes any other, and pods say why their workers do not get ready.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from urllib.parse import quote, urlencode
 
 from baton.deploy.control.fleet_number import FleetSize
 from baton.deploy.control.kubernetes_calls import call_api
+from baton.deploy.control.pod_problems import pod_problem
 from baton.deploy.control.resize_target import ResizeTarget
-from baton.deploy.control.worker_count import WorkerCount
+from baton.deploy.control.worker_count import WorkerCount, fleet_count
 from baton.deploy.host.kubernetes_api import JSON_PATCH, KubernetesApi
 from baton.deploy.host.raycluster import (
     CLUSTER_LABEL,
@@ -30,8 +34,10 @@ from baton.deploy.host.raycluster import (
     PodGroup,
     worker_group,
 )
+from baton.planner.overdue_workers import WorkerProblem
 from baton.runtime import logs
 from baton.runtime.errors import BatonError
+from baton.runtime.metric_factory import ROLES
 
 PAGE_PODS = 100  # in one answer, whose bytes are bounded
 
@@ -53,13 +59,14 @@ class CopiedNumber(Protocol):
 @dataclass(frozen=True, slots=True)
 class GroupPod:
     """A pod of a group. `host` is empty until it has an address; `waits`: for a node, or for its
-    containers; `made`: when, as text that sorts."""
+    containers; `made`: when, as text that sorts; `problem`: what keeps it from getting ready."""
 
     name: str
     host: str
     ending: bool
     waits: bool
     made: str
+    problem: WorkerProblem | None = None
 
 
 class RayClusterWorkers:
@@ -87,6 +94,7 @@ class RayClusterWorkers:
 
     async def count(self) -> WorkerCount:
         """Read the number of pods, and let the driver follow it."""
+        copied = await self._number.read()
         self._found = await call_api(self._api, "GET", self._path)
         prefill, decode = self._group("prefill").replicas, self._group("decode").replicas
         if decode < 1:
@@ -94,8 +102,8 @@ class RayClusterWorkers:
                 f"the group {self._target.group_of('decode')} of the RayCluster has no pod: set "
                 "its minReplicas to 1 or more"
             )
-        await self._copy(FleetSize(prefill, decode))
-        return WorkerCount(prefill + decode, _version(self._found), _last_id(decode))
+        await self._copy(copied, FleetSize(prefill, decode))
+        return fleet_count(_version(self._found), prefill, decode)
 
     async def check(self, seen: WorkerCount, workers: int) -> None:
         """Ask whether `resize` would be accepted now. Changes nothing."""
@@ -106,13 +114,28 @@ class RayClusterWorkers:
         `count` lets the driver follow."""
         await self._patch(self._path, seen, workers)
 
+    async def problems(self, missing: Collection[str]) -> dict[str, WorkerProblem]:
+        """Return what pods without a registered worker say. A pod has no worker's name before that:
+        the missing workers of a role stand for its group's pods in any order."""
+        hosts, found = set(self._hosts().values()), dict[str, WorkerProblem]()
+        for role in ROLES:
+            names = [each for each in missing if each.startswith(f"{role}-")]
+            if not names:
+                continue
+            group = self._group(role)
+            pods = [e for e in await self._pods(group.name) if e.name not in group.named]
+            said = [e.problem for e in pods if e.host not in hosts and e.problem is not None]
+            text = f"the group {group.name} has {len(pods)} of {group.replicas} pods"
+            said += [WorkerProblem("no_pod", text)] * (group.replicas - len(pods))
+            found.update(zip(names, said, strict=False))  # others may only be slow
+        return found
+
     async def close(self) -> None:
         await self._number.close()
 
-    async def _copy(self, size: FleetSize) -> None:
+    async def _copy(self, found: tuple[FleetSize, bytes] | None, size: FleetSize) -> None:
         """Write the number of decode workers where the driver reads it, unless it is there. That
         of prefill workers is the driver's own."""
-        found = await self._number.read()
         if found is None:
             await self._number.propose(size)
         elif found[0].decode != size.decode:
@@ -208,11 +231,6 @@ def leaving_pod(
     return max(free, key=lambda each: (each.ending, each.waits, each.made, each.name)).name
 
 
-def _last_id(decode: int) -> str:
-    """Return the worker that leaves first, as `baton fleet` names it."""
-    return f"decode-{decode - 1}"
-
-
 def _version(cluster: Document) -> str:
     return str(cluster.get("metadata", {}).get("resourceVersion", ""))
 
@@ -225,4 +243,5 @@ def _pod(found: Mapping[str, Any]) -> GroupPod:
         ending="deletionTimestamp" in metadata,
         waits=status.get("phase") == "Pending",
         made=str(metadata.get("creationTimestamp", "")),
+        problem=pod_problem(found),
     )

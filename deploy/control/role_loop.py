@@ -3,11 +3,11 @@
     every TICK_S: reports ─▶ RoleController ─▶ metrics, log ─▶ a step, if `acts` and leader ─▶ order
 
 A reading that fails leaves the last sample, which grows stale. Leadership is renewed before each
-order, and what may have changed since the decision is checked again (`_hindrance`). A new term
-begins with the memory of the one before, and a step is in the memory before it is ordered: a
-leader that can neither read nor write it orders nothing. Without `acts` each step is advice:
-logged, counted, never ordered. The number of workers is decided beside the roles, where a size loop
-is given (size_loop.py). Owns no worker.
+order, and before each call by which the number of workers changes; what may have changed since the
+decision is checked again (`_hindrance`). A new term begins with the memory of the one before, and a
+step is in the memory before it is ordered: a leader that can neither read nor write it orders
+nothing. Without `acts` each step is advice: logged, counted, never ordered. The number of workers
+is decided beside the roles, where a size loop is given (size_loop.py). Owns no worker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from baton.deploy.control import control_metrics
 from baton.deploy.control.controller_memory import ControllerMemory, RecalledMemory
 from baton.deploy.control.leadership import TERM_S
 from baton.deploy.control.orders import ORDER_TIMEOUT_S
-from baton.deploy.control.size_loop import SizeGate, SizeLoop
+from baton.deploy.control.size_loop import SizeLoop
+from baton.deploy.control.size_step import SizeGate
 from baton.planner.change_history import RoleStep
 from baton.planner.controller import STALE_S, Decision, RoleController
 from baton.planner.controller_forecast import Forecast
@@ -91,6 +92,8 @@ class RoleLoop:
         """Read, decide and act once. Return the decision; None before the first reading."""
         leads = self._acts and await self._lead()
         control_metrics.CONTROL_LEADS.set(leads)
+        if not leads and self._sizes is not None:
+            self._sizes.rest()
         try:
             self._sample = await self._reader.read(self._leadership.term if leads else 0)
         except BatonError as error:
@@ -108,12 +111,10 @@ class RoleLoop:
         return decision
 
     async def _resize(self, sizes: SizeLoop, decision: Decision, sample: FleetSample) -> None:
-        async def keep(step: SizeStep) -> str | None:
-            if not await self._lead():
-                return "this controller does not lead any more"
-            return await self._keep(None, step)
+        async def hindrance() -> str | None:
+            return await self._lost() or self._hindrance(sample)
 
-        gate = SizeGate(lambda: self._hindrance(sample), keep)
+        gate = SizeGate(hindrance, self._lost, lambda step: self._keep(None, step))
         found = await sizes.tick(decision, sample, self._controller.changing, gate)
         step = None if found is None else found.handover
         if step is not None and self._controller.permits(step, len(sample.workers), self._clock()):
@@ -128,6 +129,12 @@ class RoleLoop:
         if self._recalled_term != self._term:
             await self._recall()
         return True
+
+    async def _lost(self) -> str | None:
+        """Renew the leadership. Return why this controller may not act as its holder."""
+        if not await self._lead():
+            return "this controller does not lead any more"
+        return self._term_hindrance()
 
     async def _recall(self) -> None:
         """Take what the leader before has left. Where it cannot be read, the next tick asks."""
@@ -167,13 +174,16 @@ class RoleLoop:
     def _hindrance(self, sample: FleetSample) -> str | None:
         """Return why no order may be sent now: another leader's may be on its way, or this process
         was held up since it has read the fleet."""
+        if (age_s := self._clock() - sample.at_s) > STALE_S:
+            return f"the reports are {age_s:.1f} s old by now ({STALE_S:.0f} s)"
+        return self._term_hindrance()
+
+    def _term_hindrance(self) -> str | None:
         now_s = self._clock()
         if (led_s := now_s - self._term_s) < TERM_S:
             return f"it has led for {led_s:.1f} s ({TERM_S:.0f} s): the one before may have ordered"
         if (lasts_s := self._leadership.lasts_s()) < ORDER_TIMEOUT_S:
             return f"its leadership ends in {lasts_s:.1f} s, an order may take {ORDER_TIMEOUT_S} s"
-        if (age_s := now_s - sample.at_s) > STALE_S:
-            return f"the reports are {age_s:.1f} s old by now ({STALE_S:.0f} s)"
         if self._recalled_term != self._term:
             return "what the leader before has left is not read"
         return None
@@ -209,8 +219,7 @@ class RoleLoop:
 
     def size_report(self) -> dict[str, Any]:
         """Return the last decision on the number of workers; empty without one."""
-        last = None if self._sizes is None else self._sizes.decision
-        return {} if last is None else asdict(last)
+        return {} if self._sizes is None else self._sizes.report()
 
 
 def publish(decision: Decision) -> None:

@@ -1,11 +1,9 @@
 """Asks the orchestrator for more or fewer workers, beside the role loop, which leads and reads.
 
-    number asked for ─▶ SizeController ─▶ metrics, log ─▶ a step: memory ─▶ dry run ─▶ drain of the
-    worker that leaves ─▶ PATCH
+    number asked for ─▶ workers overdue ─▶ SizeController ─▶ metrics, log ─▶ a step (size_step.py)
 
-A worker drains only once a dry run was accepted, so that an account without rights drains none.
-Where the PATCH fails after that, the drained worker ends, and its pod starts it again: the number
-stays, and the next step waits. Owns no worker.
+A step that fails leaves the number as it is, or as its last call may still make it; the next step
+waits. Owns no worker.
 """
 
 from __future__ import annotations
@@ -14,14 +12,23 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict
+from typing import Any
 
 from baton.deploy.control import control_metrics
+from baton.deploy.control.overdue_watch import OverdueWatch
+from baton.deploy.control.size_step import (
+    SizeGate,
+    StepRun,
+    StepStopped,
+    WorkerPool,
+    within_call_time,
+)
 from baton.deploy.control.worker_count import WorkerCount
 from baton.planner.controller import Decision
 from baton.planner.controller_load import FleetSample
 from baton.planner.fleet_size import PoolState, SizeController, SizeDecision, SizeStep
+from baton.planner.overdue_workers import OverdueWorker
 from baton.runtime import logs
 from baton.runtime.errors import BatonError
 
@@ -31,35 +38,9 @@ REPEAT_S = 60.0  # before an unchanged reason is logged again
 log = logs.get(__name__)
 
 
-class WorkerPool(Protocol):
-    """All methods raise BatonError if the orchestrator refuses or does not answer."""
-
-    async def count(self) -> WorkerCount: ...
-
-    async def check(self, seen: WorkerCount, workers: int) -> None:
-        """Ask whether `resize` would be accepted now. Changes nothing."""
-        ...
-
-    async def resize(self, seen: WorkerCount, workers: int) -> None:
-        """Ask for another number, if the present one is still `seen`."""
-        ...
-
-    async def close(self) -> None:
-        """End the connections."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class SizeGate:
-    """The role loop's answers before each action. `hindrance` returns why no action may be taken
-    now, `keep` why the successor's memory could not be written; both return None otherwise."""
-
-    hindrance: Callable[[], str | None]
-    keep: Callable[[SizeStep], Awaitable[str | None]]
-
-
 class SizeLoop:
-    """`drain` orders a boot to drain, and returns once the worker has accepted that."""
+    """`drain` orders a boot to drain, and returns once the worker has accepted that. `start_s`: the
+    longest start of a worker, after which it is overdue."""
 
     def __init__(
         self,
@@ -67,11 +48,14 @@ class SizeLoop:
         controller: SizeController,
         drain: Callable[[str], Awaitable[None]],
         clock: Callable[[], float],
+        start_s: float,
     ) -> None:
         self.controller = controller
         self._pool = pool
         self._drain = drain
         self._clock = clock
+        self._watch = OverdueWatch(pool, start_s, clock)
+        self._overdue: list[OverdueWorker] = []
         self._reading: asyncio.Task[WorkerCount] | None = None
         self._logged: tuple[str, int | None] | None = None
         self._logged_s = 0.0
@@ -87,7 +71,8 @@ class SizeLoop:
         if seen is None:
             return None
         control_metrics.ASKED_WORKERS.set(seen.asked)
-        pool = PoolState(seen.asked, seen.last_id, changing)
+        self._overdue = self._watch.look(seen, sample)
+        pool = PoolState(seen.asked, seen.last_id, changing, len(self._overdue))
         decision = self.controller.decide(roles, sample, pool, self._clock())
         self.decision = decision
         control_metrics.SIZE_DECISIONS.labels(decision.reason).inc()
@@ -96,19 +81,32 @@ class SizeLoop:
             await self._act(decision.step, seen, gate)
         return decision
 
+    def rest(self) -> None:
+        """Report no overdue workers: another controller leads, or none."""
+        self._overdue = []
+        self._watch.rest()
+
+    def report(self) -> dict[str, Any]:
+        """Return the last decision and the overdue workers as JSON can hold them; empty without
+        a decision."""
+        if self.decision is None:
+            return {}
+        return {**asdict(self.decision), "overdue": [asdict(each) for each in self._overdue]}
+
     async def close(self) -> None:
-        try:
+        async with contextlib.AsyncExitStack() as closing:
+            closing.push_async_callback(self._pool.close)
+            closing.push_async_callback(self._watch.close)
             if self._reading is not None:
                 self._reading.cancel()
                 with contextlib.suppress(asyncio.CancelledError, BatonError):
                     await self._reading
-        finally:
-            await self._pool.close()
 
     async def _count(self) -> WorkerCount | None:
         """Return the number asked for; None where it is not known yet, or not now."""
         if self._reading is None:
-            self._reading = asyncio.create_task(self._pool.count())
+            counting = within_call_time("the reading of the number", self._pool.count())
+            self._reading = asyncio.create_task(counting)
         await asyncio.wait({self._reading}, timeout=ANSWER_S)
         if not self._reading.done():
             return None
@@ -124,39 +122,17 @@ class SizeLoop:
 
     async def _act(self, step: SizeStep, seen: WorkerCount, gate: SizeGate) -> None:
         fields = {"workers": step.workers, "before": step.before}
-        reason = gate.hindrance() or await gate.keep(step) or gate.hindrance()
-        if reason is not None:  # asked again, since the write may take long
-            log.warning("workers not asked for", **fields, reason=reason)
-            return
-        drained = False
+        run = StepRun(step, self._pool, self._drain, gate)
         try:
-            if step.leaving is not None:
-                await self._pool.check(await self._unchanged(seen), step.workers)
-                if (reason := gate.hindrance()) is not None:
-                    log.warning("workers not asked for", **fields, reason=reason)
-                    return
-                await self._drain(step.leaving.boot_id)
-                drained = True
-                log.info("worker leaves", worker=step.leaving.worker_id, **fields)
-            await self._pool.resize(await self._unchanged(seen), step.workers)
+            await run.take(seen)
         except BatonError as error:
-            self.controller.failed(self._clock())
-            control_metrics.SIZE_FAILURES.inc()
-            log.warning("workers not asked for", **fields, drained=drained, reason=str(error))
+            log.warning("workers not asked for", **fields, drained=run.drained, reason=str(error))
+            if run.drained or not isinstance(error, StepStopped):
+                self.controller.failed(self._clock())
+                control_metrics.SIZE_FAILURES.inc()
         else:
             self.controller.took(step, self._clock())
             log.info("workers asked for", **fields)
-
-    async def _unchanged(self, seen: WorkerCount) -> WorkerCount:
-        """Return the number as it is now: its version changes with each pod that is ready or not.
-        Raises BatonError if another number was asked for since."""
-        found = await self._pool.count()
-        if found.asked != seen.asked:
-            raise BatonError(
-                f"the number of workers asked for is now {found.asked}; it was {seen.asked} at "
-                "the decision"
-            )
-        return found
 
     def _log(self, decision: SizeDecision, asked: int) -> None:
         """Log a decision that differs from the last one, or once in REPEAT_S."""

@@ -3,18 +3,21 @@
     GET .../statefulsets/NAME/scale ─▶ number, version ─▶ PATCH of that version, else 409
 
 A StatefulSet removes the pod with the highest ordinal first, and a worker has its pod's name.
-Nothing else of the object is read or written: the account needs `get` and `patch` of one scale.
+Nothing else of the object is read or written: the account needs `get` and `patch` of one scale, and
+`get` of its pods, by name, to say why one does not get ready.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import quote
 
 from baton.deploy.control.kubernetes_calls import call_api
+from baton.deploy.control.pod_problems import pod_problem
 from baton.deploy.control.worker_count import WorkerCount
 from baton.deploy.host.kubernetes_api import MERGE_PATCH, KubernetesApi
+from baton.planner.overdue_workers import WorkerProblem
 from baton.runtime.errors import BatonError
 
 
@@ -27,6 +30,7 @@ class StatefulSetScale:
         self._name = name
         space = quote(namespace, safe="")
         self._path = f"/apis/apps/v1/namespaces/{space}/statefulsets/{quote(name, safe='')}/scale"
+        self._pods_path = f"/api/v1/namespaces/{space}/pods"
 
     async def count(self) -> WorkerCount:
         return self._count_of(await call_api(self._api, "GET", self._path))
@@ -38,6 +42,18 @@ class StatefulSetScale:
     async def resize(self, seen: WorkerCount, workers: int) -> None:
         """Ask for another number, if the object is still as it was seen."""
         await self._patch(self._path, seen, workers)
+
+    async def problems(self, missing: Collection[str]) -> dict[str, WorkerProblem]:
+        """Return what the pods of these workers say."""
+        found: dict[str, WorkerProblem] = {}
+        for name in missing:
+            path = f"{self._pods_path}/{quote(name, safe='')}"
+            pod = await call_api(self._api, "GET", path, may_be_missing=True)
+            if not pod:
+                found[name] = WorkerProblem("no_pod", f"there is no pod {name}")
+            elif (problem := pod_problem(pod)) is not None:
+                found[name] = problem
+        return found
 
     async def close(self) -> None:
         """There is nothing to end: no connection outlives its call."""
@@ -52,4 +68,4 @@ class StatefulSetScale:
             version = str(answer["metadata"]["resourceVersion"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise BatonError(f"the Kubernetes API answered with no Scale ({error!r})") from error
-        return WorkerCount(asked, version, f"{self._name}-{asked - 1}")
+        return WorkerCount(version, tuple(f"{self._name}-{number}" for number in range(asked)))

@@ -7,9 +7,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WorkerCount:
-    """The workers that were asked for, the version of what says so, and the worker that would leave
-    first."""
+    """The version of what says the number, and the ids of the workers that were asked for: the last
+    one would leave first."""
 
-    asked: int
     version: str
-    last_id: str
+    worker_ids: tuple[str, ...]
+
+    @property
+    def asked(self) -> int:
+        return len(self.worker_ids)
+
+    @property
+    def last_id(self) -> str:
+        """Return the worker that would leave first; empty if none is asked for."""
+        return self.worker_ids[-1] if self.worker_ids else ""
+
+
+def fleet_count(version: str, prefill: int, decode: int) -> WorkerCount:
+    """Return the number of a fleet on Ray, whose workers `baton fleet` names."""
+    names = [f"prefill-{number}" for number in range(prefill)]
+    return WorkerCount(version, (*names, *(f"decode-{number}" for number in range(decode))))

@@ -239,6 +239,7 @@ class SizedScene(RoleLoopScene):
             SizeController(BOUNDS),
             self.drain,
             lambda: self.reader.scripted.now_s,
+            start_s=400.0,
         )
 
     async def drain(self, boot_id: str) -> None:

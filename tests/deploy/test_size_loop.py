@@ -5,98 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import pytest
 
 from baton.deploy.control import size_loop
 from baton.deploy.control.leadership import TERM_S
-from baton.deploy.control.size_loop import SizeLoop
-from baton.deploy.control.worker_count import WorkerCount
-from baton.planner.fleet_size import FAILED_S, SizeBounds, SizeController
+from baton.planner.fleet_size import FAILED_S
 from baton.runtime import metrics
 from baton.runtime.errors import BatonError, Unavailable
-from tests.support.role_loop_scene import RoleLoopScene, ScriptedLeadership
-
-BOUNDS = SizeBounds(least=2, most=8, release_s=20.0)
-
-
-@dataclass
-class ScriptedPool:
-    """A number, and what was called; `faults` are raised by the calls of that name."""
-
-    asked: int = 5
-    version: int = 1
-    last: str = "d3"
-    calls: list[str] = field(default_factory=list)
-    faults: dict[str, Exception] = field(default_factory=dict)
-    after: Callable[[], None] = lambda: None  # called within `resize`
-    slow: asyncio.Event | None = None
-
-    async def count(self) -> WorkerCount:
-        if self.slow is not None:
-            await self.slow.wait()
-        self._fail("count")
-        return self._count()
-
-    async def check(self, seen: WorkerCount, workers: int) -> None:
-        self.calls.append(f"check {workers}")
-        self._fail("check")
-
-    async def resize(self, seen: WorkerCount, workers: int) -> None:
-        assert seen == self._count()
-        self.calls.append(f"resize {workers}")
-        self.after()
-        self._fail("resize")
-        self.asked, self.version = workers, self.version + 1
-
-    async def close(self) -> None:
-        self.calls.append("close")
-        self._fail("close")
-
-    def _count(self) -> WorkerCount:
-        return WorkerCount(self.asked, str(self.version), self.last)
-
-    def _fail(self, name: str) -> None:
-        if name in self.faults:
-            raise self.faults[name]
-
-
-class SizedScene(RoleLoopScene):
-    """The same fleet of five workers, whose number may change."""
-
-    def __init__(self, *, leadership: ScriptedLeadership | None = None, acts: bool = True) -> None:
-        self.pool = ScriptedPool()
-        self.refusal_of_drain: BatonError | None = None
-        self.amid_drain = 0  # workers that a user adds during a drain
-        super().__init__(acts=acts, leadership=leadership or ScriptedLeadership())
-
-    def size_loop(self) -> SizeLoop:
-        self.sizes = SizeLoop(
-            self.pool, SizeController(BOUNDS), self.drain, lambda: self.reader.scripted.now_s
-        )
-        return self.sizes
-
-    async def drain(self, boot_id: str) -> None:
-        self.pool.calls.append(f"drain {boot_id}")
-        if self.refusal_of_drain is not None:
-            raise self.refusal_of_drain
-        self.reader.scripted.states[boot_id.partition(".")[0]] = "draining"
-        self.pool.version += 1  # as with each pod that is ready no more
-        self.pool.asked += self.amid_drain
-
-    async def calm(self, seconds: int = 60) -> None:
-        """Let a load pass that three workers would serve."""
-        self.reader.scripted.rate = 1.0
-        await self.pass_by(seconds)
-
-    async def flood(self, seconds: int = 60) -> None:
-        """Let a load pass that no ratio of the workers serves; no role changes."""
-        self.refusal = Unavailable("the worker of a test keeps its role")
-        await self.calm(15)
-        self.reader.scripted.rate = 90.0
-        await self.pass_by(seconds)
+from tests.support.role_loop_scene import ScriptedLeadership
+from tests.support.sized_scene import SizedScene
 
 
 def count(name: str, **labels: str) -> float:
@@ -124,7 +42,7 @@ async def test_the_worker_that_leaves_drains_before_the_number_falls() -> None:
 async def test_a_step_is_in_the_memory_before_it_is_asked_for() -> None:
     scene = SizedScene()
     left: list[bytes | None] = []
-    scene.pool.after = lambda: left.append(scene.leadership.left)
+    scene.pool.amid["resize"] = lambda: left.append(scene.leadership.left)
     await scene.flood()
     written = [json.loads(each)["memory"]["size"] for each in left if each is not None]
     assert written and len(written[0]["grown_ago_s"]) == 1
@@ -179,7 +97,11 @@ async def test_a_number_that_is_refused_after_a_drain_is_asked_again() -> None:
 
 async def test_a_number_that_a_user_changes_amid_a_drain_stays() -> None:
     scene = SizedScene()
-    scene.amid_drain = 1
+
+    def add_one() -> None:
+        scene.pool.asked += 1
+
+    scene.amid_drain = add_one
     await scene.calm(40)
     assert scene.pool.calls == ["check 4", "drain d3.0"] and scene.pool.asked == 6
 

@@ -109,7 +109,7 @@ async def test_a_slow_api_is_not_waited_for(
 async def test_an_api_that_is_gone_is_named(account: Path) -> None:
     scale = StatefulSetScale(KubernetesApi("127.0.0.1", 1, account), "llm", NAME)
     with pytest.raises(Unavailable, match="127.0.0.1:1 does not answer"):
-        await scale.resize(WorkerCount(3, "1", f"{NAME}-2"), 4)
+        await scale.resize(WorkerCount("1", (f"{NAME}-0", f"{NAME}-1")), 4)
 
 
 async def test_a_token_that_was_replaced_is_used(server: SecretsServer, account: Path) -> None:

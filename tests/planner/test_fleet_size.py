@@ -47,6 +47,7 @@ class Pool:
     roles: dict[str, WorkerRole] = field(default_factory=dict)
     states: dict[str, WorkerState] = field(default_factory=dict)
     changing: int = 0
+    overdue: int = 0
     controller: SizeController = field(default_factory=lambda: SizeController(BOUNDS))
 
     def sample(self) -> FleetSample:
@@ -67,7 +68,7 @@ class Pool:
     def decide(self, needed: int | None, *, idle: bool = False) -> SizeDecision:
         """Let a second pass."""
         self.now_s += 1.0
-        state = PoolState(self.asked, f"w-{self.asked - 1}", self.changing)
+        state = PoolState(self.asked, f"w-{self.asked - 1}", self.changing, self.overdue)
         roles = decision(needed, self.now_s, idle)
         found = self.controller.decide(roles, self.sample(), state, self.now_s)
         assert found.reason in SIZE_REASONS and found.text
@@ -118,6 +119,26 @@ def test_new_workers_are_waited_for_with_their_slow_start() -> None:
     found = pool.run(8, SETTLE_S + 1)
     assert [each.reason for each in found[: int(SETTLE_S)]] == ["cool_down"] * int(SETTLE_S)
     assert found[-1].reason == "grow" and pool.asked == 8
+
+
+def test_no_more_are_asked_for_while_one_is_overdue() -> None:
+    pool = Pool(asked=5, pending=1, overdue=1)
+    found = pool.run(8, 300)
+    assert pool.asked == 5 and reasons(found) == {"holding", "overdue"}
+    assert found[-1].text.endswith("5 are asked for and 4 are ready: 1 of them are overdue")
+    pool.pending = pool.overdue = 0
+    assert "grow" in reasons(pool.run(8, SETTLE_S + 1))
+
+
+def test_the_least_are_asked_for_while_one_is_overdue() -> None:
+    """A user has raised the bound: that is no growth by load."""
+    pool = Pool(asked=1, pending=1, overdue=1)
+    assert reasons(pool.run(None, 1)) == {"grow"} and pool.asked == BOUNDS.least
+
+
+def test_an_overdue_worker_may_leave() -> None:
+    pool = Pool(asked=5, pending=1, overdue=1)
+    assert "shrink" in reasons(pool.run(3, BOUNDS.release_s + SHRINK_GAP_S))
 
 
 def test_a_worker_that_changes_its_role_is_not_waited_for() -> None:

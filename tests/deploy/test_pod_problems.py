@@ -1,0 +1,90 @@
+"""What pods say that do not get ready, from statuses as the API server gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.deploy.control.pod_problems import DETAIL_CHARS, pod_problem
+from baton.planner.overdue_workers import WorkerProblem
+from baton.runtime.errors import BatonError
+
+UNSCHEDULED = {
+    "phase": "Pending",
+    "conditions": [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/3 nodes are available:\n 3 Insufficient nvidia.com/gpu.",
+        }
+    ],
+}
+SCHEDULED = {"type": "PodScheduled", "status": "True"}
+
+
+def container(*, init: bool = False, **status: Any) -> dict[str, Any]:
+    kind = "initContainerStatuses" if init else "containerStatuses"
+    made = {"name": "worker", "ready": False, "restartCount": 0, "state": {}, "lastState": {}}
+    return {"phase": "Pending", "conditions": [SCHEDULED], kind: [made | status]}
+
+
+def waiting(reason: str, message: str = "", **more: Any) -> dict[str, Any]:
+    return container(state={"waiting": {"reason": reason, "message": message}}, **more)
+
+
+KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+FAULTS = {
+    "no_node": (UNSCHEDULED, "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
+    "image": (waiting("ImagePullBackOff", "Back-off pulling image"), "ImagePullBackOff: Back-off"),
+    "image_of_init": (waiting("ErrImagePull", "not found", init=True), "ErrImagePull: not found"),
+    "config": (
+        waiting("CreateContainerConfigError", 'secret "mine" not found'),
+        'CreateContainerConfigError: secret "mine" not found',
+    ),
+    "crash": (
+        waiting("CrashLoopBackOff", "back-off", restartCount=2, lastState=KILLED),
+        "its container worker has ended 2 times, at last with OOMKilled, exit code 137",
+    ),
+    "crash_that_runs": (
+        container(restartCount=3, lastState=KILLED, state={"running": {}}),
+        "its container worker has ended 3 times",
+    ),
+    "crash_of_all": ({"phase": "Failed", "reason": "Evicted"}, "Evicted"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_pods_status_says_what_is_wrong(fault: str) -> None:
+    status, text = FAULTS[fault]
+    found = pod_problem({"metadata": {"name": "w-3"}, "status": status})
+    assert found is not None and fault.startswith(found.reason)
+    assert found.detail.startswith(f"pod w-3: {text}")
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"phase": "Pending", "conditions": None, "containerStatuses": None},
+        waiting("ContainerCreating"),
+        waiting("PodInitializing"),
+        container(restartCount=2, state={"running": {}}),
+        container(restartCount=9, ready=True, state={"running": {}}),
+    ],
+)
+def test_a_pod_that_starts_has_no_problem(status: dict[str, Any]) -> None:
+    assert pod_problem({"metadata": {"name": "w-3"}, "status": status}) is None
+
+
+def test_a_long_message_is_cut() -> None:
+    status = waiting("ErrImagePull", "x" * 5000)
+    found = pod_problem({"metadata": {"name": "w-3"}, "status": status})
+    assert isinstance(found, WorkerProblem) and len(found.detail) <= DETAIL_CHARS + 20
+
+
+@pytest.mark.parametrize("answer", [{}, {"metadata": {}}, {"metadata": {"name": "w"}, "status": 3}])
+def test_another_answer_is_no_pod(answer: dict[str, Any]) -> None:
+    with pytest.raises(BatonError, match="answered with no Pod"):
+        pod_problem(answer)
