@@ -4,7 +4,8 @@ controller that is killed leave behind."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -265,6 +266,59 @@ async def test_a_worker_drains_before_its_pod_is_named(site: Site) -> None:
     await scene.calm(50)
     assert scene.drained == ["decode-3"] and site.pods.named() == [LAST_POD]
     assert site.pods.numbers() == [0, 2, 3] and site.number.size == FleetSize(1, 3)
+
+
+async def test_pods_without_a_worker_say_why(site: Site) -> None:
+    """Pods have no worker's name: each missing worker gets the words of one of them."""
+    site.pods.waiting = {4}
+    site.pods.states = [each for each in site.pods.states if each.number != 0]
+    workers = site.workers()
+    await workers.resize(await workers.count(), 7)
+    site.pods.states = [each for each in site.pods.states if each.number != 5]  # a quota
+    assert site.pods.numbers() == [1, 2, 3, 4, 6]
+    await workers.count()
+    missing = ["decode-3", "decode-4", "decode-5"]
+    found = await workers.problems(missing)
+    assert [found[name].reason for name in missing[:2]] == ["no_node", "no_pod"]
+    assert found["decode-3"].detail == f"pod {pod_name(4)}: no node has room"
+    assert found["decode-4"].detail == "the group decode has 5 of 6 pods"
+    assert "decode-5" not in found, "its pod is there, and starts"
+    assert await workers.problems(["prefill-0"]) == {}
+
+
+class InterruptedNumber(ScriptedNumber):
+    """A number at whose first reading something happens, `before` it or after."""
+
+    def __init__(
+        self, size: FleetSize, act: Callable[[], Awaitable[None]], *, before: bool
+    ) -> None:
+        super().__init__(size)
+        self._acts, self._before = [act], before
+
+    async def read(self) -> tuple[FleetSize, bytes] | None:
+        acts, self._acts = self._acts, []
+        for act in acts if self._before else ():
+            await act()
+        found = await super().read()
+        for act in () if self._before else acts:
+            await act()
+        return found
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_a_late_leader_overwrites_no_copy(site: Site, before: bool) -> None:
+    """Its successor asks for more, and copies that, between its two readings."""
+
+    async def succeed() -> None:
+        successor = site.workers()
+        await successor.resize(await successor.count(), 7)
+        await successor.count()
+        assert site.number.size == FleetSize(1, 6)
+
+    site.number = InterruptedNumber(FleetSize(1, 4), succeed, before=before)
+    with contextlib.suppress(BatonError):  # it may see that the number has changed
+        await site.workers().count()
+    assert site.number.size == FleetSize(1, 6)
 
 
 async def test_where_the_patch_would_be_refused_no_worker_drains(site: Site) -> None:

@@ -112,6 +112,28 @@ async def test_an_api_that_is_gone_is_named(account: Path) -> None:
         await scale.resize(WorkerCount("1", (f"{NAME}-0", f"{NAME}-1")), 4)
 
 
+PULLED = {"name": "worker", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
+
+
+async def test_a_pod_says_why_its_worker_is_missing(server: SecretsServer, account: Path) -> None:
+    names = [f"{NAME}-{number}" for number in range(3)]
+    server.roles["controller"] = [
+        *RULES, {"resources": ["pods"], "verbs": ["get"], "resourceNames": names}
+    ]  # fmt: skip
+    server.rayclusters.pods = lambda: [
+        {"metadata": {"name": names[0]}, "status": {"containerStatuses": [PULLED]}},
+        {"metadata": {"name": names[1]}, "status": {"phase": "Running"}},
+    ]
+    found = await scale_of(server, account).problems(names)
+    assert {name: each.reason for name, each in found.items()} == {
+        names[0]: "image", names[2]: "no_pod"
+    }  # fmt: skip
+    assert found[names[0]].detail == f"pod {names[0]}: ImagePullBackOff:"
+    assert found[names[2]].detail == f"there is no pod {names[2]}"
+    with pytest.raises(BatonError, match="403: controller may not get the pod another-0"):
+        await scale_of(server, account).problems(["another-0"])
+
+
 async def test_a_token_that_was_replaced_is_used(server: SecretsServer, account: Path) -> None:
     """Kubernetes writes another one before the first expires."""
     scale = scale_of(server, account)

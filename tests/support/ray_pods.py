@@ -45,7 +45,7 @@ def pod_host(number: int) -> str:
 @dataclass
 class RayPods:
     """The decode pods of the RayCluster, which `put` creates. `slow`: a pod that ends stays until
-    `finish`. `waiting`: numbers of pods that have no node."""
+    `finish`. `waiting`: numbers of pods that have no node, as their status says."""
 
     server: SecretsServer
     states: list[PodState] = field(default_factory=list)
@@ -100,7 +100,8 @@ class RayPods:
         if state.terminating:
             metadata["deletionTimestamp"] = timestamp(0)
         waits = state.number in self.waiting
-        status = {"phase": "Pending"} if waits else {
-            "phase": "Running", "podIP": pod_host(state.number)
-        }  # fmt: skip
+        status: Document = {"phase": "Running", "podIP": pod_host(state.number)}
+        if waits:
+            scheduled = {"type": "PodScheduled", "status": "False", "message": "no node has room"}
+            status = {"phase": "Pending", "conditions": [scheduled]}
         return {"metadata": metadata, "status": status}

@@ -29,7 +29,8 @@ class ScriptedNumber:
 
     async def replace(self, text: bytes, size: FleetSize) -> None:
         self._answer()
-        assert self.size is not None and text == self.text_of(self.size)
+        if self.size is None or text != self.text_of(self.size):
+            raise BatonError("the fleet's number has changed since it was read")
         self.size = size
 
     async def close(self) -> None:

@@ -1,7 +1,8 @@
-"""RayClusters and lists of pods, as the API server answers for them, and faults of that.
+"""RayClusters and pods, as the API server answers for them, and faults of that.
 
 GET, PATCH /apis/ray.io/v1/namespaces/NAMESPACE/rayclusters/NAME[?dryRun=All], by JSON patch
 GET /api/v1/namespaces/NAMESPACE/pods?labelSelector=NAME%3DVALUE,...&limit=N[&continue=TEXT]
+GET /api/v1/namespaces/NAMESPACE/pods/NAME
 GET /apis/ray.io/v1, which Helm asks before it looks an object up
 """
 
@@ -28,6 +29,7 @@ RESOURCES: Document = {
     "resources": [{"name": "rayclusters", "singularName": "raycluster", "namespaced": True,
                    "kind": "RayCluster", "verbs": ["get", "patch"]}],
 }  # fmt: skip
+POD = re.compile(r"/api/v1/namespaces/(?P<namespace>[^/]+)/pods/(?P<name>[^/?]+)")
 PODS = re.compile(r"/api/v1/namespaces/(?P<namespace>[^/]+)/pods\?(?P<query>.+)")
 
 
@@ -78,6 +80,11 @@ class RayClusters:
         elif method != "GET":
             return 405, {"message": f"{method} is not allowed"}
         return 200, self.objects[name]
+
+    def pod(self, name: str) -> tuple[int, Document]:
+        """Return a pod by its name."""
+        found = [each for each in self.pods() if each["metadata"]["name"] == name]
+        return (200, found[0]) if found else (404, {"message": f"{name} not found"})
 
     def list_pods(self, query: str) -> tuple[int, Document]:
         """Return a page of the pods that a selector finds."""

@@ -1,5 +1,5 @@
 """The part of the Kubernetes API that pods of the chart call: Secrets of one namespace, the scales
-of its StatefulSets (scales.py), its RayClusters and lists of its pods (rayclusters.py).
+of its StatefulSets (scales.py), its RayClusters and its pods (rayclusters.py).
 
 By HTTPS, with an authority of its own; an account may do what the Roles bound to it say. Holds the
 Secrets, as pods mount them too.
@@ -29,6 +29,7 @@ from baton.deploy.host.certificate_forms import (
 )
 from tests.support.pods.rayclusters import (
     DISCOVERY,
+    POD,
     PODS,
     RAYCLUSTER,
     RESOURCES,
@@ -100,6 +101,8 @@ class SecretsServer:
                 return self._raycluster(method, cluster, token, body)
             if (pods := PODS.fullmatch(path)) is not None:
                 return self._pods(method, pods, token)
+            if (pod := POD.fullmatch(path)) is not None:
+                return self._pod(method, pod, token)
         if (scale := SCALE.fullmatch(path)) is not None and token in self._tokens:
             return self._scale(method, scale, token, body)
         base = f"/api/v1/namespaces/{self.namespace}/secrets"
@@ -151,6 +154,14 @@ class SecretsServer:
             self.refused.append(f"{account} list pods")
             return 403, {"message": f"{account} may not list pods"}
         return self.rayclusters.list_pods(found["query"])
+
+    def _pod(self, method: str, found: re.Match[str], token: str) -> tuple[int, Document]:
+        account, name = self._tokens[token], found["name"]
+        may = method == "GET" and self._may(account, "get", "pods", name)
+        if not may or found["namespace"] != self.namespace:
+            self.refused.append(f"{account} get pod {name}")
+            return 403, {"message": f"{account} may not get the pod {name}"}
+        return self.rayclusters.pod(name)
 
     def _may(self, account: str, verb: str, resource: str, name: str) -> bool:
         return any(
