@@ -52,7 +52,7 @@ class OverdueWorkers:
         self._overdue: set[str] = set()
 
     def missing(self, asked: Sequence[str], sample: FleetSample, now_s: float) -> dict[str, float]:
-        """Record who is missing now, and return for how long each has been, by worker id."""
+        """Record which workers are missing now, and return for how long each is, by its id."""
         there = {each.worker_id for each in sample.workers if each.state in _THERE}
         self._missing_s = {
             name: self._missing_s.get(name, now_s) for name in asked if name not in there

@@ -1,7 +1,7 @@
 """Watches the workers that were asked for, and reports those that do not get ready in time.
 
     each tick: number, FleetSample ─▶ OverdueWorkers ─▶ baton_overdue_workers, log: workers overdue
-    every LOOK_S, while workers are missing: orchestrator ─▶ why
+    every PROBLEM_INTERVAL_S, while workers are missing: orchestrator ─▶ why
 
 Problems are read beside the decisions: a slow orchestrator delays a reason, and nothing else. Owned
 by the size loop.
@@ -29,9 +29,9 @@ from baton.planner.overdue_workers import (
 from baton.runtime import logs
 from baton.runtime.errors import BatonError
 
-LOOK_S = 15.0  # between two readings of problems
-LOOK_AFTER_S = 30.0  # for which a worker is missing before its problem is asked for
-MAX_LOOKED = 16  # workers whose problems are asked for at a time
+PROBLEM_INTERVAL_S = 15.0  # between two readings of problems
+PROBLEM_AFTER_S = 30.0  # for which a worker is missing before its problem is asked for
+MAX_ASKED = 16  # workers whose problems are asked for at a time
 MAX_NAMED = 8  # workers in an event of the log
 REMEDIES: Mapping[OverdueReason, str] = {
     "no_pod": "see the events of the StatefulSet or RayCluster with `kubectl describe`: a quota or "
@@ -67,7 +67,7 @@ class OverdueWatch:
         """Return the workers that are overdue now, as the leader."""
         missing = self._workers.missing(seen.worker_ids, sample, self._clock())
         self._take_problems()
-        self._ask([name for name, age_s in missing.items() if age_s >= LOOK_AFTER_S])
+        self._ask([name for name, age_s in missing.items() if age_s >= PROBLEM_AFTER_S])
         found = self._workers.found(missing, self._problems)
         self._report(found)
         return found
@@ -101,9 +101,9 @@ class OverdueWatch:
     def _ask(self, names: Sequence[str]) -> None:
         if not names:
             self._problems = {}
-        elif self._reading is None and self._clock() - self._read_s >= LOOK_S:
+        elif self._reading is None and self._clock() - self._read_s >= PROBLEM_INTERVAL_S:
             self._read_s = self._clock()
-            asked = self._pool.problems(list(islice(names, MAX_LOOKED)))
+            asked = self._pool.problems(list(islice(names, MAX_ASKED)))
             self._reading = asyncio.create_task(
                 within_call_time("the reading of workers' problems", asked)
             )

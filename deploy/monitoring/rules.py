@@ -172,6 +172,14 @@ ALERTS = (
         runbook='docs/operations.md, "Workers on several hosts"',
     ),
     Alert(
+        name="BatonWorkersOverdue",
+        expr=f"max by (reason) ({series('baton_overdue_workers')}) > 0",
+        lasts="1m",
+        severity="warning",
+        summary="Workers that the controller asked for do not get ready; it asks for no more.",
+        runbook='docs/operations.md, "Workers that were asked for do not get ready"',
+    ),
+    Alert(
         name="BatonRayDown",
         expr=f"min({series('baton_ray_up')}) == 0",
         lasts="5m",

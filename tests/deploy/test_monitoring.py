@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from baton.deploy.control import control_metrics
 from baton.deploy.monitoring import generate
 from baton.deploy.monitoring.dashboards import DASHBOARDS
 from baton.deploy.monitoring.panels import CHOSEN
@@ -61,6 +62,7 @@ def test_committed_files_are_those_that_are_generated() -> None:
 
 def test_each_metric_and_value_that_is_asked_for_exists() -> None:
     assert fleet_metrics.RAY_UP is not None  # declared: the fleet's driver exports them
+    assert control_metrics.OVERDUE_WORKERS is not None  # and the controller this
     known, records = samples(), {each.record for each in RECORDINGS}
     assert sum(1 for _ in expressions()) > 80
     for expr in expressions():
@@ -146,6 +148,7 @@ RAY = 'baton_ray_up{job="b",instance="f"}'
 HANDOFF = 'baton_oldest_handoff_seconds{job="b",instance="d",state="offered"}'
 QUARANTINE = 'baton_quarantined_blocks{job="b",instance="d"}'
 PAIRS = 'baton_degraded_pairs{job="b",instance="d"}'
+OVERDUE = 'baton_overdue_workers{{job="b",instance="{0}",reason="{1}"}}'
 OF_WORKER = {"instance": "d"}
 
 
@@ -203,6 +206,15 @@ CASES = {
         fires=True,
     ),
     "registry_up": alert_case("BatonRegistryDown", {REGISTRY.format("d"): "1x60"}, fires=False),
+    "one_overdue": alert_case(
+        "BatonWorkersOverdue",
+        {OVERDUE.format("a", "image"): "0x20 1x40", OVERDUE.format("b", "image"): "0x60"},
+        fires=True,
+        labels={"reason": "image"},
+    ),
+    "none_overdue": alert_case(
+        "BatonWorkersOverdue", {OVERDUE.format("a", "image"): "1x20 0x40"}, fires=False
+    ),
     "two_percent_fail": alert_case(
         "BatonRequestsFail",
         {

@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 
 from baton.deploy.control import size_step
 from baton.deploy.control.overdue_watch import (
-    LOOK_AFTER_S,
-    LOOK_S,
-    MAX_LOOKED,
+    MAX_ASKED,
+    PROBLEM_AFTER_S,
+    PROBLEM_INTERVAL_S,
     REMEDIES,
     OverdueWatch,
 )
@@ -97,19 +97,19 @@ async def test_a_changed_reason_is_reported() -> None:
     site.pool.found = {"d1": NO_NODE}
     await site.pass_by(STUCK_S + 1)
     site.pool.found = {"d1": WorkerProblem("image", "pod d1: ImagePullBackOff")}
-    assert await site.pass_by(3 * LOOK_S) == {"image": 1.0}
+    assert await site.pass_by(3 * PROBLEM_INTERVAL_S) == {"image": 1.0}
     assert site.events() == ["workers overdue"] and site.logs[0]["reason"] == "image"
 
 
 async def test_problems_are_asked_for_seldom_and_of_few() -> None:
     site = Site(workers=40)
-    await site.pass_by(LOOK_AFTER_S)
+    await site.pass_by(PROBLEM_AFTER_S)
     assert site.pool.looked == []
-    await site.pass_by(10 * LOOK_S)
+    await site.pass_by(10 * PROBLEM_INTERVAL_S)
     assert len(site.pool.looked) == 10
-    assert all(each == [f"d{n}" for n in range(1, MAX_LOOKED + 1)] for each in site.pool.looked)
+    assert all(each == [f"d{n}" for n in range(1, MAX_ASKED + 1)] for each in site.pool.looked)
     site.there |= set(site.asked)
-    await site.pass_by(10 * LOOK_S)
+    await site.pass_by(10 * PROBLEM_INTERVAL_S)
     assert len(site.pool.looked) == 10, "no worker is missing"
 
 

@@ -73,6 +73,8 @@ NOT_HERE = {
     "helm upgrade": PODS,
     "kubectl describe pod POD": "a Kubernetes cluster",
     "kubectl logs POD": PODS,
+    "kubectl logs POD --previous": "a Kubernetes cluster",
+    "kubectl get events": "a Kubernetes cluster",
     "kubectl delete pod": PODS,
     "kubectl rollout restart": "a Kubernetes cluster",
     "kubectl get hpa": "a Kubernetes cluster",

@@ -99,18 +99,27 @@ def resized(**change: object) -> Release:
 
 
 def test_a_controller_that_resizes_may_touch_one_scale() -> None:
-    """The rights that it needs, and no other: of one subresource of one object."""
+    """The rights that it needs, and no other: of one subresource of one object, and to read the
+    pods that this may have."""
     found = resized()
     pod = found.named("Deployment", "controller")["spec"]["template"]["spec"]
     account = found.named("ServiceAccount", "controller")
     assert pod["automountServiceAccountToken"] and not account["automountServiceAccountToken"]
-    (rule,) = found.named("Role", "controller")["rules"]
-    assert rule == {
-        "apiGroups": ["apps"],
-        "resources": ["statefulsets/scale"],
-        "resourceNames": [found.named("StatefulSet", "worker")["metadata"]["name"]],
-        "verbs": ["get", "patch"],
-    }
+    name = found.named("StatefulSet", "worker")["metadata"]["name"]
+    assert found.named("Role", "controller")["rules"] == [
+        {
+            "apiGroups": ["apps"],
+            "resources": ["statefulsets/scale"],
+            "resourceNames": [name],
+            "verbs": ["get", "patch"],
+        },
+        {
+            "apiGroups": [""],
+            "resources": ["pods"],
+            "resourceNames": [f"{name}-{number}" for number in range(9)],
+            "verbs": ["get"],
+        },
+    ]
     binding = found.named("RoleBinding", "controller")
     assert binding["roleRef"]["name"] == found.named("Role", "controller")["metadata"]["name"]
     assert binding["subjects"] == [
@@ -120,7 +129,7 @@ def test_a_controller_that_resizes_may_touch_one_scale() -> None:
 
 
 def test_a_controller_that_resizes_knows_what_and_how_far() -> None:
-    found = resized()
+    found = resized(workers={"startupSeconds": 700})
     container = container_of(found.named("Deployment", "controller"))
     options = parser().parse_args([*container["command"][1:], *container["args"]])
     plan = fleet_plan(options)
@@ -128,6 +137,7 @@ def test_a_controller_that_resizes_knows_what_and_how_far() -> None:
     name = found.named("StatefulSet", "worker")["metadata"]["name"]
     assert plan.target == ResizeTarget("statefulset", name)
     assert plan.bounds == SizeBounds(least=5, most=9, release_s=90.0)
+    assert plan.start_s == 700.0
 
 
 def test_the_number_of_workers_is_left_to_what_changes_it() -> None:
