@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import helm_python
 import pytest
-import yaml
 
 from baton.deploy.cli.control_commands import fleet_plan
 from baton.deploy.cli.main import parser
 from baton.deploy.control.resize_target import ResizeTarget
 from baton.planner.fleet_size import SizeBounds
-from tests.support.chart import Document, Release, Values, chart, example, merged, render
+from tests.support.chart import Document, Release, Values, example, merged, render
+from tests.support.live_chart import upgraded
 from tests.support.pods.secrets_server import SecretsServer
 
 BASE = merged(
@@ -180,22 +179,6 @@ def server(tmp_path: Path) -> Iterator[SecretsServer]:
     made.close()
 
 
-def upgraded(server: SecretsServer, values: Values, folder: Path) -> Document:
-    """Return the RayCluster as `helm upgrade` renders it, which looks the present one up."""
-    account = server.account_files("user")
-    authority = folder / "ca.crt"
-    authority.write_bytes(account["ca.crt"])
-    config = helm_python.Config(
-        kubeconfig_content=yaml.safe_dump({"apiVersion": "v1", "kind": "Config"}),
-        kube_apiserver=f"https://127.0.0.1:{server.port}",
-        kube_token=account["token"].decode(),
-        kube_ca_file=authority,
-    )
-    files = config.render(chart(), values, name="chat", namespace="llm", is_upgrade=True)
-    (text,) = [each for path, each in files.items() if path.endswith("raycluster.yaml")]
-    return dict(next(e for e in yaml.safe_load_all(text) if e and e["kind"] == "RayCluster"))
-
-
 @pytest.mark.parametrize(("live", "kept"), [(6, 6), (1, 3), (40, 7)])
 def test_an_upgrade_leaves_the_number(
     server: SecretsServer, tmp_path: Path, live: int, kept: int
@@ -207,12 +190,13 @@ def test_an_upgrade_leaves_the_number(
     cluster["spec"]["workerGroupSpecs"][1] |= {"replicas": live, "scaleStrategy": leaving}
     cluster["spec"]["workerGroupSpecs"][0] |= {"replicas": live}
     server.rayclusters.put(cluster)
-    prefill, decode = upgraded(server, merged(BASE, SIZED), tmp_path)["spec"]["workerGroupSpecs"]
+    found = groups(upgraded(server, merged(BASE, SIZED), tmp_path))
+    prefill, decode = found["prefill"], found["decode"]
     assert bounds(decode) == (kept, 3, 7) and decode["scaleStrategy"] == leaving
     assert bounds(prefill) == (2, 2, 2) and "scaleStrategy" not in prefill
 
 
 def test_a_first_install_begins_with_the_least(server: SecretsServer, tmp_path: Path) -> None:
     made = upgraded(server, merged(BASE, SIZED), tmp_path)
-    assert bounds(made["spec"]["workerGroupSpecs"][1]) == (3, 3, 7)
+    assert bounds(groups(made)["decode"]) == (3, 3, 7)
     assert server.refused == []

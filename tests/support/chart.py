@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -97,7 +98,11 @@ class Release:
 
 def render(values: Values, name: str = "chat", namespace: str = "llm") -> Release:
     """Render the chart. Raises helm_python.HelmError with Helm's words."""
-    manifests = chart().render(values, name=name, namespace=namespace)
+    return release_of(chart().render(values, name=name, namespace=namespace))
+
+
+def release_of(manifests: Mapping[str, str]) -> Release:
+    """Return what Helm has rendered, by the paths of the templates."""
     documents = [
         document
         for path, text in sorted(manifests.items())

@@ -38,6 +38,12 @@ from tests.support.pods.rayclusters import (
 from tests.support.pods.scales import SCALE, Scales
 
 Document = dict[str, Any]
+CORE: Document = {
+    "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "v1",
+    "resources": [{"name": "secrets", "singularName": "secret", "namespaced": True,
+                   "kind": "Secret", "verbs": ["get"]}],
+}  # fmt: skip
+DISCOVERED = {DISCOVERY: RESOURCES, "/api/v1": CORE}  # what Helm asks before it looks an object up
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch"}
 
 
@@ -95,8 +101,8 @@ class SecretsServer:
     def answer(self, method: str, path: str, token: str, body: Any) -> tuple[int, Document]:
         """Return status and object of a call."""
         if token in self._tokens:
-            if path.partition("?")[0] == DISCOVERY:
-                return 200, RESOURCES
+            if path.partition("?")[0] in DISCOVERED:
+                return 200, DISCOVERED[path.partition("?")[0]]
             if (cluster := RAYCLUSTER.fullmatch(path)) is not None:
                 return self._raycluster(method, cluster, token, body)
             if (pods := PODS.fullmatch(path)) is not None:
@@ -125,7 +131,7 @@ class SecretsServer:
             if body["metadata"].get("resourceVersion") != found["metadata"]["resourceVersion"]:
                 return 409, {"message": f"{name} has changed"}
             return 200, self._store(name, body)
-        return 200, found
+        return 200, {"kind": "Secret", "apiVersion": "v1", **found}
 
     def _scale(
         self, method: str, found: re.Match[str], token: str, body: Document
