@@ -10,7 +10,7 @@ matters: everything is in Ray, on the nodes and in the registry.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -28,6 +28,7 @@ from baton.runtime.metric_factory import ROLES
 LOST_S = 10.0  # without an answer, until a worker's actor counts as lost
 TURN_S = 1.0
 END_PAUSE_S = 0.5  # between two looks at workers that end: their nodes look as often
+END_RETRY_S = 30.0  # for what Ray has failed to do: a head that is restarted answers sooner
 
 log = logs.get(__name__)
 
@@ -163,27 +164,42 @@ class FleetDriver:
 
     def end(self, deadline_s: float) -> list[str]:
         """End all workers, and return those that had not ended at `deadline_s` of `now`; their
-        actors are removed all the same. Raises Unavailable when Ray does not answer."""
-        try:
-            return self._end_all(deadline_s)
-        except Unavailable as error:
-            raise Unavailable(
-                f"{error}; workers that have not ended serve on: start `baton fleet` again and end "
-                "it once Ray answers"
-            ) from error
-
-    def _end_all(self, deadline_s: float) -> list[str]:
-        while names := self._fleet.names():
-            for name in names:
-                self._end(name)
-            for name, report in self._fleet.ask().items():
-                self._hear(name, report)
-            if self._now() > deadline_s:
-                for name in names:
-                    self._fleet.remove(name)
-                return sorted(names)
+        actors are removed all the same. What fails is tried again: while Ray answers until the
+        deadline and END_RETRY_S more, otherwise for END_RETRY_S. Raises Unavailable, which names
+        the workers that remain."""
+        late: set[str] = set()
+        left, answered_s = set(self._orders), self._now()
+        while True:
+            try:
+                left = self._fleet.names()
+                answered_s = self._now()
+                if not left:
+                    return sorted(late)
+                failed = self._try_each(left, self._end)
+                if self._now() > deadline_s:
+                    late |= left
+                    failed = self._try_each(left, self._fleet.remove)
+                    left = set(failed)
+                    if not left:
+                        return sorted(late)
+                for name, report in self._fleet.ask().items():
+                    self._hear(name, report)
+            except Unavailable as error:
+                failed = dict.fromkeys(left, str(error))
+            overdue = self._now() > deadline_s + END_RETRY_S
+            if failed and (overdue or self._now() - answered_s > END_RETRY_S):
+                raise _remain(failed)
             self._pause(END_PAUSE_S)
-        return []
+
+    def _try_each(self, names: Collection[str], act: Callable[[str], None]) -> dict[str, str]:
+        """Act on each worker. Return the reasons of those for which that has failed."""
+        failed: dict[str, str] = {}
+        for name in sorted(names):
+            try:
+                act(name)
+            except Unavailable as error:
+                failed[name] = str(error)
+        return failed
 
     def publish_gauges(self) -> None:
         """Set the gauges by the last turn. For any thread."""
@@ -300,3 +316,12 @@ class FleetDriver:
         ending = [name for name in changed if name not in ready]
         if ending or (changed and len(ready) == len(self._orders)):
             self._end((ending or changed)[0])
+
+
+def _remain(failed: Mapping[str, str]) -> Unavailable:
+    """Return the error for workers that could not be ended, by the reason of each."""
+    reason = next(iter(failed.values()), "")
+    return Unavailable(
+        f"{reason}; {', '.join(sorted(failed))} may serve on: start `baton fleet` again and end it "
+        "once Ray answers"
+    )

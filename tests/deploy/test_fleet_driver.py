@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -10,42 +9,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.deploy.host.fleet_progress import WorkerProgress
-from baton.deploy.nodes.fleet_driver import END_PAUSE_S, LOST_S, FleetDriver
+from baton.deploy.nodes.fleet_driver import LOST_S
 from baton.deploy.nodes.fleet_metrics import RestartReason
-from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime import metrics
 from baton.runtime.errors import Unavailable
-from tests.support.scripted_actors import ScriptedActors
+from tests.support.driver_scene import DriverScene, order
 
 REASONS = get_args(RestartReason)
 
 
-def order(name: str, blocks: str = "9") -> WorkerOrder:
-    role = "prefill" if name.startswith("prefill") else "decode"
-    return WorkerOrder(name, role, "baton", "", (("pool.blocks", blocks),), 60.0)
-
-
-class Scene:
-    def __init__(self, *orders: WorkerOrder, hosts: Mapping[str, str] | None = None) -> None:
-        self.now = 0.0
-        self.fleet = ScriptedActors()
-        self.hosts: Mapping[str, str] | None = hosts or {}
-        self.driver = self.new_driver(*orders)
-
-    def new_driver(self, *orders: WorkerOrder) -> FleetDriver:
-        return FleetDriver(self.fleet, orders, lambda: self.hosts, lambda: self.now, self.pause)
-
-    def pause(self, seconds: float) -> None:
-        self.now += seconds
-
-    def turns(self, driver: FleetDriver, count: int = 1) -> None:
-        for _ in range(count):
-            driver.turn()
-            self.now += 1.0
-
-
 def test_missing_workers_are_made_where_they_run_already() -> None:
-    scene = Scene(order("prefill-0"), order("decode-0"), hosts={"decode-0": "10.0.0.2"})
+    scene = DriverScene(order("prefill-0"), order("decode-0"), hosts={"decode-0": "10.0.0.2"})
     scene.turns(scene.driver, 3)
     assert scene.fleet.made == [("prefill-0", ""), ("decode-0", "10.0.0.2")]
     assert scene.fleet.waits == {"decode-0"}
@@ -54,13 +28,13 @@ def test_missing_workers_are_made_where_they_run_already() -> None:
 
 
 def test_added_workers_go_to_a_node_that_has_joined() -> None:
-    scene = Scene(order("decode-0"), order("decode-1"))
+    scene = DriverScene(order("decode-0"), order("decode-1"))
     scene.turns(scene.driver)
     scene.fleet.room = {"10.0.0.1": {"CPU": 8.0}, "10.0.0.2": {"CPU": 8.0}, "10.0.0.3": {}}
     more = [order(f"decode-{number}") for number in range(5)]
     scene.turns(scene.new_driver(*more))
     assert scene.fleet.made[2:] == [("decode-2", ""), ("decode-3", ""), ("decode-4", "")]
-    scene = Scene(order("decode-0"), order("decode-1"))
+    scene = DriverScene(order("decode-0"), order("decode-1"))
     scene.turns(scene.driver)
     scene.fleet.room = {"10.0.0.1": {"CPU": 8.0}, "10.0.0.2": {"CPU": 2.0}, "10.0.0.3": {}}
     scene.hosts = {"decode-0": "10.0.0.1", "decode-1": "10.0.0.1"}
@@ -72,7 +46,7 @@ def test_added_workers_go_to_a_node_that_has_joined() -> None:
 
 
 def test_a_worker_that_is_replaced_goes_to_the_emptiest_node() -> None:
-    scene = Scene(order("decode-0"), order("decode-1"))
+    scene = DriverScene(order("decode-0"), order("decode-1"))
     scene.turns(scene.driver)
     scene.fleet.room = {"10.0.0.1": {"CPU": 2.0}, "10.0.0.2": {"CPU": 2.0}}
     driver = scene.new_driver(order("decode-0", "10"), order("decode-1", "10"))
@@ -83,7 +57,7 @@ def test_a_worker_that_is_replaced_goes_to_the_emptiest_node() -> None:
 
 
 def test_another_driver_finds_the_actors_and_makes_none() -> None:
-    scene = Scene(order("decode-0"))
+    scene = DriverScene(order("decode-0"))
     scene.turns(scene.driver)
     again = scene.new_driver(order("decode-0"))
     scene.turns(again)
@@ -91,7 +65,7 @@ def test_another_driver_finds_the_actors_and_makes_none() -> None:
 
 
 def test_an_actor_that_is_gone_is_made_again() -> None:
-    scene = Scene(order("decode-0"))
+    scene = DriverScene(order("decode-0"))
     scene.turns(scene.driver)
     del scene.fleet.reports["decode-0"]
     scene.turns(scene.driver)
@@ -99,7 +73,7 @@ def test_an_actor_that_is_gone_is_made_again() -> None:
 
 
 def test_a_silent_actor_is_lost_and_found_with_one_log_each() -> None:
-    scene = Scene(order("decode-0"))
+    scene = DriverScene(order("decode-0"))
     scene.turns(scene.driver)
     with capture_logs() as logs:
         scene.fleet.silent = {"decode-0"}
@@ -113,7 +87,7 @@ def test_a_silent_actor_is_lost_and_found_with_one_log_each() -> None:
 
 
 def test_a_worker_without_a_node_is_named_with_what_it_needs() -> None:
-    scene = Scene(replace(order("decode-0"), gpus=2.0, by_role=True))
+    scene = DriverScene(replace(order("decode-0"), gpus=2.0, by_role=True))
     scene.fleet.silent = {"decode-0"}
     scene.turns(scene.driver)
     assert scene.driver.waiting() == {
@@ -123,7 +97,7 @@ def test_a_worker_without_a_node_is_named_with_what_it_needs() -> None:
 
 def test_workers_with_other_settings_are_replaced_one_by_one() -> None:
     before = [order(name) for name in ("prefill-0", "decode-0", "decode-1")]
-    scene = Scene(*before)
+    scene = DriverScene(*before)
     scene.turns(scene.driver)
     after = [order(each.worker_id, blocks="10") for each in before]
     driver = scene.new_driver(*after)
@@ -139,7 +113,7 @@ def test_workers_with_other_settings_are_replaced_one_by_one() -> None:
 
 
 def test_a_worker_that_is_not_ready_is_replaced_first() -> None:
-    scene = Scene(order("decode-0"), order("decode-1"))
+    scene = DriverScene(order("decode-0"), order("decode-1"))
     scene.turns(scene.driver)
     broken = scene.fleet.reports["decode-1"]
     scene.fleet.reports["decode-1"] = replace(broken, state="waiting", boot_id="")
@@ -162,7 +136,7 @@ def test_a_worker_that_left_with_its_node_waits_for_no_other(
     living: str, registered: dict[str, str] | None, removed: list[str]
 ) -> None:
     """Ray would make its actor again on the next node with room, only to end it there."""
-    scene = Scene(order("decode-0"), order("decode-1"))
+    scene = DriverScene(order("decode-0"), order("decode-1"))
     scene.turns(scene.driver)
     scene.fleet.reports["decode-1"] = replace(scene.fleet.reports["decode-1"], node="10.0.0.2")
     scene.turns(scene.driver)
@@ -177,48 +151,15 @@ def test_a_worker_that_left_with_its_node_waits_for_no_other(
 
 
 def test_a_smaller_fleet_ends_the_rest() -> None:
-    scene = Scene(order("decode-0"), order("decode-1"))
+    scene = DriverScene(order("decode-0"), order("decode-1"))
     scene.turns(scene.driver)
     driver = scene.new_driver(order("decode-0"))
     scene.turns(driver, 3)
     assert scene.fleet.removed == ["decode-1"] and driver.ready() == ["decode-0"]
 
 
-def test_the_end_waits_for_workers_and_then_removes_their_actors() -> None:
-    scene = Scene(order("decode-0"), order("prefill-0"))
-    scene.turns(scene.driver)
-    assert scene.driver.end(deadline_s=60.0) == []
-    assert sorted(scene.fleet.removed) == ["decode-0", "prefill-0"]
-
-
-def test_a_long_end_is_asked_for_twice_a_second() -> None:
-    scene = Scene(order("decode-0"))
-    scene.turns(scene.driver)
-    scene.fleet.ends = False
-    began = scene.now
-    assert scene.driver.end(deadline_s=began + 30.0) == ["decode-0"]
-    assert scene.now == began + 30.0 + END_PAUSE_S
-    assert len(scene.fleet.ended) == 62
-
-
-def test_an_end_without_ray_says_that_workers_serve_on() -> None:
-    scene = Scene(order("decode-0"))
-    scene.turns(scene.driver)
-    scene.fleet.lost = True
-    with pytest.raises(Unavailable, match="serve on: start `baton fleet` again"):
-        scene.driver.end(deadline_s=60.0)
-
-
-def test_the_end_names_the_workers_that_did_not_end() -> None:
-    scene = Scene(order("decode-0"))
-    scene.turns(scene.driver)
-    scene.fleet.ends = False
-    assert scene.driver.end(deadline_s=-1.0) == ["decode-0"]
-    assert scene.fleet.reports == {}
-
-
 def test_a_worker_that_its_node_gave_up_is_reported_once() -> None:
-    scene = Scene(order("decode-0"))
+    scene = DriverScene(order("decode-0"))
     scene.turns(scene.driver)
     failed = replace(
         scene.fleet.reports["decode-0"],
@@ -235,7 +176,7 @@ def test_a_worker_that_its_node_gave_up_is_reported_once() -> None:
     assert scene.driver.end(deadline_s=60.0) == [] and scene.fleet.ended == []
 
 
-def progress_of(scene: Scene, **changes: Any) -> WorkerProgress:
+def progress_of(scene: DriverScene, **changes: Any) -> WorkerProgress:
     scene.fleet.reports["decode-0"] = replace(scene.fleet.reports["decode-0"], **changes)
     scene.turns(scene.driver)
     (found,) = scene.driver.summary().progress
@@ -243,7 +184,7 @@ def progress_of(scene: Scene, **changes: Any) -> WorkerProgress:
 
 
 def test_a_worker_s_progress_is_that_of_its_report() -> None:
-    scene = Scene(order("decode-0"))
+    scene = DriverScene(order("decode-0"))
     scene.fleet.silent = {"decode-0"}
     scene.turns(scene.driver)
     assert scene.driver.summary().progress[0].text == "Ray starts its actor"
@@ -269,7 +210,7 @@ def test_a_worker_s_progress_is_that_of_its_report() -> None:
 def test_a_worker_that_never_gets_ready_is_given_up(
     changes: dict[str, Any], given_up: bool
 ) -> None:
-    scene = Scene(order("decode-0"))
+    scene = DriverScene(order("decode-0"))
     scene.fleet.silent = {"decode-0"}
     scene.turns(scene.driver)
     scene.fleet.silent = set()
@@ -278,7 +219,7 @@ def test_a_worker_that_never_gets_ready_is_given_up(
 
 
 def test_a_worker_that_is_to_be_replaced_is_not_given_up() -> None:
-    scene = Scene(order("decode-0"))
+    scene = DriverScene(order("decode-0"))
     scene.turns(scene.driver)
     failed = replace(scene.fleet.reports["decode-0"], state="failed", boot_id="")
     scene.fleet.reports["decode-0"] = failed
@@ -289,13 +230,13 @@ def test_a_worker_that_is_to_be_replaced_is_not_given_up() -> None:
 
 
 def test_a_worker_that_was_ready_may_start_again_and_again() -> None:
-    scene = Scene(order("decode-0"))
+    scene = DriverScene(order("decode-0"))
     scene.turns(scene.driver)
     assert not progress_of(scene, boot_id="", restarts=9).given_up
 
 
 def test_an_order_that_is_the_same_replaces_nothing() -> None:
-    scene = Scene(order("decode-0"))
+    scene = DriverScene(order("decode-0"))
     scene.turns(scene.driver)
     scene.turns(scene.new_driver(order("decode-0")), 3)
     assert scene.fleet.ended == []
@@ -308,7 +249,7 @@ def value(name: str, **labels: str) -> float:
 
 
 def test_gauges_show_wanted_and_registered_workers() -> None:
-    scene = Scene(order("prefill-0"), order("decode-0"), order("decode-1"))
+    scene = DriverScene(order("prefill-0"), order("decode-0"), order("decode-1"))
     scene.turns(scene.driver)
     scene.fleet.reports["decode-0"] = replace(scene.fleet.reports["decode-0"], adopted=True)
     scene.fleet.reports["decode-1"] = replace(scene.fleet.reports["decode-1"], boot_id="")
@@ -326,7 +267,7 @@ def test_gauges_show_wanted_and_registered_workers() -> None:
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_gauges_show_a_ray_that_does_not_answer(hangs: bool) -> None:
-    scene = Scene(order("decode-0"))
+    scene = DriverScene(order("decode-0"))
     scene.turns(scene.driver)
     if hangs:  # in a turn that does not end
         scene.now += LOST_S
@@ -355,7 +296,7 @@ def test_gauges_show_a_ray_that_does_not_answer(hangs: bool) -> None:
 def test_another_boot_of_a_worker_counts_with_its_reason(
     reason: str, changed: dict[str, Any]
 ) -> None:
-    scene = Scene(order("decode-0"))
+    scene = DriverScene(order("decode-0"))
     scene.turns(scene.driver, 2)
     first = scene.fleet.reports["decode-0"]
     scene.fleet.reports["decode-0"] = replace(first, boot_id="")  # between two boots

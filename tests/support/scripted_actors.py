@@ -23,6 +23,7 @@ class ScriptedActors:
         self.silent: set[str] = set()
         self.ends = True  # a worker ends when it is asked to
         self.lost = False  # Ray does not answer
+        self.failing: set[str] = set()  # of whose actors Ray refuses everything
 
     def names(self) -> set[str]:
         self._answer()
@@ -32,8 +33,8 @@ class ScriptedActors:
         self._answer()
         return 3
 
-    def _answer(self) -> None:
-        if self.lost:
+    def _answer(self, name: str = "") -> None:
+        if self.lost or name in self.failing:
             raise Unavailable("Ray does not answer")
 
     def rooms(self) -> dict[str, dict[str, float]]:
@@ -49,10 +50,12 @@ class ScriptedActors:
         return {name: e for name, e in self.reports.items() if name not in self.silent}
 
     def end(self, name: str) -> None:
+        self._answer(name)
         self.ended.append(name)
         if self.ends:
             self.reports[name] = replace(self.reports[name], state="ended", boot_id="")
 
     def remove(self, name: str) -> None:
+        self._answer(name)
         self.removed.append(name)
         del self.reports[name]

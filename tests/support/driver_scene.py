@@ -1,0 +1,39 @@
+"""The driver of a fleet with scripted actors, on a clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from baton.deploy.nodes.fleet_driver import FleetDriver
+from baton.deploy.nodes.worker_order import WorkerOrder
+from tests.support.scripted_actors import ScriptedActors
+
+
+def order(name: str, blocks: str = "9") -> WorkerOrder:
+    role = "prefill" if name.startswith("prefill") else "decode"
+    return WorkerOrder(name, role, "baton", "", (("pool.blocks", blocks),), 60.0)
+
+
+class DriverScene:
+    """A driver on a clock that its pauses and turns move."""
+
+    def __init__(self, *orders: WorkerOrder, hosts: Mapping[str, str] | None = None) -> None:
+        self.now = 0.0
+        self.fleet = ScriptedActors()
+        self.hosts: Mapping[str, str] | None = hosts or {}
+        self.on_pause: Callable[[float], None] = self.pass_by
+        self.driver = self.new_driver(*orders)
+
+    def new_driver(self, *orders: WorkerOrder) -> FleetDriver:
+        return FleetDriver(self.fleet, orders, lambda: self.hosts, lambda: self.now, self.pause)
+
+    def pause(self, seconds: float) -> None:
+        self.on_pause(seconds)
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+
+    def turns(self, driver: FleetDriver, count: int = 1) -> None:
+        for _ in range(count):
+            driver.turn()
+            self.now += 1.0
