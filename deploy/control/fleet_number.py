@@ -5,12 +5,15 @@
 Ray has no object that says how many workers a fleet has: its driver has. So the number lies where
 both find it, signed with the cluster's token, and is replaced only if it is still what was read. A
 worker for which no node has room is an actor that waits, which Ray's autoscaler counts as demand:
-nothing else has to be asked of Ray. Owns its client.
+nothing else has to be asked of Ray. A text that is not signed, of another version or out of bounds
+is no number: neither the driver nor a controller acts on it, and the controller that leads puts its
+own back. Owns its client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,7 @@ from baton.deploy.control.orders import Cluster
 from baton.deploy.control.redis_calls import call_redis
 from baton.deploy.control.worker_count import WorkerCount, fleet_count
 from baton.planner.overdue_workers import WorkerProblem
+from baton.runtime import logs
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 from baton.runtime.shared_registry.registry_location import folder_of, key_prefix, open_server
 from baton.runtime.shared_registry.signed_json import SignedJson
@@ -27,11 +31,19 @@ if TYPE_CHECKING:
 
 MAX_NUMBER_BYTES = 1024
 MAX_WORKERS = 2048
+OWN_S = 10.0  # for which no other controller can have changed a number that this one read: TERM_S
 _FIELDS = frozenset(("prefill", "decode"))
+# A longer text counts as none, so no more of it than that is read or compared.
+_READ = (
+    "if redis.call('exists', KEYS[1]) == 0 then return false end "
+    "return redis.call('getrange', KEYS[1], 0, ARGV[1])"
+)
 _REPLACE = (
-    "if redis.call('get', KEYS[1]) == ARGV[1] then "
+    "if redis.call('getrange', KEYS[1], 0, ARGV[3]) == ARGV[1] then "
     "redis.call('set', KEYS[1], ARGV[2]) return 1 else return 0 end"
 )
+
+log = logs.get(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +54,43 @@ class FleetSize:
     decode: int
 
 
-class FleetNumber:
-    """Methods raise Unavailable if the server does not answer, BatonError for a number that is not
-    signed, or that was changed since it was read."""
+class ForeignNumber(BatonError):
+    """The `text` at the fleet's key is no number that this cluster has written."""
 
-    def __init__(self, client: Redis, prefix: str, tokens: tuple[str, ...]) -> None:
+    def __init__(self, key: str, reason: str, text: bytes) -> None:
+        super().__init__(
+            f"the fleet's number at {key} is not valid: {reason}; a controller that leads puts its "
+            "own back; without one delete that key, and `baton fleet --follow` writes its own"
+        )
+        self.text = text
+
+
+class FleetNumber:
+    """Methods raise Unavailable if the server does not answer, ForeignNumber for a text that is no
+    number of this cluster's, BatonError for a number that was changed since it was read."""
+
+    def __init__(
+        self,
+        client: Redis,
+        prefix: str,
+        tokens: tuple[str, ...],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._client = client
+        self._clock = clock
+        self._own: tuple[FleetSize, float] | None = None  # as counted last, and when
         self._key = f"{prefix}:fleet"
         self._texts = SignedJson(tokens, b"baton-fleet", _FIELDS, MAX_NUMBER_BYTES, "number")
 
     async def read(self) -> tuple[FleetSize, bytes] | None:
         """Return the number, and the text that says so; None if there is none."""
-        text = await call_redis(self._client.get(self._key))
+        text = await call_redis(self._client.eval(_READ, 1, self._key, MAX_NUMBER_BYTES))
         if text is None:
             return None
         found = self._texts.read(bytes(text))
         if isinstance(found, str) or (size := _size(found)) is None:
             reason = found if isinstance(found, str) else "it is no number of workers"
-            raise BatonError(
-                f"the fleet's number at {self._key} is not valid: {reason}; delete that key, and "
-                "`baton fleet --follow` writes its own"
-            )
+            raise ForeignNumber(self._key, reason, bytes(text))
         return size, bytes(text)
 
     def text_of(self, size: FleetSize) -> bytes:
@@ -79,7 +107,18 @@ class FleetNumber:
         await call_redis(self._client.set(self._key, self.text_of(size), nx=True))
 
     async def count(self) -> WorkerCount:
-        size, text = await self._read()
+        """Read the number, as the controller that leads: a text that is none is replaced by the
+        number that was counted in the last OWN_S."""
+        try:
+            size, text = await self._read()
+        except ForeignNumber as error:
+            if self._own is None or self._clock() - self._own[1] > OWN_S:
+                raise
+            size, _ = self._own
+            await self.replace(error.text, size)
+            log_restored(error, size)
+            text = self.text_of(size)
+        self._own = size, self._clock()
         return fleet_count(text.decode(), size.prefill, size.decode)
 
     async def check(self, seen: WorkerCount, workers: int) -> None:
@@ -92,12 +131,15 @@ class FleetNumber:
     async def resize(self, seen: WorkerCount, workers: int) -> None:
         """Ask for another number of decode workers, if the number is still as it was seen."""
         size, _ = await self._read()
-        await self.replace(seen.version.encode(), self._resized(size, workers))
+        changed = self._resized(size, workers)
+        await self.replace(seen.version.encode(), changed)
+        self._own = changed, self._clock()
 
     async def replace(self, text: bytes, size: FleetSize) -> None:
         """Write a number in place of the text that was read."""
         changed = self.text_of(size)
-        if not await call_redis(self._client.eval(_REPLACE, 1, self._key, text, changed)):
+        terms = self._key, text, changed, MAX_NUMBER_BYTES
+        if not await call_redis(self._client.eval(_REPLACE, 1, *terms)):
             raise BatonError("the fleet's number has changed since it was read")
 
     async def problems(self, missing: Collection[str]) -> dict[str, WorkerProblem]:
@@ -124,6 +166,18 @@ class FleetNumber:
                 f"workers of `baton fleet`, or are above {MAX_WORKERS}"
             )
         return FleetSize(size.prefill, workers - size.prefill)
+
+
+def log_restored(error: ForeignNumber, size: FleetSize) -> None:
+    """Log that a controller has put its number in place of a text that is none."""
+    log.warning(
+        "fleet number restored",
+        prefill=size.prefill,
+        decode=size.decode,
+        reason=str(error),
+        remedy="find out which process writes to the registry's server without this cluster's "
+        "token: give clusters databases or names (registry.cluster) of their own",
+    )
 
 
 def open_fleet_number(cluster: Cluster) -> FleetNumber:

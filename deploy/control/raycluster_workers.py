@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
-from baton.deploy.control.fleet_number import FleetSize
+from baton.deploy.control.fleet_number import FleetSize, ForeignNumber, log_restored
 from baton.deploy.control.kubernetes_calls import call_api
 from baton.deploy.control.pod_problems import pod_problem
 from baton.deploy.control.resize_target import ResizeTarget
@@ -94,7 +94,7 @@ class RayClusterWorkers:
 
     async def count(self) -> WorkerCount:
         """Read the number of pods, and let the driver follow it."""
-        copied = await self._number.read()
+        copied = await self._read_copy()
         self._found = await call_api(self._api, "GET", self._path)
         prefill, decode = self._group("prefill").replicas, self._group("decode").replicas
         if decode < 1:
@@ -133,9 +133,21 @@ class RayClusterWorkers:
     async def close(self) -> None:
         await self._number.close()
 
-    async def _copy(self, found: tuple[FleetSize, bytes] | None, size: FleetSize) -> None:
+    async def _read_copy(self) -> tuple[FleetSize, bytes] | ForeignNumber | None:
+        try:
+            return await self._number.read()
+        except ForeignNumber as error:
+            return error
+
+    async def _copy(
+        self, found: tuple[FleetSize, bytes] | ForeignNumber | None, size: FleetSize
+    ) -> None:
         """Write the number of decode workers where the driver reads it, unless it is there. That
         of prefill workers is the driver's own."""
+        if isinstance(found, ForeignNumber):
+            await self._number.replace(found.text, size)
+            log_restored(found, size)
+            return
         if found is None:
             await self._number.propose(size)
         elif found[0].decode != size.decode:

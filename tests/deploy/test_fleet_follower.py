@@ -3,6 +3,8 @@ cannot be read."""
 
 from __future__ import annotations
 
+from structlog.testing import capture_logs
+
 from baton.deploy.control.fleet_number import FleetSize
 from baton.deploy.nodes.fleet_driver import FleetDriver
 from baton.deploy.nodes.fleet_follower import FleetFollower
@@ -84,6 +86,18 @@ async def test_a_number_that_gets_lost_is_written_again() -> None:
     scene.number.fault, scene.number.size = None, None
     assert await scene.turn() == names(4)
     assert scene.number.size == FleetSize(1, 4)
+
+
+async def test_a_foreign_number_ends_no_worker() -> None:
+    scene = Scene()
+    scene.number.size = FleetSize(1, 4)
+    await scene.turn()
+    scene.number.foreign = b"a text of another process"
+    with capture_logs() as logs:
+        assert await scene.turn(5) == names(4) and scene.fleet.ended == []
+    (event,) = [each for each in logs if each["event"] == "fleet number not read"]
+    assert "delete that key, and `baton fleet --follow` writes its own" in event["reason"]
+    assert scene.number.foreign, "a controller puts it right, or a user"
 
 
 async def test_the_number_of_prefill_workers_is_the_command_lines() -> None:

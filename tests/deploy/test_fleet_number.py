@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
+from structlog.testing import capture_logs
 
-from baton.deploy.control.fleet_number import FleetNumber, FleetSize
+from baton.deploy.control.fleet_number import (
+    MAX_NUMBER_BYTES,
+    MAX_WORKERS,
+    OWN_S,
+    FleetNumber,
+    FleetSize,
+    ForeignNumber,
+)
+from baton.deploy.control.leadership import TERM_S
 from baton.deploy.nodes.fleet_follower import FleetFollower
 from baton.deploy.nodes.fleet_plan import FleetOptions
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.errors import BatonError, Unavailable
 from baton.runtime.settings.loading import load
 from baton.runtime.shared_registry.registry_location import key_prefix, open_server
+from baton.runtime.shared_registry.signed_json import SignedJson
 from chaos.redis_server import RedisServer, running_server
 from tests.support.redis_server import required_binary
 
@@ -26,10 +38,19 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
         yield made
 
 
-def number_of(server: RedisServer, *tokens: str) -> FleetNumber:
+def number_of(
+    server: RedisServer, *tokens: str, clock: Callable[[], float] = time.monotonic
+) -> FleetNumber:
     config = RegistryConfig(location=server.url)
     client, _ = open_server(config, SecurityConfig(tls="off"))
-    return FleetNumber(client, key_prefix(config), tokens or ("token",))
+    return FleetNumber(client, key_prefix(config), tokens or ("token",), clock)
+
+
+def client_of(server: RedisServer) -> tuple[Redis, str]:
+    """Return a client of any process, and the number's key."""
+    config = RegistryConfig(location=server.url)
+    client, _ = open_server(config, SecurityConfig(tls="off"))
+    return client, f"{key_prefix(config)}:fleet"
 
 
 @pytest.fixture
@@ -92,6 +113,73 @@ async def test_a_forged_number_does_not_count(server: RedisServer, number: Fleet
         await each.close()
 
 
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def signed(**content: object) -> bytes:
+    """Return a text with this cluster's signature."""
+    fields = frozenset(content)
+    return SignedJson(("token",), b"baton-fleet", fields, MAX_NUMBER_BYTES, "").write(content)
+
+
+FOREIGN = {
+    "unsigned": (b'{"prefill": 1, "decode": 900, "signature": ""}', "not signed with this"),
+    "no json": (b"9", "no number of this version"),
+    "empty": (b"", "no number of this version"),
+    "of another version": (signed(prefill=1, decode=2, spare=3), "no number of this version"),
+    "out of bounds": (signed(prefill=1, decode=MAX_WORKERS), "no number of workers"),
+    "without decode workers": (signed(prefill=1, decode=0), "no number of workers"),
+    "no whole number": (signed(prefill=1, decode=2.5), "no number of workers"),
+    "long": (b"[" * 100_000, "longer than 1024 bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+async def test_the_leader_puts_its_number_back(server: RedisServer, kind: str) -> None:
+    text, reason = FOREIGN[kind]
+    client, key = client_of(server)
+    clock = Clock()
+    number, driver = number_of(server, clock=clock), number_of(server)
+    await number.propose(FleetSize(1, 4))
+    assert (await number.count()).asked == 5
+    await client.set(key, text)
+    with pytest.raises(ForeignNumber, match=f"{reason}.*; a controller that leads puts its own"):
+        await driver.read()
+    clock.now_s += OWN_S
+    with capture_logs() as logs:
+        assert (await number.count()).asked == 5
+    assert await driver.read() == (FleetSize(1, 4), number.text_of(FleetSize(1, 4)))
+    (event,) = [each for each in logs if each["event"] == "fleet number restored"]
+    assert reason in event["reason"] and "registry.cluster" in event["remedy"]
+    await client.aclose()
+    for each in (number, driver):
+        await each.close()
+
+
+async def test_an_old_number_is_not_put_back(server: RedisServer) -> None:
+    """Another controller may have led and changed it since."""
+    client, key = client_of(server)
+    clock = Clock()
+    number, fresh = number_of(server, clock=clock), number_of(server)
+    await number.propose(FleetSize(1, 4))
+    await number.resize(await number.count(), 7)
+    await client.set(key, b"foreign")
+    clock.now_s += OWN_S + 0.1
+    for each in (number, fresh):
+        with pytest.raises(ForeignNumber):
+            await each.count()
+    assert await client.get(key) == b"foreign"
+    clock.now_s -= 1.0
+    assert (await number.count()).asked == 7, "what it has asked for itself"
+    await client.aclose()
+    for each in (number, fresh):
+        await each.close()
+
+
 async def test_a_followed_number_outlives_its_token(
     server: RedisServer, number: FleetNumber
 ) -> None:
@@ -115,6 +203,10 @@ async def test_a_number_that_no_reader_takes_is_not_written(number: FleetNumber)
     with pytest.raises(BatonError, match="1 prefill and 3000 decode workers do not make a fleet"):
         await number.replace(found[1], FleetSize(1, 3000))
     assert await number.read() == found
+
+
+def test_a_number_is_old_before_another_leader_acts() -> None:
+    assert OWN_S <= TERM_S
 
 
 async def test_a_server_that_is_gone_is_named(server: RedisServer, number: FleetNumber) -> None:

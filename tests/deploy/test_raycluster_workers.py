@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from baton.deploy.control import raycluster_workers
 from baton.deploy.control.fleet_number import FleetSize
@@ -171,6 +172,15 @@ async def test_the_driver_gets_a_number_that_redis_has_lost(site: Site) -> None:
     site.number.size = None
     await site.workers().count()
     assert site.number.size == FleetSize(1, 4)
+
+
+async def test_a_foreign_number_is_replaced_by_the_rayclusters(site: Site) -> None:
+    site.number.foreign = b"a text of another process"
+    with capture_logs() as logs:
+        assert (await site.workers().count()).asked == 5
+    assert site.number.foreign == b"" and site.number.size == FleetSize(1, 4)
+    (event,) = [each for each in logs if each["event"] == "fleet number restored"]
+    assert event["decode"] == 4 and "not signed" in event["reason"] and event["remedy"]
 
 
 async def test_the_prefill_workers_of_a_driver_stay_its_own(site: Site) -> None:
