@@ -44,6 +44,11 @@ class WorkerRecord:
     pid: int
     memory: str = ""  # the plan of its memory, for `baton serve`
 
+    @property
+    def host(self) -> str:
+        """Return the host of `address`; an IPv6 address without its brackets."""
+        return self.address.rpartition(":")[0].strip("[]")
+
 
 class Registry(Protocol):
     """`announce` is repeated by the worker every few seconds. All may block briefly on local

@@ -59,8 +59,7 @@ class FleetReports:
 
     def hosts(self) -> dict[str, str]:
         """Return where the workers of the last reading are registered, by worker id."""
-        records = self._records.values()
-        return {each.worker_id: each.address.rpartition(":")[0].strip("[]") for each in records}
+        return {each.worker_id: each.host for each in self._records.values()}
 
     async def close(self) -> None:
         for channel in self._channels.values():

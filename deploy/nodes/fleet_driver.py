@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Protocol
 
 from baton.deploy.host.fleet_progress import WorkerProgress
@@ -88,6 +89,7 @@ class FleetDriver:
         self._fleet = fleet
         self._orders = {order.worker_id: order for order in orders}
         self._hosts = hosts
+        self._hosts_now = cache(hosts)  # read once for all workers of a turn
         self._now = now
         self._pause = pause
         self._known: dict[str, _Known] = {}
@@ -133,6 +135,7 @@ class FleetDriver:
         self._summary = FleetSummary(self._now(), nodes, ready, self.waiting(), progress)
 
     def _turn(self) -> None:
+        self._hosts_now = cache(self._hosts)
         found = self._fleet.names()
         self._make([order for name, order in self._orders.items() if name not in found])
         for name, report in self._fleet.ask().items():
@@ -146,7 +149,7 @@ class FleetDriver:
         """Make actors: where their workers run, else on the emptiest nodes."""
         if not missing:
             return
-        hosts, rooms = self._hosts() or {}, self._fleet.rooms()
+        hosts, rooms = self._hosts_now() or {}, self._fleet.rooms()
         places = {name: e.report.node for name, e in self._known.items() if e.report and not e.lost}
         places |= {name: host for name, host in hosts.items() if host in rooms}
         for order in missing:
@@ -170,6 +173,7 @@ class FleetDriver:
         late: set[str] = set()
         left, answered_s = set(self._orders), self._now()
         while True:
+            self._hosts_now = cache(self._hosts)
             try:
                 left = self._fleet.names()
                 answered_s = self._now()
@@ -300,7 +304,7 @@ class FleetDriver:
         rooms = self._fleet.rooms()  # empty where nodes are packed: nothing is known then
         if not rooms or report.node in rooms:
             return False
-        hosts = self._hosts()
+        hosts = self._hosts_now()
         return hosts is not None and name not in hosts
 
     def _replace_one(self) -> None:

@@ -187,7 +187,7 @@ class FleetProcess:
         except Unavailable as error:
             log.warning("registry unavailable", reason=str(error))
             return None
-        return {each.worker_id: each.address.rpartition(":")[0].strip("[]") for each in records}
+        return {each.worker_id: each.host for each in records}
 
 
 async def drain_rest(cluster: Cluster, wanted: Collection[str]) -> None:

@@ -227,7 +227,7 @@ class NodeWorker:
         return running and self._is_of_this_node(record)
 
     def _is_of_this_node(self, record: WorkerRecord) -> bool:
-        return record.address.rpartition(":")[0].strip("[]") == self._host.strip("[]")
+        return record.host == self._host.strip("[]")
 
     async def _drain(self, records: Sequence[WorkerRecord]) -> None:
         """Drain boots on other nodes, which no actor tends any more, so that they are not started

@@ -150,6 +150,23 @@ def test_a_worker_that_left_with_its_node_waits_for_no_other(
     assert scene.fleet.removed == removed
 
 
+def test_a_turn_reads_the_registry_once_for_all_lost_workers() -> None:
+    """A reading may take seconds, and a node that is lost had many."""
+    names = [f"decode-{number}" for number in range(6)]
+    scene = DriverScene(*map(order, names))
+    scene.turns(scene.driver)
+    scene.fleet.ends, scene.fleet.silent = False, set(names)
+    scene.fleet.room, scene.hosts = {"10.0.0.2": {"CPU": 8.0}}, dict.fromkeys(names, "10.0.0.1")
+    scene.driver.follow([])
+    scene.turns(scene.driver, int(LOST_S) + 2)
+    before = scene.readings
+    scene.turns(scene.driver, 3)
+    assert scene.readings - before == 3 and scene.fleet.removed == []
+    scene.hosts = {}
+    scene.turns(scene.driver)
+    assert sorted(scene.fleet.removed) == names
+
+
 def test_a_smaller_fleet_ends_the_rest() -> None:
     scene = DriverScene(order("decode-0"), order("decode-1"))
     scene.turns(scene.driver)

@@ -25,6 +25,18 @@ def registry(request: pytest.FixtureRequest, tmp_path: Path) -> Registry:
     return MemoryRegistry() if request.param == "memory" else DirectoryRegistry(tmp_path / "w")
 
 
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("10.0.0.2:9000", "10.0.0.2"),
+        ("worker.llm:9000", "worker.llm"),
+        ("[fd00::2]:9000", "fd00::2"),
+    ],
+)
+def test_a_records_host_is_that_of_its_address(address: str, host: str) -> None:
+    assert replace(ONE, address=address).host == host
+
+
 def test_announced_workers_are_listed(registry: Registry) -> None:
     assert registry.workers() == []
     registry.announce(TWO)

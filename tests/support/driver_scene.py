@@ -19,13 +19,18 @@ class DriverScene:
 
     def __init__(self, *orders: WorkerOrder, hosts: Mapping[str, str] | None = None) -> None:
         self.now = 0.0
+        self.readings = 0  # of the registry
         self.fleet = ScriptedActors()
         self.hosts: Mapping[str, str] | None = hosts or {}
         self.on_pause: Callable[[float], None] = self.pass_by
         self.driver = self.new_driver(*orders)
 
     def new_driver(self, *orders: WorkerOrder) -> FleetDriver:
-        return FleetDriver(self.fleet, orders, lambda: self.hosts, lambda: self.now, self.pause)
+        return FleetDriver(self.fleet, orders, self.read_hosts, lambda: self.now, self.pause)
+
+    def read_hosts(self) -> Mapping[str, str] | None:
+        self.readings += 1
+        return self.hosts
 
     def pause(self, seconds: float) -> None:
         self.on_pause(seconds)
