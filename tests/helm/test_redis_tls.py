@@ -96,6 +96,44 @@ def test_rays_head_calls_its_redis_by_tls() -> None:
     assert secret_of(pod) == "chat-baton-router-tls"
 
 
+def mounted_tls(pod: Document) -> set[str]:
+    """Return the containers of a pod that have its certificate."""
+    return {
+        each["name"]
+        for each in pod["containers"]
+        if {"name": "tls", "mountPath": MOUNTED, "readOnly": True} in each["volumeMounts"]
+    }
+
+
+def test_certificates_reach_head_drivers_and_workers() -> None:
+    """As docs/operations.md says: Ray gives its processes the environment of their container."""
+    models = {"models": {"code": {"model": {"embedded": True}}}}
+    (cluster,) = render(merged(DEMO, KUBERAY, models)).of_kind("RayCluster")
+    head = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+    assert secret_of(head) == "chat-baton-router-tls"
+    assert mounted_tls(head) == {"ray-head", "fleet", "fleet-code"}
+    groups = cluster["spec"]["workerGroupSpecs"]
+    assert [(each["groupName"], secret_of(each["template"]["spec"])) for each in groups] == [
+        ("prefill", "chat-baton-prefill-tls"),
+        ("decode", "chat-baton-decode-tls"),
+        ("code-prefill", "chat-baton-prefill-tls"),
+        ("code-decode", "chat-baton-decode-tls"),
+    ]
+    named = {
+        "BATON_REGISTRY__AUTHORITY": f"{MOUNTED}/ca.crt",
+        "BATON_SECURITY__AUTHORITY": f"{MOUNTED}/ca.crt",
+        "BATON_SECURITY__CERTIFICATE": f"{MOUNTED}/tls.crt",
+        "BATON_SECURITY__KEY": f"{MOUNTED}/tls.key",
+    }
+    drivers = head["containers"][1:]
+    workers = [each["template"]["spec"]["containers"][0] for each in groups]
+    for pod in (each["template"]["spec"] for each in groups):
+        assert mounted_tls(pod) == {"worker"}
+    for container in (*drivers, *workers):
+        given = {each["name"]: each.get("value") for each in container["env"]}
+        assert given.items() >= named.items(), container["name"]
+
+
 def test_redis_speaks_plain_text_only_with_tls_off() -> None:
     off = render(merged(DEMO, KUBERAY, {"tls": {"mode": "off"}}))
     text = json.dumps(off.documents)
