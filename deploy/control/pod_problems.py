@@ -1,4 +1,4 @@
-"""What keeps a worker's pod from getting ready, as its status in the Kubernetes API says. Pure.
+"""The problem that keeps a worker's pod from getting ready, from its status in Kubernetes. Pure.
 
 Volumes that cannot be mounted (a Secret that is missing) are events, not status: such a pod shows
 no problem, and its worker is overdue after the time of a start.

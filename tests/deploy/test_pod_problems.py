@@ -1,4 +1,4 @@
-"""What pods say that do not get ready, from statuses as the API server gives them."""
+"""Problems of pods that do not get ready, from statuses as the API server gives them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.deploy.control.pod_problems import DETAIL_CHARS, pod_problem
 from baton.planner.overdue_workers import WorkerProblem
 from baton.runtime.errors import BatonError
 
-UNSCHEDULED = {
+UNSCHEDULED: dict[str, Any] = {
     "phase": "Pending",
     "conditions": [
         {
@@ -35,7 +35,7 @@ def waiting(reason: str, message: str = "", **more: Any) -> dict[str, Any]:
 
 
 KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
-FAULTS = {
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no_node": (UNSCHEDULED, "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
     "image": (waiting("ImagePullBackOff", "Back-off pulling image"), "ImagePullBackOff: Back-off"),
     "image_of_init": (waiting("ErrImagePull", "not found", init=True), "ErrImagePull: not found"),
