@@ -35,6 +35,7 @@ from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from baton.runtime.settings.loading import load
 from baton.runtime.tls import Tls
 from chaos.starter import start
+from tests.support.waiting import wait_until
 
 START_S = 240.0  # of a fleet with ranks, whose kernels compile on two cores
 END_S = 40.0  # from SIGTERM to the end, with its drain
@@ -176,12 +177,15 @@ class Cluster:
 
     def wait_ready(self, workers: int) -> None:
         """Until so many workers are announced, and linked to every router."""
-        deadline = time.monotonic() + START_S
-        while len(self.records()) < workers or self._linked() < workers:
+
+        def ready() -> bool:
             self._check_alive()
-            if time.monotonic() > deadline:
-                raise ClusterError(f"not ready: {self.records()}\n{self.logs()}")
-            time.sleep(0.1)  # processes announce themselves in files
+            return len(self.records()) >= workers and self._linked() >= workers
+
+        def found() -> str:
+            return f"not ready: {self.records()}\n{self.logs()}"
+
+        wait_until(ready, START_S, every_s=0.1, show=found, error=ClusterError)
 
     def records(self) -> dict[str, WorkerRecord]:
         """The announced workers whose process this cluster started last, and which lives; of those
@@ -281,7 +285,7 @@ class Cluster:
             left = {name: audit for name, audit in audits.items() if not at_rest(audit)}
             if not left or time.monotonic() > deadline:
                 return left
-            time.sleep(0.05)
+            time.sleep(0.05)  # a worker's audit can only be asked for again
 
     def logs(self) -> str:
         """Return the end of each process's log, with the code of one that has ended."""
@@ -336,12 +340,12 @@ class Cluster:
     def _listening(self, name: str) -> None:
         """Wait until a router listens, and note where."""
         address = self.folder / f"{name}.address"
-        deadline = time.monotonic() + START_S
-        while not address.exists() or not address.read_text():
+
+        def written() -> bool:
             self._check_alive()
-            if time.monotonic() > deadline:
-                raise ClusterError(self.logs())
-            time.sleep(0.05)
+            return address.exists() and bool(address.read_text())
+
+        wait_until(written, START_S, every_s=0.05, show=self.logs, error=ClusterError)
         self.urls[name] = f"http://{address.read_text().strip()}"
         by_grpc = grpc_address_file(address)  # written first, if at all
         if by_grpc.exists():

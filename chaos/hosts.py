@@ -16,7 +16,6 @@ import contextlib
 import importlib.util
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from chaos.cluster import BATON, START_S, TOKEN, Cluster, ClusterError, Place
 from chaos.network import Network
 from chaos.ray_nodes import HEAD, RayNodes
 from chaos.redis_server import RedisServer, server_binary
+from tests.support.waiting import wait_until
 
 HOSTS = ("host-0", "host-1", "host-2")
 HOST_OF = {
@@ -171,11 +171,17 @@ class Hosts:
 
     def until_registered(self, happened: Callable[[dict[str, str]], bool]) -> None:
         """Wait until the registered workers, with their boot ids, are as wanted."""
-        deadline_s = time.monotonic() + START_S
-        while not happened(found := self.boots()):
-            if time.monotonic() > deadline_s:
-                raise ClusterError(f"registered: {found}\n{self.cluster.logs()}")
-            time.sleep(POLL_S)  # the registry calls nothing here: it is read again
+
+        def found() -> str:
+            return f"registered: {self.boots()}\n{self.cluster.logs()}"
+
+        wait_until(
+            lambda: happened(self.boots()),
+            START_S,
+            every_s=POLL_S,
+            show=found,
+            error=ClusterError,
+        )
 
     @property
     def _ray(self) -> RayNodes:

@@ -19,15 +19,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from chaos.network import Network
 from chaos.starter import start
+from tests.support.waiting import wait_until
 
 HEAD = "head"
 GCS_PORT = 6379
 START_S = 90.0
+JOINED_S = 120.0
 RECONNECT_S = "600"  # as KubeRay sets it where the head's state is on Redis
 OBJECT_STORE = 80 << 20  # bytes; Ray's least is 75 MiB
 RAY = (sys.executable, "-P", "-m", "ray.scripts.scripts")
@@ -61,13 +63,13 @@ class RayNodes:
         # a new host has none; with it `ray start` takes the raylets of other nodes for a head
         (self._short / HEAD / "ray_current_cluster").unlink(missing_ok=True)
         self._start(HEAD, environment, *options, "--include-dashboard", "false")
-        deadline_s = time.monotonic() + START_S
-        while True:
-            with contextlib.suppress(OSError):
-                socket.create_connection((self._network.address(HEAD), GCS_PORT), 1).close()
-                return
-            assert time.monotonic() < deadline_s, self.log(HEAD)
-            time.sleep(0.1)  # Ray reports its start to no one
+        wait_until(self._head_listens, START_S, every_s=0.1, show=lambda: self.log(HEAD))
+
+    def _head_listens(self) -> bool:
+        with contextlib.suppress(OSError):
+            socket.create_connection((self._network.address(HEAD), GCS_PORT), 1).close()
+            return True
+        return False
 
     def start_node(
         self, name: str, environment: Mapping[str, str], resources: Mapping[str, float], cpus: int
@@ -78,9 +80,11 @@ class RayNodes:
 
     def wait_joined(self, names: Sequence[str]) -> None:
         """Wait until these nodes, which start for the first time, have joined the head."""
-        until(
+        wait_until(
             lambda: all("Ray runtime started" in self.log(name) for name in names),
-            lambda: "\n".join(map(self.log, names)),
+            JOINED_S,
+            every_s=0.2,
+            show=lambda: "\n".join(map(self.log, names)),
         )
 
     def in_node(
@@ -204,10 +208,3 @@ def ray_nodes(folder: Path) -> Iterator[RayNodes]:
             yield nodes
         finally:
             nodes.close()
-
-
-def until(happened: Callable[[], bool], what: Callable[[], str], limit_s: float = 120.0) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not happened():
-        assert time.monotonic() < deadline_s, what()
-        time.sleep(0.2)  # other processes change it: nothing here can be awaited

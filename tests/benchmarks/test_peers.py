@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import engines as peers
+from tests.support.waiting import wait_until
 
 FOLDER = Path(__file__).resolve().parents[2]
 SCRIPT = [sys.executable, str(Path(__file__).with_name("scripted_peer.py"))]
@@ -78,10 +78,7 @@ def test_close_ends_the_peer_and_its_children() -> None:
     made = peers.PeerProcess([sys.executable, "-c", program])
     child = made.answer()["child"]
     made.close()
-    until_s = time.monotonic() + 20  # it was sent a signal, and dies when it has its turn
-    while not gone(child) and time.monotonic() < until_s:
-        time.sleep(0.01)
-    assert gone(child)
+    wait_until(lambda: gone(child), 20)  # it dies when it has its turn
 
 
 def gone(pid: int) -> bool:

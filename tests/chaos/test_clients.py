@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from chaos.answers import Answer, Choice
 from chaos.asks import Ask, Kind
 from chaos.clients import Clients, Outcome, capacity, offer
+from tests.support.waiting import eventually
 
 ASK = Ask(0, "a river", 4)
 USAGE = (3, 4)
@@ -89,7 +90,7 @@ class Scripted:
                 return
             writer.write(part)
             await writer.drain()
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.005)  # so that the client gets each part by itself
 
 
 @contextlib.asynccontextmanager
@@ -271,7 +272,7 @@ async def test_an_error_is_not_asked_again_elsewhere() -> None:
 async def test_a_router_that_says_it_is_not_ready_gets_nothing() -> None:
     leaving, good = Scripted(*GOOD, ready=False), Scripted(*GOOD)
     async with clients_of(leaving, good) as clients:
-        await until(lambda: clients.ready == {"router-1"})
+        await eventually(lambda: clients.ready == {"router-1"})
         traces = [await clients.ask(ASK) for _ in range(4)]
     assert {trace.router for trace in traces} == {"router-1"} and not leaving.heads
 
@@ -289,7 +290,7 @@ async def test_a_client_may_go_away_at_a_token_or_at_any_time() -> None:
         trace = await clients.ask(ASK, leave=lambda trace: len(trace.tokens) >= 2)
         assert (trace.outcome, len(trace.tokens)) == (Outcome.LEFT, 3)
         asking = asyncio.create_task(clients.ask(ASK))
-        await asyncio.sleep(0.02)
+        await eventually(lambda: clients.traces[-1] is not trace and clients.traces[-1].tokens)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         assert clients.traces[-1].outcome is Outcome.LEFT
@@ -300,7 +301,7 @@ async def test_asks_are_offered_at_an_even_pace_however_they_fare() -> None:
         over = asyncio.Event()
         offering = asyncio.create_task(offer(clients, [ASK], 50.0, over))
         began_s = asyncio.get_running_loop().time()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # the pace is measured over this time
         over.set()
         took_s = asyncio.get_running_loop().time() - began_s
         tasks = await offering
@@ -318,9 +319,3 @@ async def test_capacity_is_what_ends_well_a_second() -> None:
         right = sum(trace.outcome is Outcome.RIGHT for trace in clients.traces)
     assert 0 < found <= right / 0.4
     assert found >= right / 0.6 / 2
-
-
-async def until(happens: Callable[[], Any], within_s: float = 5.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not happens():
-            await asyncio.sleep(0.01)

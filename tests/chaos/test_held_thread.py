@@ -13,6 +13,7 @@ import pytest
 from chaos import held_thread
 from chaos.hang import LOCKING
 from chaos.held_thread import HeldThread, NotHeld, threads
+from tests.support.waiting import wait_until
 
 COUNTING = """
 import hashlib, sys, threading, time
@@ -56,9 +57,9 @@ class Counting:
 
     def grown(self) -> tuple[bool, bool]:
         """Whether each has counted on, once the other has had a hundred turns."""
-        before, until_s = self.counts(), time.monotonic() + 20
-        while (after := self.counts())[1] < before[1] + 100 and time.monotonic() < until_s:
-            time.sleep(0.005)
+        before = self.counts()
+        wait_until(lambda: self.counts()[1] >= before[1] + 100, 20)
+        after = self.counts()
         return after[0] > before[0], after[1] > before[1]
 
     def device(self) -> int:
@@ -94,7 +95,7 @@ def places(counting: Counting) -> set[str]:
         held = HeldThread(counting.device())
         found.add(held.place())
         held.release()
-        time.sleep(0.001)
+        time.sleep(0.001)  # the thread has to reach another place
     return found
 
 

@@ -22,7 +22,8 @@ import pytest
 from baton.router.console import console_state
 from baton.router.console.admin_port import AdminAccess
 from tests.router.test_console import ADVICE
-from tests.support.router_process import FAST_ROUTER, RunningRouter, eventually, running_router
+from tests.support.router_process import FAST_ROUTER, RunningRouter, running_router
+from tests.support.waiting import eventually
 
 HERE = Path(__file__).parent
 ENVIRONMENT = HERE.parents[1] / "build" / "clients" / "browser"

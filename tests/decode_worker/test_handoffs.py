@@ -28,6 +28,7 @@ from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
 from tests.support.grant_admission import before_each_admission
 from tests.support.metric_values import metric_value
+from tests.support.waiting import eventually
 from tests.support.worker_parts import fetches_of, open_streams, peers_of
 
 PROMPT = list(range(30))
@@ -221,9 +222,7 @@ async def test_a_cancel_ends_the_wait_for_a_busy_worker(
     for refusals in bench.refusals.values():
         refusals.append(Overloaded("full"))
     request = bench.client.submit(PROMPT)
-    async with asyncio.timeout(20):
-        while len(bench.asked) < 2:
-            await asyncio.sleep(0.001)
+    await eventually(lambda: len(bench.asked) >= 2, 20)
     bench.client.cancel(request)
     await request.finished()
     assert request.end().end == worker_pb2.CANCELLED

@@ -3,7 +3,6 @@ over stand-in jobs."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,8 +19,7 @@ from baton.deploy.host.instance import (
 )
 from baton.deploy.serve.process_launcher import spawn_supervisors
 from tests.support.stand_in_serve import StandInServe, write_stand_in_model
-
-WAIT_S = 60.0
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -30,21 +28,6 @@ def no_recommendation() -> Iterator[None]:
     control_metrics.RECOMMENDED_WORKERS.clear()
     yield
     control_metrics.RECOMMENDED_WORKERS.clear()
-
-
-@pytest.fixture
-def wait_for() -> Callable[[Callable[[], bool]], bool]:
-    """Polls a condition; False once WAIT_S are over."""
-
-    def wait(condition: Callable[[], bool]) -> bool:
-        deadline = time.monotonic() + WAIT_S
-        while not condition():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-        return True
-
-    return wait
 
 
 @pytest.fixture(autouse=True)
@@ -67,15 +50,13 @@ def instance() -> Iterator[Instance]:
 
 
 @pytest.fixture
-def start(
-    instance: Instance, wait_for: Callable[[Callable[[], bool]], bool]
-) -> Callable[[Job], JobStatus]:
+def start(instance: Instance) -> Callable[[Job], JobStatus]:
     """Starts a job's supervisor, and returns the first status that the supervisor writes."""
 
     def start(job: Job) -> JobStatus:
         instance.write_job(job)
         spawn_supervisors(instance.folder, [job.name])
-        assert wait_for(lambda: read_status(instance.folder, job.name) is not None)
+        wait_until(lambda: read_status(instance.folder, job.name) is not None)
         found = read_status(instance.folder, job.name)
         assert found is not None
         return found

@@ -21,6 +21,7 @@ from baton.deploy.cli import main
 from baton.deploy.host.process_lifecycle import INTERRUPTED_EXIT
 from baton.deploy.host.restarts import CONFIG_EXIT
 from tests.support.openai_stub import OpenAiStub, Received, Script, openai_stub
+from tests.support.waiting import wait_until
 
 SLACK_S = 0.25  # of a machine that is busy with other tests
 ATTACHED = """\
@@ -150,7 +151,7 @@ def test_the_generators_own_delay_is_counted_and_reported(
     def slow_body(form: bench_run.RequestForm, prompt: str, output_tokens: int) -> bytes:
         calls.append(prompt)
         if len(calls) == 20:
-            time.sleep(0.5)
+            time.sleep(0.5)  # the delay that the report has to show
         return body_of(form, prompt, output_tokens)
 
     monkeypatch.setattr(bench_run.RequestForm, "body", slow_body)
@@ -262,9 +263,7 @@ def test_interrupt_gives_the_figures_so_far(tmp_path: Path) -> None:
         command = [sys.executable, "-P", "-c", ATTACHED, "bench", "--url", stub.url]
         command += ["--concurrency", "1", "--limit", "9", "--json", str(file)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
-        deadline_s = time.monotonic() + 60
-        while len(stub.received) < 4 and time.monotonic() < deadline_s:
-            time.sleep(0.02)
+        wait_until(lambda: len(stub.received) == 4)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=30)
     drawn = os.read(terminal, 1 << 16).decode()

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -20,8 +20,8 @@ import pytest
 
 from baton.deploy.serve import hub
 from baton.runtime.errors import ModelError
+from tests.support.waiting import wait_until
 
-Wait = Callable[[Callable[[], bool]], bool]
 COMMIT, TAGGED = "0123456789abcdef0123456789abcdef01234567", "abcdef" * 6 + "abcd"
 REVISIONS = {"": COMMIT, "main": COMMIT, COMMIT: COMMIT, "v1": TAGGED, TAGGED: TAGGED}
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "README.md": b"not asked for"}
@@ -194,7 +194,7 @@ def test_a_stop_ends_the_download_and_its_process() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_serve_ends_at_once_while_it_fetches(wait_for: Wait, number: signal.Signals) -> None:
+def test_serve_ends_at_once_while_it_fetches(number: signal.Signals) -> None:
     """By Ctrl-C in good order; and however it ends, the download ends with it."""
     served = subprocess.Popen(
         [*SERVE, "owner/slow", "--port", "0"],
@@ -212,7 +212,7 @@ def test_serve_ends_at_once_while_it_fetches(wait_for: Wait, number: signal.Sign
         out, _ = served.communicate(timeout=30)
         assert served.returncode == (-number if number is signal.SIGKILL else 0)
         assert out == "" and time.monotonic() - began < 20
-        assert wait_for(lambda: not Path(f"/proc/{child}").exists())
+        wait_until(lambda: not Path(f"/proc/{child}").exists())
     finally:
         served.kill()
         served.communicate(timeout=30)

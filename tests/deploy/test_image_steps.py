@@ -7,13 +7,13 @@ import json
 import re
 import socket
 import subprocess
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 
 from tests.support.image_steps import ROOT, DebianRoots, ImageStage, build, steps_unavailable
+from tests.support.waiting import wait_until
 
 LACKING = steps_unavailable()
 ROUTER_LIMIT_BYTES = 300e6
@@ -102,10 +102,12 @@ def test_a_router_image_answers_and_ends_on_sigterm(router: ImageStage, folder: 
     with log.open("w") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
     try:
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not answers(port):
-            assert process.poll() is None and time.monotonic() < deadline_s, log.read_text()
-            time.sleep(0.2)  # a router writes no line when it listens: it can only be asked
+
+        def listens() -> bool:
+            assert process.poll() is None, log.read_text()
+            return answers(port)
+
+        wait_until(listens, START_TIMEOUT_S, every_s=0.2, show=log.read_text)
         process.terminate()
         assert process.wait(timeout=60) == 0, log.read_text()
     finally:

@@ -7,7 +7,6 @@ import shutil
 import stat
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,7 @@ from baton.deploy.host.job_log import keep_logs, open_log, rotate
 from baton.deploy.serve import supervisor as supervisor_module
 from baton.deploy.serve.supervisor import Supervisor
 from baton.runtime.errors import ConfigError
-
-Wait = Callable[[Callable[[], bool]], bool]
+from tests.support.waiting import wait_until
 
 
 def test_a_log_is_for_this_user_alone_and_is_appended_to(tmp_path: Path) -> None:
@@ -67,7 +65,7 @@ def test_on_a_full_disk_a_log_is_cut_all_the_same_and_says_so(
 
 
 def test_a_supervisor_bounds_what_its_job_writes(
-    instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor_module, "POLL_S", 0.02)
     code = (
@@ -86,7 +84,7 @@ def test_a_supervisor_bounds_what_its_job_writes(
             seen.add(before.read_text(errors="replace")[:20])
         return len(seen) > 3
 
-    assert wait_for(three_turns)
+    wait_until(three_turns)
     supervisor.stop()
     keeping.join(60)
     assert not keeping.is_alive()

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from baton.models.embedded import embedded_model
 from chaos.cluster import BATON, Cluster
 from chaos.network import Network, unavailable
 from chaos.starter import start
+from tests.support.waiting import wait_until
 
 OTHER, OTHER_ADDRESS = "eth9", "10.9.9.9"
 PORTS = range(21000, 21100)
@@ -83,15 +83,16 @@ def test_a_worker_moves_kv_over_its_announced_interface(
     with open(tmp_path / "worker.log", "ab") as log:
         process = start(command, environment, log)
     try:
-        deadline_s = time.monotonic() + READY_S
-        while not cluster.records():
-            assert process.poll() is None and time.monotonic() < deadline_s, (
-                tmp_path / "worker.log"
-            ).read_text()
-            time.sleep(0.1)
+        log = (tmp_path / "worker.log").read_text
+
+        def registered() -> bool:
+            assert process.poll() is None, log()
+            return bool(cluster.records())
+
+        wait_until(registered, READY_S, every_s=0.1, show=log)
         found = {each for each in listening(process.pid) if each[1] in PORTS}
         assert {host for host, _ in found} - {"127.0.0.1"} == expected
-        bound = "kv transfers bound" in (tmp_path / "worker.log").read_text()
+        bound = "kv transfers bound" in log()
         assert bound == (not given)
     finally:
         process.send_signal(signal.SIGKILL)

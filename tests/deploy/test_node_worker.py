@@ -27,6 +27,7 @@ from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
 from baton.runtime.registry_client import InlineRegistry
 from tests.support.supervised_jobs import IDLE
+from tests.support.waiting import wait_until
 
 NODE = "10.0.0.1"
 NAME = "decode-0"
@@ -70,11 +71,8 @@ class Node:
         return self.worker.report()
 
     def until(self, happened: Callable[[WorkerReport], bool]) -> WorkerReport:
-        deadline_s = time.monotonic() + WAIT_S
-        while not happened(report := self.turn()):
-            assert time.monotonic() < deadline_s, report
-            time.sleep(0.02)  # a worker's state is read turn by turn, as its actor does
-        return report
+        wait_until(lambda: happened(self.turn()), WAIT_S, show=self.worker.report)
+        return self.worker.report()
 
     def running(self) -> int:
         """Wait until the worker runs; its pid."""
@@ -105,11 +103,13 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     made = Node(monkeypatch)
     yield made
     made.tending.close()
-    deadline_s = time.monotonic() + WAIT_S
-    while made.kept():
-        signal_supervisor(made.folder, NAME, signal.SIGTERM)
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)  # the supervisor, another process, frees its lock at its end
+
+    def ended() -> bool:
+        if made.kept():
+            signal_supervisor(made.folder, NAME, signal.SIGTERM)
+        return not made.kept()
+
+    wait_until(ended, WAIT_S, every_s=0.05)
 
 
 def test_a_worker_is_started_and_reported_once_registered(node: Node) -> None:
@@ -144,10 +144,7 @@ def test_a_killed_worker_stays_down_while_no_actor_tends_it(node: Node) -> None:
     pid = node.running()
     node.tending.close()
     os.kill(pid, signal.SIGKILL)
-    deadline_s = time.monotonic() + WAIT_S
-    while node.kept():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)  # the supervisor, another process, frees its lock at its end
+    wait_until(lambda: not node.kept(), WAIT_S)
     status = read_status(node.folder, NAME)
     assert status is not None and (status.state, status.starts) == ("stopped", 1)
     node.tending = Tending(node.folder, NAME)

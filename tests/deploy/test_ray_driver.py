@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ from baton.deploy.serve import ray_driver
 from baton.deploy.serve.ray_driver import WorkerActor, connect, drive, place
 from baton.deploy.serve.ray_launcher import RayLauncher, driver_command
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
+from tests.support.waiting import wait_until
 
 ON_CPU = {"prefill-0": 0.0, "decode-0": 0.0}
 
@@ -286,11 +287,11 @@ def fails(actor: WorkerActor, error: type[Exception]) -> bool:
 
 
 def test_an_actor_keeps_its_job_and_ends_with_the_instance(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wait_for: Callable[[Callable[[], bool]], bool]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tending = Tending(monkeypatch)
     actor = WorkerActor(str(tmp_path), "decode-0")
-    assert wait_for(lambda: tending.turns > 3)
+    wait_until(lambda: tending.turns > 3)
     assert tending.made == [(tmp_path, ["decode-0"])]
     assert actor.check() == "decode-0"
     tending.end(actor)
@@ -302,16 +303,15 @@ def test_an_actor_keeps_its_job_and_ends_with_the_instance(
 def test_an_actor_goes_on_after_any_error_and_says_it_once(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    wait_for: Callable[[Callable[[], bool]], bool],
     error: Exception,
 ) -> None:
     tending = Tending(monkeypatch, *[error] * 1000)
     actor = WorkerActor(str(tmp_path), "decode-0")
-    assert wait_for(lambda: tending.turns > 20)
+    wait_until(lambda: tending.turns > 20)
     with pytest.raises(type(error), match="no room"):
         actor.check()
     tending.script.clear()
-    assert wait_for(lambda: not fails(actor, type(error)))
+    wait_until(lambda: not fails(actor, type(error)))
     assert actor.check() == "decode-0"
     tending.end(actor)
     (line,) = (tmp_path / "decode-0.log").read_text().splitlines()
@@ -321,15 +321,14 @@ def test_an_actor_goes_on_after_any_error_and_says_it_once(
 def test_an_actor_that_cannot_look_at_the_lifeline_looks_again(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    wait_for: Callable[[Callable[[], bool]], bool],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     tending = Tending(monkeypatch)
     tending.lives[0] = OSError(24, "too many open files")
     actor = WorkerActor(str(tmp_path / "gone"), "decode-0")  # nor is there a log
-    assert wait_for(lambda: fails(actor, OSError))
+    wait_until(lambda: fails(actor, OSError))
     tending.lives[0] = True
-    assert wait_for(lambda: tending.turns > 0)
+    wait_until(lambda: tending.turns > 0)
     tending.end(actor)
     assert "too many open files" in capfd.readouterr().err
 

@@ -24,7 +24,7 @@ from baton.deploy.host.instance import processes_of, read_environment, read_stat
 from baton.runtime.certificates import read
 from baton.runtime.cluster_config import SecurityConfig
 from tests.support.stand_in_serve import StandInServe
-from tests.support.supervised_jobs import Wait
+from tests.support.waiting import wait_until
 
 
 def test_a_ready_server_answers_and_ctrl_c_leaves_nothing(
@@ -109,28 +109,26 @@ def test_ctrl_c_while_it_starts_leaves_nothing(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_gpus_are_counted_is_a_clean_stop(
-    serving: Callable[..., StandInServe], wait_for: Wait, number: signal.Signals
+    serving: Callable[..., StandInServe], number: signal.Signals
 ) -> None:
     served = serving(fault="slow-gpus")
     pid = served.process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children")
-    assert wait_for(lambda: children.read_text() != "")
+    wait_until(lambda: children.read_text() != "")
     child = int(children.read_text())
-    assert wait_for(lambda: os.getsid(child) == child)  # the terminal's Ctrl-C is not for it
+    wait_until(lambda: os.getsid(child) == child)  # the terminal's Ctrl-C is not for it
     served.process.send_signal(number)
     assert served.finish() == (0, "")
     assert not Path(f"/proc/{child}").exists()
 
 
-def test_kill_9_of_serve_leaves_nothing(
-    serving: Callable[..., StandInServe], wait_for: Wait
-) -> None:
+def test_kill_9_of_serve_leaves_nothing(serving: Callable[..., StandInServe]) -> None:
     served = serving()
     served.until("Ready at")
     instance_id = read_environment(served.folder())["BATON_INSTANCE"]
     served.process.kill()
     served.finish()
-    assert wait_for(lambda: processes_of(instance_id) == [])
+    wait_until(lambda: processes_of(instance_id) == [])
 
 
 def test_a_killed_worker_is_started_again_and_said(serving: Callable[..., StandInServe]) -> None:

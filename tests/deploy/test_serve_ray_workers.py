@@ -13,7 +13,7 @@ import pytest
 from baton.deploy.host.instance import processes_of, read_environment, read_status
 from baton.runtime.registry import DirectoryRegistry
 from tests.support.stand_in_serve import StandInServe
-from tests.support.supervised_jobs import Wait
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def ray_daemons(instance_id: str) -> list[int]:
 
 @pytest.mark.timeout(300)
 def test_under_ray_workers_outlive_its_head_and_are_adopted(
-    serving: Callable[..., StandInServe], wait_for: Wait
+    serving: Callable[..., StandInServe],
 ) -> None:
     served = serving("ray")
     served.until("Ray has placed the workers")
@@ -85,7 +85,7 @@ def test_under_ray_workers_outlive_its_head_and_are_adopted(
     for pid in (*daemons, driver.pid):
         os.kill(pid, signal.SIGKILL)
     served.until(r"ray died \(signal 9\); restarted")
-    assert wait_for((folder / "ray.placed").exists)
+    wait_until((folder / "ray.placed").exists)
     after = {r.worker_id: r.pid for r in DirectoryRegistry(folder / "registry").workers()}
     assert after == before
     os.kill(before["decode-0"], signal.SIGKILL)

@@ -34,13 +34,13 @@ from baton.deploy.serve.process_launcher import lacks_supervisor
 from baton.deploy.serve.supervisor import Supervisor
 from tests.support.supervised_jobs import (
     IDLE,
-    Wait,
     alive,
     known_status,
     python_job,
     rule_of,
     status,
 )
+from tests.support.waiting import wait_until
 
 
 def state_of(instance: Instance, name: str) -> str:
@@ -87,32 +87,32 @@ SHORT += [OSError(errno.EMFILE, "no descriptor"), FileNotFoundError(errno.ENOENT
 @pytest.mark.parametrize("error", SHORT, ids=str)
 @pytest.mark.parametrize("of", ["subprocess.Popen", "open_log"])
 def test_a_job_that_was_well_is_started_once_it_can_be(
-    instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch, error: OSError, of: str
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, error: OSError, of: str
 ) -> None:
     real = subprocess.Popen if of == "subprocess.Popen" else supervisor_module.open_log
     fail, calls = failing(9, error, real)
     monkeypatch.setattr(f"baton.deploy.serve.supervisor.{of}", fail)
     with keeping(instance, python_job("a", IDLE), proven=True):
-        assert wait_for(lambda: state_of(instance, "a") == "waiting")
+        wait_until(lambda: state_of(instance, "a") == "waiting")
         assert error.strerror in status(instance, "a").message
-        assert wait_for(lambda: status(instance, "a").starts == 11)
-        assert wait_for(lambda: state_of(instance, "a") == "running")
+        wait_until(lambda: status(instance, "a").starts == 11)
+        wait_until(lambda: state_of(instance, "a") == "running")
         assert len(calls) == 10 and alive(status(instance, "a").pid)
 
 
 def test_an_unwatchable_child_is_ended_before_the_next(
-    instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail, calls = failing(3, OSError(errno.EMFILE, "no descriptor"), os.pidfd_open)
     monkeypatch.setattr(os, "pidfd_open", fail)
     with keeping(instance, python_job("a", IDLE), proven=True):
-        assert wait_for(lambda: len(calls) == 4)
-        assert wait_for(lambda: state_of(instance, "a") == "running")
+        wait_until(lambda: len(calls) == 4)
+        wait_until(lambda: state_of(instance, "a") == "running")
         assert [alive(pid) for (pid,) in calls] == [False, False, False, True]
 
 
 def test_a_child_killed_just_after_the_fork_is_started_again(
-    instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     real = subprocess.Popen
@@ -126,18 +126,18 @@ def test_a_child_killed_just_after_the_fork_is_started_again(
 
     monkeypatch.setattr("baton.deploy.serve.supervisor.subprocess.Popen", killed_at_first)
     with keeping(instance, python_job("a", IDLE), proven=True):
-        assert wait_for(lambda: len(calls) == 2)
-        assert wait_for(lambda: state_of(instance, "a") == "running")
+        wait_until(lambda: len(calls) == 2)
+        wait_until(lambda: state_of(instance, "a") == "running")
     assert len(calls) == 2 and status(instance, "a").starts == 3  # with that which proved it
 
 
 def test_a_job_that_never_started_well_is_given_up_with_a_reason(
-    instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail, calls = failing(99, SHORT[0], subprocess.Popen)
     monkeypatch.setattr(subprocess, "Popen", fail)
     with keeping(instance, python_job("a", IDLE)):
-        assert wait_for(lambda: state_of(instance, "a") == "failed")
+        wait_until(lambda: state_of(instance, "a") == "failed")
     found = status(instance, "a")
     assert (found.starts, found.ended) == (RestartRule().attempts, "not started")
     assert found.message == "a was not started: [Errno 11] no process"
@@ -145,34 +145,33 @@ def test_a_job_that_never_started_well_is_given_up_with_a_reason(
 
 @pytest.mark.parametrize("proven", [False, True])
 def test_a_lost_log_folder_ends_only_what_never_was_well(
-    instance: Instance, tmp_path: Path, wait_for: Wait, proven: bool
+    instance: Instance, tmp_path: Path, proven: bool
 ) -> None:
     (instance.folder / "a.log").symlink_to(tmp_path / "gone" / "a.log")
     with keeping(instance, python_job("a", IDLE), proven=proven):
-        assert wait_for(lambda: state_of(instance, "a") == ("waiting" if proven else "failed"))
+        wait_until(lambda: state_of(instance, "a") == ("waiting" if proven else "failed"))
         assert "a.log" in status(instance, "a").message
         (tmp_path / "gone").mkdir()
         if proven:
-            assert wait_for(lambda: state_of(instance, "a") == "running")
+            wait_until(lambda: state_of(instance, "a") == "running")
     assert status(instance, "a").starts == 1 or proven
 
 
 def test_a_long_run_is_written_down_for_the_next_supervisor(
-    instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor_module, "POLL_S", 0.02)
     job = python_job("a", IDLE)
     with keeping(instance, job) as supervisor:
-        assert wait_for(lambda: state_of(instance, "a") == "running")
+        wait_until(lambda: state_of(instance, "a") == "running")
         assert not status(instance, "a").proven
         rule_of(supervisor).stable_s = 0.05
-        assert wait_for(lambda: status(instance, "a").proven)
+        wait_until(lambda: status(instance, "a").proven)
     assert rule_of(Supervisor(instance.folder, job, {})).proven
 
 
 def test_an_unwritable_status_ends_no_job_and_is_written_later(
     instance: Instance,
-    wait_for: Wait,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -181,7 +180,7 @@ def test_an_unwritable_status_ends_no_job_and_is_written_later(
     monkeypatch.setattr(supervisor_module, "POLL_S", 0.02)
     monkeypatch.setattr(supervisor_module, "write_private", fail)
     with keeping(instance, python_job("a", IDLE)) as supervisor:
-        assert wait_for(lambda: read_status(instance.folder, "a") is not None)
+        wait_until(lambda: read_status(instance.folder, "a") is not None)
         known = known_status(supervisor)
         assert status(instance, "a") == known
         assert len(calls) == 6 and known.starts == 1 and alive(known.pid)
@@ -189,14 +188,14 @@ def test_an_unwritable_status_ends_no_job_and_is_written_later(
 
 
 def test_a_job_keeps_its_supervisor_until_its_end_is_written(
-    instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else another one would start it again, without end."""
     fail, calls = failing(10, OSError(errno.ENOSPC, "full"), write_private)
     monkeypatch.setattr(supervisor_module, "POLL_S", 0.02)
     monkeypatch.setattr(supervisor_module, "write_private", fail)
     with keeping(instance, python_job("a", "import sys; sys.exit(78)")):
-        assert wait_for(lambda: read_status(instance.folder, "a") is not None)
+        wait_until(lambda: read_status(instance.folder, "a") is not None)
     assert status(instance, "a").state == "failed" and len(calls) == 11
 
 
@@ -206,7 +205,7 @@ def parent_of(process: int) -> int:
 
 
 def test_a_supervisor_with_a_full_disk_keeps_its_job(
-    instance: Instance, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.deploy.host.instance.PID_TIMEOUT_S", 0.05)
     instance.write_job(python_job("a", IDLE))
@@ -229,13 +228,13 @@ def test_a_supervisor_with_a_full_disk_keeps_its_job(
             check=False,
         )
     assert started.returncode == 0
-    assert wait_for(lambda: len(processes_of(instance.instance_id)) == 2)
+    wait_until(lambda: len(processes_of(instance.instance_id)) == 2)
     assert is_locked(instance.folder / "a.lock") and not lacks_supervisor(instance.folder, "a")
     assert read_status(instance.folder, "a") is None
     both = set(processes_of(instance.instance_id))
     (child,) = (process for process in both if parent_of(process) in both)
     os.kill(child, signal.SIGKILL)
-    assert wait_for(lambda: both != set(processes_of(instance.instance_id)))
-    assert wait_for(lambda: len(processes_of(instance.instance_id)) == 2)
+    wait_until(lambda: both != set(processes_of(instance.instance_id)))
+    wait_until(lambda: len(processes_of(instance.instance_id)) == 2)
     instance.end_job("a")  # no signal reaches it: it ends with the instance
     assert is_locked(instance.folder / "a.lock")

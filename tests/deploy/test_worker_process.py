@@ -37,6 +37,7 @@ from baton.runtime.errors import ConfigError, Draining, EngineError, ModelError
 from baton.runtime.grpc_links import open_channel, open_server
 from baton.runtime.registry import MemoryRegistry, Role
 from baton.runtime.registry_client import InlineRegistry
+from tests.support.waiting import eventually
 from tests.support.worker_process_scene import OK, generate, next_record, send_order, started
 
 
@@ -134,12 +135,11 @@ async def test_a_worker_all_of_whose_steps_fail_ends_by_itself(
     async with asyncio.timeout(60), httpx.AsyncClient() as client:
         record = await next_record(registry, serving)
         url = f"http://{record.admin_address}"
-        while (await client.get(f"{url}/readyz")).status_code != 200:
-            await asyncio.sleep(0.01)
+        await readiness(client, url, 200)
         monkeypatch.setattr(process.runner, "start", fail)
-        while (answer := await client.get(f"{url}/readyz")).status_code != 503:
-            await asyncio.sleep(0.01)
-        assert "illegal memory access" in answer.text and not serving.done()
+        await readiness(client, url, 503)
+        assert "illegal memory access" in (await client.get(f"{url}/readyz")).text
+        assert not serving.done()
         assert (await client.get(f"{url}/healthz")).status_code == 200
         with pytest.raises(
             EngineError, match="illegal memory access; no step or probe has succeeded"
@@ -163,8 +163,7 @@ async def test_a_red_worker_returns_its_requests_for_another(
     async with asyncio.timeout(60):
         record = await next_record(registry, serving)
         going_on = asyncio.create_task(generate(record.address, 900))
-        while not (process.worker and process.worker.audit().get("running")):
-            await asyncio.sleep(0.005)
+        await eventually(lambda: process.worker and process.worker.audit().get("running"))
         monkeypatch.setattr(NixlAgent, "alive", False)
         with pytest.raises(
             EngineError, match="a NIXL thread has died; no step or probe has succeeded"
@@ -238,6 +237,15 @@ async def test_a_port_still_held_by_the_previous_role_is_waited_for() -> None:
     await server.stop(None)
 
 
+async def readiness(client: httpx.AsyncClient, url: str, status: int) -> None:
+    """Wait until /readyz answers with this status."""
+
+    async def answered() -> bool:
+        return (await client.get(f"{url}/readyz")).status_code == status
+
+    await eventually(answered)
+
+
 async def red_while_its_device_hangs(
     client: httpx.AsyncClient,
     url: str,
@@ -254,16 +262,14 @@ async def red_while_its_device_hangs(
         return start(batch)
 
     monkeypatch.setattr(runner, "start", slow_start)
-    while probes[0] < 3:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: probes[0] >= 3)
     async with fair_watch() as so_far_s:
-        while (answer := await client.get(f"{url}/readyz")).status_code != 503:
-            await asyncio.sleep(0.01)
-        assert "overdue" in answer.text and so_far_s() < 1.5
+        await readiness(client, url, 503)
+        assert so_far_s() < 1.5
+    assert "overdue" in (await client.get(f"{url}/readyz")).text
     assert (await client.get(f"{url}/healthz")).status_code == 200
     hanging.set()
-    while (await client.get(f"{url}/readyz")).status_code != 200:
-        await asyncio.sleep(0.01)
+    await readiness(client, url, 200)
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
@@ -279,8 +285,7 @@ async def test_a_worker_serves_until_drained_and_ends_in_order(
         assert (record.role, record.boot_id) == (role, made.boot_id.hex())
         url = f"http://{record.admin_address}"
         assert (await client.get(f"{url}/audit")).json()["role"] == role
-        while (await client.get(f"{url}/readyz")).status_code != 200:
-            await asyncio.sleep(0.01)
+        await readiness(client, url, 200)
         await red_while_its_device_hangs(client, url, process.runner, monkeypatch, fair_watch)
         monkeypatch.setattr(NixlAgent, "alive", False)
         assert "NIXL" in (await client.get(f"{url}/readyz")).text

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 from chaos.cluster import Cluster
 from tests.support.plain_http import NO_AUTHORITIES
 from tests.support.request_load import Choices, RequestLoad, differences
+from tests.support.waiting import eventually
 
 HERE = Path(__file__).parent
 
@@ -76,10 +77,9 @@ def until() -> Callable[..., Awaitable[None]]:
     """`await until(happens)`: looks in a thread, and fails if it never does."""
 
     async def wait(happens: Callable[[], bool], within_s: float = 60.0) -> None:
-        deadline = time.monotonic() + within_s
-        while not await asyncio.to_thread(happens):
-            assert time.monotonic() < deadline, "it never happened"
-            await asyncio.sleep(0.005)
+        await eventually(
+            lambda: asyncio.to_thread(happens), within_s, show=lambda: inspect.getsource(happens)
+        )
 
     return wait
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from chaos.network import unavailable
-from chaos.ray_nodes import HEAD, RayNodes, ray_nodes, until
+from chaos.ray_nodes import HEAD, RayNodes, ray_nodes
 
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.timeout(300),
     pytest.mark.skipif(bool(unavailable()), reason=f"no network namespaces: {unavailable()}"),
 ]
+DRIVER_S = 120.0
 # Actors without the cluster's token start no worker, and report on which node they are.
 DRIVER = """
 import json, sys, time
@@ -57,7 +58,7 @@ def test_ray_takes_the_chosen_node_unless_it_is_full(nodes: RayNodes) -> None:
     head, first, second = (nodes.address_of(name) for name in (HEAD, "n1", "n2"))
     command = [sys.executable, "-P", "-c", DRIVER, nodes.address, first, second]
     process = nodes.in_node(HEAD, command, {}, "driver")
-    until(lambda: process.poll() is not None, lambda: nodes.log("driver"))
+    process.wait(DRIVER_S)
     line = nodes.log("driver").splitlines()[-1]
     assert line.startswith("{"), nodes.log("driver")
     said = json.loads(line)

@@ -14,6 +14,7 @@ import pytest
 
 from chaos.cluster import Cluster
 from tests.support.request_load import Choices, RequestLoad
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -159,9 +160,6 @@ async def test_a_killed_worker_that_comes_back_is_used_again(
             assert (await client.post("/v1/completions", json=body)).status_code == 200
         return bool(fleet.total("baton_handoffs_total", outcome="completed") > before)
 
-    deadline = time.monotonic() + 20
-    while not await handed_off():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.2)
+    await eventually(handed_off, 20, every_s=0.2)
     assert not compare(await load.run(fleet.url, concurrency=8), expected)
     fleet.quiet(within_s=1.0)

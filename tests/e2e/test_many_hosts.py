@@ -23,6 +23,7 @@ from baton.models.embedded import embedded_model
 from chaos.redis_server import RedisServer, running_server
 from chaos.starter import start
 from tests.support.redis_server import required_binary
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -94,11 +95,12 @@ class Hosts:
         return content
 
     def until(self, happened: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + READY_S
-        while not happened():
+        def happened_to_the_living() -> bool:
             dead = [name for name, each in self._processes.items() if each.poll() is not None]
-            assert not dead and time.monotonic() < deadline_s, f"{dead} ended: {self.logs()}"
-            time.sleep(0.1)
+            assert not dead, f"{dead} ended: {self.logs()}"
+            return happened()
+
+        wait_until(happened_to_the_living, READY_S, every_s=0.1, show=self.logs)
 
     def events(self, name: str, event: str) -> int:
         """How often a process has logged an event."""

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from baton.models.embedded import embedded_model
 from chaos.redis_server import running_server
 from tests.support.operations_page import PAGE, ROOT, arguments, commands
 from tests.support.redis_server import required_binary
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -118,11 +118,13 @@ def run(*words: str, environment: dict[str, str], codes: tuple[int, ...] = (0,))
 
 
 def until(happened: Callable[[], bool], *processes: subprocess.Popen[str]) -> None:
-    deadline_s = time.monotonic() + READY_S
-    while not happened():
-        assert time.monotonic() < deadline_s, "it never happened"
+    def happened_to_the_living() -> bool:
+        if happened():
+            return True
         assert all(each.poll() is None for each in processes), "a process has ended"
-        time.sleep(0.2)  # `happened` reads files and answers of other processes: no event tells
+        return False
+
+    wait_until(happened_to_the_living, READY_S, every_s=0.2)
 
 
 def end(processes: list[subprocess.Popen[str]]) -> None:

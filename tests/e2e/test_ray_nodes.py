@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from chaos.network import unavailable
-from chaos.ray_nodes import until
 from tests.support.ray_fleet import PASSWORD, TOKEN, Fleet, running_fleet
 
 pytestmark = [
@@ -49,19 +48,19 @@ def test_workers_are_placed_by_role_and_found_again(fleet: Fleet) -> None:
     driver.wait(10)
     assert fleet.nodes.kill_programs("n2", "ray::NodeActor") == 1
     driver = fleet.start_driver("--by-role")
-    until(lambda: fleet.nodes.log("driver").count("worker registered") == 4, fleet.logs)
+    fleet.until(lambda: fleet.nodes.log("driver").count("worker registered") == 4)
     after = fleet.status()
     assert {n: r["boot_id"] for n, r in after.items()} == {n: r["boot_id"] for n, r in rows.items()}
     assert fleet.ask() == first
-    until(lambda: fleet.metric('baton_adopted_workers{role="decode"}') == 1, fleet.logs)
+    fleet.until(lambda: fleet.metric('baton_adopted_workers{role="decode"}') == 1)
     assert fleet.metric("baton_ray_nodes") == 3
 
     (worker,) = fleet.workers_on("n2")
     os.kill(worker, signal.SIGKILL)
-    until(lambda: fleet.workers_on("n2") not in ([], [worker]), fleet.logs)
+    fleet.until(lambda: fleet.workers_on("n2") not in ([], [worker]))
     fleet.until_linked(prefill=1, decode=1)
     assert fleet.ask() == first
-    until(lambda: fleet.metric('baton_worker_restarts_total{reason="ended"}') == 1, fleet.logs)
+    fleet.until(lambda: fleet.metric('baton_worker_restarts_total{reason="ended"}') == 1)
     assert fleet.metric('baton_wanted_workers{role="decode"}') == 1
     assert fleet.metric('baton_registered_workers{role="decode"}') == 1
     assert fleet.metric('baton_adopted_workers{role="decode"}') == 0
@@ -79,7 +78,7 @@ def test_the_ranks_of_a_worker_are_on_one_node(fleet: Fleet) -> None:
     driver = fleet.start_driver(
         "--by-role", "--prefill=0", "--decode=2", "--cpus=1", "--set=worker.tp=2"
     )
-    until(lambda: fleet.ranks_on("n2") == 1, fleet.logs)  # beside the leader
+    fleet.until(lambda: fleet.ranks_on("n2") == 1)  # beside the leader
     assert fleet.workers_on("n1") == [] and fleet.ranks_on("n1") == 0
     waiting = fleet.audit()["waiting"].values()
     assert "no node has room for it (CPU 2, baton-decode 1)" in waiting
@@ -105,21 +104,21 @@ def test_a_lost_node_moves_its_workers_and_fails_no_request(fleet: Fleet) -> Non
     fleet.nodes.kill(lost)
     assert streams.end() == [expected] * 4, fleet.logs()
     fleet.until_linked(prefill=1, decode=2)
-    until(lambda: fleet.host_of("decode-0") == fleet.nodes.address_of(kept), fleet.logs)
+    fleet.until(lambda: fleet.host_of("decode-0") == fleet.nodes.address_of(kept))
     assert len(fleet.workers_on(kept)) == 2
 
     fleet.add_node("n4", {"baton-prefill": 1})
     before = fleet.status()["prefill-0"]
     with fleet.asking() as asking:
         assert fleet.nodes.kill_programs("n1", "raylet/raylet ") == 1
-        until(lambda: fleet.workers_on("n4") != [], fleet.logs)
-        until(lambda: fleet.workers_on("n1") == [], fleet.logs)
-        until(lambda: fleet.host_of("prefill-0") == fleet.nodes.address_of("n4"), fleet.logs)
+        fleet.until(lambda: fleet.workers_on("n4") != [])
+        fleet.until(lambda: fleet.workers_on("n1") == [])
+        fleet.until(lambda: fleet.host_of("prefill-0") == fleet.nodes.address_of("n4"))
     assert asking.asked > 0 and asking.wrong == [], fleet.logs()
     assert fleet.status()["prefill-0"]["boot_id"] != before["boot_id"]
     fleet.until_linked(prefill=1, decode=2)
     assert fleet.ask() == asking.expected
-    until(lambda: at_rest(fleet), fleet.logs)  # a report may be older than the last answer
+    fleet.until(lambda: at_rest(fleet))  # a report may be older than the last answer
 
     driver.send_signal(signal.SIGTERM)
     assert driver.wait(90) == 0, fleet.logs()
@@ -135,7 +134,7 @@ def test_a_node_that_joins_takes_what_waits_and_what_is_added(fleet: Fleet) -> N
     driver = fleet.start_driver(*options)
     fleet.start_router()
     fleet.until_linked(prefill=1, decode=1)
-    until(lambda: len(fleet.audit()["waiting"]) == 1, fleet.logs)  # it follows a turn later
+    fleet.until(lambda: len(fleet.audit()["waiting"]) == 1)  # it follows a turn later
     ((waiting, reason),) = fleet.audit()["waiting"].items()
     assert "no node has room" in reason
     before = fleet.status()
@@ -169,7 +168,7 @@ def test_workers_serve_without_ray_and_are_adopted_later(fleet: Fleet) -> None:
         for name in ("n1", "n2"):
             fleet.add_node(name, {"baton-prefill": 1, "baton-decode": 1})
         driver = fleet.start_driver("--by-role", "--leave-workers", "--cpus", "0")
-        until(lambda: fleet.nodes.log("driver").count("worker registered") == 4, fleet.logs)
+        fleet.until(lambda: fleet.nodes.log("driver").count("worker registered") == 4)
     assert asking.asked > 0 and asking.wrong == [], fleet.logs()
     assert {n: row["boot_id"] for n, row in fleet.status().items()} == {
         n: row["boot_id"] for n, row in before.items()

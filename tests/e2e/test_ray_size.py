@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from chaos.network import unavailable
-from chaos.ray_nodes import until
 from tests.support.ray_fleet import Fleet, running_fleet
 
 pytestmark = [
@@ -47,7 +46,7 @@ def test_a_controller_changes_the_number_of_workers_on_ray(fleet: Fleet) -> None
         with controller(fleet, "2-2"):  # it waits for a minute after the last change
             fleet.until_linked(prefill=1, decode=1)
     assert asking.asked > 0 and asking.wrong == [], fleet.logs()
-    until(lambda: sorted(fleet.audit()["ready"]) == ["decode-0", "prefill-0"], fleet.logs)
+    fleet.until(lambda: sorted(fleet.audit()["ready"]) == ["decode-0", "prefill-0"])
     assert "worker leaves" in (fleet.folder / "controller.log").read_text()
 
     driver.send_signal(signal.SIGKILL)  # its successor's command line says one decode worker

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chaos.network import unavailable
-from chaos.ray_nodes import HEAD, until
+from chaos.ray_nodes import HEAD
 from tests.support.ray_fleet import PASSWORD, ROUTER_PORT, TOKEN, Fleet, running_fleet
 
 pytestmark = [
@@ -49,11 +49,11 @@ def test_serve_answers_by_workers_on_different_nodes(fleet: Fleet) -> None:
     for name in NODES:
         fleet.add_node(name, {}, cpus=1)
     serve = fleet.start_serve("--decode", "2")
-    until(lambda: "Ready at" in fleet.nodes.log("driver"), fleet.logs)
+    fleet.until(lambda: "Ready at" in fleet.nodes.log("driver"))
     said = fleet.nodes.log("driver")
     assert "the router is linked to 1 of 1 prefill and 2 of 2 decode" in said
     for name in WORKERS:
-        until(lambda name=name: f"{name} ready at " in fleet.nodes.log("driver"), fleet.logs)
+        fleet.until(lambda name=name: f"{name} ready at " in fleet.nodes.log("driver"))
         said = fleet.nodes.log("driver")
         shown, _, rest = said.partition(f"{name} ready at ")
         assert re.search(rf"{name} on \S+: loading weights: ", shown) and rest, said

@@ -17,6 +17,7 @@ import pytest
 
 from baton.proto import client_pb2
 from chaos.cluster import Cluster
+from tests.support.waiting import wait_until
 
 WORDS = 400  # of a prompt, in chunks of CHUNK tokens
 CHUNK = 128
@@ -92,12 +93,12 @@ def over_grpc(cluster: Cluster, number: int) -> Measured:
 
 def trace_of(cluster: Cluster, request_id: str) -> dict[str, Any]:
     """The trace, once the router has stored it, which is after the answer's last byte."""
-    for _ in range(100):
-        reply = httpx.get(f"{cluster.url}/trace/{request_id}")
-        if reply.status_code == 200:
-            return dict(reply.json())
-        time.sleep(0.02)
-    raise AssertionError(reply.text)
+
+    def reply() -> httpx.Response:
+        return httpx.get(f"{cluster.url}/trace/{request_id}")
+
+    wait_until(lambda: reply().status_code == 200, show=lambda: reply().text)
+    return dict(reply().json())
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from chaos.cluster import Cluster
+from tests.support.waiting import eventually
 
 PHASES = {"request", "queue", "prefill", "chunk", "handoff", "fetch", "decode"}
 TRACE, OTHER_TRACE = "4bf92f3577b34da6a3ce929d0e0e4736", "0af7651916cd43dd8448eb211c80319c"
@@ -27,14 +28,18 @@ def traced(trace: str) -> dict[str, str]:
 
 async def whole(servicer: Any, trace: str, phases: set[str]) -> list[Any]:
     """The spans of a trace, once those of all these phases and their parents have come."""
-    async with asyncio.timeout(20):
-        while True:
-            spans = [span for span in list(servicer.all) if span.trace_id.hex() == trace]
-            known = {span.span_id for span in spans}
-            orphans = {span.name for span in spans if span.parent_span_id not in known}
-            if {span.name for span in spans} >= phases and orphans <= {"request"}:
-                return spans
-            await asyncio.sleep(0.1)
+
+    def found() -> list[Any]:
+        return [span for span in list(servicer.all) if span.trace_id.hex() == trace]
+
+    def complete() -> bool:
+        spans = found()
+        known = {span.span_id for span in spans}
+        orphans = {span.name for span in spans if span.parent_span_id not in known}
+        return {span.name for span in spans} >= phases and orphans <= {"request"}
+
+    await eventually(complete, 20, show=lambda: [span.name for span in found()])
+    return found()
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from tests.support.pods.images import local_images
 from tests.support.pods.load import Load, completed_handoffs, links
 from tests.support.pods.manifests import service_address
 from tests.support.pods.network import network_unavailable
+from tests.support.waiting import wait_until
 
 LACKING = network_unavailable()
 pytestmark = [
@@ -78,10 +79,11 @@ class Site:
 
     def wait_for_links(self, count: int) -> None:
         """Wait until each router is linked to so many decode workers."""
-        deadline_s = time.monotonic() + LINKED_S
-        while {*(found := [links(e, "decode") for e in self.cluster.pods("router")])} != {count}:
-            assert time.monotonic() < deadline_s, found
-            time.sleep(0.5)  # routers find workers by themselves
+
+        def linked() -> list[int]:
+            return [links(each, "decode") for each in self.cluster.pods("router")]
+
+        wait_until(lambda: {*linked()} == {count}, LINKED_S, every_s=0.5, show=linked)
 
     def addresses(self, *components: str) -> set[str]:
         return {each.address for name in components for each in self.cluster.pods(name)}

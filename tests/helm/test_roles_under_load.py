@@ -20,6 +20,7 @@ from tests.support.pods.images import local_images
 from tests.support.pods.load import Load, completed_handoffs, links
 from tests.support.pods.manifests import service_address
 from tests.support.pods.network import network_unavailable
+from tests.support.waiting import wait_until
 
 LACKING = network_unavailable()
 pytestmark = [
@@ -79,12 +80,15 @@ def linked(cluster: PodCluster) -> list[tuple[int, int]]:
 
 def until_linked(cluster: PodCluster, prefill: int) -> None:
     """Wait until each router is linked to all workers, and to so many prefill workers or more."""
-    deadline_s = time.monotonic() + MOVED_S
-    while not all(e[0] >= prefill and sum(e) == WORKERS for e in linked(cluster)):
+
+    def all_linked() -> bool:
         cluster.check()
-        said = events(cluster, "no role step")[-3:]
-        assert time.monotonic() < deadline_s, f"{linked(cluster)}\n{said}\n{cluster.logs()}"
-        time.sleep(0.5)  # controllers and routers act by themselves
+        return all(e[0] >= prefill and sum(e) == WORKERS for e in linked(cluster))
+
+    def found() -> str:
+        return f"{linked(cluster)}\n{events(cluster, 'no role step')[-3:]}\n{cluster.logs()}"
+
+    wait_until(all_linked, MOVED_S, every_s=0.5, show=found)
 
 
 def test_a_worker_changes_its_role_and_no_request_fails(

@@ -21,6 +21,7 @@ from tests.support.pods.images import local_images
 from tests.support.pods.load import Load
 from tests.support.pods.manifests import service_address
 from tests.support.pods.network import network_unavailable
+from tests.support.waiting import wait_until
 
 LACKING = network_unavailable()
 pytestmark = [
@@ -62,11 +63,14 @@ class Site:
         return [each.name for each in self.cluster.pods("decode") if each.ready]
 
     def wait(self, happens: Callable[[], bool], what: str) -> None:
-        deadline_s = time.monotonic() + WITHIN_S
-        while not happens():
+        def happens_without_errors() -> bool:
             self.cluster.check()
-            assert time.monotonic() < deadline_s, f"{what}\n{self.cluster.logs()[-8000:]}"
-            time.sleep(0.5)  # pods are other processes
+            return happens()
+
+        def found() -> str:
+            return f"{what}\n{self.cluster.logs()[-8000:]}"
+
+        wait_until(happens_without_errors, WITHIN_S, every_s=0.5, show=found)
 
     def events(self, event: str) -> list[dict[str, Any]]:
         """Return the controllers' log lines of an event."""

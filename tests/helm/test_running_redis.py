@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from baton.runtime.registry import WorkerRecord
 from baton.runtime.shared_registry.registry_location import open_registry
 from tests.support.chart import Values, example, render
 from tests.support.rendered_pods import Host, PlannedPod, PodProcess, demo_host, running_pods
+from tests.support.waiting import wait_until
 
 RELOADED_S = 20.0
 RECORD = WorkerRecord("decode-0", "a" * 32, "decode", "10.0.0.1:1", "10.0.0.1:2", "m", 10)
@@ -71,10 +71,8 @@ class RunningRedis:
 
     def until(self, seen: str) -> None:
         """Wait until the container's log has a text."""
-        deadline_s = time.monotonic() + RELOADED_S
-        while seen not in self.pod.log.read_text():
-            assert time.monotonic() < deadline_s, self.pod.log.read_text()
-            time.sleep(0.05)  # another process writes it
+        log = self.pod.log.read_text
+        wait_until(lambda: seen in log(), RELOADED_S, every_s=0.05, show=log)
 
     def answers(self, probe: str) -> bool:
         return self.pod.run(self.pod.container[probe]["exec"]["command"]).returncode == 0
@@ -122,10 +120,12 @@ def test_a_replaced_certificate_is_shown_without_a_restart(redis: RunningRedis) 
         client.set("key", "value")
         for name, content in secrets.held["chat-baton-redis-tls"].data.items():
             (redis.files() / name).write_bytes(content)
-        deadline_s = time.monotonic() + RELOADED_S
-        while redis.shown() == before:
-            assert time.monotonic() < deadline_s, redis.pod.log.read_text()
-            time.sleep(0.05)  # the container looks at its files by itself
+        wait_until(
+            lambda: redis.shown() != before,
+            RELOADED_S,
+            every_s=0.05,
+            show=redis.pod.log.read_text,
+        )
         assert client.get("key") == b"value"
     assert redis.answers("readinessProbe") and redis.answers("livenessProbe")
 

@@ -20,6 +20,7 @@ from tests.support.pods.cluster import PodCluster
 from tests.support.pods.images import local_images
 from tests.support.pods.network import network_unavailable
 from tests.support.pods.programs import Programs
+from tests.support.waiting import wait_until
 
 LACKING = network_unavailable()
 pytestmark = [
@@ -168,12 +169,12 @@ def test_redis_speaks_no_plain_text(site: Site) -> None:
 
 
 def test_a_drained_worker_is_started_again(site: Site) -> None:
-    before = site.cluster.pod("chat-baton-prefill-0").restarts
+    def restarts() -> int:
+        return site.cluster.pod("chat-baton-prefill-0").restarts
+
+    before = restarts()
     site.typed("kubectl exec chat-baton-prefill-0 -- baton drain chat-baton-prefill-0")
-    deadline_s = time.monotonic() + 60
-    while site.cluster.pod("chat-baton-prefill-0").restarts == before:
-        assert time.monotonic() < deadline_s, site.cluster.logs()
-        time.sleep(0.2)  # pods change by themselves: they are asked again
+    wait_until(lambda: restarts() > before, every_s=0.2, show=site.cluster.logs)
     site.cluster.settle()
 
 

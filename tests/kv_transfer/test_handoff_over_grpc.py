@@ -23,6 +23,7 @@ from baton.runtime.grpc_links import (
     open_server,
 )
 from tests.support import handoff_stage
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 
@@ -91,9 +92,7 @@ async def test_a_cancelled_fetch_still_says_closed() -> None:
         link = ClientLink(stub.Open(metadata=credentials("token")))
         names = [handoff_stage.name_of(place) for place in range(6)]
         fetch = asyncio.ensure_future(stage.fetch(link, stage.opening(), OWN, names))
-        async with asyncio.timeout(30):
-            while not stage.exchange.reads:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: stage.exchange.reads, 30)
         fetch.cancel()
         with pytest.raises(asyncio.CancelledError):
             await fetch
@@ -113,9 +112,7 @@ async def test_pins_outlive_a_caller_that_vanishes() -> None:
         assert (await call.read()).WhichOneof("kind") == "opened"
         opened = loop.time()
         call.cancel()  # as when the caller's process dies
-        async with asyncio.timeout(30):
-            while not prompt.ended_at:
-                await asyncio.sleep(0.02)
+        await eventually(lambda: prompt.ended_at, 30)
     assert prompt.ended_at[0] >= opened + LEASE_S * 0.95
     assert len(prompt.ended_at) == 1 and stage.granter.holds == 0
     assert servicer.cancelled + len(servicer.reports) == 1
@@ -127,9 +124,7 @@ async def test_a_server_that_goes_is_a_lost_worker() -> None:
     async with served(servicer) as (server, stub):
         link = ClientLink(stub.Open(metadata=credentials("token")))
         fetch = asyncio.ensure_future(stage.fetch(link, stage.opening(), OWN, [b"x"] * 6))
-        async with asyncio.timeout(30):
-            while not stage.granter.holds:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: stage.granter.holds, 30)
         stopping = asyncio.ensure_future(server.stop(grace=None))
         with pytest.raises(WorkerLost):
             await fetch

@@ -27,6 +27,7 @@ from baton.kv_transfer.nixl_mover import NixlMover, NixlRead
 from baton.kv_transfer.preflight import described, first_json, measure
 from baton.runtime.errors import ReadFailed
 from tests.support.nixl_agents import agents_of, connected, queue_of
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 
@@ -111,9 +112,8 @@ async def test_a_read_that_has_ended_holds_nothing_in_a_circle() -> None:
         gc.disable()
         try:
             del read
-            async with asyncio.timeout(DEADLINE_S):
-                while watched() is not None:  # the agent's thread lets go of it a little later
-                    await asyncio.sleep(0.01)
+            # the agent's thread lets go of it a little later
+            await eventually(lambda: watched() is None, DEADLINE_S)
         finally:
             gc.enable()
 

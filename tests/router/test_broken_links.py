@@ -13,7 +13,7 @@ from baton.runtime.links import LinkClosed
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.link_scene import LinkScene
 from tests.support.metric_values import metric_value
-from tests.support.router_process import eventually
+from tests.support.waiting import eventually
 
 
 @on_virtual_time

@@ -16,7 +16,8 @@ import pytest
 from baton.router import server
 from baton.router.answers.choice_text import ChoiceText
 from baton.runtime.identity import tenant_of
-from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, StartRouter
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 

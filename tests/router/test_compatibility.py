@@ -12,7 +12,8 @@ import openai
 import pytest
 
 from baton.router.http_frontend.routes import CHAT_PATH, COMPLETION_PATH, no_route
-from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, StartRouter
+from tests.support.waiting import eventually
 
 STRICT: dict[str, Any] = {
     "type": "function",

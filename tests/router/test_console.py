@@ -22,7 +22,8 @@ from baton.router.console.console_state import ConsoleState
 from baton.router.console.metric_values import by_label
 from baton.runtime import metrics, process_memory
 from baton.runtime.errors import ConfigError, Overloaded
-from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
+from tests.support.waiting import eventually
 
 KEY = "the-operators-key-0123456789"
 ADMIN = AdminAccess(KEY)
@@ -236,17 +237,15 @@ async def test_consoles_are_bounded_and_leave_nothing(router: StartRouter) -> No
             await eventually(lambda: all(map(_has_begun, pages)))
             assert (await admin_of(running).get("/console/stream")).status_code == 503
             pages.pop().close()
-            async with asyncio.timeout(10):
-                while await _status(running) == 503:
-                    await asyncio.sleep(0.05)
+            await eventually(lambda: _has_room(running), 10)
         finally:
             for page in pages:
                 page.close()
 
 
-async def _status(running: RunningRouter) -> int:
+async def _has_room(running: RunningRouter) -> bool:
     async with admin_of(running).stream("GET", "/console/stream") as reply:
-        return reply.status_code
+        return reply.status_code != 503
 
 
 def _page(port: int) -> socket.socket:

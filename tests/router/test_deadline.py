@@ -19,7 +19,8 @@ from baton.runtime.errors import DeadlineExceeded, InvalidRequest
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
 from tests.support.encoding_threads import before_all_encoding
-from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, StartRouter
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 

@@ -6,8 +6,9 @@ import pytest
 
 from baton.router.fleet.roster import DisconnectedWorkers
 from baton.router.fleet.worker_view import WorkerCapacity
-from tests.support.router_process import StartRouter, eventually
+from tests.support.router_process import StartRouter
 from tests.support.scripted_worker import ScriptedWorker
+from tests.support.waiting import eventually
 
 SMALL, LARGE = WorkerCapacity(16, 8, 4096), WorkerCapacity(16, 20, 4096)
 

@@ -16,13 +16,8 @@ from baton.proto import client_pb2
 from baton.router.text import tokenizer as tokenizer_module
 from baton.router.text.tokenizer import ENCODE_THREADS, HfTokenizer, Text
 from tests.support.encoding_threads import before_all_encoding
-from tests.support.router_process import (
-    FAST_ROUTER,
-    RunningRouter,
-    StartGrpcRouter,
-    StartRouter,
-    eventually,
-)
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartGrpcRouter, StartRouter
+from tests.support.waiting import eventually
 
 KEYS = replace(FAST_ROUTER, api_keys=("flood", "other"))
 

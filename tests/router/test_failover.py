@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, StartRouter
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 
@@ -34,13 +35,12 @@ def bearer(running: Any) -> Any:
 async def reference(running: Any, **fields: Any) -> str:
     """The undisturbed text; afterwards no worker holds anything."""
     reply = await running.complete(**fields)
-    while any(worker.held for worker in running.workers.values()):
-        await asyncio.sleep(0.01)
+    await eventually(lambda: not any(worker.held for worker in running.workers.values()))
     text: str = reply.json()["choices"][0]["text"]
     return text
 
 
-async def both_linked(running: Any, eventually: Any) -> None:
+async def both_linked(running: Any) -> None:
     await eventually(lambda: all(w.seen("hello") for w in running.workers.values()))
 
 
@@ -50,7 +50,7 @@ async def test_death_mid_stream_continues_identically(
     router: StartRouter, pause_at: int, stream: bool
 ) -> None:
     async with router(workers=WORKERS) as running:
-        await both_linked(running, eventually)
+        await both_linked(running)
         whole = await reference(running, seed=9, max_tokens=30)
         for worker in running.workers.values():
             worker.pause_at = pause_at
@@ -95,7 +95,7 @@ async def test_restart_alone_is_waited_for(router: StartRouter) -> None:
 
 async def test_choices_continue_one_by_one(router: StartRouter) -> None:
     async with router(workers=WORKERS) as running:
-        await both_linked(running, eventually)
+        await both_linked(running)
         whole = (await running.complete(seed=4, max_tokens=20, n=3)).json()["choices"]
         await eventually(lambda: not any(worker.held for worker in running.workers.values()))
         for worker in running.workers.values():
@@ -133,7 +133,7 @@ async def test_broken_link_resumes_on_the_same_worker(router: StartRouter) -> No
 async def test_silence_ends_a_link(router: StartRouter) -> None:
     config = replace(FAST_ROUTER, link_silence_s=0.4, link_grace_s=0.2)
     async with router(workers=WORKERS, config=config) as running:
-        await both_linked(running, eventually)
+        await both_linked(running)
         whole = await reference(running, seed=6, max_tokens=15)
         for worker in running.workers.values():
             worker.pause_at = 3
@@ -243,7 +243,7 @@ async def test_no_worker_is_unavailable(
 
 async def test_a_draining_worker_gets_nothing(router: StartRouter) -> None:
     async with router(workers=WORKERS) as running:
-        await both_linked(running, eventually)
+        await both_linked(running)
         running.workers["decode-0"].draining = True
 
         async def ended_elsewhere() -> bool:
@@ -257,7 +257,7 @@ async def test_a_draining_worker_gets_nothing(router: StartRouter) -> None:
 
 async def test_a_worker_in_trouble_gets_nothing_and_the_router_says_so(router: StartRouter) -> None:
     async with router(workers=WORKERS) as running:
-        await both_linked(running, eventually)
+        await both_linked(running)
 
         async def ready(decode: int) -> bool:
             reply = await running.http.get("/readyz")

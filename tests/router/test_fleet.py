@@ -18,7 +18,7 @@ from baton.runtime.registry import WorkerRecord
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.fleet_scene import FleetScene, wait_estimator
 from tests.support.metric_values import metric_value
-from tests.support.router_process import eventually
+from tests.support.waiting import eventually
 
 
 @on_virtual_time

@@ -17,7 +17,7 @@ from baton.runtime.config import StepConfig
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.fleet_scene import FleetScene
 from tests.support.placement_scene import NEED, place, placed, view
-from tests.support.router_process import eventually
+from tests.support.waiting import eventually
 
 BOOT = bytes(16)
 

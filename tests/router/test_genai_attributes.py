@@ -11,7 +11,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from baton.runtime.telemetry import tracing
-from tests.support.router_process import RunningRouter, StartRouter, eventually
+from tests.support.router_process import RunningRouter, StartRouter
+from tests.support.waiting import eventually
 
 SECRET = "xylophone-4711"
 

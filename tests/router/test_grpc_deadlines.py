@@ -17,7 +17,8 @@ from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.grpc_frontend.call import ClientCall
 from baton.runtime import metrics
 from tests.support.metric_values import metric_value
-from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, eventually, refused
+from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, refused
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 

@@ -18,7 +18,8 @@ from baton.router.grpc_frontend.inference import SERVICE, InferenceService
 from baton.runtime.config import Config, RouterConfig
 from baton.runtime.errors import ConfigError
 from baton.runtime.settings.checks import validate
-from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 

@@ -12,7 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.proto import client_pb2
 from baton.router.grpc_frontend import health as grpc_health
-from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, eventually
+from tests.support.router_process import FAST_ROUTER, StartGrpcRouter
+from tests.support.waiting import eventually
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 SERVICE_UNKNOWN = b"\x08\x03"

@@ -18,7 +18,8 @@ from baton.router.answers.choice_text import ChoiceText
 from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime import metrics
 from tests.support.metric_values import metric_sum, metric_value
-from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, eventually, refused
+from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, refused
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 

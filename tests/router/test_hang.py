@@ -16,14 +16,15 @@ from baton.runtime.config import RouterConfig
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
 from tests.support.metric_values import metric_value
-from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, StartRouter
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 
 DEFAULTS = RouterConfig(port=0)
 
 
-async def asked(running: Any, eventually: Any, **fields: Any) -> tuple[Any, Any, asyncio.Task[Any]]:
+async def asked(running: Any, **fields: Any) -> tuple[Any, Any, asyncio.Task[Any]]:
     """A request that is held at its third token; which worker has it, which has not, and its
     answer."""
     await eventually(lambda: all(w.seen("hello") for w in running.workers.values()))
@@ -38,7 +39,7 @@ async def asked(running: Any, eventually: Any, **fields: Any) -> tuple[Any, Any,
     return one, other, task
 
 
-async def whole_text(running: Any, eventually: Any) -> str:
+async def whole_text(running: Any) -> str:
     text: str = (await running.complete(seed=6, max_tokens=15)).json()["choices"][0]["text"]
     await eventually(lambda: not any(w.held for w in running.workers.values()))
     return text
@@ -49,8 +50,8 @@ async def test_requests_of_a_hung_worker_migrate_within_three_seconds(
 ) -> None:
     """With the default times: the worker's loop lives and heartbeats, its device does nothing."""
     async with router(workers=("decode-0", "decode-1"), config=DEFAULTS) as running:
-        whole = await whole_text(running, eventually)
-        hung, other, answer = await asked(running, eventually)
+        whole = await whole_text(running)
+        hung, other, answer = await asked(running)
         async with fair_watch() as so_far_s:
             telling = asyncio.create_task(_overdue(hung))
             await eventually(lambda: any(s.attempt == 2 for s in other.seen("submit")))
@@ -77,8 +78,8 @@ async def test_a_silent_worker_is_left_within_three_seconds(
 ) -> None:
     """With the default times: not even heartbeats come. The silence was the grace."""
     async with router(workers=("decode-0", "decode-1"), config=DEFAULTS) as running:
-        whole = await whole_text(running, eventually)
-        silent, other, answer = await asked(running, eventually)
+        whole = await whole_text(running)
+        silent, other, answer = await asked(running)
         async with fair_watch() as so_far_s:
             silent.silent = True
             await eventually(lambda: any(s.attempt == 2 for s in other.seen("submit")))
@@ -113,14 +114,14 @@ async def test_late_tokens_of_an_old_attempt_are_refused(router: StartRouter, al
     """The device comes back and the worker has not heard the cancel: what it sends of the old
     attempt is dropped, even where the new attempt is on the same worker and link."""
     async with router(workers=("decode-0", "decode-1")[: 2 - alone]) as running:
-        whole = await whole_text(running, eventually)
+        whole = await whole_text(running)
         if alone:
             hung = other = running.workers["decode-0"]
             hung.pause_at = 3
             answer = asyncio.create_task(running.complete(seed=6, max_tokens=15))
             await eventually(lambda: hung.held and next(iter(hung.held.values())).outputs)
         else:
-            hung, other, answer = await asked(running, eventually)
+            hung, other, answer = await asked(running)
         (held,) = hung.held.values()
         hung.overdue_ms = 60_000
         await eventually(lambda: bool(hung.seen("cancel")))
@@ -138,7 +139,7 @@ async def test_another_boot_of_a_worker_cannot_speak_for_the_previous(
     router: StartRouter,
 ) -> None:
     async with router() as running:
-        whole = await whole_text(running, eventually)
+        whole = await whole_text(running)
         worker = running.workers["decode-0"]
         worker.pause_at = 3
         answer = asyncio.create_task(running.complete(seed=6, max_tokens=15))
@@ -162,7 +163,7 @@ THREE = ("decode-0", "prefill-0", "prefill-1")
 HANDED_OVER = replace(FAST_ROUTER, placement="disaggregated")
 
 
-async def prompted(running: Any, eventually: Any) -> asyncio.Task[Any]:
+async def prompted(running: Any) -> asyncio.Task[Any]:
     """A long prompt has come to decode-0, which says nothing before its `pause_at` is None."""
     workers, decode = running.workers, running.workers["decode-0"]
     await eventually(lambda: all(w.seen("hello") for w in workers.values()))
@@ -176,7 +177,7 @@ async def prompted(running: Any, eventually: Any) -> asyncio.Task[Any]:
 async def test_a_prompt_does_not_wait_for_a_prefill_worker_that_hangs(router: StartRouter) -> None:
     async with router(workers=THREE, config=HANDED_OVER) as running:
         workers, decode = running.workers, running.workers["decode-0"]
-        answer = await prompted(running, eventually)
+        answer = await prompted(running)
         first = decode.seen("submit")[0].placement.candidates[0].worker_id
         workers[first].overdue_ms = 60_000
         await eventually(lambda: len(decode.seen("submit")) == 2)
@@ -200,7 +201,7 @@ async def test_a_prompt_does_not_wait_for_a_hung_second_candidate(
     later."""
     async with router(workers=THREE, config=HANDED_OVER) as running:
         workers, decode = running.workers, running.workers["decode-0"]
-        answer = await prompted(running, eventually)
+        answer = await prompted(running)
         submit = decode.seen("submit")[0]
         first, second = submit.placement.candidates
         hung = workers[second.worker_id]

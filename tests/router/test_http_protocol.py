@@ -13,7 +13,8 @@ import pytest
 
 from baton.router.http_frontend import http_protocol
 from baton.router.http_frontend.http_protocol import HEAD_BYTES, BoundedHttpProtocol
-from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 

@@ -8,7 +8,8 @@ from contextlib import closing
 import pytest
 
 from baton.runtime.registry import WorkerRecord
-from tests.support.router_process import StartRouter, eventually
+from tests.support.router_process import StartRouter
+from tests.support.waiting import eventually
 
 
 class Pipe:

@@ -18,8 +18,9 @@ from baton.router.dispatch.active_request import ActiveRequest, OutputToken
 from baton.runtime.config import RouterConfig
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
-from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
 from tests.support.scripted_worker import draw
+from tests.support.waiting import eventually
 
 SAID = "the lazy dog and the cat sleeps in the warm sun"
 STOP = "dog and"

@@ -13,7 +13,8 @@ from baton.runtime import metrics
 from baton.runtime.cluster_config import SloConfig
 from baton.runtime.exposition import standard_names
 from baton.runtime.exposition.genai import RequestTimes
-from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, StartRouter
+from tests.support.waiting import eventually
 
 SLO = SloConfig(ttft_s=1.0, itl_s=0.1)
 LABELS = {"gen_ai_provider_name": "baton", "gen_ai_request_model": "tiny"}

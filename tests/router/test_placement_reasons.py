@@ -24,7 +24,8 @@ from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, failed, output
 from tests.support.metric_values import metric_value
 from tests.support.placement_scene import NEED, Seen, place, placed, view
-from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
+from tests.support.waiting import eventually
 
 D0, P0 = view("decode-0"), view("prefill-0")
 SMALL = replace(NEED, tokens=20)

@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from baton.proto import client_pb2
-from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter
+from tests.support.waiting import eventually
 
 COMPLETE = "/v1/completions"
 

@@ -9,7 +9,7 @@ import pytest
 from baton.proto import worker_pb2
 from baton.simulation.virtual.virtual_time import on_virtual_time, stand_still
 from tests.support.link_scene import LinkScene
-from tests.support.router_process import eventually
+from tests.support.waiting import eventually
 
 
 def load() -> worker_pb2.WorkerMessage:

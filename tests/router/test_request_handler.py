@@ -17,7 +17,8 @@ from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime import metrics
 from tests.support.dispatch_scene import DispatchScene, output
-from tests.support.router_process import StartRouter, eventually
+from tests.support.router_process import StartRouter
+from tests.support.waiting import eventually
 
 
 def proposed(index: int) -> worker_pb2.Output:

@@ -18,8 +18,9 @@ from baton.runtime.errors import Unavailable
 from baton.runtime.identity import chain, cluster_key, root, tenant_salt
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene
-from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter
 from tests.support.scripted_worker import ScriptedWorker
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 

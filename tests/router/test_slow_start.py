@@ -24,6 +24,7 @@ from baton.router.fleet.worker_view import WorkerView
 from baton.runtime.errors import BatonError
 from tests.support.fleet_scene import FleetScene
 from tests.support.placement_scene import NEED, view
+from tests.support.waiting import eventually
 
 NEW = "decode-9"
 JOINED_S = 100.0
@@ -209,10 +210,10 @@ async def test_fleet_limits_a_worker_that_joins_later(monkeypatch: pytest.Monkey
     scene = FleetScene()
     try:
         scene.add("decode-0")
-        await _eventually(scene, ["decode-0"])
+        await eventually(lambda: scene.names() == ["decode-0"])
         await asyncio.sleep(0.06)
         stub = scene.add("decode-1", number=2)
-        await _eventually(scene, ["decode-0", "decode-1"])
+        await eventually(lambda: scene.names() == ["decode-0", "decode-1"])
         now_s = asyncio.get_running_loop().time()
         assert scene.fleet.slow_start.counts(now_s)["decode"] == 1
         assert scene.fleet.deferred() == frozenset()  # the first request is its own
@@ -222,9 +223,3 @@ async def test_fleet_limits_a_worker_that_joins_later(monkeypatch: pytest.Monkey
         assert scene.fleet.room() < roster.room
     finally:
         await scene.end()
-
-
-async def _eventually(scene: FleetScene, names: list[str]) -> None:
-    async with asyncio.timeout(5):
-        while scene.names() != names:
-            await asyncio.sleep(0.01)

@@ -21,6 +21,7 @@ from baton.runtime.shared_registry.registry_location import open_reports
 from baton.runtime.shared_registry.router_report import RouterReport
 from chaos.redis_server import RedisServer, running_server
 from tests.support.redis_server import required_binary
+from tests.support.waiting import eventually
 
 LIMIT_S = 30.0
 WORKER = b"w" * 16
@@ -84,22 +85,16 @@ class Router:
         await asyncio.gather(self.task, return_exceptions=True)
 
 
-async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not happened():
-            await asyncio.sleep(0.01)
-
-
 async def test_open_circuit_is_suspected_until_its_router_is_lost(server: RedisServer) -> None:
     one, two = Router(server, 1), Router(server, 2)
     try:
-        await until(lambda: len(one.sharing.others) == len(two.sharing.others) == 1)
+        await eventually(lambda: len(one.sharing.others) == len(two.sharing.others) == 1)
         for _ in range(int(STRIKES)):
             one.circuits.record_failure(WORKER, 0.0)
-        await until(lambda: two.circuits.suspected == {WORKER})
+        await eventually(lambda: two.circuits.suspected == {WORKER})
         assert two.circuits.failing() == [] and one.circuits.suspected == frozenset()
         await one.end()
-        await until(lambda: two.circuits.suspected == frozenset())
+        await eventually(lambda: two.circuits.suspected == frozenset())
     finally:
         await one.end()
         await two.end()
@@ -110,13 +105,13 @@ async def test_lost_server_takes_the_suspicion_and_no_circuit(server: RedisServe
     try:
         for _ in range(int(STRIKES)):
             one.circuits.record_failure(WORKER, 0.0)
-        await until(lambda: two.circuits.suspected == {WORKER})
+        await eventually(lambda: two.circuits.suspected == {WORKER})
         server.kill()
-        await until(lambda: two.circuits.suspected == frozenset())
+        await eventually(lambda: two.circuits.suspected == frozenset())
         assert one.circuits.failing() == [WORKER]
         assert not (one.task.done() or two.task.done())
         server.start()
-        await until(lambda: two.circuits.suspected == {WORKER})
+        await eventually(lambda: two.circuits.suspected == {WORKER})
     finally:
         await one.end()
         await two.end()
@@ -132,7 +127,7 @@ async def test_reports_are_applied_together_and_not_one_by_one(
     exchange = StubExchange(count=64)
     sharing = StateSharing(exchange, b"r" * 16, Circuits(random.Random(1)), list)
     task = asyncio.create_task(sharing.run())
-    await until(lambda: len(sharing.others) == 64)
+    await eventually(lambda: len(sharing.others) == 64)
     assert len(applied) == 1
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -164,7 +159,7 @@ async def test_after_a_fault_of_the_sharing_no_hint_stays(
     report = RouterReport("a" * 32, time.time_ns(), (WORKER.hex(),), ((WORKER.hex(), 2, 30),))
     assert sharing.others.learn(report, asyncio.get_running_loop().time(), time.time_ns())
     task = asyncio.create_task(sharing.run())
-    await until(lambda: circuits.suspected == {WORKER} and link.hinted == (2, 30))
+    await eventually(lambda: circuits.suspected == {WORKER} and link.hinted == (2, 30))
 
     def broken(now_s: float) -> None:
         raise ValueError("a fault")

@@ -8,8 +8,9 @@ from typing import Any
 
 from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime.identity import chain, cluster_key, root
-from tests.support.router_process import StartRouter, eventually
+from tests.support.router_process import StartRouter
 from tests.support.scripted_worker import draw
+from tests.support.waiting import eventually
 
 KEY = cluster_key("a secret of the test")
 

@@ -15,8 +15,9 @@ from baton.runtime.identity import chain
 from baton.runtime.links import LinkClosed
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene
-from tests.support.router_process import StartRouter, eventually
+from tests.support.router_process import StartRouter
 from tests.support.scripted_worker import ScriptedWorker
+from tests.support.waiting import eventually
 
 
 async def test_a_prompt_is_hashed_once_and_only_with_a_worker(

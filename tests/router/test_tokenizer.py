@@ -19,6 +19,7 @@ from baton.router.text.encode_queue import LONG_TEXT_CHARS, on_behalf_of
 from baton.router.text.tokenizer import ENCODE_THREADS, HfTokenizer
 from baton.runtime.errors import InvalidRequest, Overloaded
 from tests.support.encoding_threads import before_encoding
+from tests.support.waiting import eventually
 
 
 class Held:
@@ -44,9 +45,7 @@ class Held:
     async def begin(self, text: str) -> asyncio.Task[list[int]]:
         """A thread is at it."""
         task = await self.ask(text)
-        async with asyncio.timeout(20):
-            while text not in self.begun:
-                await asyncio.sleep(0.001)
+        await eventually(lambda: text in self.begun, 20)
         return task
 
 

@@ -13,7 +13,8 @@ import openai
 import pytest
 
 from baton.router.text.tokenizer import HfTokenizer
-from tests.support.router_process import FAST_ROUTER, StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, StartRouter
+from tests.support.waiting import eventually
 
 WEATHER = {
     "type": "function",

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from baton.runtime.telemetry import tracing
-from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter, eventually
+from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 

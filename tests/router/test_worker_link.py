@@ -14,7 +14,7 @@ from baton.runtime.errors import Overloaded
 from baton.runtime.links import MEMORY_LINK_MESSAGES, LinkClosed
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.link_scene import HELLO, LinkScene
-from tests.support.router_process import eventually
+from tests.support.waiting import eventually
 
 
 @on_virtual_time

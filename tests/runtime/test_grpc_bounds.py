@@ -21,6 +21,7 @@ from baton.runtime.grpc_links import (
 )
 from baton.runtime.links import LinkClosed
 from baton.runtime.tls import Tls
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 
@@ -161,7 +162,7 @@ async def test_a_peer_that_is_gone_without_a_word_gives_its_place_back(
         gone[1].write(PREFACE)
         assert await asyncio.wait_for(gone[0].read(9), LIMIT_S)  # it was let in
         await sent_away(gone)
-        await asyncio.sleep(2.5)  # several pings
+        await asyncio.sleep(2.5)  # no event tells of several pings
         assert await standing.hears()
         await standing.close()
 
@@ -191,9 +192,7 @@ async def test_connections_are_bounded_and_a_slot_is_released(
         closing.push_async_callback(standing.close)
         assert await standing.hears()
         for _ in range(5):  # more than there are places, one round after the other
-            async with asyncio.timeout(LIMIT_S):
-                while not await full_with_two(address, router):
-                    await asyncio.sleep(0.02)
+            await eventually(lambda: full_with_two(address, router), LIMIT_S)
             assert await standing.hears()
 
 

@@ -13,6 +13,7 @@ from baton.runtime.grpc_links import credentials, open_channel, open_port, open_
 from baton.runtime.links import LINK_PROTOCOL_VERSION
 from baton.runtime.worker.block_feed import BlockFeed
 from baton.runtime.worker.service import WorkerService, host_of
+from tests.support.waiting import eventually
 
 BOOT = b"b" * 16
 
@@ -47,9 +48,7 @@ class IdleWorker:
 
 async def linked(service: WorkerService, count: int) -> list[tuple[str, str]]:
     """The linked routers, once there are so many."""
-    async with asyncio.timeout(30):
-        while len(service.routers()) != count:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: len(service.routers()) == count, 30)
     return service.routers()
 
 

@@ -15,6 +15,7 @@ from baton.runtime.config import RouterConfig
 from baton.runtime.grpc_links import credentials, open_channel, open_port, open_server
 from baton.runtime.worker.block_feed import BlockFeed
 from baton.runtime.worker.service import WorkerService
+from tests.support.waiting import eventually
 
 BOOT = b"b" * 16
 LARGE = [number.to_bytes(16, "big") for number in range(1 << 15)]  # 512 KiB
@@ -52,11 +53,7 @@ def watch(channel: grpc.aio.Channel) -> Any:
 
 
 async def forgotten(feed: BlockFeed) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            await asyncio.sleep(0.005)
-            if not feed.watchers:
-                break
+    await eventually(lambda: not feed.watchers)
     assert not feed.behind
 
 
@@ -85,10 +82,12 @@ async def test_a_router_that_leaves_without_reading_is_forgotten(
     """The worker is writing to it, and nothing collects the garbage."""
     call = watch(channel)
     await call.read()
-    async with asyncio.timeout(60):
-        while not feed.behind:  # until no more goes out
-            feed.publish(LARGE, [])
-            await asyncio.sleep(0.002)
+
+    def full() -> bool:
+        feed.publish(LARGE, [])
+        return bool(feed.behind)
+
+    await eventually(full)  # no more goes out
     await asyncio.sleep(0.05)
     call.cancel()
     await forgotten(feed)

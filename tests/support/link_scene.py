@@ -14,6 +14,7 @@ from baton.runtime.config import RouterConfig
 from baton.runtime.links import LinkClosed, memory_link
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.wire import ModelLimits
+from tests.support.waiting import eventually
 
 BOOT = b"b" * 16
 CONFIG = RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=0.3)
@@ -112,8 +113,7 @@ class LinkScene:
             assert first.WhichOneof("kind") == "hello"
             self.router_hello = first.hello
             await far.send(hello)
-            while not self.link.up:
-                await asyncio.sleep(0.005)
+            await eventually(lambda: self.link.up, every_s=0.005)
         return far
 
     async def next(self, far: Any, kind: str) -> Any:

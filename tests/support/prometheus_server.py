@@ -8,13 +8,14 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import yaml
+
+from tests.support.waiting import wait_until
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 START_S = 30.0
@@ -48,16 +49,16 @@ class PrometheusServer:
 
     def wait_ready(self) -> None:
         """Wait until it answers queries. Raises RuntimeError with its log if it does not."""
-        deadline_s = time.monotonic() + START_S
-        while True:
-            try:
-                if httpx.get(f"http://127.0.0.1:{self._port}/-/ready", timeout=5).is_success:
-                    return
-            except httpx.TransportError:
-                pass  # it does not listen yet
-            if self._process.poll() is not None or time.monotonic() > deadline_s:
+
+        def ready() -> bool:
+            if self._process.poll() is not None:
                 raise RuntimeError(self.log())
-            time.sleep(0.1)
+            try:
+                return httpx.get(f"http://127.0.0.1:{self._port}/-/ready", timeout=5).is_success
+            except httpx.TransportError:
+                return False  # it does not listen yet
+
+        wait_until(ready, START_S, every_s=0.1, show=self.log, error=RuntimeError)
 
     def query(self, expr: str) -> list[dict[str, Any]]:
         """Return the series of an instant query. Raises RuntimeError if it is refused."""

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from baton.deploy.control import orders
 from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.models.embedded import embedded_model
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
-from chaos.ray_nodes import HEAD, RayNodes, ray_nodes, until
+from chaos.ray_nodes import HEAD, RayNodes, ray_nodes
 from chaos.redis_server import RedisServer, running_server
 from chaos.starter import start
 from tests.support.redis_server import required_binary
+from tests.support.waiting import wait_until
 
 BATON = (sys.executable, "-P", "-m", "baton.deploy.cli.main")
 TOKEN = "the token that only nodes know"
@@ -37,6 +38,7 @@ API_KEY = "a-key-of-clients"  # of the router that other hosts reach
 KEY = {"Authorization": f"Bearer {API_KEY}"}
 QUESTION = "Name three rivers, please, and say where each begins."
 TOKENS = 300
+CHANGE_S = 120.0  # within which processes of a fleet do what is expected
 JOINED = "Ray runtime started"  # in the log of a node
 SIZES = {
     "pool.blocks": "256",
@@ -64,7 +66,7 @@ class Fleet:
         before = self.nodes.log(name).count(JOINED)
         given = self._secrets(name, "worker", host) | environment
         self.nodes.start_node(name, given, resources, cpus)
-        until(lambda: self.nodes.log(name).count(JOINED) > before, self.logs)
+        self.until(lambda: self.nodes.log(name).count(JOINED) > before)
 
     def start_driver(self, *options: str) -> subprocess.Popen[bytes]:
         command = [*BATON, "fleet", "--ray-address", self.nodes.address, *options]
@@ -101,7 +103,7 @@ class Fleet:
         environment = os.environ | self._secrets("router", "router", None)
         with open(self.folder / "router.log", "ab") as log:
             self._processes.append(start(command, environment, log))
-        until(address.exists, lambda: (self.folder / "router.log").read_text())
+        self.until(address.exists)
         self.url = f"http://{address.read_text().strip()}"
 
     def start_controller(self, *options: str) -> subprocess.Popen[bytes]:
@@ -121,7 +123,11 @@ class Fleet:
         return dict(answer.json()["workers"]) if answer.status_code == 200 else {}
 
     def until_linked(self, **workers: int) -> None:
-        until(lambda: self.linked() == workers, self.logs)
+        self.until(lambda: self.linked() == workers)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until the condition is true of the processes here."""
+        wait_until(condition, CHANGE_S, every_s=0.2, show=self.logs)
 
     def ask(self, tokens: int = 12) -> str:
         """Return a greedy answer."""

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -28,6 +27,7 @@ from baton.deploy.host.secrets_api import Secret
 from baton.models.embedded import embedded_model
 from tests.support.chart import Document
 from tests.support.redis_server import required_client, required_tls_binary
+from tests.support.waiting import wait_until
 
 BATON = Path(sys.executable).with_name("baton")
 
@@ -82,11 +82,17 @@ class PodProcess:
         startup = self.container["startupProbe"]
         limit_s = startup["periodSeconds"] * startup["failureThreshold"]
         for probe, within_s in (("startupProbe", limit_s), ("readinessProbe", READY_S)):
-            deadline_s = time.monotonic() + within_s
-            while not self._answers(self.container[probe]):
-                if self.process.poll() is not None or time.monotonic() > deadline_s:
-                    raise AssertionError(f"{self.name}: {probe}\n{self.log.read_text()[-4000:]}")
-                time.sleep(PROBE_S)
+            self._wait_for(probe, within_s)
+
+    def _wait_for(self, probe: str, within_s: float) -> None:
+        def log() -> str:
+            return f"{self.name}: {probe}\n{self.log.read_text()[-4000:]}"
+
+        def answers() -> bool:
+            assert self.process.poll() is None, log()
+            return self._answers(self.container[probe])
+
+        wait_until(answers, within_s, every_s=PROBE_S, show=log)
 
     def alive(self) -> bool:
         return self._answers(self.container["livenessProbe"])

@@ -1,10 +1,10 @@
-"""A router over HTTP and gRPC with scripted workers, and waiting until a condition holds."""
+"""A router over HTTP and gRPC with scripted workers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from baton.runtime.registry import MemoryRegistry, Role
 from baton.runtime.registry_client import ThreadedRegistry
 from tests.support.plain_http import NO_AUTHORITIES
 from tests.support.scripted_worker import ScriptedWorker
+from tests.support.waiting import eventually
 
 TOKEN = "a secret of the test"
 
@@ -41,7 +42,7 @@ class RunningRouter:
     admin: httpx.AsyncClient | None = None  # of the admin port, with the operator's key
 
     async def ready(self) -> None:
-        await eventually(lambda: self.is_ready())
+        await eventually(self.is_ready)
 
     async def is_ready(self) -> bool:
         return (await self.http.get("/readyz")).status_code == 200
@@ -58,16 +59,6 @@ class RunningRouter:
 RouterAndStub = tuple[RunningRouter, client_pb2_grpc.InferenceStub]
 StartRouter = Callable[..., AbstractAsyncContextManager[RunningRouter]]
 StartGrpcRouter = Callable[..., AbstractAsyncContextManager[RouterAndStub]]
-
-
-async def eventually(condition: Callable[[], Any], limit_s: float = 30) -> None:
-    """Wait until the condition holds; fail if it never does."""
-    async with asyncio.timeout(limit_s):
-        while True:
-            found = condition()
-            if await found if isinstance(found, Awaitable) else found:
-                return
-            await asyncio.sleep(0.01)
 
 
 FAST_ROUTER = RouterConfig(

@@ -15,7 +15,6 @@ from baton.deploy.host.instance import (
 from baton.deploy.host.restarts import RestartRule
 from baton.deploy.serve.supervisor import Supervisor
 
-Wait = Callable[[Callable[[], bool]], bool]
 Start = Callable[[Job], JobStatus]
 
 IDLE = "import signal; signal.pause()"  # until a signal ends it

@@ -27,6 +27,7 @@ from baton.runtime.links import LINK_PROTOCOL_VERSION
 from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
 from baton.runtime.registry_client import InlineRegistry
 from tests.support.engine_probe import runner_of
+from tests.support.waiting import eventually
 
 OK = grpc.StatusCode.OK
 
@@ -76,12 +77,13 @@ async def next_record(
     registry: MemoryRegistry, serving: asyncio.Task[None], other_than: str = ""
 ) -> WorkerRecord:
     """Wait for a record with another boot id, and return it."""
-    while True:
+
+    def found() -> list[WorkerRecord]:
         assert not serving.done(), serving.result()
-        for record in registry.workers():
-            if record.boot_id != other_than:
-                return record
-        await asyncio.sleep(0.01)
+        return [record for record in registry.workers() if record.boot_id != other_than]
+
+    await eventually(found)
+    return found()[0]
 
 
 async def send_order(to: WorkerRecord, role: str = "") -> grpc.StatusCode:

@@ -17,6 +17,7 @@ from baton.kv_transfer.peers.bandwidth_probe import BandwidthProbe
 from baton.kv_transfer.preflight import PreflightFailed, PreflightReport
 from baton.runtime import handoff_metrics
 from tests.support.metric_values import metric_value
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 
@@ -130,6 +131,4 @@ async def test_a_cancelled_check_keeps_its_blocks_until_its_read_lands() -> None
     assert bench.pool.counts().leased == 4  # a READ may still write into them
     bench.exchange.decide = lambda attempt: Fate()
     bench.exchange.release_stuck()
-    async with asyncio.timeout(5):
-        while bench.pool.counts().free != 16:
-            await asyncio.sleep(0.001)
+    await eventually(lambda: bench.pool.counts().free == 16, 5)

@@ -20,6 +20,7 @@ from baton.runtime.links import LinkClosed
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.fleet.cluster import SLABS, VOCAB, Cluster, Node
 from baton.simulation.fleet.hash_engine import expected_output
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 
@@ -53,9 +54,7 @@ class Served:
         return handoff_pb2.ReaderMessage(open=handoff_pb2.OpenHandoff(**{**values, **fields}))
 
     async def nothing_held(self) -> None:
-        async with asyncio.timeout(LIMIT_S):
-            while self.node.worker.audit()["open_handoffs"]:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not self.node.worker.audit()["open_handoffs"], LIMIT_S)
         counts = self.node.pool.counts()
         assert counts.available == counts.total
 
@@ -130,9 +129,7 @@ async def test_reads_are_served_promptly_for_a_while_after_a_handshake(
     monkeypatch.setattr(mover, "hold_progress", hold_progress)
     await served.stub.Handshake(served.mine, metadata=credentials("token"), timeout=LIMIT_S)
     assert held.is_set()
-    async with asyncio.timeout(LIMIT_S):
-        while mover.holds:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not mover.holds, LIMIT_S)
 
 
 async def test_an_unfit_peer_gets_every_difference(served: Served) -> None:

@@ -18,6 +18,7 @@ from baton.runtime.errors import Incompatible, ReadFailed, Unavailable
 from baton.runtime.grpc_links import open_channel
 from baton.runtime.tls import Tls
 from tests.support.peer_scene import Scene
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 
@@ -31,8 +32,7 @@ async def greeting_begun(scene: Scene, *addresses: str) -> list[asyncio.Task[Non
             worker_id="prefill-0", boot_id=b"1" * 16, address=address or scene.address
         )
         tasks.append(asyncio.create_task(scene.peers.open(candidate)))
-        while not scene.peer.greetings:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: scene.peer.greetings)
     await asyncio.sleep(0.01)
     return tasks
 
@@ -102,9 +102,7 @@ async def test_a_peer_that_does_not_fit_leaves_no_channel_open(
     with pytest.raises(Incompatible if how == "greeting" else ReadFailed):
         await scene.open(b"1" * 16)
     assert scene.known() == set()
-    async with asyncio.timeout(20):
-        while opened[0].get_state() is not grpc.ChannelConnectivity.SHUTDOWN:
-            await asyncio.sleep(0.001)
+    await eventually(lambda: opened[0].get_state() is grpc.ChannelConnectivity.SHUTDOWN, 20)
 
 
 async def test_a_slow_first_contact_yields_to_the_next_candidate(
@@ -141,9 +139,7 @@ async def test_a_failed_first_contact_without_waiters_is_repeated(
     with pytest.raises(Unavailable, match="takes over"):
         await scene.open(b"1" * 16)
     scene.peer.exchange.release_stuck()
-    async with asyncio.timeout(20):
-        while scene.known():
-            await asyncio.sleep(0.001)
+    await eventually(lambda: not scene.known(), 20)
     await scene.open(b"1" * 16)
     assert scene.peer.greetings == 2
 

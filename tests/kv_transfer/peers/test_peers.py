@@ -15,6 +15,7 @@ from baton.runtime.errors import Unavailable
 from baton.runtime.grpc_links import open_server
 from baton.runtime.registry import WorkerRecord
 from tests.support.peer_scene import Peer, Scene
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 
@@ -113,9 +114,7 @@ async def test_a_peer_that_has_drained_and_gone_leaves_no_trace(scene: Scene) ->
     async with another_peer(scene, b"2" * 16) as open:
         await open()
         client = scene.client(b"2" * 16)
-    async with asyncio.timeout(20):
-        while client.connected:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not client.connected, 20)
     assert scene.known() == {b"1" * 16, b"2" * 16}
     async with another_peer(scene, b"3" * 16) as open:
         await open()
@@ -151,8 +150,7 @@ async def test_a_stream_bounds_its_wait_for_a_first_contact(scene: Scene) -> Non
     with pytest.raises(Unavailable, match=r"takes over 0\.05 s"):
         await scene.peers.open(candidate, 0.05)
     scene.peer.gate.set()
-    async with asyncio.timeout(20):
-        while scene.peer.boot_id in scene.timed_out():  # it goes on by itself
-            await asyncio.sleep(0.01)
+    # it goes on by itself
+    await eventually(lambda: scene.peer.boot_id not in scene.timed_out(), 20)
     await scene.open(b"1" * 16)
     assert scene.peer.greetings == 1

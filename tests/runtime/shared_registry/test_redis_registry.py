@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from baton.runtime.shared_registry.signed_entry import MAX_ENTRY_BYTES, EntrySig
 from chaos.redis_server import RedisServer
 from tests.runtime.shared_registry.conftest import ONE, TOKEN, TWO, OpenRegistry
 from tests.support.metric_values import metric_value
+from tests.support.waiting import eventually
 
 LIMIT_S = 30.0
 CHANNEL = "baton:baton:entries"
@@ -39,25 +41,23 @@ async def raw(server: RedisServer) -> AsyncIterator[Redis]:
 
 async def become(registry: RegistryClient, expected: list[WorkerRecord]) -> None:
     """Wait until the registry lists these records."""
-    async with asyncio.timeout(LIMIT_S):
-        while await registry.workers() != expected:
-            await asyncio.sleep(0.01)
 
+    async def listed() -> bool:
+        return await registry.workers() == expected
 
-async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not happened():
-            await asyncio.sleep(0.01)
+    await eventually(listed)
 
 
 async def announced(registry: RegistryClient, record: WorkerRecord) -> None:
     """Announce until that works, as a worker does."""
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            try:
-                return await registry.announce(record)
-            except RegistryUnavailable:
-                await asyncio.sleep(0.05)
+
+    async def works() -> bool:
+        with contextlib.suppress(RegistryUnavailable):
+            await registry.announce(record)
+            return True
+        return False
+
+    await eventually(works, every_s=0.05)
 
 
 def key_of(record: WorkerRecord) -> str:
@@ -206,13 +206,13 @@ async def test_an_outage_leaves_known_members_and_is_reported_once(
         server.kill()
         with pytest.raises(RegistryUnavailable):
             await worker.announce(ONE)
-        await until(lambda: metric_value(metrics.REGISTRY_UP) == 0)
+        await eventually(lambda: metric_value(metrics.REGISTRY_UP) == 0)
         await asyncio.sleep(1.0)  # longer than the lifetime
         assert await reader.workers() == [ONE]
         server.start()  # empty
         await announced(worker, ONE)
         await become(reader, [ONE])
-        await until(lambda: len(logs) == 4)
+        await eventually(lambda: len(logs) == 4)
     assert sorted(line["event"] for line in logs) == [
         "registry available again",
         "registry available again",
@@ -232,15 +232,13 @@ async def test_a_reader_that_starts_in_an_outage_fails_until_it_ends(
     server.start()
     worker = open_client()
     await worker.announce(ONE)
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            try:
-                found = await reader.workers()
-            except RegistryUnavailable:
-                continue
-            if found == [ONE]:
-                break
-            await asyncio.sleep(0.01)
+
+    async def listed() -> bool:
+        with contextlib.suppress(RegistryUnavailable):
+            return await reader.workers() == [ONE]
+        return False
+
+    await eventually(listed)
 
 
 async def test_a_paused_server_holds_up_no_caller_for_ever(
@@ -281,9 +279,11 @@ async def test_an_entry_ends_on_the_server_with_its_lifetime(
     open_client: OpenRegistry, raw: Redis
 ) -> None:
     await open_client(lifetime_s=0.2).announce(ONE)
-    async with asyncio.timeout(LIMIT_S):
-        while await raw.exists(key_of(ONE)):
-            await asyncio.sleep(0.01)
+
+    async def ended() -> bool:
+        return not await raw.exists(key_of(ONE))
+
+    await eventually(ended)
 
 
 async def test_two_tokens_are_valid_while_one_replaces_the_other(

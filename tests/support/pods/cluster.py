@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,6 +40,7 @@ from tests.support.pods.workloads import (
     revision_of,
     settled,
 )
+from tests.support.waiting import wait_until
 
 Document = dict[str, Any]
 CONTROL_S = 0.2
@@ -157,12 +157,15 @@ class PodCluster:
     def settle(self, only: str = "", within_s: float = SETTLED_S) -> None:
         """Wait until exactly the wanted pods, of all controllers or of one, are there and
         ready."""
-        deadline_s = time.monotonic() + within_s
-        while not self._settled(only):
+
+        def settled() -> bool:
             self.check()
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"the release does not settle: {self.states()}\n{self.logs()}")
-            time.sleep(0.1)  # tests wait for what other threads and processes do
+            return self._settled(only)
+
+        def found() -> str:
+            return f"{self.states()}\n{self.logs()}"
+
+        wait_until(settled, within_s, every_s=0.1, show=found, error=TimeoutError)
 
     def delete(self, name: str, grace_s: float | None = None) -> None:
         """Delete a pod; its controller makes another. A grace of 0 kills it."""
