@@ -145,7 +145,7 @@ class Clients:
                 asking.create_task(work)
             while time.monotonic() < until_s:
                 asking.create_task(self._other(seen))
-                await asyncio.sleep(dice.expovariate(RATE))
+                await asyncio.sleep(dice.expovariate(RATE))  # Requests come at random moments.
         return seen
 
     async def close(self) -> None:
@@ -166,6 +166,7 @@ class Clients:
                 seen.costly += 1
             else:
                 seen.refused = "no answer" if answer is None else answer.text[:200]
+                # A client that was refused asks again later.
                 await asyncio.sleep(0.2)
 
     async def _ask(self, asked: dict[str, Any], tokens: int) -> httpx.Response | None:

@@ -118,6 +118,7 @@ class Client:
         status = 0
         async with asyncio.timeout(READY_S):
             while status != 200:
+                # The router cannot call back: it is asked again.
                 await asyncio.sleep(POLL_S)
                 status, _ = await self._ask(b"GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n")
 
@@ -208,6 +209,7 @@ async def offer(
     moment = 0.0
     async with asyncio.TaskGroup() as asking:
         while (moment := moment + draws.expovariate(rate)) < seconds:
+            # Requests come at random moments.
             await asyncio.sleep(max(0.0, began + moment - time.perf_counter()))
             seen.late_ms.append((time.perf_counter() - began - moment) * 1000)
             one = by_grpc if len(seen.late_ms) % GRPC_EVERY == 0 else client
@@ -235,6 +237,7 @@ async def measure(
     seen = LoadResults()
     for load in sorted(options.loads):
         gc.collect()
+        # What the load before left has to end by its deadline.
         await asyncio.sleep(options.deadline + SETTLE_S)
         seen = await offer(client, by_grpc, load * most, options.seconds, draws)
         goodput[load] = seen.good / options.seconds

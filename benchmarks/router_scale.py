@@ -77,6 +77,7 @@ class StandIn:
         self._messages += 1
         if self._messages == 1:
             return worker_pb2.WorkerMessage(hello=self._hello)
+        # A worker reports its load at this period.
         await asyncio.sleep(self._report_s)
         load = worker_pb2.Load(
             running=3, free_blocks=1 << 19, total_blocks=1 << 20, step_ms=20.0, completed_requests=1
@@ -87,6 +88,7 @@ class StandIn:
         yield worker_pb2.BlockEvents(
             boot_id=self._hello.boot_id, snapshot=True, snapshot_end=True, stored=self._stored
         )
+        # A worker's stream stays open without further events.
         await asyncio.sleep(1e6)
         raise LinkClosed("over")
 
@@ -129,6 +131,7 @@ async def start_fleet(workers: int) -> tuple[Fleet, Dispatcher, asyncio.Task[Non
         while True:
             if sum(fleet.linked_counts().values()) == workers and fleet.rebuilt():
                 return fleet, dispatcher, following
+            # A fleet has no event for the last link: it is read again.
             await asyncio.sleep(0.1)
 
 
@@ -137,6 +140,7 @@ async def longest_pause_s(for_s: float) -> float:
     longest_s, last_s = 0.0, time.perf_counter()
     until_s = last_s + for_s
     while last_s < until_s:
+        # The loop is late with this when something held it up.
         await asyncio.sleep(0.001)
         now_s = time.perf_counter()
         longest_s, last_s = max(longest_s, now_s - last_s), now_s

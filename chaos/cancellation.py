@@ -91,6 +91,7 @@ class Leaving:
         clock = asyncio.get_running_loop().time
         seen: list[list[str]] = [[] for _ in range(at_once)]
         asking = [asyncio.create_task(self._ask(events)) for events in seen]
+        # The clients leave at this moment, which is drawn.
         await asyncio.sleep(after_s)
         begun = sum(bool(events) for events in seen)
         for task in asking:

@@ -243,6 +243,7 @@ class Clients:
                 answer = await self._http.get(f"{self._urls[name]}/readyz", timeout=READY_S)
                 good = answer.status_code == 200
             (self.ready.add if good else self.ready.discard)(name)
+            # A router's readiness can only be asked for again, as a balancer does.
             await asyncio.sleep(WATCH_S)
 
 

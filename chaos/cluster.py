@@ -182,10 +182,7 @@ class Cluster:
             self._check_alive()
             return len(self.records()) >= workers and self._linked() >= workers
 
-        def found() -> str:
-            return f"not ready: {self.records()}\n{self.logs()}"
-
-        wait_until(ready, START_S, every_s=0.1, show=found, error=ClusterError)
+        wait_until(ready, START_S, every_s=0.1, show=self.logs, error=ClusterError)
 
     def records(self) -> dict[str, WorkerRecord]:
         """The announced workers whose process this cluster started last, and which lives; of those

@@ -46,6 +46,7 @@ async def no_descriptors(stage: Stage, name: str) -> None:
     begins = log.stat().st_size
     opened = await _open(stage.cluster.pid(name), address, _pairs(stage.hold_s))
     limiting = asyncio.create_task(_limited(stage, name))
+    # The limit has to be in force first.
     await asyncio.sleep(POLL_S)
     news, olds = list[bool](), list[bool]()
     for connection in opened:
@@ -83,6 +84,7 @@ async def _limited(stage: Stage, name: str) -> None:
     before = stage.cluster.limit(name, resource.RLIMIT_NOFILE, least)
     try:
         while clock() < until_s:
+            # The kernel does not report that a process has freed a descriptor.
             await asyncio.sleep(POLL_S)
             if (free := lowest_free(pid)) < least:
                 least = free
@@ -118,6 +120,7 @@ async def _open(pid: int, address: Address, count: int) -> list[Connection]:
     before, until_s = len(_descriptors(pid)), clock() + ANSWER_S
     opened = [await _connect(address) for _ in range(count)]
     while len(_descriptors(pid)) < before + count and clock() < until_s:
+        # The kernel does not report that a process has accepted a connection.
         await asyncio.sleep(0.005)
     return opened
 
@@ -153,5 +156,6 @@ async def _answers_again(address: Address) -> bool:
     clock = asyncio.get_running_loop().time
     until_s = clock() + AGAIN_S
     while not (answered := await _answers(address)) and clock() < until_s:
+        # Only a new connection shows whether the process accepts again.
         await asyncio.sleep(POLL_S)
     return answered

@@ -155,6 +155,7 @@ async def _held(tid: int, admin: httpx.AsyncClient) -> Hold:
         if LOCKING.match(held.place()):
             held.release()
             found.with_lock += 1
+            # The thread has to release the lock first.
             await asyncio.sleep(POLL_S)
             continue
         lives = works = False
@@ -170,6 +171,7 @@ async def _held(tid: int, admin: httpx.AsyncClient) -> Hold:
             break
         found.between += lives
         found.with_lock += not lives
+        # A worker that stood still has to answer again first.
         await asyncio.sleep(POLL_S if lives else BREATH_S)
     return found
 
@@ -195,6 +197,7 @@ async def _not_living(admin: httpx.AsyncClient, until_s: float) -> int:
     clock, dead = asyncio.get_running_loop().time, 0
     while clock() < until_s:
         dead += not await _status(admin, "/healthz", 200)
+        # Liveness is asked for at this period, as by Kubernetes.
         await asyncio.sleep(POLL_S)
     return dead
 
@@ -243,5 +246,6 @@ async def _until(
     while not await happens():
         if clock() - began_s > within_s:
             return math.inf
+        # Other processes report nothing to this one: their answers are read again.
         await asyncio.sleep(POLL_S)
     return clock() - began_s

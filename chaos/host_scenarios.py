@@ -80,6 +80,7 @@ async def _outage(
             if asyncio.get_running_loop().time() > until_s:
                 stage.broken.append(f"{name} does not notice that Redis is back")
                 return
+            # A router's metrics can only be read again.
             await asyncio.sleep(POLL_S)
 
 
@@ -130,6 +131,7 @@ async def _slow_redis(stage: Stage) -> None:
         while loop.time() < until_s:
             redis.pause()
             asked = asyncio.create_task(stage.do(redis.ping_s))
+            # A server that stops and goes on is the fault.
             await asyncio.sleep(STOPPED_S)
             redis.resume()
             answers.append(await asked)

@@ -31,6 +31,7 @@ async def strike_rank(stage: Stage, name: str, signal_name: str) -> None:
     clock = asyncio.get_running_loop().time
     struck_s = clock()
     while stage.cluster.alive(name) and clock() < struck_s + 4 * ENDS_S:
+        # The cluster polls its processes and awaits none.
         await asyncio.sleep(_POLL_S)
     took_s = clock() - struck_s
     if stage.cluster.alive(name):
@@ -40,6 +41,7 @@ async def strike_rank(stage: Stage, name: str, signal_name: str) -> None:
     stage.notes.append(f"{name} ended {took_s:.2f} s after {signal_name} of its rank")
     if took_s > ENDS_S:
         stage.broken.append(f"{name} ended {took_s:.1f} s after {signal_name}, not {ENDS_S:g} s")
+    # Ranks are processes of another parent: they get this time to end.
     await asyncio.sleep(ORPHAN_S)
     if left := [rank for rank in ranks if _is_rank(rank)]:
         stage.broken.append(f"ranks {left} of {name} live without their leader")

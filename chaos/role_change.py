@@ -53,5 +53,6 @@ async def _used(stage: Stage, name: str) -> bool:
     while await stage.do(*look) <= before:
         if clock() > until_s:
             return False
+        # A worker's metrics can only be read again.
         await asyncio.sleep(POLL_S)
     return True

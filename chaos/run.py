@@ -203,11 +203,13 @@ class Chaos:
             over, began_s = asyncio.Event(), clock()
             per_s = self.per_s[scenario.fleet]
             offering = asyncio.create_task(offer(clients, self._asks, per_s, over))
+            # The load has to run before the fault.
             await asyncio.sleep(self._size.before_s)
             await self._is_loaded(clients, began_s + self._size.before_s + NO_LOAD_S)
             fault_s, left = clock(), dict[str, int]()
             try:
                 await scenario.inject(stage)
+                # The fleet has to settle under load before it is judged.
                 await asyncio.sleep(self._size.settle_s + scenario.settle_s)
             except Exception as error:  # whatever it is, what clients saw until then is judged
                 stage.broken.append(f"the fleet did not come back: {error!r}")
@@ -237,6 +239,7 @@ class Chaos:
             under_way = any(trace.outcome is None and trace.tokens for trace in clients.traces)
             if answered >= LEAST_BEFORE and under_way:
                 return
+            # Clients are many, and which of them answers first is open.
             await asyncio.sleep(0.01)
 
     async def _left(self, stage: Stage, quiet_s: float) -> dict[str, int]:

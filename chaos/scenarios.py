@@ -83,6 +83,7 @@ async def _leave(stage: Stage) -> None:
         *(stage.leave(stage.longs[n], after) for n, after in enumerate(LEAVE_AFTER_S)),
         *(stage.leave_at(stage.longs[~n], token) for n, token in enumerate(LEAVE_AT_TOKENS)),
     )
+    # Counters need this time to have what happened.
     await asyncio.sleep(ORDER_S)
     called_off = await _called_off(stage) - before
     left = [trace for trace in stage.clients.traces if trace.outcome is Outcome.LEFT]

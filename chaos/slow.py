@@ -71,8 +71,9 @@ def _stop_and_go(cluster: Cluster, name: str, for_s: float) -> None:
     try:
         while time.monotonic() < until_s:
             cluster.kill(name, signal.SIGSTOP)
-            time.sleep(STOPPED_S)
+            time.sleep(STOPPED_S)  # The stop is the fault.
             cluster.kill(name, signal.SIGCONT)
+            # The run between two stops is the fault.
             time.sleep(RUNS_S)
     finally:
         cluster.kill(name, signal.SIGCONT)

@@ -167,6 +167,7 @@ class Soak:
         every_s = min(20.0, hours * 3600 / SAMPLES)
         while (now := clock()) < began + hours * 3600 and not asking.done():
             await asyncio.to_thread(sample, self._cluster, (now - began) / 60, self.series)
+            # Samples are taken at this period.
             await asyncio.sleep(max(0.0, now + every_s - clock()))
         over.set()
         await asking
@@ -179,7 +180,7 @@ class Soak:
             running.add(asyncio.create_task(clients.ask(self._wanted[turn % len(self._wanted)])))
             turn, next_s = turn + 1, next_s + 1 / self._per_s
             done, running = await asyncio.wait(running, timeout=max(0.001, next_s - clock()))
-            await asyncio.sleep(max(0.0, next_s - clock()))
+            await asyncio.sleep(max(0.0, next_s - clock()))  # Requests are sent at this rate.
             self._count(done, clients)
         if running:
             self._count((await asyncio.wait(running))[0], clients)

@@ -42,7 +42,7 @@ class Stage:
         return await asyncio.to_thread(call, *arguments)
 
     async def hold(self) -> None:
-        await asyncio.sleep(self.hold_s)
+        await asyncio.sleep(self.hold_s)  # A fault lasts for this time.
 
     def named(self, role: str) -> list[str]:
         return [name for name in self.cluster.names() if name.startswith(role)]

@@ -118,6 +118,7 @@ class Handoffs:
             if candidates and loop.time() > busy_until:
                 raise Overloaded("every prefill worker is busy")
             if candidates:
+                # A prefill worker does not report that it is free again: it is asked again later.
                 await asyncio.sleep(pause)
                 group.request.timeline.mark("lost handoff", self._wall())
                 pause = min(2 * pause, MAX_BUSY_PAUSE_S)

@@ -73,4 +73,5 @@ async def collect_periodically() -> None:
         began_s = time.perf_counter()
         gc.collect()
         spent_s = time.perf_counter() - began_s
+        # Collections may take only a share of the process's time.
         await asyncio.sleep(max(FULL_COLLECTION_S, COLLECTION_SHARE * spent_s))

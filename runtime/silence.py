@@ -35,6 +35,7 @@ class Silence:
         ends before the pause does is not noticed."""
         pause_s = min(pause_s, max(0.0, self.left_s()))
         due_s = self._now_s() + pause_s
+        # The caller sets the pause: what exceeds it shows that this process was stopped.
         await asyncio.sleep(pause_s)
         now_s = self._now_s()
         self._last_message_s = min(now_s, self._last_message_s + max(0.0, now_s - due_s))

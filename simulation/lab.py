@@ -128,14 +128,14 @@ class Run:
         for event in scenario.events:
             self._loop.call_world(event.at_s, self._do, event)
         last_s = max((event.at_s for event in scenario.events), default=0.0)
-        await asyncio.sleep(last_s + 0.01)
+        await asyncio.sleep(last_s + 0.01)  # the last event has to strike
         self._note_load()
         await self._until_ended(self.histories, END_S)
         self._striker.heal()
-        await asyncio.sleep(DRAIN_BEGINS_S)
+        await asyncio.sleep(DRAIN_BEGINS_S)  # the world comes to rest
         until_s = self._loop.world_s + QUIET_S
         while not self._is_quiet() and self._loop.world_s < until_s:
-            await asyncio.sleep(CHECK_EVERY_S)
+            await asyncio.sleep(CHECK_EVERY_S)  # no event tells of rest
         self._check_histories()  # by now a second end would have come
         self.outcome.breaches += [f"after {QUIET_S:g} s of quiet, {what}" for what in self._left]
         await self._probe()

@@ -56,6 +56,7 @@ async def offer(client: Client, rate: float, until: asyncio.Event, seen: LoadRes
     async with asyncio.TaskGroup() as asking:
         while not until.is_set():
             at_s += draws.expovariate(rate)
+            # Requests come at random moments.
             await asyncio.sleep(max(0.0, at_s - time.perf_counter()))
             asking.create_task(client.complete(seen))
 
@@ -71,6 +72,7 @@ async def one_round(
     begun_s = time.perf_counter()
     page: dict[str, float] = {}
     if browser is None:
+        # The load is measured over this time.
         await asyncio.sleep(seconds)
     else:
         assert browser.stdin is not None and browser.stdout is not None

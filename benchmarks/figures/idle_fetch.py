@@ -52,6 +52,7 @@ class HoldingLink:
             self._missing -= len(message.offer.blocks)
             self._held.append(message)
             if self._missing <= 0:
+                # The granter's loop and the last checksums come to rest.
                 await asyncio.sleep(SETTLE_S)
         if self._held:
             await asyncio.sleep(0)  # a stream's loop turns between its messages

@@ -122,6 +122,7 @@ class RawReader:
                 offer = message.offer
                 offered |= {offer.first + i: block for i, block in enumerate(offer.blocks)}
                 first_tokens = first_tokens or message.HasField("first_tokens")
+        # The granter computes checksums in this time.
         await asyncio.sleep(SETTLE_S)
         return [offered[place] for place in sorted(offered)]
 
@@ -156,5 +157,6 @@ class RawReader:
 
 async def _renew(link: GranterLink) -> None:
     for n in itertools.count(1):
+        # A lease is renewed at this period.
         await asyncio.sleep(RENEW_S)
         await link.send(handoff_pb2.ReaderMessage(renew=handoff_pb2.Renew(n=n)))

@@ -92,4 +92,5 @@ async def until(condition: Callable[[], bool]) -> None:
         for _ in range(int(WITHIN_S / POLL_S)):
             if condition():
                 return
+            # The condition is read from workers, which have no common event.
             await asyncio.sleep(POLL_S)

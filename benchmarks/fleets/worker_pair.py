@@ -231,6 +231,7 @@ class RouterLink:
 
     async def _beat(self) -> None:
         while True:
+            # A router sends heartbeats at this period.
             await asyncio.sleep(HEARTBEAT_S)
             await self._send(worker_pb2.RouterMessage(heartbeat=worker_pb2.Heartbeat()))
 

@@ -154,6 +154,7 @@ class Peer:
     def _found(self, kind: str, seconds: float, own_s: float) -> None:
         self.rounds.seconds[kind].append(seconds)
         self.rounds.ratios[kind].append(seconds / own_s)
+        # Idle threads of a peer spin before they sleep.
         time.sleep(SETTLE_S)
 
 

@@ -195,4 +195,5 @@ class _Run:
         while True:
             done = int(self._clock() - start_s) if bounded else self._ended
             self._progress(min(done, total - 1), total)
+            # The bar is redrawn at this period.
             await asyncio.sleep(PROGRESS_PERIOD_S)

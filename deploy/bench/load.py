@@ -80,6 +80,7 @@ async def _open_loop(load: Load, send: Send, clock: Callable[[], float]) -> None
             if asked.arrived_s > load.duration_s:
                 return
             intended_s = start_s + asked.arrived_s
+            # The trace or the drawn rate sets when this request is sent.
             await asyncio.sleep(max(0.0, intended_s - clock()))
             group.create_task(send(number, asked, intended_s))
 
@@ -92,6 +93,7 @@ async def _closed_loop(load: Load, send: Send, clock: Callable[[], float]) -> No
         for number, asked in requests:
             if (now_s := clock()) > end_s:
                 return
+            # A client thinks between two turns, for as long as `send` returns.
             await asyncio.sleep(await send(number, asked, now_s))
 
     async with asyncio.TaskGroup() as group:

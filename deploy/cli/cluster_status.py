@@ -122,6 +122,7 @@ async def _reported(cluster: Cluster) -> Mapping[str, str]:
         routers.learn(report, time.monotonic(), reports.wall_ns())
 
     following = asyncio.create_task(reports.follow(learn))
+    # Routers repeat their reports: after this time each has sent one.
     await asyncio.sleep(LISTEN_S)
     await waits.cancel_all([following], CANCEL_AGAIN_S)
     await reports.close()

@@ -130,6 +130,7 @@ class NodeWorker:
         try:
             while self._report.state != "ended":
                 await self.turn(registry, tending)
+                # Supervisor and registry report nothing to this actor: it reads them once a turn.
                 await asyncio.sleep(TURN_S)
         finally:
             tending.close()

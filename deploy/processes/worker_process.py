@@ -299,6 +299,7 @@ async def _listen(
                     f"worker.port {settings.port} on {settings.host} cannot be used: give "
                     "another port, or 0, and for worker.host an address of this machine"
                 ) from error
+        # The kernel does not report when the port becomes free.
         await asyncio.sleep(PORT_POLL_S)
     await server.start()
     host = boot.advertised or settings.host
@@ -319,6 +320,7 @@ async def _watch_steps(health: StepHealth, within_s: float, hurry: Callable[[], 
     clock = asyncio.get_running_loop().time
     well_s, failure = clock(), None
     while clock() - well_s <= within_s:
+        # Failures count only when they last, so the state is read at this period.
         await asyncio.sleep(STEPS_POLL_S)
         if (failure := health.persistent_failure()) is None:
             well_s = clock()
@@ -333,6 +335,7 @@ async def _watch_quarantine(pool: BlockPool, limit: float) -> None:
     quarantine."""
     quarantined = 0
     while quarantined <= limit * pool.total:
+        # No event tells of a quarantined block, and the pool is counted at little cost.
         await asyncio.sleep(QUARANTINE_POLL_S)
         quarantined = pool.counts().quarantined
     raise EngineError(

@@ -213,7 +213,7 @@ class Serving:
                 waited = ", ".join(sorted(missing)) or f"{ROUTER_JOB} or its workers"
                 where = f"{FLEET_JOB}.log" if self._options.over_nodes else "the logs"
                 raise Unavailable(f"{waited} not ready in time: see {where}, or --start-timeout")
-            time.sleep(TICK_S)
+            time.sleep(TICK_S)  # other processes report in files
         return None
 
     def _report_progress(self, instance: Instance, name: str) -> None:
@@ -252,7 +252,7 @@ class Serving:
     def _watch(self, instance: Instance, launcher: Launcher) -> None:
         """Watch the instance until `stop`, or until a job is given up."""
         while not self._stopping:
-            time.sleep(TICK_S)
+            time.sleep(TICK_S)  # supervisors report in files
             self._renew_certificates()
             self._tend(launcher)
             self._report_fleet(instance)
@@ -354,7 +354,7 @@ class Serving:
         """Kill what has outlived its supervisor (a Ray daemon, say) by SWEEP_S, and supervisors."""
         began_s = time.monotonic()
         while (left := processes_of(instance_id)) and time.monotonic() < began_s + SWEEP_S:
-            time.sleep(TICK_S)
+            time.sleep(TICK_S)  # they are not our children
         for pid in left:
             self._progress(f"process {pid} did not end and was killed")
             with suppress(ProcessLookupError):

@@ -30,6 +30,8 @@ def run_divided(run: Run, batch: StepBatch) -> StepResult:
     try:
         return run(batch)
     except Exception as error:
+        # Each device raises a class of its own when memory runs out; any other error is raised
+        # again.
         if not is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0]

@@ -117,6 +117,8 @@ def _memory_errors_as_config_errors(device: torch.device) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # Each device raises a class of its own when memory runs out; any other error is raised
+        # again.
         if not is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0]
@@ -152,6 +154,8 @@ def sized_runner(
         if options.deterministic:
             runner.eager.numerics = prove_graphs(runner)
     except Exception as error:
+        # Each device raises a class of its own when memory runs out; any other error is raised
+        # again.
         if not (isinstance(error, OutOfMemory) or is_out_of_memory(error)):
             raise
         raise ConfigError(

@@ -149,6 +149,7 @@ def in_step(compute: Callable[[], Found]) -> Found:
     except DeviceLost:
         raise
     except Exception as error:
+        # Whatever the leader's error is, the ranks are out of step.
         raise DeviceLost(
             f"the leader's part of a step failed between its ranks: {error}"
         ) from error

@@ -109,6 +109,7 @@ class StepHealth:
                 probed_s = now_s()
                 while (left_s := probed_s + self.probe_pause_s - now_s()) > 0:
                     self._awake_s = now_s() + min(left_s, PROBE_S)
+                    # The next probe is due later; short pauses show a stop of this process.
                     await asyncio.sleep(min(left_s, PROBE_S))
                     self._exclude_stall(self._late_s())
         finally:

@@ -144,6 +144,7 @@ class PeerMeasurements:
         `has_time`: the granter has named the end of the pause."""
         again_s = AGAIN_S
         while True:
+            # The granter, or the period of measurements, sets when this one begins.
             await asyncio.sleep(pause_s)
             try:
                 report = await self._measure(peer, ROUNDS if has_time else LATER_ROUNDS, has_time)
@@ -165,9 +166,11 @@ class PeerMeasurements:
                 if not has_time or asyncio.get_running_loop().time() - turn_s > LATE_S:
                     after_s = (await peer.greet(0.0)).probe_after_ms / 1000
                 if after_s <= MAX_HELD_S:
+                    # The granter has promised its time from then on.
                     await asyncio.sleep(after_s)
                     report = await self._probe.check(peer.message.worker_id, peer.pool, rounds)
                     break
+            # The granter has named the time after which it may be asked again.
             await asyncio.sleep(after_s)
             has_time = True
         if report is not None:

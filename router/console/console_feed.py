@@ -81,6 +81,7 @@ class ConsoleFeed:
         """Tick until cancelled."""
         while True:
             self.tick()
+            # The console's period: pages show the state of each second.
             await asyncio.sleep(TICK_S)
 
     def tick(self) -> None:

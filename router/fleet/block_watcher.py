@@ -37,6 +37,7 @@ class BlockWatcher:
             except LinkClosed:
                 log.info("block events ended", worker_id=self._worker_id)
             self._index.remove(self._worker_id)
+            # A worker that ends each stream at once must not fill a core.
             await asyncio.sleep(WATCH_RETRY_S)
 
     async def _apply(self, events: worker_pb2.BlockEvents) -> bool:

@@ -105,6 +105,7 @@ class Fleet:
                 self._count_degraded()
                 self._reports.report(self._links.values())
                 self.index.sweep()
+                # A registry in a folder reports no change: it is read again at this period.
                 await asyncio.sleep(REGISTRY_POLL_S)
         finally:
             tasks = [*self._tasks.values(), *([] if sharing is None else [sharing])]

@@ -70,6 +70,7 @@ class StateSharing:
         while True:
             self._apply()
             await self._share()
+            # Other routers forget a report that is not repeated in time.
             await asyncio.sleep(SHARE_S)
 
     async def _share(self) -> None:

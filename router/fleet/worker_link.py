@@ -198,9 +198,9 @@ class WorkerLink:
                     self._note_unlinked(reason)
                 pause_s = backoff.next_s()
                 if self.parked and clock() + pause_s >= parked_until:
-                    await asyncio.sleep(max(0.0, parked_until - clock()))
+                    await asyncio.sleep(max(0.0, parked_until - clock()))  # it may come back
                     self._give_up(reason)
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(pause_s)  # each attempt waits longer
         finally:
             self.up = False
             self._give_up("the router dropped the worker")

@@ -186,6 +186,7 @@ class CallGuard:
                 except ClientGone:
                     await call.end_with(Cancelled("the client accepts no more messages"))
                 except Exception as error:
+                    # A defect ends its own call, and the log has it: the server serves the others.
                     log.error("unexpected error", error=repr(error))
                     await call.end_with(BatonError("unexpected"))
                 finally:

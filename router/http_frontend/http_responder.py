@@ -117,6 +117,7 @@ class HttpResponder(Response):
         except ClientGone:
             raise
         except Exception as error:
+            # An answer that has begun ends with its error, whatever it is; earlier it is raised.
             if not client.started:
                 raise
             await self._end_with(error, client)

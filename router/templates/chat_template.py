@@ -128,7 +128,8 @@ class _Compiled:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", "messages"
             ) from error
-        except Exception as error:  # as above
+        except Exception as error:
+            # A hostile template may raise anything.
             said = str(error)[:MAX_ERROR_CHARS]
             raise InvalidRequest(
                 f"the model's chat template cannot render these messages: {said}", "messages"

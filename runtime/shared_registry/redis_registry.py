@@ -185,6 +185,8 @@ class RedisRegistry:
                 self._report_unread(_reason(error))
             if _now() - begun_s > FULL_READ_S:
                 pause_s = RECONNECT_S[0]
+            # A lost server is called again after longer and longer pauses, at a random time in
+            # each.
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, RECONNECT_S[1])
 

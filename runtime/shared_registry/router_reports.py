@@ -70,6 +70,8 @@ class RedisReports:
                 metrics.ROUTER_REPORTS.labels("lost").inc()
             if _now() - begun_s > RECONNECT_S[1]:
                 pause_s = RECONNECT_S[0]
+            # A lost server is called again after longer and longer pauses, at a random time in
+            # each.
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, RECONNECT_S[1])
 

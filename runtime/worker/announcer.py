@@ -33,6 +33,7 @@ async def announce(registry: RegistryClient, record: WorkerRecord) -> None:
         except OSError as error:  # a full disk ends no request; the entry fades
             why, pause_s = str(error), RETRY_S
         logged = _log_failure(why, logged)
+        # An entry ends unless the worker repeats it in time.
         await asyncio.sleep(pause_s)
 
 

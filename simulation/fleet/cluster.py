@@ -188,6 +188,7 @@ class Cluster:
         while restless := self.restless():
             if asyncio.get_running_loop().time() > deadline:
                 raise TimeoutError(f"not quiet after {within_s} s: {restless}")
+            # Engines, movers and streams of several workers have no common event.
             await asyncio.sleep(0.01)
 
     async def close(self) -> None:

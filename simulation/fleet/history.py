@@ -156,6 +156,7 @@ async def _serve(router: RouterProcess, history: History) -> None:
             for output in view.outputs:
                 _take(router, active_request, history, output)
             if ask.reads_s:
+                # The client that this simulates reads slowly.
                 await asyncio.sleep(ask.reads_s)
         history.usage = view.usage()
     finally:

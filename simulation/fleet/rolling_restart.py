@@ -50,6 +50,7 @@ async def _serve_out(
 ) -> None:
     async def stop() -> None:
         stops()
+        # This simulates the server's grace, on virtual time.
         await asyncio.sleep(drain.SERVER_GRACE_S)
 
     ends = drain.ShutdownSteps(

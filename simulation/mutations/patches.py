@@ -73,6 +73,7 @@ def _watched(made: Any, failed_patches: list[Exception]) -> Any:
             try:
                 return await made(*args, **named)
             except Exception as error:
+                # The error is noted and raised again, whatever it is.
                 _note(error, made, failed_patches)
                 raise
 
@@ -83,6 +84,7 @@ def _watched(made: Any, failed_patches: list[Exception]) -> Any:
         try:
             return made(*args, **named)
         except Exception as error:
+            # The error is noted and raised again, whatever it is.
             _note(error, made, failed_patches)
             raise
 

@@ -182,6 +182,7 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]  # mypy knows no base t
             try:
                 future.set_result(func(*args))
             except Exception as error:
+                # An executor hands each error of its function to the future.
                 future.set_exception(error)
 
         self.call_soon(work)
@@ -272,6 +273,8 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]  # mypy knows no base t
                     else:
                         context.run(*call)
                 except Exception as error:
+                    # An error of one callback is reported, and the others run, as in asyncio's own
+                    # loop.
                     self.failures.append(f"{_name(call[0])} raised {error!r}")
             self._owner = None
 
@@ -374,5 +377,6 @@ def _close(coroutine: Any) -> None:
             if "ignored GeneratorExit" in str(error):
                 continue
         except BaseException:
+            # The simulation is over: what a coroutine raises as it is closed changes no result.
             pass  # of its last words; the simulation is over
         return
