@@ -168,11 +168,13 @@ def rows(spec: ModelSpec) -> Iterator[Case]:
         both = torch.randn(count, 6144).to(torch.bfloat16)
         yield Case(
             f"norm_{count}_rows",
+            # mypy infers no type for the default of a lambda
             _repeated(lambda x=x: ours.add_norm(x, x, weight, 1e-6), count),  # type: ignore[misc]
             _repeated(lambda x=x: theirs.add_norm(x, x, weight, 1e-6), count),  # type: ignore[misc]
         )
         yield Case(
             f"gate_{count}_rows",
+            # mypy infers no type for the default of a lambda
             _repeated(lambda both=both: silu_gate(both), count),  # type: ignore[misc]
             _repeated(lambda both=both: torch_gating(both, "silu"), count),  # type: ignore[misc]
         )
@@ -262,6 +264,7 @@ def whole_steps() -> Iterator[Case]:
 
         yield Case(
             f"decode_pass_{rows}_rows",
+            # mypy infers no type for the default of a lambda
             lambda step=step: step(fused_pass),  # type: ignore[misc]
             lambda step=step: step(None),  # type: ignore[misc]
         )

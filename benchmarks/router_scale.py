@@ -31,7 +31,7 @@ from baton.runtime import process_memory
 from baton.runtime.config import RouterConfig, StepConfig
 from baton.runtime.identity import chain, root
 from baton.runtime.links import LINK_PROTOCOL_VERSION, LinkClosed
-from baton.runtime.registry import MemoryRegistry, WorkerRecord
+from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
 from baton.runtime.registry_client import InlineRegistry
 from benchmarks.figures.report import Figure, at_most, parser, report
 
@@ -118,11 +118,12 @@ async def start_fleet(workers: int) -> tuple[Fleet, Dispatcher, asyncio.Task[Non
     parent = root(KEY, "model", "float32")
     common = b"".join(chain(KEY, parent, range(SYSTEM_TOKENS), 16))
     for number in range(workers):
-        role, stored = "decode" if number % 3 else "prefill", common if number % 2 else b""
+        role: Role = "decode" if number % 3 else "prefill"
+        stored = common if number % 2 else b""
         worker_id = f"{role}-{number}"
         dialer.workers[worker_id] = StandIn(number, role, stored)
         boot_id = number.to_bytes(16, "big").hex()
-        record = WorkerRecord(worker_id, boot_id, role, worker_id, "", "model", 1)  # type: ignore[arg-type]
+        record = WorkerRecord(worker_id, boot_id, role, worker_id, "", "model", 1)
         registry.announce(record)
     fleet = Fleet(InlineRegistry(registry), dialer, CONFIG, KEY, ContextLimits(1 << 16, VOCABULARY))
     dispatcher = Dispatcher(fleet, CONFIG, StepConfig())

@@ -66,6 +66,7 @@ def measure(rows: int, vocab: int, rounds: int) -> dict[str, float]:
 
         work[name] = drawn
     for name, params in _SHARES.items():
+        # mypy infers no type for the default of a lambda
         work[f"sorted_{name}"] = lambda params=params: draw_by_sort(logits, params)  # type: ignore[misc]
     best = dict.fromkeys(work, float("inf"))
     for _ in range(rounds + 1):  # the first one warms up

@@ -181,8 +181,10 @@ def measure(rounds: int) -> Iterable[dict[str, Any]]:
     cases: dict[str, Callable[[], dict[str, float]]] = {}
     for name, (make, shape) in BODIES.items():
         body = make()
+        # mypy infers no type for the default of a lambda
         cases[name] = lambda body=body, shape=shape: read_once(body, shape)  # type: ignore[misc]
     for tokens in PLACED:
+        # mypy infers no type for the default of a lambda
         cases[f"{tokens} tokens placed"] = lambda tokens=tokens: hand_over(tokens)  # type: ignore[misc]
     for name, run in cases.items():
         took: dict[str, dict[str, list[float]]] = {"live": {}, "set apart": {}}

@@ -11,15 +11,10 @@ import ast
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 
-from baton.proto.generate import GENERATED
-
-ROOT = Path(__file__).resolve().parent.parent
-NO_CODE = {"build", "docs", "requirements", "results"}
-GENERATED_SUFFIXES = tuple(pattern.removeprefix("*") for pattern in GENERATED)
+from tests.support.code_files import ROOT, all_code
 
 # Modules and functions that run what they read, or hand text to a shell. A name covers what lies
 # below it; it counts wherever it is mentioned, called or not.
@@ -61,17 +56,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("tests/engine/conftest.py", "exec_module"): "runs files beside it, named by tests beside it",
     ("tests/engine/parity.py", IMPORTS_BY_NAME): "one of a constant list of files beside it",
 }
-
-
-def all_code() -> list[Path]:
-    """Every Python file of the checkout but what is generated from proto/."""
-    folders = [
-        folder
-        for folder in ROOT.iterdir()
-        if folder.is_dir() and folder.name not in NO_CODE and not folder.name.startswith(".")
-    ]
-    files = [*ROOT.glob("*.py"), *(file for folder in folders for file in folder.rglob("*.py"))]
-    return sorted(file for file in files if not file.name.endswith(GENERATED_SUFFIXES))
 
 
 class _Names:

@@ -80,7 +80,7 @@ def _pool_rows(  # type: ignore[no-untyped-def] # Triton infers types
         held = token < end
         block = gl.load(table + gl.where(held, token // BLOCK_SIZE, 0))
         row = block * block_rows + head_row + token % BLOCK_SIZE
-        rows = rows + (gl.where(held, row, missing),)  # type: ignore[assignment] # unrolled
+        rows = rows + (gl.where(held, row, missing),)  # type: ignore[assignment] # the loop is unrolled
     return rows
 
 
@@ -126,7 +126,7 @@ def _produce(  # type: ignore[no-untyped-def] # Triton infers types
 
 
 @gluon.jit
-def _clear_after(buffer, slot, end, TOKENS: gl.constexpr, DIM: gl.constexpr):  # type: ignore[no-untyped-def]
+def _clear_after(buffer, slot, end, TOKENS: gl.constexpr, DIM: gl.constexpr):  # type: ignore[no-untyped-def] # Gluon infers types
     """Set values from `end` on to zero in the box of the last token. The pool may hold anything
     there, and a weight of zero times NaN is NaN. Both warpgroups do so, to the same bytes."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])

@@ -125,7 +125,8 @@ def latent_kernel(  # type: ignore[no-untyped-def] # Triton infers types
             scores = latent_scores(query, end, latent, shared, units, PRECISION, INTERPRETED)
             scores = tl.where(held[None, :], logits(scores, scale, 0.0), NO_SCORE)
             best, total, shrink, weights = weigh(best, total, scores)
-            if CODES != "":  # then `units` is not None, which mypy cannot see
+            if CODES != "":
+                # `units` is not None then, which mypy cannot see
                 weights, latent = scaled(weights, latent, units[0], query.dtype)  # type: ignore[index]
             weights = weights.to(query.dtype)
             mixed = product(weights, latent, mixed * shrink[:, None], PRECISION, INTERPRETED)

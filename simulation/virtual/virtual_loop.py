@@ -324,7 +324,7 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]  # mypy knows no base t
                 tasks, self.tasks = self.tasks, []
                 for task in tasks:
                     if not task.done():
-                        task._log_destroy_pending = False  # type: ignore[attr-defined]  # private
+                        task._log_destroy_pending = False  # type: ignore[attr-defined] # asyncio declares no such name
                         _close(task.get_coro())
                 generators, self._generators = self._generators, []
                 for generator in generators:

@@ -30,7 +30,7 @@ class Scripted(client_pb2_grpc.InferenceServicer):
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         assert request.max_tokens == TOKENS and request.ignore_eos
         self.prompts.append(request.prompt)
-        await asyncio.sleep(self.wait_s)
+        await asyncio.sleep(self.wait_s)  # This router answers late.
         if self.refusal is not None:
             code, trailers = self.refusal
             await context.abort(code, "as scripted", trailers)
@@ -40,7 +40,7 @@ class Scripted(client_pb2_grpc.InferenceServicer):
 @contextlib.asynccontextmanager
 async def client_of(router: Scripted, deadline_s: float = 5.0) -> AsyncIterator[GrpcClient]:
     server = grpc.aio.server()
-    client_pb2_grpc.add_InferenceServicer_to_server(router, server)  # type: ignore[no-untyped-call]
+    client_pb2_grpc.add_InferenceServicer_to_server(router, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     client = GrpcClient(f"127.0.0.1:{port}", deadline_s)

@@ -63,7 +63,7 @@ async def clients_of(*routers: Scripted, deadline_s: float = 5.0) -> AsyncIterat
     servers = []
     for number, router in enumerate(routers):
         server = grpc.aio.server()
-        client_pb2_grpc.add_InferenceServicer_to_server(router, server)  # type: ignore[no-untyped-call]
+        client_pb2_grpc.add_InferenceServicer_to_server(router, server)
         addresses[f"router-{number}"] = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         servers.append(server)

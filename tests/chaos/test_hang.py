@@ -118,7 +118,7 @@ class Asking:
     async def ask(self, ask: str) -> None:
         self.last_s = asyncio.get_running_loop().time()
         self.asked.append(ask)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # An answer takes this long.
         self.answered += 1
 
 
@@ -134,10 +134,10 @@ def stage_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stage]]:
     def make(*manners: str) -> Stage:
         made.append(OneWorker(*manners))
         return Stage(
-            cluster=made[-1],  # type: ignore[arg-type]
-            clients=Asking(),  # type: ignore[arg-type]
+            cluster=made[-1],
+            clients=Asking(),
             asks=(),
-            longs=("a", "b", "c"),  # type: ignore[arg-type]
+            longs=("a", "b", "c"),
             hold_s=1.0,
         )
 
@@ -155,7 +155,7 @@ async def test_a_timely_report_is_printed_and_kept(
     stage = stage_of(*manners)
     await hang(stage, "decode-0")
     assert (stage.broken, stage.void) == ([], "")
-    assert stage.cluster.waited_for == [1]  # type: ignore[attr-defined]
+    assert stage.cluster.waited_for == [1]
     held, note = stage.notes
     assert held.startswith("held in a step (let go ") and "0 times between steps" in held
     figures = [float(figure) for figure in re.findall(r"(\d+\.\d+) s", note)]
@@ -236,7 +236,7 @@ async def test_longer_steps_take_longer_to_be_found_overdue(
     monkeypatch.setattr(scenario, "LEFT_S", 0.0)
     monkeypatch.setattr(scenario, "ORDER_S", -0.9)  # so that 0.1 s are left, and 1.1 s
     stage = stage_of("red")
-    stage.cluster.step_s = step_s  # type: ignore[attr-defined]
+    stage.cluster.step_s = step_s
     await hang(stage, "decode-0")
     assert (stage.broken == []) is kept
     assert kept or stage.broken[0].startswith("a router left decode-0 after")
@@ -248,10 +248,10 @@ async def test_where_no_bound_is_known_nothing_is_shown(
     """Else a worker that no request ever left would have been left in time."""
     monkeypatch.setattr(scenario, "_left", never)
     stage = stage_of("red")
-    stage.cluster.step_s = math.inf  # type: ignore[attr-defined]  # of OneWorker
+    stage.cluster.step_s = math.inf  # of OneWorker
     await hang(stage, "decode-0")
     assert stage.void == "steps of decode-0 take longer than 1 s: no bound holds for them"
-    stage.void, stage.cluster.step_s = "", 0.25  # type: ignore[attr-defined]  # of OneWorker
+    stage.void, stage.cluster.step_s = "", 0.25  # of OneWorker
     await hang(stage, "decode-0")
     assert stage.broken == ["a router left decode-0 after inf s"] and not stage.void
 

@@ -84,7 +84,7 @@ def test_a_link_is_cut_one_way_both_ways_and_healed(
 ) -> None:
     assert reaches(joined, echo) == (True, True)
     for way, reported in (("in", (False, False)), ("out", (False, True)), ("both", (False, False))):
-        joined.cut("decode-0", way)  # type: ignore[arg-type]
+        joined.cut("decode-0", way)
         assert reaches(joined, echo) == reported, way
         joined.heal("decode-0")
         assert reaches(joined, echo) == (True, True), way

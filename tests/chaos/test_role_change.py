@@ -49,7 +49,7 @@ class OneWorker:
 
 
 def stage_of(cluster: Any) -> Stage:
-    return Stage(cluster, clients=None, asks=(), longs=(), hold_s=0.0)  # type: ignore[arg-type]
+    return Stage(cluster, clients=None, asks=(), longs=(), hold_s=0.0)
 
 
 async def test_there_and_back_in_one_process_with_one_load(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ async def nothing(_: object) -> None:
     pass
 
 
-SCENARIO = Scenario("kill-decode", "kill -9", nothing)  # type: ignore[arg-type]
+SCENARIO = Scenario("kill-decode", "kill -9", nothing)
 
 
 def verdict(run: int, seconds: float | None = 1.0, **more: object) -> Verdict:
@@ -78,7 +78,7 @@ def test_a_run_that_never_recovers_is_reported() -> None:
 def test_table_and_file_list_kept_and_skipped_scenarios(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = Scenario("tcp-none", "none", nothing, "tcp")  # type: ignore[arg-type]
+    other = Scenario("tcp-none", "none", nothing, "tcp")
     file, per_s = tmp_path / "new" / "chaos.json", {"memory": 3.0}
     skipped = {"tcp-none": "needs root"}
     assert report([SCENARIO, other], [verdict(0)], skipped, per_s) == 0

@@ -108,7 +108,7 @@ def test_the_memory_of_a_process_is_what_it_has_taken_itself() -> None:
     command = [sys.executable, "-c", TAKES_THEN_MAPS]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     found = []
-    with subprocess.Popen(command, text=True, **pipes) as child:  # type: ignore[call-overload]
+    with subprocess.Popen(command, text=True, **pipes) as child:
         for _ in range(3):
             child.stdout.readline()
             found.append(own_bytes(child.pid))

@@ -28,7 +28,7 @@ def group(
 
 def credit_queue(blocks: int = 32, **step: int) -> tuple[CreditQueue, BlockPool]:
     pool = BlockPool(blocks, SIZE)
-    return CreditQueue(pool, StepConfig(**step)), pool  # type: ignore[arg-type]
+    return CreditQueue(pool, StepConfig(**step)), pool
 
 
 def test_the_first_to_arrive_is_next() -> None:

@@ -261,7 +261,7 @@ async def test_the_router_replaces_candidates_that_have_all_left(
 
 
 async def test_without_a_candidate_the_prompt_is_computed_here(bench: Bench) -> None:
-    bench.cluster.candidates = list  # type: ignore[method-assign]
+    bench.cluster.candidates = list
     request = await bench.run()
     assert request.tokens() == request.expected() and bench.asked == []
 
@@ -270,7 +270,7 @@ async def test_a_candidate_of_an_earlier_start_is_passed_over(bench: Bench) -> N
     candidates = bench.cluster.candidates
     stale, fresh = candidates()
     stale.boot_id = b"x" * 16
-    bench.cluster.candidates = lambda: [stale, fresh]  # type: ignore[method-assign]
+    bench.cluster.candidates = lambda: [stale, fresh]
     request = await bench.run()
     assert request.tokens() == request.expected()
     assert bench.asked == ["prefill-1"]

@@ -73,6 +73,7 @@ async def test_the_grace_period_ends_unclaimed_requests() -> None:
     assert lost == ["a"]
 
 
+@on_virtual_time
 async def test_a_router_that_came_back_in_time_keeps_its_requests() -> None:
     work = Work()
     first, _ = work.sessions.attach(hello())

@@ -50,7 +50,7 @@ class Bench:
             max_tokens=max_tokens,
             local=local,
             root=ROOT,
-            sampling=SamplingParams(**params),  # type: ignore[arg-type]
+            sampling=SamplingParams(**params),
         )
         self.scheduler.submit(request)
         self.scheduler.admit()

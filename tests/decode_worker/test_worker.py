@@ -55,7 +55,7 @@ async def test_a_hello_names_the_worker_and_what_is_lost(
     make_cluster: MakeCluster, role: str, blocks: int
 ) -> None:
     cluster = make_cluster()
-    worker = (cluster.prefill | cluster.decode)[f"{role}-0"].worker  # type: ignore[operator]
+    worker = (cluster.prefill | cluster.decode)[f"{role}-0"].worker
     hello_back, session = worker.attach(HELLO)
     assert (hello_back.worker_id, hello_back.boot_id, hello_back.role) == (
         f"{role}-0",
@@ -173,7 +173,7 @@ async def test_a_worker_that_stops_says_so_and_refuses(make_cluster: MakeCluster
     with pytest.raises(Unavailable, match="stopping"):
         Client(cluster, "decode-0").submit([1, 2, 3])
     with pytest.raises(Draining, match="stopping"):
-        prefill.admit(None)  # type: ignore[arg-type]
+        prefill.admit(None)
     assert decode.audit()["requests"] == 0
 
 
@@ -293,7 +293,7 @@ async def test_a_worker_with_a_hung_device_reports_the_overdue_time(
     monkeypatch.setattr("baton.engine.scheduling.step_pipeline.UNMEASURED_LIMIT_S", 0.2)
     client = Client(cluster, "decode-0")
     await client.submit(list(range(40)), max_tokens=8).finished()
-    node = (cluster.prefill | cluster.decode)[f"{role}-0"]  # type: ignore[operator]
+    node = (cluster.prefill | cluster.decode)[f"{role}-0"]
     assert node.worker.load().overdue_ms == 0
     node.engine.stall()
     request = client.submit(list(range(100, 140)), max_tokens=8)

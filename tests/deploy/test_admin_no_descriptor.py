@@ -50,6 +50,7 @@ async def test_clients_wait_and_one_error_a_second_is_logged(
                 client.setblocking(False)
                 await loop.sock_connect(client, (host, int(port)))
                 await loop.sock_sendall(client, ALIVE)
+            # The server has to lack descriptors for longer than the period of its error.
             await asyncio.sleep(WITHOUT_S)
             for client in waiting:
                 with pytest.raises(BlockingIOError):

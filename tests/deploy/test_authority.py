@@ -31,7 +31,7 @@ class Clock:
 
 def security(files: module.CertificateFiles) -> SecurityConfig:
     given = {name.split(".")[1]: value for name, value in files.settings().items()}
-    return SecurityConfig(**given)  # type: ignore[arg-type]
+    return SecurityConfig(**given)
 
 
 def certificate(path: Path) -> x509.Certificate:

@@ -99,7 +99,9 @@ class OneAtATime:
         self.sent_s.append(now())
         async with self._lock:
             if self._stall_s[0] <= now() < self._stall_s[1]:
+                # The server that this simulates stands still.
                 await asyncio.sleep(self._stall_s[1] - now())
+            # The server that this simulates takes this long for a request.
             await asyncio.sleep(self._service_s)
         self.latencies_s.append(now() - intended_s)
         return 0.0

@@ -84,6 +84,7 @@ def reporting_router(server: RedisServer, router_id: str, age_s: float = 0.0) ->
         while not over.is_set():
             counter = exchange.wall_ns() - round(age_s * 1e9)
             await exchange.publish(RouterReport(router_id, counter))
+            # A router repeats its report at this period.
             await asyncio.sleep(0.1)
         await exchange.close()
 

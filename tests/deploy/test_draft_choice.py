@@ -18,7 +18,7 @@ TARGET, DRAFT = MODELS / "baton-tiny", MODELS / "baton-tiny-draft"
 
 @pytest.mark.parametrize("mode", ["off", "ngram", "suffix"])
 def test_other_proposers_load_no_draft_model(mode: str) -> None:
-    settings = WorkerConfig(speculate=mode)  # type: ignore[arg-type]
+    settings = WorkerConfig(speculate=mode)
     assert draft_folder(settings, TARGET) is None
     assert draft_fingerprint(settings, TARGET) == ""
 

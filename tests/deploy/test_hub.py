@@ -83,6 +83,7 @@ class Hub(BaseHTTPRequestHandler):
             except OSError:
                 return  # whoever read it is gone
             Hub.trickling.set()
+            # The server sends so slowly that the download never ends.
             time.sleep(0.01)
 
     def _begin(self, status: int, size: int, **headers: str) -> None:

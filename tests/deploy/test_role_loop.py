@@ -101,7 +101,7 @@ async def test_reports_that_grow_old_before_the_order_are_not_acted_on() -> None
     for _ in range(30):
         await scene.loop.tick()
     scene.reader.scripted.rate = 30.0
-    scene.leadership.hold = slow_hold  # type: ignore[method-assign]
+    scene.leadership.hold = slow_hold
     steps = []
     for _ in range(15):
         scene.leadership.asked, scene.late_s = 0, 0.1

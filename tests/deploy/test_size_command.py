@@ -46,7 +46,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def request(folder: Path, **changes: object) -> SizingRequest:
     plain = SizingRequest(folder, find_gpu("h200"), LOAD, on_gpu(Config(), []))
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(plain, **changes)
 
 
 def test_the_plan_is_what_an_engine_plans_with_that_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def authority(tmp_path: Path) -> Path:
 
 def security(files: CertificateFiles) -> SecurityConfig:
     given = {name.split(".")[1]: value for name, value in files.settings().items()}
-    return SecurityConfig(**given)  # type: ignore[arg-type]
+    return SecurityConfig(**given)
 
 
 def certificate(path: Path) -> x509.Certificate:
@@ -124,7 +124,7 @@ def test_the_command_prints_the_settings_of_the_process(
     assert main(["authority", "issue", *folder, *out, *named]) == 0
     lines = dict(line.split("=", 1) for line in capsys.readouterr().out.splitlines())
     given = {name.split(".")[1]: value for name, value in lines.items()}
-    read(SecurityConfig(**given), datetime.now(UTC))  # type: ignore[arg-type]
+    read(SecurityConfig(**given), datetime.now(UTC))
 
 
 def test_the_command_prints_a_redis_servers_configuration(

@@ -40,7 +40,7 @@ async def ordered(
     """Order a change to `role`, or without one a drain. Returns the status with its message."""
     boot = control_pb2.WorkerBoot(worker_id=worker_id, boot_id=boot_id)
     async with open_channel(worker.address, tls) as channel:
-        stub = control_pb2_grpc.WorkerControlStub(channel)  # type: ignore[no-untyped-call]
+        stub = control_pb2_grpc.WorkerControlStub(channel)
         metadata = credentials(token)
         try:
             if role:
@@ -87,7 +87,7 @@ async def asked(worker: ControlServer, term: int) -> None:
     """Ask for the worker's status as the controller of this term."""
     boot = control_pb2.WorkerBoot(worker_id="decode-0", boot_id=BOOT)
     async with open_channel(worker.address, own(worker)) as channel:
-        stub = control_pb2_grpc.WorkerControlStub(channel)  # type: ignore[no-untyped-call]
+        stub = control_pb2_grpc.WorkerControlStub(channel)
         request = control_pb2.StatusRequest(worker=boot, term=term)
         await stub.Status(request, metadata=credentials(TOKEN), timeout=30)
 

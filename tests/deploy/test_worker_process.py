@@ -230,6 +230,7 @@ async def test_a_port_still_held_by_the_previous_role_is_waited_for() -> None:
     taken.listen()
     port, server = taken.getsockname()[1], open_server("t")
     listening = asyncio.create_task(_listen(boot(port=port), server, "127.0.0.1:9", 30.0))
+    # The port stays taken, and nothing may listen in this time.
     await asyncio.sleep(0.1)
     assert not listening.done()
     taken.close()

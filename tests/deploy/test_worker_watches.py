@@ -98,7 +98,7 @@ async def test_steps_that_keep_failing_end_the_worker_quickly(
 ) -> None:
     monkeypatch.setattr(worker_process, "STEPS_POLL_S", 0.005)
     health, hurried = Health(), asyncio.Event()
-    watching = asyncio.create_task(_watch_steps(health, 1.0, hurried.set))  # type: ignore[arg-type]
+    watching = asyncio.create_task(_watch_steps(health, 1.0, hurried.set))
     for _ in range(15):  # for less than that each time, and for longer in all
         health.fails = "no device"
         await asyncio.sleep(0.07)

@@ -57,7 +57,7 @@ def run_unverified(config: Config, **rest: Any) -> None:
     run_worker(replace(config, handoff=replace(config.handoff, verify=False)), **rest)
 
 
-worker_process.NixlMover = CorruptingMover  # type: ignore[misc]
+worker_process.NixlMover = CorruptingMover
 run_worker = worker_process.run_worker
 if sys.argv[1] == "unverified":
     del sys.argv[1]

@@ -26,5 +26,5 @@ def failing_start(runner: ModelRunner, batch: StepBatch) -> RunningStep:
     return start(runner, batch)
 
 
-ModelRunner.start = failing_start  # type: ignore[method-assign]
+ModelRunner.start = failing_start
 sys.exit(main())

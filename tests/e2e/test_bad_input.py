@@ -69,6 +69,7 @@ async def test_a_crowd_that_vanishes_leaves_nothing(
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(request if number % 2 else request[: len(request) // 2])
         writers.append(writer)
+    # The router has to hold what has come of the requests; no metric tells how much that is.
     await asyncio.sleep(0.5)
     for writer in writers:
         writer.transport.abort()

@@ -96,7 +96,7 @@ class Balancer:
                     except httpx.TransportError:
                         good = False
                     (self.ready.add if good else self.ready.discard)(name)
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # A balancer asks at this period.
 
     async def keep_asking(self, first: int) -> None:
         number = first

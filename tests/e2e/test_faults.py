@@ -129,6 +129,7 @@ async def test_a_worker_stopped_for_seconds_and_continued(
     async with under_load(fleet, happens):
         fleet.kill(name, signal.SIGSTOP)
         stopped = time.monotonic()
+    # the worker stands still for so long
     await asyncio.sleep(max(0.0, stopped + stopped_s - time.monotonic()))
     fleet.kill(name, signal.SIGCONT)
     fleet.quiet(within_s=LEASE_S + 4.0)  # its lease, and what it had in its sockets

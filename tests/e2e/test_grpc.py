@@ -28,7 +28,7 @@ REASONS = {client_pb2.STOP: "stop", client_pb2.LENGTH: "length"}
 async def stub(pair: Cluster) -> AsyncIterator[client_pb2_grpc.InferenceStub]:
     address = (pair.folder / "router.grpc_address").read_text().strip()
     async with grpc.aio.insecure_channel(address) as channel:
-        yield client_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+        yield client_pb2_grpc.InferenceStub(channel)
 
 
 async def collect(call: Any) -> tuple[dict[int, tuple[str, str]], client_pb2.Usage]:
@@ -106,6 +106,7 @@ async def test_what_a_client_gives_up_is_freed(
     )
     call = stub.Generate(asked, timeout=delay_s + 0.005 if way == "deadline" else None)
     if way == "cancel":
+        # The client gives up at this moment of its answer.
         await asyncio.sleep(delay_s)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -36,6 +36,7 @@ async def test_a_worker_whose_steps_all_fail_is_replaced_without_loss(
     others = {other: cluster.pid(other) for other in cluster.names() if other != name}
     before = cluster.records()[name].boot_id
     running = asyncio.create_task(load.run(cluster.url, concurrency=5))
+    # The worker has to be in the middle of several answers when its steps begin to fail.
     await asyncio.sleep(0.3)
     ill = cluster.folder / f"ill-{name}"
     ill.touch()

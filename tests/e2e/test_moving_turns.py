@@ -112,6 +112,7 @@ async def test_a_reader_that_changes_its_role_costs_no_answer(
                     and cluster.metric(name, "baton_tokens_total", kind="prompt")
                 ]
                 await asyncio.to_thread(cluster.change_role, reader, "decode")
+                # Routers have to hear of the cached blocks; they report no end of that.
                 await asyncio.sleep(SHOWN_S)
 
         assert await talk(cluster.url, TURNS, between) == expected

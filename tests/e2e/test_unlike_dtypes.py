@@ -39,6 +39,7 @@ async def test_kv_is_converted_both_ways(fleet: Cluster) -> None:
         prefilled = fleet.metric("prefill-0", "baton_converted_blocks_total")
         assert prefilled == -(-len(FIRST) // 16)
         assert fleet.metric("decode-0", "baton_handoffs_total", outcome="completed") == 1
+        # Routers have to hear of the cached blocks; they report no end of that.
         await asyncio.sleep(SHOWN_S)
         await answer(client, [*FIRST, *first, *NEW], **SAMPLED)
     assert fleet.metric("decode-0", "baton_converted_blocks_total") > 0  # the answer's

@@ -70,6 +70,7 @@ async def test_blocks_of_unlike_sizes_are_exchanged_both_ways(
         prompt = FIRST
         for _ in range(TURNS):
             prompt = [*prompt, *(await answer(client, prompt)), *NEW]
+            # Routers have to hear of the cached blocks; they report no end of that.
             await asyncio.sleep(SHOWN_S)
             if cluster.metric("prefill-0", "baton_cached_read_blocks_total"):
                 break

@@ -88,7 +88,7 @@ def write_check(name: str, turning: int, dtype: torch.dtype, mistake: float = 0.
         for turns in (True, False):
             ours = new_pool(KV_QUANTS[name], heads, dim, rows, size, dtype, device)
             theirs = new_pool(KV_QUANTS[name], heads, dim, rows, size, dtype, device=None)
-            kv, scales = ours.tensor.select(2, 1), ours.scales.select(2, 1)  # type: ignore[union-attr]
+            kv, scales = ours.tensor.select(2, 1), ours.scales.select(2, 1)
             if turns:
                 out = rotate_and_write(*given, on_device[:2], kv, *on_device[2:], scales)
                 assert out[6:].isfinite().all()  # of no odd row
@@ -160,7 +160,7 @@ def step_check(
                 found = attention.attend(layer, queries, layout)
                 theirs.memory.copy_(ours.memory[:blocks])
                 place = layout.write_blocks[0], 0, layer, 1, layout.write_slots[0]
-                theirs.scales[place] *= mistake  # type: ignore[index]
+                theirs.scales[place] *= mistake
                 wanted = TorchAttention(theirs, spec).attend(layer, queries.cpu().double(), layout)
                 worst = max(worst, error(found.cpu(), wanted))
         return worst, ALLOWED[dtype]

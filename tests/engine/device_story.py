@@ -63,10 +63,10 @@ def tokens(
         table = [free.pop() for _ in range(-(-(length + steps + 1) // SIZE))]
         params = RULES[index % len(RULES)]
         first = length // 2
-        runner.run(StepBatch((Slice(prompt[:first], 0, table),)))  # type: ignore[attr-defined]
+        runner.run(StepBatch((Slice(prompt[:first], 0, table),)))
         text = Text(PromptTokens(prompt), drawn[index])
         last = Slice(prompt[first:], first, table, (_draw(length, params, text),))
-        result = runner.run(StepBatch((last,)))  # type: ignore[attr-defined]
+        result = runner.run(StepBatch((last,)))
         drawn[index].append(result.drawn[0][0].token)
         slices.append((length, table, params, text))
     before = None
@@ -83,7 +83,7 @@ def tokens(
                 for index, (length, table, params, text) in enumerate(slices)
             )
         )
-        under_way = start(batch) if start else runner.run(batch)  # type: ignore[attr-defined]
+        under_way = start(batch) if start else runner.run(batch)
         for done in [before] if step else []:
             _take(done, drawn, best)
         before = under_way
@@ -99,7 +99,7 @@ def _draw(position: int, params: SamplingParams, text: Text) -> Draw:
 
 def _take(done: object, drawn: list[list[int]], best: list[list[list[int]]]) -> None:
     result = done.result() if hasattr(done, "result") else done
-    for index, each in enumerate(result.drawn):  # type: ignore[attr-defined]
+    for index, each in enumerate(result.drawn):
         drawn[index].append(each[0].token)
         best[index].append([token for token, _ in each[0].top])
 

@@ -244,7 +244,7 @@ def _penalties(device: torch.device, tiny: bool) -> tuple[float, float]:
     draws = _adjusted(tiny, vocab)
     before = torch.randn(len(draws), vocab, device=device) * 3
     wrong = 0
-    for fed in (None, 1, vocab - 1, draws[1].history.text.output[0]):  # type: ignore[union-attr]
+    for fed in (None, 1, vocab - 1, draws[1].history.text.output[0]):
         adjustments, known = Adjustments.of(draws).to(device), draws
         if fed is not None:
             adjustments.pending_token.fill_(fed)

@@ -98,7 +98,7 @@ def codes_check(
         plain = KvPool(shape, blocks, size, torch.float64, quant=codes)
         for each in (pool, plain):
             each.memory.fill_(0x7F)  # FP8's NaN; int8's greatest
-            each.scales.fill_(float("nan"))  # type: ignore[union-attr]
+            each.scales.fill_(float("nan"))
         up = (torch.randn(heads, spec.plain_dim + spec.value_dim, spec.rank) * 0.2).to(dtype)
         limits = DecodeLimits(8, 500)
         ours = TritonLatentAttention(pool, spec, heads, scale, limits, deterministic=deterministic)
@@ -114,9 +114,9 @@ def codes_check(
                 theirs.write(layer, latents, layout)
                 wrong += int((pool.memory[:blocks].cpu() != plain.memory).sum())
                 place = layout.write_blocks[0], 0, layer, layout.write_slots[0], 0
-                plain.scales[place] *= mistake  # type: ignore[index]
+                plain.scales[place] *= mistake
                 wanted = theirs.attend(layer, queries.double(), up.double(), layout)
-                plain.scales[place] /= mistake  # type: ignore[index]
+                plain.scales[place] /= mistake
                 found = ours.attend(layer, queries.to(device), up.to(device), layout)
                 worst = max(worst, error(found.cpu(), wanted))
         return worst + wrong, ALLOWED[dtype]
@@ -155,11 +155,11 @@ def one_row_off(check: Check) -> Check:
             out[-1] *= 1.01
             return out
 
-        TritonLatentAttention.attend = off  # type: ignore[method-assign]
+        TritonLatentAttention.attend = off
         try:
             found, allowed = check(device, tiny)
         finally:
-            TritonLatentAttention.attend = attend  # type: ignore[method-assign]
+            TritonLatentAttention.attend = attend
         return allowed / found, 0.1
 
     return run

@@ -66,6 +66,7 @@ def test_masks_are_measured_as_dear() -> None:
     def draw(draws: Sequence[Draw]) -> None:
         read = [each.allowed.bitmask() for each in draws if each.allowed is not None]
         assert all(bits is not None and len(bits) == 7 for bits in read)
+        # A draw costs this time, which is measured.
         time.sleep(0.0005 * len(draws) + 0.004 * len(read))
 
     found = measure_draws(draw, 50)
@@ -76,6 +77,7 @@ def test_masks_are_measured_as_dear() -> None:
 def test_dear_rules_are_measured_as_dear() -> None:
     def draw(draws: Sequence[Draw]) -> None:
         cut = sum(each.params.top_p < 1 for each in draws)
+        # A draw costs this time, which is measured.
         time.sleep(0.0005 * len(draws) + 0.004 * cut)
 
     found = measure_draws(draw, 50)
@@ -83,13 +85,13 @@ def test_dear_rules_are_measured_as_dear() -> None:
     assert max(found.random_s, found.adjusted_s, found.logprobs_s) < found.cut_s
 
 
-def test_a_runner_measures_its_own_draws(qwen3) -> None:  # type: ignore[no-untyped-def]
+def test_a_runner_measures_its_own_draws(qwen3) -> None:
     found = ModelStory(qwen3.folder).runner.measure_draws()
     assert found.greedy_s > 0 and COSTS.draws_s([]) == 0
 
 
 @pytest.fixture
-def measured(qwen3, monkeypatch):  # type: ignore[no-untyped-def]
+def measured(qwen3, monkeypatch):
     """A small model's folder and runner, whose draws have costs that no device has."""
     monkeypatch.setattr(ModelRunner, "measure_draws", lambda self: COSTS)
     return qwen3.folder, ModelStory(qwen3.folder).runner
@@ -100,14 +102,12 @@ def costs_of(engine: TorchEngine) -> DrawCosts:
     return engine.draw_costs
 
 
-def test_a_cpu_engine_knows_the_measured_costs(measured) -> None:  # type: ignore[no-untyped-def]
+def test_a_cpu_engine_knows_the_measured_costs(measured) -> None:
     folder, _ = measured
     assert costs_of(loading.build_engine(folder, EngineOptions(blocks=8, threads=1))) == COSTS
 
 
-def test_a_gpu_engine_knows_the_measured_costs(  # type: ignore[no-untyped-def]
-    measured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_engine_knows_the_measured_costs(measured, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, runner = measured
     monkeypatch.setattr(loading, "chosen_device", lambda name: torch.device("cuda", 0))
     monkeypatch.setattr(gpu_loading, "gpu_runner", lambda *_: runner)
@@ -116,7 +116,7 @@ def test_a_gpu_engine_knows_the_measured_costs(  # type: ignore[no-untyped-def]
     assert costs_of(loading.build_engine(folder, EngineOptions(threads=1))) == COSTS
 
 
-def test_an_engine_of_ranks_knows_the_measured_costs(  # type: ignore[no-untyped-def]
+def test_an_engine_of_ranks_knows_the_measured_costs(
     measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, runner = measured

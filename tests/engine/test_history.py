@@ -88,8 +88,8 @@ def test_a_draw_counts_the_new_token_alone(monkeypatch: pytest.MonkeyPatch) -> N
     unique = np.unique
 
     def noted_unique(tokens: object, **named: object) -> object:
-        whole.append(len(tokens))  # type: ignore[arg-type]
-        return unique(tokens, **named)  # type: ignore[call-overload]
+        whole.append(len(tokens))
+        return unique(tokens, **named)
 
     monkeypatch.setattr(np, "unique", noted_unique)
     output = [1, 2, 3]
@@ -131,8 +131,8 @@ def test_counting_proposals_costs_no_more_than_they_are(monkeypatch: pytest.Monk
     unique = np.unique
 
     def noted_unique(tokens: object, **named: object) -> object:
-        whole.append(len(tokens))  # type: ignore[arg-type]
-        return unique(tokens, **named)  # type: ignore[call-overload]
+        whole.append(len(tokens))
+        return unique(tokens, **named)
 
     monkeypatch.setattr(np, "unique", noted_unique)
     output = list(range(30))

@@ -97,6 +97,7 @@ def test_the_wait_of_each_round_counts_for_itself(goes_on: bool) -> None:
     def run(first: int) -> tuple[int, int]:
         nonlocal calls
         calls += 1
+        # A step of a rank takes this long.
         time.sleep(0.01)
         done = calls // 3 if goes_on else 0
         return (2, done) if calls < 30 else (0, 10)

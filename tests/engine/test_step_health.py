@@ -35,6 +35,7 @@ def now_s() -> float:
 async def watched(worker: StepHealthScene) -> AsyncIterator[StepHealthScene]:
     watching = asyncio.create_task(worker.health.watch())
     try:
+        # The first probe has to be requested, on virtual time.
         await asyncio.sleep(0.01)
         yield worker
     finally:

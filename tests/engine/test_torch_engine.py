@@ -17,6 +17,7 @@ from baton.engine.scheduling.batch import (
     StepResult,
 )
 from baton.runtime.errors import DeviceLost, EngineError
+from tests.support.waiting import eventually
 
 GREEDY = SamplingParams(temperature=0.0)
 STEP = StepBatch((Slice([1, 2, 3], 0, [0], (Draw(0, 3, GREEDY),)),))
@@ -82,7 +83,7 @@ async def test_a_step_is_what_the_runner_computes(engine, qwen3):
     assert result.broken == frozenset()
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="this system has no /proc")
 async def test_the_kernel_knows_the_device_thread_by_its_name(gate, gated):
     gate.go.set()
     await gated.submit(STEP).result()
@@ -158,6 +159,7 @@ async def test_a_cancel_that_comes_with_the_result_is_not_lost(turns):
     """A worker that is stopped just then would go on for ever."""
     future = asyncio.get_running_loop().create_future()
     waiting = asyncio.create_task(TorchHandle(future, 20).result())
+    # The waiter has to be in its poll when the result comes.
     await asyncio.sleep(0.001)
     future.set_result(StepResult(()))
     for _ in range(turns):
@@ -243,10 +245,7 @@ class Waiting:
 
 
 async def started(gate, count):
-    for _ in range(500):
-        if len(gate.steps) >= count:
-            return
-        await asyncio.sleep(0.01)
+    await eventually(lambda: len(gate.steps) >= count)
 
 
 async def test_the_next_step_starts_while_one_runs():
@@ -255,6 +254,7 @@ async def test_the_next_step_starts_while_one_runs():
     engine = TorchEngine(gate)
     handles = [engine.submit(STEP) for _ in range(5)]
     await started(gate, 3)
+    # A fourth step may not start in this time.
     await asyncio.sleep(0.1)
     # One is waited for, one is queued behind it; the third keeps the device thread waiting.
     assert len(gate.steps) == 3 and not gate.results

@@ -120,7 +120,7 @@ def _coded_experts(packing: str, tokens: int) -> None:
     rows, groups = torch.zeros(tokens * 8, dtype=torch.int64), torch.empty(128, 96, 16)
     codes = torch.zeros(128, 96, 1024 if packing == "int4" else 2048, dtype=torch.uint8)
     zeros = torch.zeros(128, 96, 16, dtype=torch.int16) if packing == "int4" else None
-    stack = StackedCodes(packing, codes, groups, zeros, 128)  # type: ignore[arg-type]
+    stack = StackedCodes(packing, codes, groups, zeros, 128)
     offsets = torch.zeros(129, dtype=torch.int32)
     quantized_expert_matmul(_bf16(tokens, 2048), stack, offsets, rows)
 
@@ -142,8 +142,8 @@ def _quantized(packing: str, rows: int) -> None:
     values = values.view(torch.int8) if packing == "int8" else values
     values = values.view(torch.float8_e4m3fn) if packing == "fp8" else values
     scales, zeros = _bf16(4096, 32), torch.zeros(4096, 32, dtype=torch.uint8)
-    quantized_matmul(_bf16(rows, 4096), values, scales, packing, zeros)  # type: ignore[arg-type]
-    dequantized(values, scales, packing, None, torch.bfloat16)  # type: ignore[arg-type]
+    quantized_matmul(_bf16(rows, 4096), values, scales, packing, zeros)
+    dequantized(values, scales, packing, None, torch.bfloat16)
 
 
 def _sampling() -> None:

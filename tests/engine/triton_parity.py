@@ -117,8 +117,8 @@ def _gate(kind: str, activation: str) -> Check:
         rows, width = (3, 1100) if tiny else (257, 14336)
         x = (torch.randn(rows, 2 * width, device=device) * 3).to(dtype)
         with poisoned():
-            out = gated(x, activation)  # type: ignore[arg-type]
-        return error(out, gated_reference(x.double(), activation)), allowed  # type: ignore[arg-type]
+            out = gated(x, activation)
+        return error(out, gated_reference(x.double(), activation)), allowed
 
     return run
 
@@ -174,8 +174,8 @@ def _quantized(packing: str, kind: str, rows: int, group: int, zeros: bool) -> C
         x = torch.randn(rows, depth, device=device).to(dtype)
         bias = torch.randn(width, device=device).to(dtype)
         with poisoned():
-            out = quantized_matmul(x, values, scales, packing, zero, bias)  # type: ignore[arg-type]
-        matrix = dequantized_reference(values, scales, packing, zero, torch.float64)  # type: ignore[arg-type]
+            out = quantized_matmul(x, values, scales, packing, zero, bias)
+        matrix = dequantized_reference(values, scales, packing, zero, torch.float64)
         return error(out, x.double() @ matrix.T + bias.double()), allowed
 
     return run

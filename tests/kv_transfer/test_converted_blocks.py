@@ -72,6 +72,7 @@ class Prompt:
         return tuple(taken)
 
     async def next(self) -> Any:
+        # The next event comes after this pause of virtual time.
         await asyncio.sleep(self._pause_s)
         return self._events.pop(0) if self._events else None
 
@@ -252,7 +253,7 @@ def test_bytes_that_stay_wrong_are_never_used() -> None:
 def test_the_original_is_not_taken_for_the_converted_block() -> None:
     """A granter that offers its own blocks, with their own tags and checksums."""
     pair = Pair("most")
-    pair.converter.granted = lambda prompt, opening: prompt  # type: ignore[method-assign,assignment]
+    pair.converter.granted = lambda prompt, opening: prompt
     with pytest.raises(ChecksumMismatch):
         on_virtual_time(lambda: pair.fetch(OWN))
 
@@ -264,12 +265,14 @@ def test_targets_stay_pinned_until_the_call_has_ended() -> None:
     async def leave() -> None:
         pair.mover.stick_checksums()
         fetch = asyncio.create_task(pair.fetch(OWN))
+        # The fetch has to wait for checksums, on virtual time.
         await asyncio.sleep(0.3)
         fetch.cancel()
         await asyncio.wait({fetch})
         assert pair.prompt.ended == 1
         assert pair.pool.counts().pinned == 6 * pair.parts and pair.woken == 0
         pair.mover.release_checksums()
+        # The pins have to be released, on virtual time.
         await asyncio.sleep(0.1)
         assert pair.pool.counts().available == POOL_BLOCKS and pair.woken == 1
 
@@ -285,6 +288,7 @@ def test_first_tokens_wait_for_no_conversion(form: str) -> None:
         pair.mover.stick_checksums()
         pair.on_first = lambda first: events.append("first tokens")
         fetch = asyncio.create_task(pair.fetch(OWN))
+        # The fetch has to wait for checksums, on virtual time.
         await asyncio.sleep(0.3)
         events.append("released")
         pair.mover.release_checksums()

@@ -32,7 +32,7 @@ def test_cancelled_at_any_step_nothing_leaks(step: int) -> None:
 
     async def main() -> None:
         fetch = asyncio.ensure_future(handoff_stage.play(stage, prompt))
-        asyncio.get_running_loop().at_step[step + 2] = fetch.cancel  # type: ignore[attr-defined]
+        asyncio.get_running_loop().at_step[step + 2] = fetch.cancel
         await asyncio.wait({fetch})
         seen.append(fetch.cancelled())
         reports = await stage.ended()
@@ -237,6 +237,7 @@ def test_endless_renewals_pin_no_longer_than_the_request_lives(
         listening = asyncio.ensure_future(listen(link))
         with pytest.raises(LinkClosed):
             for n in range(1, 1000):
+                # A reader renews at this period, on virtual time.
                 await asyncio.sleep(0.1)
                 await link.send(handoff_pb2.ReaderMessage(renew=handoff_pb2.Renew(n=n)))
         await listening

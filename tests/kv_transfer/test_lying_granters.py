@@ -248,6 +248,7 @@ def test_a_late_renewal_is_answered_and_changes_nothing() -> None:
     async def main() -> list[str]:
         link = stage.granter_link(prompt)
         await link.send(pb.ReaderMessage(open=stage.opening()))
+        # The lease has to run out, on virtual time.
         await asyncio.sleep(stage.config.lease_s)
         with contextlib.suppress(LinkClosed):  # it may have hung up already
             await link.send(pb.ReaderMessage(renew=pb.Renew(n=1)))
@@ -272,11 +273,14 @@ def test_a_cancelled_granter_keeps_its_pins_for_the_lease() -> None:
     async def main() -> None:
         link = stage.granter_link(prompt)
         await link.send(pb.ReaderMessage(open=stage.opening()))
+        # The handoff has to be served, on virtual time.
         await asyncio.sleep(0.1)
         (serving,) = stage.grants
         serving.cancel()
+        # A first cancellation may change nothing in this virtual time.
         await asyncio.sleep(1.0)
         serving.cancel()  # insisting does not help either
+        # A second one may change nothing either.
         await asyncio.sleep(0.5)
         assert not prompt.ended_at and not serving.done()
         with pytest.raises(asyncio.CancelledError):

@@ -57,6 +57,7 @@ def test_a_stuck_read_lands_only_when_released() -> None:
             mover.read(handoff_stage.GRANTER, [3], [4]),
         )
         await free.landed
+        # A stuck READ may never settle, here not in this virtual time.
         await asyncio.sleep(1000.0)
         assert not stuck.settled.done() and stage.exchange.stuck == 1
         assert stage.exchange.release_stuck() == 1
@@ -125,6 +126,7 @@ def test_blocks_that_land_early_land_again_with_the_others() -> None:
     async def main() -> None:
         mover = await connected(stage)
         read = mover.read(handoff_stage.GRANTER, [1, 3], [2, 4])
+        # The first segment has landed by then, the second has not; on virtual time.
         await asyncio.sleep(0.6)
         assert (stage.own[2] == stage.granted[1]).all() and not stage.own[4].any()
         assert not read.landed.done() and not read.settled.done()
@@ -257,6 +259,7 @@ def test_a_fetch_cancelled_while_summing_leaves_nothing() -> None:
 
     async def main() -> None:
         fetch = asyncio.ensure_future(handoff_stage.play(stage, prompt))
+        # The READ is under way by then, on virtual time.
         await asyncio.sleep(0.6)
         fetch.cancel()
         await asyncio.wait({fetch})
@@ -279,6 +282,7 @@ def test_reads_over_a_shared_link_queue_before_their_delay() -> None:
         reads = [mover.read(handoff_stage.GRANTER, [n, n + 1], [n, n + 1]) for n in (1, 3, 5)]
         for read in reads:
             read.landed.add_done_callback(lambda _: landed.append(clock()))
+        # The first READ has been copied by then, on virtual time.
         await asyncio.sleep(2.25)
         assert reads[0].moved_at == 2.0  # what is left is its delay
         assert reads[1].moved_at == reads[2].moved_at == 2.25  # bytes move

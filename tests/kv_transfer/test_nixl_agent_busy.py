@@ -30,6 +30,7 @@ class CopyingAgent(ScriptedAgent):
     """Posting a READ copies it: 1 ms of this thread."""
 
     def transfer(self, handle: NixlHandle) -> str:
+        # A copy takes this time of the thread.
         time.sleep(0.001)
         return "DONE"
 
@@ -88,5 +89,6 @@ def test_a_stop_ends_the_copying(busy: tuple[NixlAgent, CopyingAgent, SegmentQue
     agent.stop()
     posted = len(fake.posted)
     assert not agent.alive and fake.log[-1] == "deregister"
+    # A thread that was not stopped would post more in this time.
     time.sleep(0.02)
     assert len(fake.posted) == posted and segments

@@ -128,7 +128,7 @@ async def test_the_agents_share_the_pieces_of_one_read(monkeypatch: pytest.Monke
         if len(summing) == 2:
             both.set()
         both.wait(0.05)  # 32 times at most, for the other thread to wake
-        return checksums(*of_blocks)  # type: ignore[arg-type]
+        return checksums(*of_blocks)
 
     monkeypatch.setattr(checksum_numba, "checksums", noted)
     async with pool_server() as (_, peer), own_mover() as (mover, pool):

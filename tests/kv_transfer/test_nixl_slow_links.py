@@ -178,11 +178,13 @@ async def test_time_counts_from_the_posting_and_from_each_piece(made: Made) -> N
     await turns(link)
     posted, waits = first.moved_at, second.moved_at
     assert posted <= clock() and waits <= clock()
+    # The clock has to differ from the time of the posting.
     await asyncio.sleep(0.02)
     before = clock()
     link.posted[0].state = "DONE"
     await turns(link)
     assert first.moved_at >= before and second.moved_at >= before
+    # The clock has to differ from the time of the first piece.
     await asyncio.sleep(0.02)
     before = clock()
     link.posted[1].state = "DONE"

@@ -95,11 +95,13 @@ def test_a_read_progresses_by_its_pieces_or_those_before_it() -> None:
     queue = SegmentQueue()
     (first, _), (second, _), (other, _) = added(queue), added(queue), added(queue, OTHER)
     made = queue.moved_at(second)
+    # The clock has to differ from the time before.
     time.sleep(0.01)
     segment = taken(queue)
     assert queue.moved_at(first) > made  # it was posted
     assert queue.moved_at(second) == made  # which is no room for the next
     assert queue.moved_at(other) == other.moved_at  # another peer's link
+    # The clock has to differ from the time before.
     time.sleep(0.01)
     queue.ended(segment, None)
     ended = queue.moved_at(first)
@@ -108,6 +110,7 @@ def test_a_read_progresses_by_its_pieces_or_those_before_it() -> None:
     last = [taken(queue, {OTHER}) for _ in range(3)][-1]
     assert last.read is second
     posted = queue.moved_at(second)
+    # The clock has to differ from the time before.
     time.sleep(0.01)
     assert queue.abandon(first) is False
     assert queue.moved_at(second) == posted
@@ -118,6 +121,7 @@ def test_what_ends_before_it_is_no_progress_of_a_read_under_way() -> None:
     (first, _), (second, _) = added(queue, segments=2), added(queue, segments=2)
     one, _, _ = (taken(queue) for _ in range(3))
     posted = queue.moved_at(second)
+    # The clock has to differ from the time before.
     time.sleep(0.01)
     queue.ended(one, None)
     assert queue.moved_at(first) > posted == queue.moved_at(second)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from baton.kv_transfer.nixl_mover import NixlMover
 from baton.proto import handoff_pb2
 from baton.runtime.errors import AnswerOverdue, EngineError, HandoffError, LeaseLost
 from tests.support import handoff_stage
+from tests.support.waiting import eventually
 
 TIMEOUT_S = 3.0
 LEASE_S = 1.0
@@ -155,6 +155,7 @@ def test_reader_reports_the_age_of_unverified_blocks() -> None:
 
     async def main() -> None:
         fetch = asyncio.ensure_future(fetch_withheld(stage, handoff_stage.chunked(), "checksums"))
+        # The reader has waited this long for checksums, on virtual time.
         await asyncio.sleep(2.0)
         assert 1.5 < stage.readers[0].unverified_s() < 2.0
         await fetch
@@ -191,17 +192,14 @@ def test_nixl_mover_is_red_while_its_checksum_thread_is_stuck(
         pool = StuckPool(np.zeros((8, 256), dtype=np.uint8), 1)
         mover = NixlMover(pool, b"B" * 16)
         caller = asyncio.ensure_future(mover.checksums([0], [1]))
-        await asyncio.sleep(0.1)
+        await eventually(mover.failure_reason)
         caller.cancel()
         await asyncio.sleep(0)
-        assert mover.oldest_checksum_s() >= 0.05 and "checksum thread" in (
-            mover.failure_reason() or ""
-        )
+        assert mover.oldest_checksum_s() >= 0.05
+        assert "checksum thread" in (mover.failure_reason() or "")
         go_on.set()
-        until_s = time.monotonic() + 30.0
-        while mover.failure_reason() and time.monotonic() < until_s:
-            await asyncio.sleep(0.01)
-        assert mover.failure_reason() is None and mover.oldest_checksum_s() == 0
+        await eventually(lambda: not mover.failure_reason())
+        assert mover.oldest_checksum_s() == 0
         await mover.close()
 
     asyncio.run(main())

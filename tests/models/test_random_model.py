@@ -37,7 +37,7 @@ TINY = dict(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96, dtype
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_shaped_model(tmp_path_factory.mktemp("model"), **SMALL)  # type: ignore[arg-type]
+    return make_shaped_model(tmp_path_factory.mktemp("model"), **SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,7 @@ def test_every_family_and_dtype_loads_and_gives_finite_logits(
     tmp_path: Path, family: str, dtype: str
 ) -> None:
     shape = {**SMALL, "family": family, "dtype": dtype, "seed": 3}
-    make_shaped_model(tmp_path / "m", **shape)  # type: ignore[arg-type]
+    make_shaped_model(tmp_path / "m", **shape)
     model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "m", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert model.config.model_type == family
@@ -213,7 +213,7 @@ def test_every_family_and_dtype_loads_and_gives_finite_logits(
 
 def test_bfloat16_is_float32_rounded_to_the_nearest(tmp_path: Path) -> None:
     for dtype in ("float32", "bfloat16"):
-        make_shaped_model(tmp_path / dtype, vocab=4096, **{**TINY, "dtype": dtype})  # type: ignore[arg-type]
+        make_shaped_model(tmp_path / dtype, vocab=4096, **{**TINY, "dtype": dtype})
     with (
         safe_open(tmp_path / "float32/model.safetensors", "pt") as exact,
         safe_open(tmp_path / "bfloat16/model.safetensors", "pt") as rounded,
@@ -226,7 +226,7 @@ def test_bfloat16_is_float32_rounded_to_the_nearest(tmp_path: Path) -> None:
 
 def test_the_seed_determines_the_files(tmp_path: Path) -> None:
     one, same, other = (
-        make_shaped_model(tmp_path / name, vocab=4096, **{**TINY, "seed": seed})  # type: ignore[arg-type]
+        make_shaped_model(tmp_path / name, vocab=4096, **{**TINY, "seed": seed})
         for name, seed in (("one", 5), ("same", 5), ("other", 6))
     )
     for file in one.iterdir():
@@ -236,7 +236,7 @@ def test_the_seed_determines_the_files(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_ids_above_the_tokenizer_are_never_drawn(tmp_path: Path) -> None:
-    folder = make_shaped_model(tmp_path / "m", vocab=5000, context=64, **TINY)  # type: ignore[arg-type]
+    folder = make_shaped_model(tmp_path / "m", vocab=5000, context=64, **TINY)
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert (model.config.vocab_size, model.config.max_position_embeddings) == (5000, 64)
     share = model(torch.arange(4900, 4964)[None]).logits.softmax(-1)[..., 4096:].sum(-1)

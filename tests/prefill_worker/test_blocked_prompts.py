@@ -19,7 +19,7 @@ class CountedPool:
     def __init__(self, pool: BlockPool) -> None:
         self.compared = 0
         self._match = pool.match
-        pool.match = self.match  # type: ignore[method-assign]
+        pool.match = self.match
 
     def match(self, identities: Any, tokens: Any, hold: Any, limit: int, first: int = 0) -> Any:
         found = self._match(identities, tokens, hold, limit, first)

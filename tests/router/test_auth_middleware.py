@@ -63,6 +63,7 @@ async def uploads(url: str, count: int) -> AsyncIterator[list[Upload]]:
     try:
         for _ in range(count):
             made.append(Upload(*await asyncio.open_connection(host, int(port))))
+            # Uploads are ranked by age, so each has to be older than the next.
             await asyncio.sleep(0.05)
         yield made
     finally:
@@ -93,10 +94,13 @@ async def test_a_trickling_client_counts_as_silent(router: StartRouter) -> None:
     ):
         for _ in range(3):
             dripping.send(b" ")
+            # Each byte has to come by itself.
             await asyncio.sleep(0.02)
         honest.send(BODY[:PROGRESS_BYTES])
+        # The router has to read one upload before the other goes on.
         await asyncio.sleep(0.1)
         dripping.send(b" ")
+        # The byte has to come before the next request.
         await asyncio.sleep(0.02)
         assert (await running.complete(max_tokens=1)).status_code == 200
         assert await dripping.status() == 503
@@ -112,6 +116,7 @@ async def test_messages_that_never_come_keep_no_client_out(router: StartRouter) 
     ):
         silent = [channel.stream_stream(GENERATE)() for _ in range(2)]
         waiting = [asyncio.create_task(call.read()) for call in silent]
+        # Both calls have to be open; their messages never come, so no event tells.
         await asyncio.sleep(0.3)
         assert (await running.complete(max_tokens=1)).status_code == 200
         done, others = await asyncio.wait(waiting, timeout=20, return_when=asyncio.FIRST_COMPLETED)
@@ -131,7 +136,7 @@ async def test_what_does_not_come_in_time_is_named() -> None:
     late = pytest.raises(InvalidRequest, match=r"the message did not arrive within 0\.05 s")
     with BodyBudget(1, 1, lambda: 0.0).account(b"") as body, late:
         async with awaiting_upload("the message", 0.05, body, None):
-            await asyncio.sleep(60)
+            await asyncio.sleep(60)  # This upload never comes.
 
 
 async def test_a_body_ends_after_its_time(

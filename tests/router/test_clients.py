@@ -113,9 +113,11 @@ async def test_a_client_that_leaves_while_no_worker_is_there(router: StartRouter
         body = {"model": "tiny", "prompt": "a"}
         async with httpx.AsyncClient(base_url=running.url, timeout=60) as client:
             asking = asyncio.create_task(client.post("/v1/completions", json=body))
+            # The request has to wait for a worker when its client leaves.
             await asyncio.sleep(0.2)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
+        # The router may count no request of a client that has left.
         await asyncio.sleep(0.1)
         worker.draining = False
         await running.ready()
@@ -268,6 +270,7 @@ async def test_a_router_without_open_requests_ends_at_once(
         _, silent = await asyncio.open_connection(host, int(port))
         _, begun = await asyncio.open_connection(host, int(port))
         begun.write(b"GET /readyz HTTP/1.1\r\nhost:")
+        # The router has to hold a connection with the beginning of a head.
         await asyncio.sleep(0.1)
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(running.serving, 5)
@@ -283,6 +286,7 @@ async def test_a_second_signal_tells_streams_and_ends_at_once(router: StartRoute
         stream = asyncio.create_task(running.complete(stream=True, **long))
         await eventually(lambda: len(running.workers["decode-0"].held) == 2)
         os.kill(os.getpid(), signal.SIGTERM)
+        # Nothing may end in this time after the first signal.
         await asyncio.sleep(0.5)
         assert not (whole.done() or stream.done() or running.serving.done())
         os.kill(os.getpid(), signal.SIGINT)
@@ -302,8 +306,10 @@ async def test_an_endless_upload_does_not_outlast_a_second_signal(
         _, writer = await asyncio.open_connection(host, int(port))
         head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
         writer.write(head)
+        # The router has to wait for the body when the signal comes.
         await asyncio.sleep(0.2)
         os.kill(os.getpid(), signal.SIGTERM)
+        # Nothing may end in this time after the first signal.
         await asyncio.sleep(0.5)
         assert not running.serving.done()  # it is open, and may come
         os.kill(os.getpid(), signal.SIGTERM)
@@ -357,6 +363,7 @@ async def test_texts_to_tokenize_are_bounded_as_requests_are(router: StartRouter
             reader, writer = await asyncio.open_connection(host, int(port))
             head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n"
             writer.write(head.encode())  # and nothing of its body
+            # The router has to wait for the body when the next request comes.
             await asyncio.sleep(0.1)
             reply = await running.http.post("/tokenize", json={"prompt": "a"})
             assert reply.status_code == 200

@@ -52,10 +52,10 @@ async def test_what_runs_is_cancelled_at_the_deadline() -> None:
     now_s = asyncio.get_running_loop().time()
     with pytest.raises(DeadlineExceeded):
         async with until(now_s + 0.05):
-            await asyncio.sleep(30)
+            await asyncio.sleep(30)  # This is what the deadline cuts.
     with pytest.raises(DeadlineExceeded):
         async with until(now_s - 1):
-            await asyncio.sleep(30)
+            await asyncio.sleep(30)  # This is what the deadline cuts.
     async with until(now_s + 30):
         pass
 
@@ -292,6 +292,7 @@ async def test_a_request_too_late_is_refused_before_its_body(router: StartRouter
         async def end_one_now_and_then() -> None:
             while True:
                 worker.served += 1
+                # The worker ends requests at this period.
                 await asyncio.sleep(0.02)
 
         async def ask(deadline: str, body: bytes = b"") -> bytes:

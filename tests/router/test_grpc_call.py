@@ -40,14 +40,14 @@ class Context:
         return self.left_s
 
     async def read(self) -> Any:
-        await asyncio.sleep(3600)
+        await asyncio.sleep(3600)  # This client never sends a message.
 
     async def send_initial_metadata(self, metadata: Any) -> None:
         self.sent.append(metadata)
 
     async def write(self, message: bytes) -> None:
         if self.hangs:
-            await asyncio.sleep(3600)
+            await asyncio.sleep(3600)  # This client never accepts a message.
         self.sent.append(message)
 
 

@@ -107,7 +107,7 @@ async def test_a_deadline_that_is_over_reaches_no_worker(
     async def late(self: ClientCall, *what: Any, **how: Any) -> Any:
         message = await read(self, *what, **how)
         try:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.5)  # The message comes after the deadline.
         finally:
             over.set()
         return message
@@ -117,6 +117,7 @@ async def test_a_deadline_that_is_over_reaches_no_worker(
         error = await refused(stub.Generate(prompted(), timeout=0.2))
         assert error.code() is CODE.DEADLINE_EXCEEDED
         await asyncio.wait_for(over.wait(), 20)
+        # Nothing may be submitted in this time.
         await asyncio.sleep(0.1)
         assert not running.workers["decode-0"].seen("submit")
 

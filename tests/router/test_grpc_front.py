@@ -80,6 +80,7 @@ async def test_calls_that_have_ended_and_watchers_hold_up_no_end(
         call = stub.Generate(long)
         await eventually(lambda: running.workers["decode-0"].held)
         os.kill(os.getpid(), signal.SIGTERM)
+        # Nothing may end in this time after the first signal.
         await asyncio.sleep(0.5)
         assert not running.serving.done() and not call.done()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -98,6 +99,7 @@ async def test_an_endless_message_does_not_outlast_a_second_signal(
         call = channel.stream_stream(f"/{SERVICE}/Generate")()
         assert await channel.unary_unary(f"/{SERVICE}/ListModels")(b"")  # so it has come before
         os.kill(os.getpid(), signal.SIGTERM)
+        # Nothing may end in this time after the first signal.
         await asyncio.sleep(0.5)
         assert not running.serving.done() and not call.done()  # its message may come
         os.kill(os.getpid(), signal.SIGTERM)
@@ -115,7 +117,7 @@ async def test_an_endless_message_does_not_outlast_a_second_signal(
 )
 def test_ports_that_cannot_be(fields: dict[str, int], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
-        validate(Config(router=RouterConfig(**fields)))  # type: ignore[arg-type]
+        validate(Config(router=RouterConfig(**fields)))
     validate(Config(router=RouterConfig(port=0, grpc_port=0)))
 
 
@@ -171,7 +173,7 @@ async def test_large_headers_are_refused(grpc_router: StartGrpcRouter) -> None:
 
 async def test_connections_are_bounded(grpc_router: StartGrpcRouter) -> None:
     async def models(channel: grpc.aio.Channel) -> bool:
-        stub = client_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+        stub = client_pb2_grpc.InferenceStub(channel)
         try:
             return bool((await stub.ListModels(client_pb2.ListModelsRequest(), timeout=5)).models)
         except grpc.aio.AioRpcError as error:
@@ -210,7 +212,7 @@ async def test_an_idle_connection_is_closed_and_opened_again(
     async with grpc_router() as (running, _):
         address = running.grpc_address
         async with grpc.aio.insecure_channel(address, options=[ALONE]) as channel:
-            stub = client_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+            stub = client_pb2_grpc.InferenceStub(channel)
             assert await read_all(stub.Generate(asked()))
             idle = grpc.ChannelConnectivity.IDLE
             await eventually(lambda: channel.get_state() is idle, limit_s=10)

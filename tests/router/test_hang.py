@@ -70,6 +70,7 @@ async def _overdue(worker: Any) -> None:
     began_s = loop.time()
     while True:
         worker.overdue_ms = int(1000 * (loop.time() - began_s))
+        # A worker reports at this period how long its step is overdue.
         await asyncio.sleep(0.02)
 
 
@@ -103,6 +104,7 @@ async def test_a_silent_worker_is_not_ready_within_two_seconds(
             await eventually(red)
             assert so_far_s() < 2.0
         answer = asyncio.create_task(running.complete(max_tokens=2))
+        # Nothing may be submitted in this time.
         await asyncio.sleep(0.3)
         assert not worker.seen("submit")  # it waits for a worker
         worker.silent = False

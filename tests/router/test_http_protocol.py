@@ -125,7 +125,7 @@ async def test_connections_are_bounded_and_health_is_not(router: StartRouter) ->
             assert b" 200 " in head  # and closed afterwards: it is one too many still
         assert (await running.http.get("/v1/models")).status_code == 200
         idle[0][1].close()
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # the router sees the end
         head, _ = await ask(
             b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
         )
@@ -216,7 +216,7 @@ async def test_the_rest_of_an_unread_body_is_bounded(wire: Wire) -> None:
             while True:
                 writer.write(b"1\r\na\r\n")
                 await writer.drain()
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # each piece comes by itself
     except ConnectionError:
         pass  # cut off, as it should be
 
@@ -225,7 +225,7 @@ async def test_a_request_after_a_stray_byte_is_answered(wire: Wire) -> None:
     ask, _, writer = wire
     assert b"200 OK" in await ask(LIVE)
     writer.write(b"\r\n")
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # the stray bytes come first
     assert b"200 OK" in await ask(LIVE)
     await asyncio.sleep(1.2)  # longer than a head may take: the timer went with the request
     assert b"200 OK" in await ask(LIVE)
@@ -247,7 +247,7 @@ async def test_a_surplus_connection_has_a_second_for_its_head(
         writer.close()
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(LIVE[:20])
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # the parts come apart
         writer.write(LIVE[20:])
         async with asyncio.timeout(10):
             assert b" 200 " in await reader.read()
@@ -266,9 +266,9 @@ async def test_a_long_body_and_the_next_head_are_no_long_head(
         first = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
         writer.write(first % len(body) + body[:10])
         await writer.drain()
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # the parts come apart
         writer.write(body[10:] + LIVE[:25])
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # the parts come apart
         writer.write(LIVE[25:-2] + b"Connection: close\r\n\r\n")
         async with asyncio.timeout(20):
             answers = await reader.read()
@@ -295,7 +295,7 @@ async def _next_line(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
     reading = asyncio.create_task(reader.readline())
     while not reading.done():
         writer.write(b"a" * 4000)
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.005)  # each piece comes by itself
     return reading.result()
 
 
@@ -373,7 +373,7 @@ async def test_a_slow_reader_gets_everything(
         length = int(head.lower().split(b"content-length: ")[1].split()[0])
         began_s = loop.time()
         while len(body) < length - (32 << 10):  # which the router has got rid of
-            await asyncio.sleep(0.03)
+            await asyncio.sleep(0.03)  # this client reads slowly
             body += await loop.sock_recv(client, 2048)
         assert loop.time() - began_s > 2 * http_protocol.SEND_S
         while len(body) < length:
@@ -392,9 +392,9 @@ async def test_a_leaving_client_ends_all_its_requests(router: StartRouter, toget
         await eventually(lambda: worker.held)
         if not together:
             writer.write(post(prompt="b"))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # it comes before the close
         writer.close()
         await eventually(lambda: not worker.held, 10)
         assert len(worker.seen("cancel")) == 1
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # no other request may begin
         assert len(worker.seen("submit")) == 1  # the other one was never begun

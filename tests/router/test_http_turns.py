@@ -31,6 +31,7 @@ async def ask(router: StartRouter) -> AsyncIterator[Ask]:
                 for part in parts:
                     writer.write(part)
                     await writer.drain()
+                    # Each part has to come by itself.
                     await asyncio.sleep(0.05)
                 async with asyncio.timeout(30):
                     answers = await reader.read()

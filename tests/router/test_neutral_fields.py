@@ -220,7 +220,7 @@ async def test_calls_from_our_own_stream_can_be_sent_back(
         async for chunk in await client.chat.completions.create(
             messages=[ASKED],
             stream=True,
-            **fields,  # type: ignore[arg-type]
+            **fields,
         ):
             for call in chunk.choices[0].delta.tool_calls or ():
                 into = collected.setdefault(call.index, call.model_dump())

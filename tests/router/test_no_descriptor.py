@@ -53,7 +53,7 @@ async def test_connected_clients_are_answered_and_new_ones_wait(router: StartRou
                     await loop.sock_sendall(client, LIVE)
                 while loop.time() < began_s + WITHOUT_S:
                     assert (await running.http.get("/livez")).status_code == 200
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.01)  # The client asks at this period.
                 for client in waiting:
                     with pytest.raises(BlockingIOError):
                         client.recv(1)

@@ -28,7 +28,7 @@ WALL_NS = 1_700_000_000_000_000_000
 
 
 def report(router: str = ONE, after_ns: int = 0, **fields: object) -> RouterReport:
-    return replace(RouterReport(router, WALL_NS + after_ns), **fields)  # type: ignore[arg-type]
+    return replace(RouterReport(router, WALL_NS + after_ns), **fields)
 
 
 @pytest.fixture
@@ -151,5 +151,5 @@ def test_hints_change_the_order_and_fill_no_queue() -> None:
     roster = Roster(max_waiting=4)
     for name in ("decode-0", "decode-1"):
         roster.put(view(name, hinted=most))
-    (group,) = open_groups(NEED, FleetView(roster))  # type: ignore[misc]
-    assert len(group.open) == 2 and roster.room == 8  # type: ignore[attr-defined]
+    (group,) = open_groups(NEED, FleetView(roster))
+    assert len(group.open) == 2 and roster.room == 8

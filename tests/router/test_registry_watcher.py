@@ -38,7 +38,7 @@ async def test_a_bad_entry_is_logged_when_it_changes_or_leaves() -> None:
     (said,) = await looked(watcher)
     assert (said["worker_id"], said["log_level"]) == ("decode-1", "warning")
     assert "boot id" in said["reason"] and list(await watcher.workers()) == [ONE]
-    registry.announce(replace(ONE, worker_id="decode-1", role="router"))  # type: ignore[arg-type]
+    registry.announce(replace(ONE, worker_id="decode-1", role="router"))
     (said,) = await looked(watcher)
     assert "no role 'router'" in said["reason"]
     registry.announce(replace(ONE, worker_id="decode-1"))

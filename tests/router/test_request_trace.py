@@ -33,6 +33,7 @@ async def traced(**fetch: Any) -> RequestTrace:
     trace.mark("receive")
     for _ in range(2):
         trace.record_sent("decode-0")
+        # The phase of the trace takes this long.
         await asyncio.sleep(0.01)
         trace.record_output(reported(**fetch))
     return trace

@@ -61,7 +61,7 @@ async def test_a_request_that_says_so_wins(
 
     validator = Validator(
         "m",
-        Tokens(),  # type: ignore[arg-type]
+        Tokens(),
         None,
         frozenset({7}),
         4,

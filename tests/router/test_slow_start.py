@@ -211,6 +211,7 @@ async def test_fleet_limits_a_worker_that_joins_later(monkeypatch: pytest.Monkey
     try:
         scene.add("decode-0")
         await eventually(lambda: scene.names() == ["decode-0"])
+        # A worker that joins after `TOGETHER_S` is later than the others.
         await asyncio.sleep(0.06)
         stub = scene.add("decode-1", number=2)
         await eventually(lambda: scene.names() == ["decode-0", "decode-1"])

@@ -65,8 +65,9 @@ class StubExchange:
             received(RouterReport(f"{number:032x}", time.time_ns(), (WORKER.hex(),)))
         for _ in range(self.deaf):
             with contextlib.suppress(asyncio.CancelledError):
+                # This exchange never ends, and loses cancellations.
                 await asyncio.sleep(10 * LIMIT_S)
-        await asyncio.sleep(10 * LIMIT_S)
+        await asyncio.sleep(10 * LIMIT_S)  # This exchange never ends.
 
     async def close(self) -> None:
         pass
@@ -138,6 +139,7 @@ async def test_it_ends_though_the_client_loses_a_cancellation() -> None:
     exchange = StubExchange(deaf=2)
     sharing = StateSharing(exchange, b"r" * 16, Circuits(random.Random(1)), list)
     task = asyncio.create_task(sharing.run())
+    # The exchange has to be in the call that loses a cancellation.
     await asyncio.sleep(0.05)
     task.cancel()
     await asyncio.wait({task}, timeout=10 * state_sharing.CANCEL_AGAIN_S)
@@ -154,7 +156,7 @@ async def test_after_a_fault_of_the_sharing_no_hint_stays(
         StubExchange(),
         b"r" * 16,
         circuits,
-        lambda: [link],  # type: ignore[list-item]
+        lambda: [link],
     )
     report = RouterReport("a" * 32, time.time_ns(), (WORKER.hex(),), ((WORKER.hex(), 2, 30),))
     assert sharing.others.learn(report, asyncio.get_running_loop().time(), time.time_ns())

@@ -42,6 +42,7 @@ async def test_a_prompt_is_hashed_once_and_only_with_a_worker(
         prompt = "the quick brown fox " * 40
         asking = asyncio.create_task(running.complete(prompt=prompt, max_tokens=2))
         await eventually(lambda: running.workers["prefill-0"].seen("hello"))
+        # No further try may be made in this time.
         await asyncio.sleep(0.5)
         assert len(tries) <= 1 and not hashed  # none: if the index was rebuilt after its first try
         decode = ScriptedWorker(

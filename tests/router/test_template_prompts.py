@@ -145,6 +145,7 @@ async def test_a_long_chat_that_ends_leaves_the_thread_to_the_next() -> None:
     loops = "{% for j in range(9) %}{% for i in range(50000) %}{% endfor %}{% endfor %}"
     template = ChatTemplate(loops + "{{ messages[0].role }}", {})
     first = asyncio.create_task(template.render_apart([ASKED]))
+    # The thread has to render when its caller is cancelled.
     await asyncio.sleep(0.01)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):

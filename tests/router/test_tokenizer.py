@@ -125,6 +125,7 @@ async def test_a_long_text_does_not_stop_the_other_requests(model_folder: Path) 
         encoding = asyncio.create_task(tokenizer.encode(text, add_special_tokens=False))
         longest_s = 0.0
         while not encoding.done():
+            # A turn of the loop that comes late shows how long the text held it.
             await asyncio.sleep(0.001)
             now_s = time.perf_counter()
             longest_s, last_s = max(longest_s, now_s - last_s), now_s
@@ -204,6 +205,7 @@ async def test_long_texts_of_one_tenant_do_not_delay_another(model_folder: Path)
             asked_s = time.perf_counter()
             await tokenizer.encode("the lazy dog", add_special_tokens=False)
             waits_s.append(time.perf_counter() - asked_s)
+            # The other tenant asks at this period.
             await asyncio.sleep(0.01)
     took_s = time.perf_counter() - began_s
     waits_s.sort()

@@ -87,7 +87,7 @@ def test_messages_are_made_to_suit() -> None:
     assert call["function"] == {"name": "f", "arguments": '{"a":[1]}'}
     assert call["id"] == answered["tool_call_id"]
     assert len(call["id"]) == 9 and call["id"].isalnum()
-    assert both == [CALLED, ANSWERED] and CALLED["tool_calls"][0]["id"] == "call_12"  # type: ignore[index]
+    assert both == [CALLED, ANSWERED] and CALLED["tool_calls"][0]["id"] == "call_12"
     kept = ToolSupport(short_ids=True).adapted([{**ANSWERED, "tool_call_id": "abcDEF012"}])
     assert kept[0]["tool_call_id"] == "abcDEF012"
     other = ToolSupport(short_ids=True).adapted([{**ANSWERED, "tool_call_id": "call_13"}])

@@ -36,14 +36,14 @@ async def test_a_snapshot_then_deltas() -> None:
     deltas = [await following(watch) for _ in range(2)]
     assert [d.sequence for d in deltas] == [2, 3]
     assert deltas[0].stored == name(3) and deltas[0].removed == name(1)
-    await watch.aclose()  # type: ignore[attr-defined]
+    await watch.aclose()
 
 
 async def test_an_empty_pool_still_sends_a_snapshot() -> None:
     watch = BlockFeed(BOOT, list).watch()
     first = await following(watch)
     assert first.snapshot_end and first.stored == b""
-    await watch.aclose()  # type: ignore[attr-defined]
+    await watch.aclose()
 
 
 async def test_a_large_snapshot_comes_in_parts() -> None:
@@ -52,7 +52,7 @@ async def test_a_large_snapshot_comes_in_parts() -> None:
     parts = [await following(watch) for _ in range(2)]
     assert [p.snapshot_end for p in parts] == [False, True]
     assert b"".join(p.stored for p in parts) == b"".join(names)
-    await watch.aclose()  # type: ignore[attr-defined]
+    await watch.aclose()
 
 
 async def test_what_is_published_during_a_snapshot_follows_it() -> None:
@@ -63,7 +63,7 @@ async def test_what_is_published_during_a_snapshot_follows_it() -> None:
     feed.publish([name(2)], [])
     second = await following(watch)
     assert second.sequence == first.sequence + 1
-    await watch.aclose()  # type: ignore[attr-defined]
+    await watch.aclose()
 
 
 async def test_a_watcher_that_falls_behind_gets_a_new_snapshot() -> None:
@@ -85,7 +85,7 @@ async def test_a_watcher_that_falls_behind_gets_a_new_snapshot() -> None:
     assert believed == set(held)
     feed.publish([name(total)], [])
     assert (await following(watch)).sequence == total + 1
-    await watch.aclose()  # type: ignore[attr-defined]
+    await watch.aclose()
 
 
 async def test_watchers_do_not_disturb_each_other() -> None:
@@ -96,5 +96,5 @@ async def test_watchers_do_not_disturb_each_other() -> None:
     for number in range(block_feed.EVENT_QUEUE + 5):
         feed.publish([name(number)], [])
         assert (await following(fast)).stored == name(number)
-    await slow.aclose()  # type: ignore[attr-defined]
-    await fast.aclose()  # type: ignore[attr-defined]
+    await slow.aclose()
+    await fast.aclose()

@@ -172,7 +172,7 @@ def signed(
         x509.CertificateBuilder()
         .subject_name(named(subject))
         .issuer_name(named(issuer))
-        .public_key(key.public_key())  # type: ignore[attr-defined]
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(NOON - timedelta(days=9))
         .not_valid_after(NOON + timedelta(days=days))

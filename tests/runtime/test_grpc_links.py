@@ -43,6 +43,7 @@ async def test_messages_arrive_in_order() -> None:
 async def test_one_task_sends_while_another_receives() -> None:
     async with linked(echo) as link:
         receiving = asyncio.create_task(link.receive())
+        # The receiver has to wait before anything is sent.
         await asyncio.sleep(0.01)
         await link.send(b"x")
         assert await within(receiving) == b"x"
@@ -107,6 +108,7 @@ async def test_the_clients_close_ends_the_server_and_its_own_receiver() -> None:
 
     async with linked(wait) as link:
         receiving = asyncio.create_task(link.receive())
+        # The receiver has to wait when the link is closed.
         await asyncio.sleep(0.01)
         await link.close()
         await within(done.wait())
@@ -124,6 +126,7 @@ async def test_close_cuts_off_a_server_that_does_not_end() -> None:
 
     async def stubborn(_: Any, context: Any) -> None:
         try:
+            # This handler ends only when it is cancelled.
             await asyncio.sleep(3600)
         finally:
             cancelled.set()
@@ -141,6 +144,7 @@ async def test_the_servers_close_wakes_its_own_receiver() -> None:
         link: ServerBytes = ServerLink(context)
         await link.receive()
         receiving = asyncio.create_task(link.receive())
+        # The receiver has to wait when the link is closed.
         await asyncio.sleep(0.01)
         await link.close()
         for work in (receiving, link.receive(), link.send(b"x")):
@@ -181,6 +185,7 @@ async def _impatient(link: Any, delay_s: float) -> bytes:
     """Receive by cancelling and asking again, until a message is there."""
     while True:
         receiving = asyncio.create_task(link.receive())
+        # The caller gives up after this time.
         await asyncio.sleep(delay_s)
         receiving.cancel()
         try:
@@ -265,6 +270,7 @@ async def test_a_killed_server_ends_the_link(echo_process: tuple[int, int]) -> N
         await within(link.send(b"x"))
         assert await within(link.receive()) == b"x"
         receiving = asyncio.create_task(link.receive())
+        # The receiver has to wait when the server is killed.
         await asyncio.sleep(0.01)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(LinkClosed):

@@ -25,7 +25,7 @@ class IdleSession:
         """Nothing is submitted here."""
 
     async def outputs(self) -> worker_pb2.StepOutputs:
-        await asyncio.sleep(3600)
+        await asyncio.sleep(3600)  # There are no outputs.
         return worker_pb2.StepOutputs()
 
     def detach(self) -> None:

@@ -39,6 +39,7 @@ class HangingRegistry(MemoryRegistry):
 
     def close(self) -> None:
         os.close(self._write)  # what still reads has the end of the file
+        # The thread has to leave its read before the descriptor is closed.
         time.sleep(0.01)
         os.close(self._read)
 
@@ -86,6 +87,7 @@ async def test_a_hung_call_stops_no_loop_and_few_wait_behind_it(hanging: Hanging
     threads = threading.active_count()
     hanging.hang()
     first = registry.workers()
+    # The registry's thread has to hang in the first call.
     await asyncio.sleep(0.05)
     futures = [
         asked
@@ -127,6 +129,7 @@ async def test_a_caller_that_is_cancelled_takes_nothing_from_others(
     registry = ThreadedRegistry(hanging)
     hanging.hang()
     registry.withdraw("decode-9", "9" * 32)
+    # The registry's thread has to hang in the first call.
     await asyncio.sleep(0.05)
     given_up, kept = registry.workers(), registry.workers()
     given_up.cancel()

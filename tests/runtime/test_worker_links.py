@@ -55,7 +55,7 @@ HELLO = worker_pb2.RouterMessage(
 BEAT = worker_pb2.RouterMessage(heartbeat=worker_pb2.Heartbeat())
 
 
-def start(  # type: ignore[no-untyped-def]
+def start(
     handler: Handler, silence_s: float = 5.0, heartbeat_s: float = 0.02, hang_s: float = 60.0
 ):
     near, far = memory_link()
@@ -206,7 +206,7 @@ async def test_a_router_that_connects_during_a_drain_learns_it_first() -> None:
     await asyncio.wait_for(task, 5)
 
 
-async def beside_a_step(  # type: ignore[no-untyped-def]
+async def beside_a_step(
     due_in_s: float, *, heartbeat_s: float, hang_s: float, red_after_s: float = math.inf
 ):
     """The router's end of a link whose worker has a step that is due then, and what serves it."""

@@ -88,6 +88,7 @@ async def test_a_router_that_leaves_without_reading_is_forgotten(
         return bool(feed.behind)
 
     await eventually(full)  # no more goes out
+    # The worker has to wait for room in the stream.
     await asyncio.sleep(0.05)
     call.cancel()
     await forgotten(feed)

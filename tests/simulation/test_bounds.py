@@ -45,7 +45,7 @@ def test_one_seed_in_many_is_a_storm_that_spares_a_decode_worker() -> None:
 
 
 def test_some_storms_have_a_failing_and_a_full_worker() -> None:
-    both = [{e.does.what for e in draw(seed).faults} for seed in STORMS]  # type: ignore[union-attr]
+    both = [{e.does.what for e in draw(seed).faults} for seed in STORMS]
     assert 2 <= both.count(set(STORMY)) < len(STORMS)
 
 
@@ -54,7 +54,7 @@ def test_storms_use_the_budget_up_and_pass_no_bound() -> None:
 
     def counted(before: object) -> object:
         def passed_over(self: Circuits, fleet: dict[bytes, str], now_s: float) -> frozenset[bytes]:
-            found: frozenset[bytes] = before(self, fleet, now_s)  # type: ignore[operator]
+            found: frozenset[bytes] = before(self, fleet, now_s)
             open_ = [boot for boot, one in self._circuits.items() if one.passed_over(now_s)]
             reached["cap"] += len(open_) > len(found)
             return found

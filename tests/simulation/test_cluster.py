@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -13,6 +12,7 @@ from baton.runtime.config import Config, HandoffConfig, PoolConfig
 from baton.runtime.errors import Unavailable
 from baton.simulation.fleet.client import Client, ProtocolBroken, Request
 from baton.simulation.fleet.cluster import Cluster
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def request(accepted: int = 0, choices: int = 1) -> Request:
 
 def output(index: int, token: int | None, end: int = 0, choice: int = 0) -> worker_pb2.Output:
     made = worker_pb2.Output(request_id="r", attempt=1, choice=choice, index=index)
-    made.end = end  # type: ignore[assignment]
+    made.end = end
     if token is not None:
         made.token = token
     return made
@@ -101,10 +101,12 @@ async def test_a_killed_worker_leaves_no_candidate_stream_or_task(
 ) -> None:
     node = cluster.prefill["prefill-0"]
     seen = Client(cluster, "decode-0").submit(list(range(30)))
-    async with asyncio.timeout(20):
-        while not (links := [b for _, b in cluster.open_links if b == node.worker.boot_id]):
-            await asyncio.sleep(0.001)
-    assert len(links) == 1
+
+    def links() -> list[bytes]:
+        return [boot_id for _, boot_id in cluster.open_links if boot_id == node.worker.boot_id]
+
+    await eventually(links)
+    assert len(links()) == 1
     await cluster.kill_prefill("prefill-0")
     assert node.task.done()
     assert [candidate.worker_id for candidate in cluster.candidates()] == ["prefill-1"]

@@ -50,7 +50,7 @@ def test_proposals_within_grammars_are_accepted_and_rejected(
     def counted(
         self: Speculator, sequence: Sequence, item: Slice, drawn: tuple[Drawn, ...], *more: object
     ) -> object:
-        run = judge(self, sequence, item, drawn, *more)  # type: ignore[arg-type]
+        run = judge(self, sequence, item, drawn, *more)
         if sequence.masks is not None:
             accepted.append(run.accepted)
             rejected.append(run.proposed - run.accepted)
@@ -71,7 +71,7 @@ def test_an_answer_with_tokens_migrates_within_its_grammar(
 
     def noted(self: ChoiceMasks, grammar: object, output: list[int], *more: object) -> None:
         begun.append(len(output))
-        begin(self, grammar, output, *more)  # type: ignore[arg-type]
+        begin(self, grammar, output, *more)
 
     monkeypatch.setattr(ChoiceMasks, "__init__", noted)
     outcome = lab.run_seed(WITH_MIGRATION)
@@ -114,6 +114,6 @@ def test_another_engine_runs_such_a_seed_without_grammars() -> None:
         name = "model"
         block_bytes = staticmethod(lambda size: 64 * size)
 
-    scenario = draw(SEEDS[0]).computed_by(Other())  # type: ignore[arg-type]
+    scenario = draw(SEEDS[0]).computed_by(Other())
     asks = [event.does for event in scenario.asks]
     assert not scenario.constrained and not any(isinstance(a, Ask) and a.grammar for a in asks)

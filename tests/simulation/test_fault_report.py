@@ -45,7 +45,7 @@ def test_the_report_has_the_keys_that_it_promises(
     assert report["requests"] >= 4 * 4
     assert sum(report["ends"].values()) == report["requests"]
     ran = [*regressions.seeds(), *range(3, 7)]
-    kinds = [e.does.kind for seed in ran for e in draw(seed).faults]  # type: ignore[union-attr]
+    kinds = [e.does.kind for seed in ran for e in draw(seed).faults]
     assert sum(report["faults"].values()) == len(kinds) and set(report["faults"]) == set(kinds)
     assert report["seeds_per_s"] > 0 and report["void"] <= len(ran)
     assert "0 failing seeds" in capsys.readouterr().out

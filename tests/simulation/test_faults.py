@@ -1,4 +1,4 @@
-"""What strikes, strikes as it says, and is over after its time."""
+"""What strikes, strikes as it says, and is over after its time. On virtual time."""
 
 from __future__ import annotations
 
@@ -157,13 +157,13 @@ def test_a_worker_that_dies_in_another_role_returns_in_its_next() -> None:
 def test_a_cut_stops_all_reads_without_a_fabric_of_their_own() -> None:
     async def stuck(place: Place) -> None:
         place.striker.strike(Fault("cut", ("d0", "p0"), 1.0, "one way"))
-        assert place.fate().stuck  # type: ignore[attr-defined]
+        assert place.fate().stuck
         await asyncio.sleep(1.5)
-        assert not place.fate().stuck  # type: ignore[attr-defined]
+        assert not place.fate().stuck
 
     async def through(place: Place) -> None:
         place.striker.strike(Fault("cut", ("d0", "p0"), 1.0, "both"))
-        assert not place.fate().stuck  # type: ignore[attr-defined]
+        assert not place.fate().stuck
 
     on_loop(stuck)
     on_loop(through, own_fabric=True)
@@ -172,10 +172,10 @@ def test_a_cut_stops_all_reads_without_a_fabric_of_their_own() -> None:
 def test_a_paused_granter_is_read_where_reads_are_one_sided() -> None:
     async def test(place: Place, *, one_sided: bool) -> None:
         place.striker.strike(Fault("pause", ("p0",), 1.0))
-        assert place.fate().stuck is not one_sided  # type: ignore[attr-defined]
+        assert place.fate().stuck is not one_sided
 
     for one_sided in (True, False):
-        on_loop(lambda place, o=one_sided: test(place, one_sided=o), one_sided=one_sided)  # type: ignore[misc]
+        on_loop(lambda place, o=one_sided: test(place, one_sided=o), one_sided=one_sided)
 
 
 @pytest.mark.parametrize("what", ["failed", "stuck", "corrupt", "short", "wrong", "stale"])
@@ -197,7 +197,7 @@ def test_reads_of_a_spoilt_worker_share_its_fate_until_it_ends(what: str) -> Non
 def test_a_flipped_bit_may_be_any_of_a_block() -> None:
     async def test(place: Place) -> None:
         place.striker.strike(Fault("reads", ("p0",), 1.0, "corrupt"))
-        bits = [place.fate().bit for _ in range(500)]  # type: ignore[attr-defined]
+        bits = [place.fate().bit for _ in range(500)]
         size = 8 * place.world.kind.block_bytes(BLOCK)
         assert min(bits) < size // 50 and size - size // 50 < max(bits) < size
 

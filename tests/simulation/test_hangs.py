@@ -52,7 +52,7 @@ def test_requests_leave_a_hung_worker_within_three_seconds() -> None:
                 await before(self, group, candidate, on_first)
             finally:
                 waited_s = loop.world_s - max(asked_s, hang.at_s)
-                if candidate.worker_id in hang.does.targets and waited_s > 1:  # type: ignore
+                if candidate.worker_id in hang.does.targets and waited_s > 1:
                     waits_s.append(waited_s)
                     places[list(group.request.candidates).index(candidate)] += 1
 

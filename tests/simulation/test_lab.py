@@ -98,7 +98,7 @@ def test_different_seeds_are_different_scenarios() -> None:
     assert {len(s.prefill) for s in scenarios} == {1, 2, 3, 4}
     assert {len(s.decode) for s in scenarios} == {1, 2, 3, 4, 5}
     assert {len(s.faults) for s in scenarios} == {0, 1, 2, 3, 4}  # a conversation may add two
-    kinds = {event.does.kind for s in scenarios for event in s.faults}  # type: ignore[union-attr]
+    kinds = {event.does.kind for s in scenarios for event in s.faults}
     assert kinds == {
         *("kill", "pause", "slow", "hang", "drain", "role", "cut", "reset", "reads", "step"),
         *("withhold", "checksums", "registry", "rank", "redis"),
@@ -178,9 +178,9 @@ def replaced(owner: type, name: str, by: object) -> Iterator[None]:
 def trusting() -> Iterator[None]:
     """Whatever lands is taken for good."""
     mismatched = FetchLedger.mismatched
-    FetchLedger.mismatched = lambda self, places, sums: []  # type: ignore[method-assign]
+    FetchLedger.mismatched = lambda self, places, sums: []
     yield
-    FetchLedger.mismatched = mismatched  # type: ignore[method-assign]
+    FetchLedger.mismatched = mismatched
 
 
 @contextmanager
@@ -192,9 +192,9 @@ def repeating() -> Iterator[None]:
         accept(self, sequence, drawn)
         accept(self, sequence, drawn)
 
-    Requests.accept = twice  # type: ignore[method-assign]
+    Requests.accept = twice
     yield
-    Requests.accept = accept  # type: ignore[method-assign]
+    Requests.accept = accept
 
 
 def test_unverified_wrong_bytes_are_a_breach() -> None:

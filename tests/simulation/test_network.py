@@ -1,4 +1,5 @@
-"""Simulated streams: in order within each, whatever befalls the way; a Link's own promises."""
+"""Simulated streams: in order within each, whatever befalls the way; a Link's own promises.
+On virtual time."""
 
 from __future__ import annotations
 
@@ -86,9 +87,9 @@ def test_two_streams_overtake_each_other() -> None:
                 await asyncio.sleep(0.001)
         await asyncio.sleep(1)
         for name in range(2):
-            mine = [number for owner, number in place.got if owner == name]  # type: ignore[misc]
+            mine = [number for owner, number in place.got if owner == name]
             assert mine == list(range(20))
-        return place.got != sorted(place.got, key=lambda entry: entry[1])  # type: ignore[index]
+        return place.got != sorted(place.got, key=lambda entry: entry[1])
 
     assert any(virtual_loop.run(main(), seed) for seed in range(3))
 

@@ -35,7 +35,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def noted(world: World, name: str, *more: object) -> object:
         found.append(name)
-        return start(world, name, *more)  # type: ignore[arg-type]
+        return start(world, name, *more)
 
     monkeypatch.setattr(World, "start_worker", noted)
     return found

@@ -1,4 +1,5 @@
-"""A worker that joins a loaded fleet: its share grows, is fair in time, and is never all."""
+"""A worker that joins a loaded fleet: its share grows, is fair in time, and is never all.
+On virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A slow worker under a load that lasts: passed over in time, and used again afterwards."""
+"""A slow worker under a load that lasts: passed over in time, and used again afterwards.
+On virtual time."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
                 found.append((world.loop.world_s, name))
             begin(read)
 
-        world.exchange.begin = noted  # type: ignore[method-assign]
+        world.exchange.begin = noted
 
     monkeypatch.setattr(World, "__post_init__", watched)
     return found
@@ -135,7 +135,7 @@ def test_worlds_have_turns_reads_and_faults_of_many_kinds(reads: Reads) -> None:
     outcomes = [lab.run(draw(seed)) for seed in SEEDS[:12]]
     assert [outcome.breaches for outcome in outcomes] == [[]] * 12
     assert sum(name.startswith("d") for name in granters(reads)) > 40
-    kinds = {fault.does.kind for seed in SEEDS for fault in draw(seed).faults}  # type: ignore[union-attr]
+    kinds = {fault.does.kind for seed in SEEDS for fault in draw(seed).faults}
     assert kinds >= {"kill", "pause", "reads", "cut", "withhold", "checksums", "drain"}
     assert kinds >= {"rank", "role"}
     assert {draw(seed).proposer for seed in SEEDS} == {None, "oracle", "ngram"}

@@ -1,4 +1,5 @@
-"""The virtual loop: one seed, one order; time that jumps; asyncio's promises kept."""
+"""The virtual loop: one seed, one order; time that jumps; asyncio's promises kept.
+On virtual time."""
 
 from __future__ import annotations
 
@@ -180,7 +181,7 @@ def test_what_is_left_at_the_end_is_closed_without_a_word() -> None:
                 await asyncio.sleep(1)
                 ended.append("reluctant")
 
-        async def counting():  # type: ignore[no-untyped-def]
+        async def counting():
             try:
                 while True:
                     yield 1

@@ -111,6 +111,7 @@ async def test_a_stalled_engine_ends_no_step_until_it_goes_on() -> None:
     engine, pool = make()
     engine.stall()
     steps = [engine.submit(StepBatch((prompt_slice([token], [token]),))) for token in (1, 2)]
+    # An engine that went on would end a step in this time.
     await asyncio.sleep(0.01)
     assert len(engine.under_way) == 2 and not pool.any()
     engine.go_on()

@@ -32,7 +32,7 @@ class Place:
             ("d0", "decode"),
             ("d1", "decode"),
         ):
-            self.world.start_worker(name, role, 16)  # type: ignore[arg-type]
+            self.world.start_worker(name, role, 16)
         self.watch = Watch(self.world)
         self._number = 0
 

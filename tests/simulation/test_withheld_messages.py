@@ -1,4 +1,5 @@
-"""One kind of message withheld: a fleet with such a prefill worker serves all in bounded time."""
+"""One kind of message withheld: a fleet with such a prefill worker serves all in bounded time.
+On virtual time."""
 
 from __future__ import annotations
 

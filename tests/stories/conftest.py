@@ -31,7 +31,7 @@ def config(lease_s: float = 0.4, **step: int | float) -> Config:
     settings.update(step)
     return Config(
         pool=PoolConfig(block_size=BLOCK),
-        step=StepConfig(**settings),  # type: ignore[arg-type]
+        step=StepConfig(**settings),
         handoff=HandoffConfig(lease_s=lease_s, read_timeout_s=0.3, read_bytes=3 * BLOCK_BYTES),
     )
 
@@ -48,7 +48,7 @@ def watch(node: Node[Any]) -> None:
         assert not set(blocks) & {block for piece in slices for block in piece.blocks}
         return blocks
 
-    node.pool.allocate = watched  # type: ignore[method-assign]
+    node.pool.allocate = watched
 
 
 @pytest.fixture

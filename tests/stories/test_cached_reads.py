@@ -119,7 +119,7 @@ async def test_prefill_workers_read_from_each_other_too() -> None:
     prompt = await talk.first_turn()  # at the first of them
     first, second = talk.cluster.candidates()
     before = computed_tokens()
-    talk.cluster.candidates = lambda: [second]  # type: ignore[method-assign]
+    talk.cluster.candidates = lambda: [second]
     blocks = len(HISTORY) // BLOCK
     request = talk.second_turn(prompt, talk.cluster.source(first.worker_id, blocks))
     await talk.answered(request)

@@ -128,7 +128,7 @@ async def test_a_migrated_turn_reads_from_the_worker_that_has_it(
     begun = whole.tokens()[:accepted]
     fresh = cluster.add_prefill("prefill-1", 256)  # holds nothing
     (candidate,) = [each for each in cluster.candidates() if each.boot_id == fresh.worker.boot_id]
-    cluster.candidates = lambda: [candidate]  # type: ignore[method-assign]
+    cluster.candidates = lambda: [candidate]
     moved = Client(cluster, "decode-1").submit(
         prompt,
         max_tokens=ANSWER_TOKENS,

@@ -1,5 +1,5 @@
 """A worker that drains: it takes nothing new, ends what it has, and what it hands back goes on
-elsewhere with the same tokens. Nothing is left on it."""
+elsewhere with the same tokens. Nothing is left on it. On virtual time."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ async def test_a_silent_stream_ends_with_the_lease_on_both_sides(
     async def deaf(_: object) -> None:
         await asyncio.sleep(30)
 
-    node.worker.grants.serve = deaf  # type: ignore[method-assign,assignment]
+    node.worker.grants.serve = deaf
     request = Client(cluster, "decode-0").submit(list(range(50)))
     await request.finished()
     assert request.tokens() == request.expected()

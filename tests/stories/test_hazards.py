@@ -74,9 +74,9 @@ async def test_a_granter_that_turns_busy_amid_a_read_harms_no_block(
         await link.send(handoff_pb2.GranterMessage(opened=handoff_pb2.Opened(lease_ms=400)))
         await link.send(handoff_pb2.GranterMessage(offer=offer))
         await link.send(handoff_pb2.GranterMessage(failed=busy))
-        worker.grants.serve = serve  # type: ignore[method-assign]
+        worker.grants.serve = serve
 
-    worker.grants.serve = offer_and_refuse  # type: ignore[method-assign]
+    worker.grants.serve = offer_and_refuse
     seen: list[tuple[int, ...]] = []
 
     def remember(attempt: Attempt) -> Fate:

@@ -1,5 +1,5 @@
 """What a worker says of itself is true within two seconds: idle or busy, of device, pool, mover.
-Load is no illness."""
+Load is no illness. On virtual time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROLES = pytest.mark.parametrize("role", ["prefill", "decode"])
 
 
 def node_of(cluster: Cluster, role: str) -> Any:
-    return (cluster.prefill | cluster.decode)[f"{role}-0"]  # type: ignore[operator]
+    return (cluster.prefill | cluster.decode)[f"{role}-0"]
 
 
 @asynccontextmanager

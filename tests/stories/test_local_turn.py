@@ -1,4 +1,5 @@
-"""A conversation whose prefill worker was restarted: its next turn is computed where it lies."""
+"""A conversation whose prefill worker was restarted: its next turn is computed where it lies.
+On virtual time."""
 
 from __future__ import annotations
 

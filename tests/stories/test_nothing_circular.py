@@ -61,6 +61,7 @@ async def test_requests_leave_no_cycle(
         assert request.tokens(1) == request.expected(1)
     del request
     await cluster.quiet()
+    # Tasks of the request may need some more turns of the loop to end.
     await asyncio.sleep(0.1)
     assert circular() == set()
 
@@ -71,10 +72,12 @@ async def test_a_cancelled_request_leaves_no_cycle(
     cluster = make_cluster(step_s=0.01)
     client = Client(cluster, "decode-0")
     request = client.submit(list(range(60)), max_tokens=20)
+    # The request has to be under way when it is cancelled.
     await asyncio.sleep(0.02)
     client.cancel(request)
     await request.finished()
     del request
     await cluster.quiet()
+    # Tasks of the request may need some more turns of the loop to end.
     await asyncio.sleep(0.1)
     assert circular() == set()

@@ -1,7 +1,7 @@
 """Many small disasters at once, drawn from a seed: every request still ends exactly once, with the
 right tokens as far as it came, and nothing is left over.
 
-`BATON_SEEDS=1000` tries more seeds; `BATON_SEED=17` repeats one.
+`BATON_SEEDS=1000` tries more seeds; `BATON_SEED=17` repeats one. On virtual time.
 """
 
 from __future__ import annotations

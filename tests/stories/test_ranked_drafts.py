@@ -23,6 +23,7 @@ from benchmarks.fleets.speculating_cluster import SpeculatingCluster
 from benchmarks.inputs.speculation_workloads import chats
 from benchmarks.speculation import Served, TinyTexts, cluster_of, serve
 from tests.support.engine_probe import runner_of
+from tests.support.waiting import eventually
 
 # `make test` has their parts: tests/engine/test_rank_drafts.py, tests/e2e/test_ranks.py.
 pytestmark = pytest.mark.nightly
@@ -106,9 +107,9 @@ async def test_a_rank_that_dies_under_speculation_costs_no_answer(
         first, second = Client(cluster, "decode-0"), Client(cluster, "decode-1")
         requests = [first.submit(**ask) for ask in single]
         node = cluster.decode["decode-0"]
-        async with asyncio.timeout(60):
-            while not any(o.accepted_proposal for each in requests for o in each.outputs):
-                await asyncio.sleep(0.005)
+        await eventually(
+            lambda: any(o.accepted_proposal for each in requests for o in each.outputs)
+        )
         runner = runner_of(node.engine)
         assert isinstance(runner, RankRunner)
         os.kill(runner.group.process_ids[0], signal.SIGKILL)

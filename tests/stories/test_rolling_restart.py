@@ -1,6 +1,6 @@
 """Prefill workers are restarted while requests wait for room on a decode worker: their prompts are
 computed by those that are there when their turn comes, and not chunk by chunk on the decode
-worker."""
+worker. On virtual time."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ async def with_reader() -> Cluster:
     await cluster.quiet()
     cluster.add_prefill("prefill-1", 128)
     reader = cluster.candidates()[1:]
-    cluster.candidates = lambda: reader  # type: ignore[method-assign]
+    cluster.candidates = lambda: reader
     return cluster
 
 

@@ -1,4 +1,5 @@
-"""A decode worker that speculates: the tokens are those of one that does not, in every case."""
+"""A decode worker that speculates: the tokens are those of one that does not, in every case.
+On virtual time."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def verified(cluster: Cluster) -> list[StepBatch]:
             batches.append(batch)
         return submit(batch)
 
-    engine_of(cluster).submit = recording  # type: ignore[method-assign,assignment]
+    engine_of(cluster).submit = recording
     return batches
 
 

@@ -1,6 +1,6 @@
 """What happens in a step while the next one is under way already: ends, failures, preemptions.
 
-Tokens, blocks and the end are those of a worker that has one step at a time.
+Tokens, blocks and the end are those of a worker that has one step at a time. On virtual time.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def recorded(engine: HashEngine) -> list[StepBatch]:
         batches.append(batch)
         return submit(batch)
 
-    engine.submit = recording  # type: ignore[method-assign,assignment]
+    engine.submit = recording
     return batches
 
 
@@ -115,7 +115,7 @@ async def test_a_stop_token_drops_the_running_step_and_frees_its_block(
         slices = [piece for batch in engine.under_way for piece in batch.slices]
         written = next(piece.blocks[-1] for piece in slices if piece.start == position)
         assert pool.writable(written)  # still the request's own
-        await until(lambda block=written: not pool.writable(block), 1)  # type: ignore[misc]
+        await until(lambda block=written: not pool.writable(block), 1)
     await other.finished()
     assert other.tokens() == other.expected()
     await cluster.quiet()
@@ -262,7 +262,7 @@ async def test_chunks_of_a_prompt_follow_each_other_without_a_gap(
         queued.append(len(engine.under_way))
         return submit(batch)
 
-    engine.submit = counting  # type: ignore[method-assign,assignment]
+    engine.submit = counting
     request = Client(cluster, "decode-0").submit(list(range(100)), max_tokens=4)
     await request.finished()
     assert request.tokens() == request.expected()

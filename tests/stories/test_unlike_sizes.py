@@ -18,6 +18,7 @@ from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
 from tests.support.metric_values import metric_value
+from tests.support.waiting import eventually
 
 SIZES = [(4, 8), (8, 4), (4, 16), (16, 4)]  # of the prefill worker, of the decode worker
 LENGTHS = (1, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 61)
@@ -198,13 +199,10 @@ async def test_stuck_reads_quarantine_each_block_once(
     pair = start(made, *sizes)
     pair.fates = [Fate(stuck=True)] * 3
     request = pair.ask()
-    while pair.cluster.exchange.stuck < 2:
-        await asyncio.sleep(0.001)
+    await eventually(lambda: pair.cluster.exchange.stuck >= 2)
     pair.client.cancel(request)
     own = pair.pools[1]
-    async with asyncio.timeout(5):
-        while not own.counts().quarantined:
-            await asyncio.sleep(0.001)
+    await eventually(lambda: own.counts().quarantined)
     own.check()
     pair.fates.clear()
     pair.cluster.exchange.release_stuck()
@@ -231,9 +229,7 @@ async def test_blocks_stay_in_quarantine_while_they_are_put_in_order(
     await asyncio.wait_for(begun.wait(), 5)
     pair.client.cancel(request)
     own = pair.pools[1]
-    async with asyncio.timeout(5):
-        while not own.counts().quarantined:
-            await asyncio.sleep(0.001)
+    await eventually(lambda: own.counts().quarantined)
     own.check()
     go.set()
     await pair.cluster.quiet()

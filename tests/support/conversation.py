@@ -46,5 +46,6 @@ async def talk(
                 await between(turn)
             found.append(await answer(client, prompt, **fields))
             prompt = [*prompt, *found[-1], *NEW]
+            # Routers have to hear of the cached blocks; they report no end of that.
             await asyncio.sleep(SHOWN_S)
     return found

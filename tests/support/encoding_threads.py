@@ -21,7 +21,7 @@ def before_encoding(tokenizer: HfTokenizer, act: Callable[[str], None]) -> None:
         act(text)
         return encode(text, add_special_tokens)
 
-    tokenizer._encode = acting  # type: ignore[method-assign]
+    tokenizer._encode = acting  # type: ignore[method-assign] # wraps one instance
 
 
 def before_all_encoding(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], None]) -> None:

@@ -49,6 +49,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _run_once(self) -> None:
         self.steps += 1
         self.at_step.pop(self.steps, lambda: None)()
+        # typeshed declares no private parts of asyncio's loop
         if not self._ready:  # type: ignore[attr-defined]
             timers = [t for t in self._scheduled if not t.cancelled()]  # type: ignore[attr-defined]
             if not timers:
@@ -56,7 +57,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._now = max(self._now, min(timer.when() for timer in timers))
             if self._now > LONGEST_STORY_S:
                 raise RuntimeError("the story goes on for ever")
-        super()._run_once()  # type: ignore[misc]
+        super()._run_once()  # type: ignore[misc] # typeshed does not declare it
 
 
 def on_virtual_time(

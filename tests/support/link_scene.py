@@ -64,7 +64,7 @@ class SlowLink:
 
     async def send(self, message: worker_pb2.RouterMessage) -> None:
         await self._near.send(message)
-        await asyncio.sleep(self._write_s)
+        await asyncio.sleep(self._write_s)  # A write takes this long.
 
 
 class Notes:

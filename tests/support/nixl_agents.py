@@ -61,7 +61,7 @@ def there(agent: NixlAgent, action: Callable[[], Any]) -> Any:
     def command() -> None:
         try:
             result.append(action())
-        except Exception as error:
+        except Exception as error:  # the caller compares what was raised
             result.append(error)
         done.set()
 

@@ -85,11 +85,11 @@ class OpenAiStub:
         script = self._script(len(self.received), body)
         self.received.append(received)
         if script.plain is not None:
-            await asyncio.sleep(script.ttft_s)
+            await asyncio.sleep(script.ttft_s)  # The script sets this delay.
             _write_plain(writer, script.status, script.plain, script.headers)
             return True
         if not body.get("stream"):
-            await asyncio.sleep(script.ttft_s)
+            await asyncio.sleep(script.ttft_s)  # The script sets this delay.
             whole = {"choices": [{"index": 0, "message": {"content": "x"}}], **_usage(body)}
             _write_plain(writer, 200, json.dumps(whole).encode())
             return True
@@ -108,6 +108,7 @@ class OpenAiStub:
             if token == script.break_after:
                 return False
             due_s += script.gap_s if token else script.ttft_s
+            # The script sets when a token is due.
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             received.written_s.append(time.monotonic())
             if token == 1 and script.event is not None:

@@ -67,6 +67,7 @@ class RedisProxy:
     async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):  # either end may reset the connection
             while content := await source.read(CHUNK_BYTES):
+                # The connection that this simulates is slow.
                 await asyncio.sleep(self.delay_s)
                 target.write(content)
                 await target.drain()

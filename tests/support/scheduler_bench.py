@@ -41,7 +41,7 @@ class Bench:
         self.pool = BlockPool(blocks, SIZE)
         self.scheduler = DecodeScheduler(
             self.pool,
-            StepConfig(**settings),  # type: ignore[arg-type]
+            StepConfig(**settings),  # type: ignore[arg-type] # fields of several types
             KEY,
             costs,
         )

@@ -151,6 +151,7 @@ class ScriptedWorker:
     async def WatchBlocks(self, _: Any, context: Any) -> AsyncIterator[Any]:
         feed: asyncio.Queue[worker_pb2.BlockEvents] = asyncio.Queue()
         while not self.tells_blocks:
+            # Tests set the switch while this call waits.
             await asyncio.sleep(0.01)
         self._feeds.add(feed)
         try:
@@ -241,6 +242,7 @@ class ScriptedWorker:
                 pool=worker_pb2.PoolBlocks(**self.pool),
             )
             stream.put_nowait(worker_pb2.WorkerMessage(load=load))
+            # A worker reports its load at this period.
             await asyncio.sleep(0.05)
 
     async def _generate(self, held: Held) -> None:
@@ -248,12 +250,13 @@ class ScriptedWorker:
         accepted = {c.choice: list(c.accepted) for c in submit.choices}
         going = set(accepted)
         while going:
-            await asyncio.sleep(self.step_s)
+            await asyncio.sleep(self.step_s)  # A step takes this long.
             going -= held.unwanted
             step = worker_pb2.StepOutputs()
             for choice in sorted(going):
                 index = len(accepted[choice])
                 while self.pause_at is not None and index >= self.pause_at:
+                    # Tests change the switch while this request waits.
                     await asyncio.sleep(0.01)
                 output = self._output(submit, choice, accepted[choice])
                 if output.end:

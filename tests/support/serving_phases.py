@@ -45,7 +45,7 @@ def watch(serving: Serving, instance: Instance, launcher: Launcher) -> None:
 
 def end(serving: Serving, instance: EndingInstance) -> None:
     """End the jobs, the router first."""
-    serving._end(instance)  # type: ignore[arg-type]
+    serving._end(instance)  # type: ignore[arg-type] # it has all that is called
 
 
 def start_after_ready(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from baton.decode_worker.sessions import RouterSessions
+from baton.decode_worker.sessions import Attachment, RouterSessions
 from baton.proto import worker_pb2
 
 Emit = Callable[[worker_pb2.Output | worker_pb2.PrefillSwitch], None]
@@ -65,13 +65,13 @@ def resume(request_id: str, index: int, attempt: int = 1) -> worker_pb2.Resume:
     return worker_pb2.Resume(request_id=request_id, attempt=attempt, next=waits)
 
 
-async def indices(session: object) -> list[int]:
-    outputs = await session.outputs()  # type: ignore[attr-defined]
+async def indices(session: Attachment) -> list[int]:
+    outputs = await session.outputs()
     return [output.index for output in outputs.outputs]
 
 
-async def asked(session: object) -> list[tuple[str, bytes, bool]]:
-    outputs = await session.outputs()  # type: ignore[attr-defined]
+async def asked(session: Attachment) -> list[tuple[str, bytes, bool]]:
+    outputs = await session.outputs()
     return [
         (word.request_id, word.prefill_boot_id, word.output_received)
         for word in outputs.prefill_switches

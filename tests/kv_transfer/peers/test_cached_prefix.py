@@ -55,7 +55,7 @@ class Holder:
     def admit(self, **fields: Any) -> CachedPrefix:
         opening = {"tokens": TOKENS, "cached_only": True, "request_id": "r", **fields}
         prefix: Any = self._granter.admit(handoff_pb2.OpenHandoff(**opening))
-        return prefix  # type: ignore[no-any-return]
+        return prefix
 
 
 async def events(prefix: CachedPrefix) -> list[Any]:

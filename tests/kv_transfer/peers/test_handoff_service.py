@@ -72,11 +72,11 @@ async def served() -> AsyncIterator[Served]:
     mine = handshake.build("prefill-0", node.mover.describe(), common)
     service = HandoffService(node.worker.grants, lambda: mine)
     server = open_server("token")
-    handoff_pb2_grpc.add_HandoffServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    handoff_pb2_grpc.add_HandoffServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     channel = open_channel(f"127.0.0.1:{port}")
-    stub = handoff_pb2_grpc.HandoffStub(channel)  # type: ignore[no-untyped-call]
+    stub = handoff_pb2_grpc.HandoffStub(channel)
     yield Served(node, service, stub, mine)
     await channel.close()
     await server.stop(grace=1.0)

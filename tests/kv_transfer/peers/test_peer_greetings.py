@@ -33,6 +33,7 @@ async def greeting_begun(scene: Scene, *addresses: str) -> list[asyncio.Task[Non
         )
         tasks.append(asyncio.create_task(scene.peers.open(candidate)))
         await eventually(lambda: scene.peer.greetings)
+    # The later callers have to join the first one's handshake; no event tells of that.
     await asyncio.sleep(0.01)
     return tasks
 

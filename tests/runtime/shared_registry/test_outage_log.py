@@ -15,9 +15,9 @@ def events_of(*steps: tuple[str, str, float]) -> list[str]:
     with capture_logs() as logs:
         for what, side, now_s in steps:
             if what == "failed":
-                outage.failed(side, "no answer", now_s)  # type: ignore[arg-type]
+                outage.failed(side, "no answer", now_s)
             else:
-                outage.worked(side, now_s)  # type: ignore[arg-type]
+                outage.worked(side, now_s)
     return [line["event"] for line in logs]
 
 

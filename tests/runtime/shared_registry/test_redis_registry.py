@@ -147,6 +147,7 @@ async def test_an_entry_without_a_valid_signature_adds_no_member(
     await open_client().announce(ONE)
     await become(reader, [ONE])
     await raw.publish(CHANNEL, content)
+    # The reader has to see the published content, which may change nothing.
     await asyncio.sleep(0.3)
     assert await reader.workers() == [ONE]
     assert (key_of(TWO) in reader.faults()) == bool(content)
@@ -160,6 +161,7 @@ async def test_foreign_entries_hide_no_member(open_client: OpenRegistry, raw: Re
     await raw.set(key_of(ONE), signed(forged, 1 << 62, token="another"))
     await raw.publish(CHANNEL, signed(forged, 1 << 62, token="another"))
     await raw.lpush("baton:baton:" + "0" * 16 + ":" + "0" * 32, "a list")
+    # The reader has to see the forged entries, which may change nothing.
     await asyncio.sleep(0.3)
     assert await reader.workers() == [ONE]
 
@@ -176,6 +178,7 @@ async def test_a_replayed_entry_keeps_no_dead_member_listed(
         while True:
             await raw.set(key_of(ONE), old)
             await raw.publish(CHANNEL, old)
+            # The attacker repeats the old entry at this period.
             await asyncio.sleep(0.02)
 
     replaying = asyncio.create_task(replay())
