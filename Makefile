@@ -133,7 +133,7 @@ nightly: $(STAMP) clients $(LARGE_CLIENTS:%=%/.installed) ## slow, repeated and 
 	$(PYTEST) -rs -m nightly $(FLEETS) || result=$$?; \
 	exit $$result
 
-check: $(STAMP) $(LINKS) ## format, lint, types, architecture, words, generated code, targets of mutations
+check: $(STAMP) $(LINKS) ## format, lint, types, architecture, words, generated code, targets of mutations, reasons
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(PACKAGES:%=-p baton.%) -p chaos -p benchmarks -p tests.support

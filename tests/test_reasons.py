@@ -68,18 +68,19 @@ class _Module:
             return False
         return getattr(parent, "body", None) == [node] and self.is_statement_explained(parent)
 
-    def takes_no_time(self, node: ast.AST) -> bool:
-        """Return whether a pause here is on virtual time."""
+    def is_pause_explained(self, node: ast.AST) -> bool:
+        """Return whether a pause here is on virtual time, or has its reason."""
         if "on virtual time" in " ".join((ast.get_docstring(self.tree) or "").lower().split()):
             return True
-        while (node := self._parents.get(node, self.tree)) is not self.tree:
-            if isinstance(node, Function) and VIRTUAL.search(ast.unparse(node)):
+        above = node
+        while (above := self._parents.get(above, self.tree)) is not self.tree:
+            if isinstance(above, Function) and VIRTUAL.search(ast.unparse(above)):
                 return True
-        return False
+        return self.is_statement_explained(node)
 
 
 def unexplained(source: str) -> Iterator[tuple[int, str]]:
-    """The line of each subject without a reason, and what it is."""
+    """Yield the line of each subject without a reason, and what it is."""
     if SUBJECTS.search(source) is None:
         return
     module, last = _Module(source), -1
@@ -95,9 +96,9 @@ def unexplained(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, "broad except"
         elif isinstance(node, ast.Call) and _last_name(node.func) in NAMES:
             name = ast.unparse(node.func)
-            if name in PAUSES and not _is_zero(node) and not module.takes_no_time(node):
-                if not module.is_statement_explained(node):
-                    yield node.lineno, "pause"
+            takes_time = name in PAUSES and [*map(ast.unparse, node.args)] != ["0"]
+            if takes_time and not module.is_pause_explained(node):
+                yield node.lineno, "pause"
             elif name.startswith(SKIPS) and not _says_why(name, node):
                 yield node.lineno, "skip"
 
@@ -109,10 +110,6 @@ def _last_name(node: ast.expr) -> str:
 def _is_broad(handler: ast.ExceptHandler) -> bool:
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     return any(each is None or _last_name(each) in BROAD for each in kinds)
-
-
-def _is_zero(call: ast.Call) -> bool:
-    return bool(call.args) and isinstance(call.args[0], ast.Constant) and call.args[0].value == 0
 
 
 def _says_why(name: str, call: ast.Call) -> bool:
