@@ -21,7 +21,7 @@ LONGEST_WAIT_S = 120.0
 POLL_S = 0.02
 
 
-class KernelCache(FunctionCache):  # type: ignore[misc]  # numba has no types
+class KernelCache(FunctionCache):
     """Same as numba's `FunctionCache`, which finds compiled code by signature. A process that finds
     none holds the function's lock until it has saved the code that it compiles."""
 
