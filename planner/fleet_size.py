@@ -116,7 +116,7 @@ class SizeController:
             within = None if needed is None else self._within(needed)
             return SizeDecision(now_s, "failed", text, None, within)
         if pool.asked < self._bounds.least:
-            text = f"{pool.asked} workers are asked for, {self._bounds.least} are the least"
+            text = f"{pool.asked} workers are asked for, the minimum is {self._bounds.least}"
             return self._step(now_s, "grow", text, SizeStep(self._bounds.least, pool.asked))
         if pool.asked > self._bounds.most:
             text = f"{pool.asked} workers are asked for, {self._bounds.most} are the most"
@@ -151,7 +151,7 @@ class SizeController:
         """Take the previous leader's memory. Raises ValueError if it has another form."""
         fields = {"grown_ago_s", "changed_ago_s"}
         if not isinstance(memory, Mapping) or memory.keys() != fields:
-            raise ValueError(f"{str(memory)[:80]} is no memory of a fleet's size")
+            raise ValueError(f"{str(memory)[:80]} is not a memory of a fleet's size")
         ago_s = memory["changed_ago_s"]
         changed_s = None if ago_s is None else written_s - age_of(ago_s)
         self._grown = deque(sorted(written_s - each for each in ages_of(memory["grown_ago_s"])))

@@ -65,8 +65,8 @@ def _issue(options: argparse.Namespace) -> None:
 
     if (options.role in CALLED) != bool(options.host):
         raise ConfigError(
-            f"the certificate of a {options.role} names the hosts at which it is called: give "
-            "--host"
+            f"the certificate of a {options.role} names the hosts where other processes "
+            "call it: give --host"
             if options.role in CALLED
             else f"--host is for {' and '.join(CALLED)}, and no process calls a {options.role}: "
             "leave it out"

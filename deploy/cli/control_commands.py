@@ -79,7 +79,7 @@ def _add_controller(command: argparse.ArgumentParser) -> None:
         "raycluster/NAME[/GROUP] in the namespace of the controller's pod, or fleet of `baton "
         "fleet --follow` elsewhere",
     )  # fmt: skip
-    command.add_argument("--workers", metavar="LEAST-MOST", help="bounds of --resize, such as 2-8")
+    command.add_argument("--workers", metavar="MIN-MAX", help="bounds of --resize, such as 2-8")
     command.add_argument(
         "--release-s", type=float, default=RELEASE_S, metavar="SECONDS",
         help="for which fewer workers must be enough, before one leaves (default: %(default)s)",

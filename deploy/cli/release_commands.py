@@ -36,8 +36,8 @@ def add_release(commands: Any) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="with --certificates: one for the release's Redis too, of this name; for several "
-        "names, several times",
+        help="with --certificates: also make one for the release's Redis, with this name; may be "
+        "repeated",
     )
     check = add_command(
         steps,
@@ -55,8 +55,8 @@ def add_release(commands: Any) -> None:
         action="append",
         required=True,
         metavar="URL",
-        help="admin port of the decode workers: each address of its host is one worker; again for "
-        "other workers",
+        help="admin port of the decode workers, each address of whose host is one worker; may be "
+        "repeated",
     )
     leave = add_command(
         steps,

@@ -162,7 +162,7 @@ class RayClusterWorkers:
         replicas = workers - self._group("prefill").replicas
         if not max(1, group.least) <= replicas <= group.most:
             raise BatonError(
-                f"{workers} workers are {replicas} pods of the group {group.name}, whose "
+                f"{workers} workers need {replicas} pods of the group {group.name}, whose "
                 f"minReplicas is {group.least} and maxReplicas {group.most}: change these, or the "
                 "bounds of --workers"
             )
@@ -237,8 +237,8 @@ def leaving_pod(
     free = [each for each in counted if not each.host or each.host not in hosts]
     if not free:
         raise BatonError(
-            f"the worker that leaves is not registered, and each pod of the group {group.name} "
-            "has a worker that is"
+            f"the worker that leaves is not registered, but each pod of the group {group.name} "
+            "has a registered worker"
         )
     return max(free, key=lambda each: (each.ending, each.waits, each.made, each.name)).name
 

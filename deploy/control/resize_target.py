@@ -40,13 +40,12 @@ def target_of(text: str) -> ResizeTarget:
 
 
 def bounds_of(text: str) -> tuple[int, int]:
-    """Return the least and the most in `LEAST-MOST`. Raises ConfigError."""
+    """Return the two numbers of `MIN-MAX`. Raises ConfigError."""
     least, separator, most = text.partition("-")
     if not separator or not least.isdecimal() or not most.isdecimal():
-        raise ConfigError(f"--workers is {text[:80]!r}: write it as LEAST-MOST, such as 2-8")
+        raise ConfigError(f"--workers is {text[:80]!r}: write it as MIN-MAX, such as 2-8")
     if not 2 <= int(least) <= int(most):
         raise ConfigError(
-            f"--workers is {text}: the least is 2, one worker for each role, and no more than "
-            "the most"
+            f"--workers is {text}: MIN is at least 2, one worker for each role, and at most MAX"
         )
     return int(least), int(most)

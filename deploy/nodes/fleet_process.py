@@ -52,7 +52,7 @@ class FleetStart:
             overdue = time.monotonic() > self._deadline_s
             if overdue and not workers:
                 raise Unavailable(
-                    "no worker is known when the time of --start-timeout is over: Ray has not "
+                    "the time of --start-timeout is over, and no worker is known: Ray has not "
                     "answered, or the number of workers was not read; the log has the reason"
                 )
             check_start(workers, overdue=overdue)

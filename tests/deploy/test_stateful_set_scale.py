@@ -171,10 +171,10 @@ def test_options_are_read_with_their_remedy() -> None:
         with pytest.raises(ConfigError, match="write it as statefulset/NAME"):
             target_of(wrong)
     for wrong in ("2", "2-", "a-b", "-1-4"):
-        with pytest.raises(ConfigError, match="write it as LEAST-MOST"):
+        with pytest.raises(ConfigError, match="write it as MIN-MAX"):
             bounds_of(wrong)
     for wrong in ("1-4", "5-4"):
-        with pytest.raises(ConfigError, match="the least is 2"):
+        with pytest.raises(ConfigError, match="MIN is at least 2"):
             bounds_of(wrong)
 
 
@@ -185,7 +185,7 @@ def test_options_are_read_with_their_remedy() -> None:
         (["--act", "--resize=statefulset/a"], "give --act and --workers too"),
         (["--act", "--workers=2-4"], "--resize, which is not given"),
         (["--act", "--resize=pod/a", "--workers=2-4"], "write it as statefulset/NAME"),
-        (["--act", "--resize=statefulset/a", "--workers=1-4"], "the least is 2"),
+        (["--act", "--resize=statefulset/a", "--workers=1-4"], "MIN is at least 2"),
         (["--act", "--resize=statefulset/a", "--workers=2-4", "--release-s=-1"], "--release-s is"),
     ],
 )

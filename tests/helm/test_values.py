@@ -151,7 +151,7 @@ def test_a_bad_autoscaler_is_named(change: Values, words: str) -> None:
         ),
         (
             {"orchestrator": "kuberay", "autoscaling": {"baton": {"maxWorkers": 3000}}},
-            "maxWorkers is 3000, but orchestrator is kuberay, and 2048 are the most that",
+            "maxWorkers is 3000, but orchestrator is kuberay, and `baton fleet` keeps at most 2048",
         ),
         (
             {"orchestrator": "kuberay", "decode": {"nodeSelector": {"gpu": "h200"}}},

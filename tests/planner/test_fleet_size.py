@@ -185,7 +185,7 @@ def test_fewer_than_the_least_are_never_left() -> None:
     pool = Pool(asked=1)
     found = pool.run(None, 1)
     assert found[0].reason == "grow" and pool.asked == 2
-    assert "1 workers are asked for, 2 are the least" in found[0].text
+    assert "1 workers are asked for, the minimum is 2" in found[0].text
 
 
 def test_one_leaves_once_fewer_were_enough_for_long() -> None:

@@ -165,7 +165,7 @@ value and the remedy. */}}
 {{- $least := add .Values.prefill.replicas .Values.decode.replicas | int -}}
 {{- $most := int $scaling.baton.maxWorkers -}}
 {{- if and $most (lt $most $least) -}}
-{{- include "baton.fail" (list $ (printf "autoscaling.baton.maxWorkers is %d, below the %d of prefill.replicas and decode.replicas together, which are the least; raise it, or set it to 0" $most $least)) -}}
+{{- include "baton.fail" (list $ (printf "autoscaling.baton.maxWorkers is %d, below the %d of prefill.replicas and decode.replicas together, which are the minimum; raise it, or set it to 0" $most $least)) -}}
 {{- end -}}
 {{- else if $scaling.baton.maxWorkers -}}
 {{- include "baton.fail" (list $ (printf "autoscaling.baton.maxWorkers is set, but autoscaling.mode is %s; set autoscaling.mode=baton, or unset it" $scaling.mode)) -}}
@@ -173,10 +173,10 @@ value and the remedy. */}}
 {{- include "baton.fail" (list $ (printf "autoscaling.baton has an objective, but autoscaling.mode is %s; set autoscaling.mode=baton, or unset it" $scaling.mode)) -}}
 {{- end -}}
 {{- if and (eq .Values.orchestrator "kuberay") (has $scaling.mode (list "hpa" "keda")) -}}
-{{- include "baton.fail" (list $ (printf "autoscaling.mode is %s, but orchestrator is kuberay, and a group of a RayCluster has no scale that it could change; set autoscaling.mode=none or baton, or orchestrator=plain" $scaling.mode)) -}}
+{{- include "baton.fail" (list $ (printf "autoscaling.mode is %s, but orchestrator is kuberay, and it cannot change a group of a RayCluster, which has no scale; set autoscaling.mode=none or baton, or orchestrator=plain" $scaling.mode)) -}}
 {{- end -}}
 {{- if and (eq .Values.orchestrator "kuberay") (gt (int $scaling.baton.maxWorkers) 2048) -}}
-{{- include "baton.fail" (list $ (printf "autoscaling.baton.maxWorkers is %d, but orchestrator is kuberay, and 2048 are the most that `baton fleet` keeps; lower it" (int $scaling.baton.maxWorkers))) -}}
+{{- include "baton.fail" (list $ (printf "autoscaling.baton.maxWorkers is %d, but orchestrator is kuberay, and `baton fleet` keeps at most 2048; lower it" (int $scaling.baton.maxWorkers))) -}}
 {{- end -}}
 {{- if has $scaling.mode (list "hpa" "keda") -}}
 {{- if not .Values.monitoring.enabled -}}
