@@ -17,7 +17,7 @@ _OUTPUT = 'kind="output"'
 _MET, _FAILED = 'outcome="met"', 'outcome="failed"'
 _DISAGGREGATED = 'decision="disaggregated"'
 _PREFILL, _DECODE = 'peer="prefill"', 'peer="decode"'
-_DECODE_ROLE = 'role="decode"'
+_DECODE_ROLE, _ROUTER_ROLE = 'role="decode"', 'role="router"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,14 @@ RECORDINGS = (
 
 _DECISIONS = "baton_disaggregation_decisions_total"
 ALERTS = (
+    Alert(
+        name="BatonNoRouter",
+        expr=f"absent({series('baton_role', _ROUTER_ROLE)} == 1)",
+        lasts="2m",
+        severity="critical",
+        summary="Prometheus can scrape no router; clients may have nothing to connect to.",
+        runbook='docs/operations.md, "No router answers"',
+    ),
     Alert(
         name="BatonNoDecodeWorker",
         expr=f"sum(max by (instance) ({series('baton_links', _DECODE)})) == 0",

@@ -150,6 +150,8 @@ QUARANTINE = 'baton_quarantined_blocks{job="b",instance="d"}'
 PAIRS = 'baton_degraded_pairs{job="b",instance="d"}'
 OVERDUE = 'baton_overdue_workers{{job="b",instance="{0}",reason="{1}"}}'
 OF_WORKER = {"instance": "d"}
+ROLE = 'baton_role{{job="b",instance="{0}",role="{1}"}}'
+WORKER_STAYS = {ROLE.format("d", "decode"): "1x60", ROLE.format("d", "router"): "0x60"}
 
 
 def alert_case(
@@ -174,6 +176,23 @@ def alert_case(
 
 
 CASES = {
+    "no_router": alert_case(
+        "BatonNoRouter",
+        WORKER_STAYS | {ROLE.format(each, "router"): "1x10 stale" for each in ("r", "s")},
+        fires=True,
+    ),
+    "nothing_scraped": alert_case("BatonNoRouter", {}, fires=True),
+    "one_router_left": alert_case(
+        "BatonNoRouter",
+        WORKER_STAYS
+        | {ROLE.format("r", "router"): "1x10 stale", ROLE.format("s", "router"): "1x60"},
+        fires=False,
+    ),
+    "router_restarted": alert_case(
+        "BatonNoRouter",
+        WORKER_STAYS | {ROLE.format("r", "router"): "1x38 stale 1x20"},
+        fires=False,
+    ),
     "all_local": alert_case(
         "BatonNothingDisaggregated", {LOCAL: "0+5x60", SENT: "0x60", ROUTER: "2x60"}, fires=True
     ),
@@ -283,7 +302,6 @@ def test_alerts_fire_when_they_should(case: str, tmp_path: Path) -> None:
     promtool("test", "rules", str(file))
 
 
-ROLE = 'baton_role{{job="b",instance="{0}",role="{1}"}}'
 RECORDED = {
     "baton:cost_per_million_tokens": 1e6 / 3600 * 6 / 10,  # two workers of 3, 10 tokens a second
     'baton:queued_tokens:sum{role="prefill"}': 700,

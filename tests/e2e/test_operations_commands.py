@@ -65,6 +65,7 @@ NOT_HERE = {
     "tests/deploy/test_advise.py runs it",
     "baton controller --act": "acts for as long as it runs; tests/e2e/test_controller.py runs it",
     "dmesg": "reads the kernel of the operator's host",
+    "systemctl status baton-router": "systemd",
     "systemctl status baton-worker@NAME": "systemd",
     "journalctl -u baton-worker@NAME": "systemd",
     "docker compose -f deploy/compose.yaml up": "Docker and two images",
