@@ -25,10 +25,11 @@ from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError
 
 Level = Literal["ok", "warn", "fail"]
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 LEAST_MEMORY_BYTES = 2 * GIB
 LEAST_SHARED_BYTES = GIB  # Ray's own object store; containers often give 64 MiB
 LEAST_FILES = 4096
+LEAST_LOCKED_BYTES = GIB  # the smallest pool worth RDMA; a larger one locks as much as it has
 NIXL_INSTALL = "pip install --no-deps nixl nixl-cu13"  # else pip takes both CUDA variants
 
 
@@ -154,6 +155,23 @@ def files() -> Finding:
     return Finding("open files", "warn", found, f"ulimit -n {max(LEAST_FILES, min(hard, 65536))}")
 
 
+def locked_memory(devices: Path = Path("/dev/infiniband")) -> Finding:
+    """Check the limit of the memory that RDMA locks; without an RDMA device no limit matters."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return Finding("locked memory", "ok", "unlimited")
+    found = f"at most {soft / MIB:.0f} MiB"
+    if not any(devices.glob("uverbs*")):
+        return Finding("locked memory", "ok", f"{found}, and no RDMA device that needs more")
+    if soft >= LEAST_LOCKED_BYTES:
+        return Finding("locked memory", "ok", f"{found}; RDMA locks the whole pool")
+    return Finding(
+        "locked memory", "warn", f"{found}, and RDMA locks the whole pool",
+        "ulimit -l unlimited; for a unit of systemd LimitMEMLOCK=infinity, for a container "
+        "--ulimit memlock=-1, for pods LimitMEMLOCK=infinity of the node's container runtime",
+    )  # fmt: skip
+
+
 def state_folder() -> Finding:
     try:
         return Finding("state folder", "ok", str(runtime_folder()))
@@ -231,6 +249,7 @@ def checks(config: Config) -> list[tuple[str, Callable[[], Finding | list[Findin
         ("memory", memory),
         ("shared memory", shared_memory),
         ("open files", files),
+        ("locked memory", locked_memory),
         ("ports", lambda: ports(config)),
         ("state folder", state_folder),
         ("tls", lambda: certificates(config)),

@@ -163,6 +163,35 @@ def test_few_open_files_warn(monkeypatch: pytest.MonkeyPatch, soft: int, level: 
     assert doctor.files().level == level
 
 
+@pytest.mark.parametrize(
+    ("soft", "device", "level", "found"),
+    [
+        (8 << 20, "uverbs0", "warn", "at most 8 MiB, and RDMA locks the whole pool"),
+        (GIB - 1, "uverbs3", "warn", "at most 1024 MiB, and RDMA locks the whole pool"),
+        (8 << 20, "rdma_cm", "ok", "at most 8 MiB, and no RDMA device that needs more"),
+        (GIB, "uverbs0", "ok", "at most 1024 MiB; RDMA locks the whole pool"),
+        (resource.RLIM_INFINITY, "uverbs0", "ok", "unlimited"),
+    ],
+)
+def test_little_locked_memory_warns_where_rdma_needs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, soft: int, device: str, level: str, found: str
+) -> None:
+    limits = {resource.RLIMIT_MEMLOCK: (soft, resource.RLIM_INFINITY)}
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    (tmp_path / device).touch()
+    finding = doctor.locked_memory(tmp_path)
+    assert (finding.name, finding.level, finding.found) == ("locked memory", level, found)
+    assert ("LimitMEMLOCK=infinity" in finding.remedy) == (level == "warn")
+
+
+def test_no_folder_of_rdma_devices_needs_no_locked_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (8 << 20, 8 << 20))
+    assert doctor.locked_memory(tmp_path / "none").level == "ok"
+    assert ("locked memory", doctor.locked_memory) in doctor.checks(Config())
+
+
 def test_a_taken_port_fails_with_the_remedy() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
