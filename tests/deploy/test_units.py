@@ -1,4 +1,4 @@
-"""Units, the compose file and the images' files: commands, settings and paths exist, processes get
+"""Units, the compose files and the images' files: commands, settings and paths exist, processes get
 the time that they take to stop, and they are confined."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ import yaml
 
 from baton.deploy.cli.arguments import config_of
 from baton.deploy.cli.main import parser
+from baton.deploy.serve.plan import ServeOptions, devices, gpus_of_actors
 from baton.models.embedded import embedded_model
 from baton.router.http_frontend.auth_middleware import OPEN_PATHS
 from baton.runtime.config import Config
@@ -118,18 +120,25 @@ def test_systemd_accepts_a_unit(unit: Path, tmp_path: Path) -> None:
     assert [line for line in done.stderr.splitlines() if name in line] == []
 
 
-def compose_service() -> dict[str, Any]:
-    """Return the service, with the defaults of its variables and "a-key" for the API key."""
-    text = (ROOT / "deploy" / "compose.yaml").read_text()
-    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
-    text = re.sub(r"\$\{BATON_API_KEY:\?[^}]*\}", "a-key", text)
+def compose_service(file: str, **given: str) -> dict[str, Any]:
+    """Return the file's service, with `given` and else the defaults for its variables. Raises
+    KeyError with the file's message for one that has no default."""
+
+    def value(variable: re.Match[str]) -> str:
+        name, need, text = variable.groups()
+        if need == "?" and name not in given:
+            raise KeyError(f"{name}: {text}")
+        return given.get(name, text)
+
+    text = (ROOT / "deploy" / file).read_text()
+    text = re.sub(r"\$\{(\w+):([-?])([^}]*)\}", value, text)
     assert "${" not in text
     (service,) = yaml.safe_load(text)["services"].values()
     return dict(service)
 
 
 def test_the_compose_file_starts_a_command_that_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    service = compose_service()
+    service = compose_service("compose.yaml", BATON_API_KEY="a-key")
     program, *arguments = service["command"]
     options = parser().parse_args(arguments)
     assert (program, options.command) == ("baton", "serve")
@@ -143,7 +152,7 @@ def test_the_compose_file_starts_a_command_that_exists(monkeypatch: pytest.Monke
 
 
 def test_paths_of_the_compose_file_exist() -> None:
-    service = compose_service()
+    service = compose_service("compose.yaml", BATON_API_KEY="a-key")
     image = (ROOT / "deploy" / "docker" / "worker.Dockerfile").read_text()
     (model,) = [word for word in service["command"] if word.startswith("/")]
     assert f"ln -s /opt/venv/baton-tiny {model}" in image
@@ -152,6 +161,44 @@ def test_paths_of_the_compose_file_exist() -> None:
     url = urlsplit(re.findall(r'urlopen\("([^"]+)"', service["healthcheck"]["test"][-1])[0])
     assert url.port == Config().router.port and url.path in OPEN_PATHS
     assert service["environment"]["HOME"] == service["tmpfs"]  # all else is read-only
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 1), (3, 1), (2, 6)])
+def test_workers_of_the_gpu_override_share_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, prefill: int, decode: int
+) -> None:
+    counts = {"BATON_PREFILL": str(prefill), "BATON_DECODE": str(decode)}
+    base = compose_service("compose.yaml", BATON_API_KEY="a-key", **counts)
+    override = compose_service("compose-gpu.yaml", BATON_GPUS=str(prefill + decode))
+    for name, value in (base["environment"] | override["environment"]).items():
+        monkeypatch.setenv(name, value)
+    serve = parser().parse_args(base["command"][1:])
+    options = ServeOptions(config=config_of(serve), prefill=serve.prefill, decode=serve.decode)
+    assert options.config.worker.device == "cuda"  # the CPU is not a substitute
+    (reserved,) = override["deploy"]["resources"]["reservations"]["devices"]
+    assert (reserved["driver"], reserved["capabilities"]) == ("nvidia", ["gpu"])
+    shares = gpus_of_actors(options, reserved["count"])
+    assert list(shares.values()) == [1.0] * (prefill + decode)
+    alone = devices(replace(options, launcher="process"), reserved["count"])
+    assert len(set(alone.values())) == prefill + decode
+
+
+def test_the_gpu_override_needs_the_number_of_gpus() -> None:
+    with pytest.raises(KeyError, match="BATON_GPUS: .* number of workers"):
+        compose_service("compose-gpu.yaml")
+
+
+def test_the_gpu_override_adds_what_a_gpu_needs() -> None:
+    """What it leaves alone keeps the confinement of compose.yaml."""
+    override = compose_service("compose-gpu.yaml", BATON_GPUS="2")
+    assert set(override) == {"image", "environment", "tmpfs", "ulimits", "deploy"}
+    image = (ROOT / "deploy" / "docker" / "worker.Dockerfile").read_text()
+    (built,) = re.findall(r"REQUIREMENTS=cuda -t (\S+) \.$", image, re.MULTILINE)
+    assert override["image"] == built
+    folder, _, options = override["tmpfs"].partition(":")
+    assert override["environment"]["TRITON_CACHE_DIR"] == folder
+    assert {"exec", "mode=1777"} == set(options.split(","))
+    assert override["ulimits"] == {"memlock": -1}
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.name)

@@ -69,6 +69,7 @@ NOT_HERE = {
     "systemctl status baton-worker@NAME": "systemd",
     "journalctl -u baton-worker@NAME": "systemd",
     "docker compose -f deploy/compose.yaml up": "Docker and two images",
+    "docker compose -f deploy/compose.yaml -f deploy/compose-gpu.yaml up": "Docker and GPUs",
     "helm install chat helm/baton -f helm/baton/values-cpu-demo.yaml": PODS,
     "helm test chat": PODS,
     "helm upgrade": PODS,
