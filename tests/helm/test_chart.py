@@ -14,7 +14,9 @@ from baton.deploy.cli.arguments import config_of
 from baton.deploy.cli.main import parser
 from tests.support.chart import (
     CRDS,
+    CUSTOM,
     FOLDER,
+    FOREIGN,
     ROOT,
     Document,
     Release,
@@ -29,8 +31,6 @@ from tests.support.chart_choices import EXAMPLES, drawn_choices, each_choice
 
 (OLDEST,) = re.findall(r'kubeVersion: ">=(1\.\d+)', (FOLDER / "Chart.yaml").read_text())
 VERSIONS = (OLDEST, "1.35", "1.36", "1.37")
-CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "ScaledObject", "RayCluster"}
-FOREIGN = {"Issuer", "Certificate", "HTTPRoute", *CUSTOM}
 OWN_FILES = ("BATON_SECURITY__KEY", "RAY_REDIS_CLIENT_KEY")  # paths, no secrets
 WORKERS = ("prefill", "decode", "worker")
 

@@ -1,9 +1,10 @@
-"""The chart, rendered by Helm's own library without a cluster."""
+"""The chart, rendered without a cluster: by `helm` where it is on PATH, else by Helm's library."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,10 +17,14 @@ import yaml
 from kubernetes_validate.utils import schema_contents
 from referencing import Registry, Resource
 
+from tests.support.chart_programs import templated
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "helm" / "baton"
 CRDS = Path(os.environ.get("BATON_CRDS", ROOT.parent / "shared" / "crds"))
 CRD_GROUPS = ("monitoring.coreos.com", "keda.sh", "ray.io")
+CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "ScaledObject", "RayCluster"}
+FOREIGN = {"Issuer", "Certificate", "HTTPRoute", *CUSTOM}  # not of Kubernetes itself
 Document = dict[str, Any]
 Values = dict[str, Any]
 
@@ -98,7 +103,13 @@ class Release:
 
 def render(values: Values, name: str = "chat", namespace: str = "llm") -> Release:
     """Render the chart. Raises helm_python.HelmError with Helm's words."""
-    return release_of(chart().render(values, name=name, namespace=namespace))
+    helm = shutil.which("helm")
+    printed = {} if helm is None else templated(helm, FOLDER, values, name, namespace)
+    manifests = chart().render(values, name=name, namespace=namespace)
+    if helm is not None:  # `helm template` prints no notes
+        notes = {path: text for path, text in manifests.items() if path.endswith("NOTES.txt")}
+        manifests = printed | notes
+    return release_of(manifests)
 
 
 def release_of(manifests: Mapping[str, str]) -> Release:
