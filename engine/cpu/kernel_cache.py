@@ -9,9 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from importlib import import_module
 from typing import Any
-
-from numba.core.caching import FunctionCache
 
 from baton.engine.scheduling.compile_clock import clock
 
@@ -20,8 +19,10 @@ from baton.engine.scheduling.compile_clock import clock
 LONGEST_WAIT_S = 120.0
 POLL_S = 0.02
 
+_caching: Any = import_module("numba.core.caching")
 
-class KernelCache(FunctionCache):
+
+class KernelCache(_caching.FunctionCache):  # type: ignore[misc]  # numba has no types
     """Same as numba's `FunctionCache`, which finds compiled code by signature. A process that finds
     none holds the function's lock until it has saved the code that it compiles."""
 

@@ -127,8 +127,8 @@ def open_groups(
 @dataclass(frozen=True, slots=True)
 class PlacementInput:
     """A request and all that its placement may know: the fleet, the `groups` of decode workers that
-    are open for it, and who holds its leading blocks, for each format. `read_cached`: prefill
-    workers may READ from a source."""
+    are open for it, and the workers that hold its leading blocks, for each format. `read_cached`:
+    prefill workers may READ from a source."""
 
     need: Need
     fleet: FleetView

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 
 from baton.deploy.nodes.fleet_driver import FleetDriver
 from baton.deploy.nodes.worker_order import WorkerOrder
+from baton.runtime.registry import Role
 from tests.support.scripted_actors import ScriptedActors
 
 
 def order(name: str, blocks: str = "9") -> WorkerOrder:
-    role = "prefill" if name.startswith("prefill") else "decode"
+    role: Role = "prefill" if name.startswith("prefill") else "decode"
     return WorkerOrder(name, role, "baton", "", (("pool.blocks", blocks),), 60.0)
 
 
