@@ -22,9 +22,8 @@ from baton.planner.overdue_workers import WorkerProblem
 from baton.runtime import logs
 from baton.runtime.errors import BatonError, Unavailable
 
-CALL_S = (
-    4.0  # of one call; a leadership lasts longer (TERM_S), and so does an order (ORDER_TIMEOUT_S)
-)
+# of one call; a leadership lasts longer (TERM_S), and so does an order (ORDER_TIMEOUT_S)
+CALL_S = 4.0
 STEP_S = 20.0  # of all calls: roles are not decided for as long
 
 T = TypeVar("T")
