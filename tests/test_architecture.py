@@ -371,7 +371,7 @@ def test_no_file_is_named_for_nothing() -> None:
 def test_the_generated_wire_code_is_current(tmp_path: Path) -> None:
     # in a process of its own: protoc's library and others loaded here do not bear each other
     command = [sys.executable, "-P", "-m", "baton.proto.generate", str(tmp_path)]
-    subprocess.run(command, check=True, timeout=100, cwd=ROOT)
+    subprocess.run(command, check=True, timeout=250, cwd=ROOT)
     fresh = {path.name: path.read_bytes() for path in tmp_path.rglob("*_pb2*")}
     kept = {path.name for pattern in GENERATED for path in (ROOT / "proto").glob(pattern)}
     assert kept == set(fresh)

@@ -1,4 +1,4 @@
-"""`.ci/debian-packages` never fails CI, ends in bounded time, and knows what tests skip without."""
+"""`.ci/debian-packages` never fails CI, bounds its downloads, and knows what tests skip without."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ MAX_S = 480
 
 
 def run(folder: Path, programs: dict[str, str]) -> tuple[str, list[str]]:
-    """Run the script where these programs alone exist; its output, and the calls of `timeout`."""
+    """Run the script where these programs alone exist. Return its output, and the calls of
+    `timeout`, `dpkg` and `apt-get`."""
     calls = folder / "calls"
     for name, script in programs.items():
         path = folder / name
@@ -30,27 +31,38 @@ def run(folder: Path, programs: dict[str, str]) -> tuple[str, list[str]]:
     return done.stdout, calls.read_text().splitlines() if calls.exists() else []
 
 
-def machine(apt_code: int, user: int = 0) -> dict[str, str]:
-    """Return the programs of a machine whose apt-get ends with this exit code."""
+def machine(download_code: int, user: int = 0, install_code: int = 0) -> dict[str, str]:
+    """Return the programs of a machine whose downloads and installation end with these codes."""
     return {
         "id": f"echo {user}",
-        "apt-get": "exit 1",
-        "timeout": f'echo "$@" >> CALLS; exit {apt_code}',
+        "dpkg": 'echo dpkg "$@" >> CALLS',
+        "apt-get": f'echo apt-get "$@" >> CALLS; exit {install_code}',
+        "timeout": f'echo "$@" >> CALLS; exit {download_code}',
     }
 
 
-def test_missing_packages_are_installed_in_bounded_time(tmp_path: Path) -> None:
-    output, calls = run(tmp_path, machine(0))
+def test_missing_packages_are_downloaded_in_bounded_time(tmp_path: Path) -> None:
+    output, (repair, update, *downloads, install) = run(tmp_path, machine(0))
     assert output == ""
-    assert {call.split()[-1] for call in calls[1:]} == PACKAGES
-    assert all(call.startswith("--kill-after=10 ") and " apt-get " in call for call in calls)
-    assert sum(int(call.split()[1]) for call in calls) <= MAX_S
+    assert repair == "dpkg --configure -a"
+    assert {call.split()[-1] for call in downloads} == PACKAGES
+    for call in (update, *downloads):
+        assert call.startswith("--kill-after=10 ") and " apt-get " in call
+        assert call is update or "--download-only" in call
+    assert sum(int(call.split()[1]) for call in (update, *downloads)) <= MAX_S
+    assert install.startswith("apt-get install "), "dpkg is never killed amid its work"
+    assert set(install.split()[-len(PACKAGES) :]) == PACKAGES
 
 
 def test_present_programs_are_not_installed_again(tmp_path: Path) -> None:
     present = dict.fromkeys(("nft", "redis-cli", "mmdebstrap", "chromium"), "")
-    _, calls = run(tmp_path, {**machine(0), **present})
-    assert {call.split()[-1] for call in calls[1:]} == {"iproute2", "prometheus"}
+    _, (_repair, _update, *calls, _install) = run(tmp_path, {**machine(0), **present})
+    assert {call.split()[-1] for call in calls} == {"iproute2", "prometheus"}
+
+
+def test_packages_that_do_not_install_are_named(tmp_path: Path) -> None:
+    output, _ = run(tmp_path, machine(0, install_code=100))
+    assert output.startswith("some of ") and all(name in output for name in PACKAGES)
 
 
 def test_packages_that_cannot_be_installed_are_named(tmp_path: Path) -> None:

@@ -28,6 +28,6 @@ def test_a_process_loads_only_what_it_needs(module: str, forbidden: tuple[str, .
         "sys.exit(f'{loaded} loaded' if loaded else 0)"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=100
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=250
     )
     assert (done.returncode, done.stderr) == (0, "")

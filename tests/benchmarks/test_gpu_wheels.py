@@ -49,7 +49,7 @@ found = packages_distributions()
 print(json.dumps({root: found.get(root, []) for root in roots - {"baton", "benchmarks"}}))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr
     wanted = json.loads(done.stdout)

@@ -25,7 +25,7 @@ def baton(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         [sys.executable, "-P", "-m", "baton.deploy.cli.main", *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         env={k: v for k, v in os.environ.items() if k != "BATON_TOKEN"} | environment,
     )
 

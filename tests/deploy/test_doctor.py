@@ -81,7 +81,7 @@ def examined(tmp_path: Path, *absent: str) -> tuple[int, dict[str, dict[str, str
         env=os.environ | {"PYTHONPATH": path, "UCX_TLS": "tcp"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.stderr == ""

@@ -143,7 +143,7 @@ def checked_by_interpreter(names: tuple[str, ...], folder: Path) -> dict[str, di
                 env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
                 capture_output=True,
                 text=True,
-                timeout=100,
+                timeout=250,
             )
             assert file.exists(), done.stdout + done.stderr
     found: list[dict[str, Any]] = json.loads(file.read_text())

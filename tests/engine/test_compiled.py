@@ -138,7 +138,7 @@ def test_kernels_use_no_memory_that_they_freed():
     """With this setting memory that is freed is unmapped, and a use of it ends the process."""
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "4096"}
     command = [sys.executable, "-P", "-c", KERNELS]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
 
 

@@ -72,7 +72,7 @@ class StandInServe:
         return self.finish()
 
     def finish(self) -> tuple[int, str]:
-        out, err = self.process.communicate(timeout=100)
+        out, err = self.process.communicate(timeout=250)
         self.seen += out
         return self.process.returncode, err
 
