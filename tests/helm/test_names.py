@@ -20,11 +20,14 @@ def releases(name: str) -> list[Release]:
 
 
 def names(name: str) -> set[str]:
-    """Return the names of all objects, and those that certificates of workers bear."""
+    """Return the names of all objects, of Secrets that pods mount (a hook creates them), and those
+    that certificates of workers bear."""
     found = set[str]()
     for release in releases(name):
         found |= {each["metadata"]["name"] for each in release.documents}
         for _, pod in release.pods():
+            mounted = (each.get("secret", {}) for each in pod.get("volumes", []))
+            found |= {each["secretName"] for each in mounted if "secretName" in each}
             for variable in (each for e in pod["containers"] for each in e.get("env", [])):
                 if variable["name"] == "BATON_SECURITY__SERVER_NAME":
                     found.add(variable["value"].partition(".")[0])
