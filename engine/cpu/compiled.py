@@ -100,5 +100,5 @@ def _user_cache() -> Path:
 
 watch_numba()
 _settings: Any = numba.config
-if not _settings.CACHE_DIR:  # NUMBA_CACHE_DIR has priority
-    _settings.CACHE_DIR = str(cache_folder(Path(__file__).parents[1], _user_cache()))
+_base = Path(_settings.CACHE_DIR) if _settings.CACHE_DIR else _user_cache()  # NUMBA_CACHE_DIR
+_settings.CACHE_DIR = str(cache_folder(Path(__file__).parents[1], _base))

@@ -2,6 +2,8 @@
 
 Workers of a host that start together need the same kernels. Without a lock each would compile all
 of them beside the others, on the same cores; with it one compiles and the others load its code.
+Installations whose sources are the same share it, wherever they lie: its folder is named by what
+the sources contain (`compiled.cache_folder`), and below that by a source's own folder alone.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import fcntl
 import os
 import time
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from baton.engine.scheduling.compile_clock import clock
@@ -22,9 +25,22 @@ POLL_S = 0.02
 _caching: Any = import_module("numba.core.caching")
 
 
+class _SharedFolder(_caching.UserProvidedCacheLocator):  # type: ignore[misc]  # numba has no types
+    @classmethod
+    def get_suitable_cache_subpath(cls, py_file: str) -> str:
+        """Return a name without the path of the installation, which numba's own has."""
+        return Path(py_file).parent.name
+
+
+class _SharedCode(_caching.CompileResultCacheImpl):  # type: ignore[misc]  # numba has no types
+    _locator_classes = (_SharedFolder,)
+
+
 class KernelCache(_caching.FunctionCache):  # type: ignore[misc]  # numba has no types
     """Same as numba's `FunctionCache`, which finds compiled code by signature. A process that finds
     none holds the function's lock until it has saved the code that it compiles."""
+
+    _impl_class = _SharedCode
 
     def __init__(self, function: Any) -> None:
         """Raise RuntimeError if no folder for the code can be written."""

@@ -29,14 +29,22 @@ print(sum(function.stats.cache_misses.values()), sum(function.stats.cache_hits.v
 
 
 def test_a_kernel_is_compiled_once_by_processes_at_once(tmp_path):
-    (tmp_path / "kernel.py").write_text(KERNEL)
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-c", COMPILES]
-    pipe = subprocess.PIPE
-    processes = [
-        subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
-        for _ in range(2)
-    ]
+    """The two have an installation each: of the same content, in other places."""
+    processes = []
+    for place in ("one", "other"):
+        folder = tmp_path / place / "kernels"
+        folder.mkdir(parents=True)
+        (folder / "kernel.py").write_text(KERNEL)
+        environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(folder)}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", COMPILES],
+                env=os.environ | environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
