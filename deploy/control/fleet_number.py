@@ -54,15 +54,21 @@ class FleetSize:
     decode: int
 
 
-class ForeignNumber(BatonError):
+class ForeignNumber(Unavailable):
     """The `text` at the fleet's key is no number that this cluster has written."""
 
-    def __init__(self, key: str, reason: str, text: bytes) -> None:
-        super().__init__(
-            f"the fleet's number at {key} is not valid: {reason}; a controller that leads puts its "
-            "own back; without one delete that key, and `baton fleet --follow` writes its own"
-        )
+    def __init__(self, message: str, text: bytes = b"") -> None:
+        super().__init__(message)
         self.text = text
+
+    @classmethod
+    def at(cls, key: str, reason: str, text: bytes) -> ForeignNumber:
+        """Return the error of a text that was read at `key`."""
+        return cls(
+            f"the fleet's number at {key} is not valid: {reason}; a controller that leads puts its "
+            "own back; without one delete that key, and `baton fleet --follow` writes its own",
+            text,
+        )
 
 
 class FleetNumber:
@@ -90,7 +96,7 @@ class FleetNumber:
         found = self._texts.read(bytes(text))
         if isinstance(found, str) or (size := _size(found)) is None:
             reason = found if isinstance(found, str) else "it is no number of workers"
-            raise ForeignNumber(self._key, reason, bytes(text))
+            raise ForeignNumber.at(self._key, reason, bytes(text))
         return size, bytes(text)
 
     def text_of(self, size: FleetSize) -> bytes:

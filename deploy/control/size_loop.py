@@ -125,7 +125,7 @@ class SizeLoop:
         run = StepRun(step, self._pool, self._drain, gate)
         try:
             await run.take(seen)
-        except BatonError as error:
+        except (BatonError, StepStopped) as error:
             log.warning("workers not asked for", **fields, drained=run.drained, reason=str(error))
             if run.drained or not isinstance(error, StepStopped):
                 self.controller.failed(self._clock())

@@ -65,7 +65,7 @@ class SizeGate:
     keep: Callable[[SizeStep], Awaitable[str | None]]
 
 
-class StepStopped(BatonError):
+class StepStopped(Exception):
     """The step was not continued, since this controller may not act now."""
 
 

@@ -323,7 +323,7 @@ def test_a_successor_knows_growth_and_the_last_change() -> None:
     ],
 )
 def test_a_memory_of_another_form_is_refused(memory: Any) -> None:
-    with pytest.raises(ValueError, match="no memory|no age"):
+    with pytest.raises(ValueError, match="not a memory|no age"):
         SizeController(BOUNDS).recall(memory, 0.0)
 
 

@@ -20,7 +20,7 @@ class ScriptedNumber:
     async def read(self) -> tuple[FleetSize, bytes] | None:
         self._answer()
         if self.foreign:
-            raise ForeignNumber("baton:default:fleet", "it is not signed", self.foreign)
+            raise ForeignNumber.at("baton:default:fleet", "it is not signed", self.foreign)
         return None if self.size is None else (self.size, self.text_of(self.size))
 
     def text_of(self, size: FleetSize) -> bytes:
