@@ -147,7 +147,7 @@ def test_a_pod_without_a_worker_is_chosen_by_what_it_costs() -> None:
         order.append(leaving_pod(group, pods, "", {"10.0.0.1"}, len(pods) - 2))
         pods = [each for each in pods if each.name != order[-1]]
     assert order == ["ends", "waits", "new", "old"]
-    with pytest.raises(BatonError, match="each pod of the group decode has a worker"):
+    with pytest.raises(BatonError, match="each pod of the group decode has a registered worker"):
         leaving_pod(group, pods, "", {"10.0.0.1"}, 0)
     with pytest.raises(BatonError, match="runs at 10.0.0.7, where the group decode has no pod"):
         leaving_pod(group, pods, "10.0.0.7", set(), 0)
