@@ -140,6 +140,10 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "evaluation": {"corpus", "training"},
         ".": {"training", "evaluation"},
     },
+    "planner": {
+        ".": set(),
+        "control": {"."},
+    },
     "runtime": {
         ".": set(),
         "settings": {"."},

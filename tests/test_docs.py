@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import Counter, Gauge, Histogram
 
-from baton.deploy.control import control_metrics
 from baton.deploy.nodes import fleet_metrics
 from baton.engine.spec.families import FAMILIES
+from baton.planner.control import control_metrics
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
 from baton.runtime import handoff_metrics, metrics
 from baton.runtime.config import section_names

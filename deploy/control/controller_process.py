@@ -15,21 +15,21 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from baton.deploy.control.controller_memory import ControllerMemory
 from baton.deploy.control.fleet_number import open_fleet_number
 from baton.deploy.control.fleet_reports import FleetReports
 from baton.deploy.control.kubernetes_calls import API_TIMEOUT_S
-from baton.deploy.control.leadership import FileLeadership, Leadership, RedisLeadership
 from baton.deploy.control.orders import Cluster, order_leave, order_role
 from baton.deploy.control.raycluster_workers import RayClusterWorkers
 from baton.deploy.control.resize_target import ResizeTarget
-from baton.deploy.control.role_loop import RoleLoop
-from baton.deploy.control.size_loop import SizeLoop
-from baton.deploy.control.size_step import WorkerPool
 from baton.deploy.control.stateful_set_scale import StatefulSetScale
 from baton.deploy.host.kubernetes_api import KubernetesApi, api_server, own_namespace
 from baton.deploy.processes.admin import AdminServer
 from baton.planner.change_history import RoleStep
+from baton.planner.control.controller_memory import ControllerMemory
+from baton.planner.control.leadership import FileLeadership, Leadership, RedisLeadership
+from baton.planner.control.role_loop import RoleLoop
+from baton.planner.control.size_loop import SizeLoop
+from baton.planner.control.size_step import WorkerPool
 from baton.planner.controller import RoleController
 from baton.planner.controller_forecast import ServiceGoals
 from baton.planner.fleet_size import SizeBounds, SizeController

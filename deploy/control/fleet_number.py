@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from baton.deploy.control.orders import Cluster
-from baton.deploy.control.redis_calls import call_redis
-from baton.deploy.control.worker_count import WorkerCount, fleet_count
+from baton.planner.control.redis_calls import call_redis
+from baton.planner.control.worker_count import WorkerCount, fleet_count
 from baton.planner.overdue_workers import WorkerProblem
 from baton.runtime import logs
 from baton.runtime.errors import BatonError, ConfigError, Unavailable

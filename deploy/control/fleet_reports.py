@@ -16,8 +16,8 @@ import grpc
 import grpc.aio
 
 from baton.deploy.control.orders import Cluster, Target, read_records
-from baton.planner.controller_load import FleetSample, WorkerSample, WorkerState
-from baton.planner.step_samples import StepLimits, step_sample
+from baton.planner.control.worker_report import counted
+from baton.planner.controller_load import FleetSample, WorkerSample
 from baton.proto import control_pb2, control_pb2_grpc
 from baton.runtime import logs
 from baton.runtime.errors import Unavailable
@@ -26,7 +26,6 @@ from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import RegistryClient
 from baton.runtime.shared_registry.registry_location import open_registry
 from baton.runtime.tls import Tls
-from baton.runtime.worker.kv_bridge import is_narrow
 
 ANSWER_TIMEOUT_S = 2.0
 
@@ -109,37 +108,7 @@ def sample_of(record: WorkerRecord, answer: control_pb2.StatusReply) -> WorkerSa
     """Return a worker's report. One of another version may have no counters that this one knows:
     its load is not known."""
     try:
-        return _counted(record, answer)
+        return counted(record, json.loads(answer.audit), answer.not_ready_reason)
     except (LookupError, TypeError, ValueError, AttributeError) as error:  # of any other form
         log.debug("worker report not read", worker=record.worker_id, reason=repr(error))
         return WorkerSample(record.worker_id, record.boot_id, record.role, "no counters")
-
-
-def _counted(record: WorkerRecord, answer: control_pb2.StatusReply) -> WorkerSample:
-    audit = json.loads(answer.audit)
-    work, blocks = audit["work"], audit["blocks"]
-    size = int(work["block_tokens"])
-    state: WorkerState = "not ready" if answer.not_ready_reason else "ready"
-    return WorkerSample(
-        worker_id=record.worker_id,
-        boot_id=record.boot_id,
-        role=record.role,
-        state="draining" if audit["draining"] else state,
-        waiting=audit["waiting"],
-        running=audit["running"],
-        queued_tokens=int(work["queued_tokens"]),
-        kv_used_tokens=blocks["used"] * size,
-        kv_tokens=blocks["total"] * size,
-        requests=work["requests"],
-        ended_requests=work["ended_requests"],
-        ended_output_tokens=work["ended_output_tokens"],
-        prompt_tokens=work["prompt_tokens"],
-        output_tokens=work["output_tokens"],
-        busy_s=work["busy_s"],
-        steps=int(work["steps"]),
-        block_tokens=size,
-        recent_steps=tuple(step_sample(row) for row in work.get("recent_steps", ())),
-        verifying_steps=work.get("verifying_steps", 0),
-        narrow_kv=is_narrow(work.get("kv_dtype", "")),
-        step_limits=StepLimits(**work["step_limits"]) if "step_limits" in work else None,
-    )

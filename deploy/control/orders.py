@@ -9,9 +9,8 @@ worker has ended, its supervisor starts it again in the role of its first start.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import grpc.aio
 
 from baton.deploy.host.cluster_secrets import ClusterSecrets, read_secrets
 from baton.deploy.host.instance import live_instances, read_client_settings, read_environment
+from baton.planner.control.order_rules import check_others, order_time
 from baton.proto import control_pb2, control_pb2_grpc
 from baton.runtime import waits
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
@@ -34,7 +34,6 @@ from baton.runtime.tls import Tls
 
 CONNECT_TIMEOUT_S = 15.0
 REPORT_AFTER_S = 5.0  # before it is printed that the worker has not accepted the order
-ORDER_TIMEOUT_S = 4.0  # of a controller, which looks again later; its leadership lasts longer
 POLL_S = 0.1
 END_TIMEOUT_S = 3900.0  # the longest drain, and what follows it
 
@@ -163,45 +162,24 @@ async def order_role(target: Target, role: Role, term: int) -> None:
     Raises ConfigError if the certificate cannot be used, Unavailable if the worker is the last one
     of its role in the registry, refuses, or does not answer in time: then it may accept the order
     all the same."""
-    async with _time_of_order(target, f"the order to become a {role} worker"):
-        await _check_others(target)
+    async with order_time(target.record, f"the order to become a {role} worker"):
+        check_others(target.record, await target.cluster.read_workers())
         await _call(target, role, lambda text: None, term)
 
 
 async def order_drain(target: Target) -> None:
     """Order a drain and return once the worker has accepted it, within ORDER_TIMEOUT_S. Raises as
     `order_role`, but asks for no other worker."""
-    async with _time_of_order(target, "the order to drain"):
+    async with order_time(target.record, "the order to drain"):
         await _call(target, None, lambda text: None)
 
 
 async def order_leave(target: Target) -> None:
     """Order a worker that is to be removed to drain, and return once it has accepted the order,
     within ORDER_TIMEOUT_S. Raises as `order_role`."""
-    async with _time_of_order(target, "the order to drain"):
-        await _check_others(target)
+    async with order_time(target.record, "the order to drain"):
+        check_others(target.record, await target.cluster.read_workers())
         await _call(target, None, lambda text: None)
-
-
-@contextlib.asynccontextmanager
-async def _time_of_order(target: Target, order: str) -> AsyncIterator[None]:
-    """Raises Unavailable after ORDER_TIMEOUT_S."""
-    try:
-        async with asyncio.timeout(ORDER_TIMEOUT_S):
-            yield
-    except TimeoutError as error:
-        raise Unavailable(
-            f"{target.record.worker_id} at {target.record.address} has not accepted {order} within "
-            f"{ORDER_TIMEOUT_S:.0f} s; it may still accept it: see `baton ps`"
-        ) from error
-
-
-async def _check_others(target: Target) -> None:
-    """Raises Unavailable if no other worker of its role is registered now."""
-    worker_id, role = target.record.worker_id, target.record.role
-    records = await target.cluster.read_workers()
-    if not any(e.role == role and e.worker_id != worker_id for e in records):
-        raise Unavailable(f"{worker_id} is the last {role} worker in the registry: it keeps it")
 
 
 def drain(worker_id: str, clusters: Sequence[Cluster], say: Callable[[str], None] = print) -> None:

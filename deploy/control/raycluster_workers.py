@@ -25,7 +25,6 @@ from baton.deploy.control.fleet_number import FleetSize, ForeignNumber, log_rest
 from baton.deploy.control.kubernetes_calls import call_api
 from baton.deploy.control.pod_problems import pod_problem
 from baton.deploy.control.resize_target import ResizeTarget
-from baton.deploy.control.worker_count import WorkerCount, fleet_count
 from baton.deploy.host.kubernetes_api import JSON_PATCH, KubernetesApi
 from baton.deploy.host.raycluster import (
     CLUSTER_LABEL,
@@ -34,6 +33,7 @@ from baton.deploy.host.raycluster import (
     PodGroup,
     worker_group,
 )
+from baton.planner.control.worker_count import WorkerCount, fleet_count
 from baton.planner.overdue_workers import WorkerProblem
 from baton.runtime import logs
 from baton.runtime.errors import BatonError

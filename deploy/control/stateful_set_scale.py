@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 from baton.deploy.control.kubernetes_calls import call_api
 from baton.deploy.control.pod_problems import pod_problem
-from baton.deploy.control.worker_count import WorkerCount
 from baton.deploy.host.kubernetes_api import MERGE_PATCH, KubernetesApi
+from baton.planner.control.worker_count import WorkerCount
 from baton.planner.overdue_workers import WorkerProblem
 from baton.runtime.errors import BatonError
 

@@ -22,6 +22,7 @@ from baton.runtime import logs
 from baton.runtime.errors import InvalidRequest, Unavailable
 from baton.runtime.grpc_links import abort
 from baton.runtime.registry import Role
+from baton.runtime.worker.order_terms import OrderTerms
 
 log = logs.get(__name__)
 
@@ -43,7 +44,7 @@ class WorkerControl(control_pb2_grpc.WorkerControlServicer):
         status: Callable[[], control_pb2.StatusReply],
     ) -> None:
         self._boot = control_pb2.WorkerBoot(worker_id=worker_id, boot_id=boot_id)
-        self._term = 0  # the highest that was named
+        self._terms = OrderTerms()
         self._drain = drain
         self._change_role = change_role
         self._status = status
@@ -73,19 +74,16 @@ class WorkerControl(control_pb2_grpc.WorkerControlServicer):
         self, request: control_pb2.StatusRequest, context: Context
     ) -> control_pb2.StatusReply:
         await self._check_boot(request.worker, context)
-        self._term = max(self._term, request.term)
+        self._terms.note(request.term)
         return self._status()
 
     async def _check_term(self, term: int, context: Context) -> None:
         """End the call if it is an order of a controller that leads no more."""
-        if term and term < self._term:
-            error = Unavailable(
-                f"the order is of the controller of term {term}, and one of term {self._term} "
-                "leads since: the order is void, and the present controller decides"
-            )
+        try:
+            self._terms.check(term)
+        except Unavailable as error:
             log.warning("order refused", order="change role", reason=str(error))
             await abort(context, error)
-        self._term = max(self._term, term)
 
     async def _check_boot(self, named: control_pb2.WorkerBoot, context: Context) -> None:
         """End the call if it is for another worker or another boot of this one."""

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy.control import control_metrics
 from baton.deploy.host.instance import (
     Instance,
     Job,
@@ -18,6 +17,7 @@ from baton.deploy.host.instance import (
     read_status,
 )
 from baton.deploy.serve.process_launcher import spawn_supervisors
+from baton.planner.control import control_metrics
 from tests.support.stand_in_serve import StandInServe, write_stand_in_model
 from tests.support.waiting import wait_until
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 from structlog.testing import capture_logs
 
-from baton.deploy.control.controller_memory import MAX_MEMORY_BYTES, ControllerMemory
-from baton.deploy.control.leadership import TERM_S
 from baton.planner.change_history import RoleStep
+from baton.planner.control.controller_memory import MAX_MEMORY_BYTES, ControllerMemory
+from baton.planner.control.leadership import TERM_S
 from baton.planner.controller import REVERSAL_S
 from baton.runtime.errors import Unavailable
 from tests.support.role_loop_scene import RoleLoopScene, ScriptedLeadership

@@ -18,9 +18,9 @@ from baton.deploy.control.fleet_number import (
     FleetSize,
     ForeignNumber,
 )
-from baton.deploy.control.leadership import TERM_S
 from baton.deploy.nodes.fleet_follower import FleetFollower
 from baton.deploy.nodes.fleet_plan import FleetOptions
+from baton.planner.control.leadership import TERM_S
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.errors import BatonError, Unavailable
 from baton.runtime.settings.loading import load

@@ -12,13 +12,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.deploy.cli.main import main
-from baton.deploy.control import orders
 from baton.deploy.control.controller_process import service_goals
 from baton.deploy.control.fleet_reports import FleetReports, sample_of
 from baton.deploy.control.orders import Cluster, cluster_at, order_leave, order_role
 from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.host.instance import Instance
 from baton.deploy.nodes.fleet_process import drain_rest
+from baton.planner.control import order_rules
 from baton.proto import control_pb2
 from baton.runtime.cluster_config import RegistryConfig
 from baton.runtime.errors import ConfigError, Unavailable
@@ -172,7 +172,7 @@ async def test_a_blocked_worker_holds_no_controller(
     worker: ControlServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(orders, "ORDER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(order_rules, "ORDER_TIMEOUT_S", 0.3)
     (found,) = (await reports.read()).workers
     announce(instance, "decode-1", worker.address, boot="c")
     worker.block(2.0)
@@ -200,7 +200,7 @@ async def test_a_blocked_worker_that_should_leave_stays(
     worker: ControlServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(orders, "ORDER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(order_rules, "ORDER_TIMEOUT_S", 0.3)
     announce(instance, "decode-1", worker.address, boot="c")
     await reports.read()
     worker.block(2.0)

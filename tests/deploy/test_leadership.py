@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy.control import leadership as leadership_module
-from baton.deploy.control.leadership import (
+from baton.planner.control import leadership as leadership_module
+from baton.planner.control.leadership import (
     LOCK_FILE,
     MEMORY_FILE,
     MEMORY_LIFETIME_S,
@@ -44,7 +44,7 @@ async def test_one_of_two_holds_the_lock_of_a_folder(tmp_path: Path) -> None:
 HOLD_AND_END = """
 import asyncio, os, sys
 from pathlib import Path
-from baton.deploy.control.leadership import FileLeadership
+from baton.planner.control.leadership import FileLeadership
 assert asyncio.run(FileLeadership(Path(sys.argv[1])).hold())
 os._exit(9)
 """  # as if it was killed: nothing is closed

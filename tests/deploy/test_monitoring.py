@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.deploy.control import control_metrics
 from baton.deploy.monitoring import generate
 from baton.deploy.monitoring.dashboards import DASHBOARDS
 from baton.deploy.monitoring.panels import CHOSEN
 from baton.deploy.monitoring.rules import ALERTS, RECORDINGS
 from baton.deploy.nodes import fleet_metrics
+from baton.planner.control import control_metrics
 from baton.runtime import metrics
 from tests.support.prometheus_server import PROMTOOL
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from baton.deploy.control import size_step
-from baton.deploy.control.overdue_watch import (
+from baton.planner import overdue_workers
+from baton.planner.control import size_step
+from baton.planner.control.overdue_watch import (
     MAX_ASKED,
     PROBLEM_AFTER_S,
     PROBLEM_INTERVAL_S,
     REMEDIES,
     OverdueWatch,
 )
-from baton.deploy.control.worker_count import WorkerCount
-from baton.planner import overdue_workers
+from baton.planner.control.worker_count import WorkerCount
 from baton.planner.controller_load import FleetSample, WorkerSample
 from baton.planner.overdue_workers import OVERDUE_REASONS, STUCK_S, WorkerProblem
 from baton.runtime import metrics

@@ -15,9 +15,9 @@ from baton.deploy.control import raycluster_workers
 from baton.deploy.control.fleet_number import FleetSize
 from baton.deploy.control.raycluster_workers import GroupPod, RayClusterWorkers, leaving_pod
 from baton.deploy.control.resize_target import ResizeTarget
-from baton.deploy.control.size_loop import SizeLoop
 from baton.deploy.host.kubernetes_api import KubernetesApi
 from baton.deploy.host.raycluster import PodGroup
+from baton.planner.control.size_loop import SizeLoop
 from baton.planner.fleet_size import FAILED_S, SHRINK_GAP_S, SizeBounds, SizeController
 from baton.runtime.errors import BatonError, Unavailable
 from tests.support.pods.secrets_server import SecretsServer

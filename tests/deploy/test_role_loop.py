@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton.deploy.control.leadership import TERM_S
-from baton.deploy.control.orders import ORDER_TIMEOUT_S
+from baton.planner.control.leadership import TERM_S
+from baton.planner.control.order_rules import ORDER_TIMEOUT_S
 from baton.planner.controller import STALE_S
 from baton.runtime import metrics
 from baton.runtime.errors import Unavailable

@@ -8,8 +8,8 @@ import json
 
 import pytest
 
-from baton.deploy.control import size_loop
-from baton.deploy.control.leadership import TERM_S
+from baton.planner.control import size_loop
+from baton.planner.control.leadership import TERM_S
 from baton.planner.fleet_size import FAILED_S
 from baton.runtime import metrics
 from baton.runtime.errors import BatonError, Unavailable

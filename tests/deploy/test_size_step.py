@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from baton.deploy.control import redis_calls, size_step
 from baton.deploy.control.kubernetes_calls import API_TIMEOUT_S
-from baton.deploy.control.leadership import TERM_S
-from baton.deploy.control.orders import ORDER_TIMEOUT_S
-from baton.deploy.control.redis_calls import call_redis
-from baton.deploy.control.size_step import CALL_S, STEP_S
 from baton.deploy.host.kubernetes_api import KubernetesApi
+from baton.planner.control import redis_calls, size_step
+from baton.planner.control.leadership import TERM_S
+from baton.planner.control.order_rules import ORDER_TIMEOUT_S
+from baton.planner.control.redis_calls import call_redis
+from baton.planner.control.size_step import CALL_S, STEP_S
 from baton.planner.controller import STALE_S
 from baton.runtime.errors import Unavailable
 from tests.support.pods.secrets_server import SecretsServer

@@ -12,8 +12,8 @@ from baton.deploy.cli.main import main
 from baton.deploy.control import kubernetes_calls
 from baton.deploy.control.resize_target import ResizeTarget, bounds_of, target_of
 from baton.deploy.control.stateful_set_scale import StatefulSetScale
-from baton.deploy.control.worker_count import WorkerCount
 from baton.deploy.host.kubernetes_api import KubernetesApi, own_namespace
+from baton.planner.control.worker_count import WorkerCount
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 from tests.support.pods.secrets_server import SecretsServer
 

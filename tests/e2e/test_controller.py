@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from baton.deploy.control.leadership import TERM_S
+from baton.planner.control.leadership import TERM_S
 from chaos.cluster import Cluster
 from tests.support.request_load import Choices, RequestLoad
 

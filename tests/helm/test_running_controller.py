@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy.control.leadership import TERM_S
+from baton.planner.control.leadership import TERM_S
 from tests.support.chart import Document, Release, example, merged, render
 from tests.support.rendered_pods import (
     PlannedPod,

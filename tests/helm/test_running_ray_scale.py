@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from baton.deploy.control.leadership import TERM_S
 from baton.deploy.host.raycluster import PodGroup, worker_group
+from baton.planner.control.leadership import TERM_S
 from chaos.asks import asks, right_answers
 from tests.support.chart import Values, example, merged, render
 from tests.support.pods.cluster import PodCluster

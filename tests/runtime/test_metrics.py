@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.deploy.control import control_metrics
 from baton.deploy.nodes import fleet_metrics
+from baton.planner.control import control_metrics
 from baton.runtime import handoff_metrics, metrics
 from baton.runtime.exposition.process_gauges import set_pool_gauges
 from baton.runtime.metric_factory import POOL_STATES

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton.deploy.control.controller_memory import ControllerMemory
-from baton.deploy.control.leadership import TERM_S
-from baton.deploy.control.role_loop import RoleLoop
-from baton.deploy.control.size_loop import SizeLoop
 from baton.planner.change_history import RoleStep
+from baton.planner.control.controller_memory import ControllerMemory
+from baton.planner.control.leadership import TERM_S
+from baton.planner.control.role_loop import RoleLoop
+from baton.planner.control.size_loop import SizeLoop
 from baton.planner.controller import Decision, RoleController
 from baton.planner.controller_load import FleetSample
 from baton.runtime.errors import Unavailable

@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from baton.deploy.control.size_loop import SizeLoop
-from baton.deploy.control.worker_count import WorkerCount
+from baton.planner.control.size_loop import SizeLoop
+from baton.planner.control.worker_count import WorkerCount
 from baton.planner.fleet_size import SizeBounds, SizeController
 from baton.planner.overdue_workers import WorkerProblem
 from baton.runtime.errors import BatonError, Unavailable

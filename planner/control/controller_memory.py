@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from baton.deploy.control.leadership import Leadership
+from baton.planner.control.leadership import Leadership
 from baton.runtime.shared_registry.signed_json import SignedJson
 
 MAX_MEMORY_BYTES = 1 << 20  # the hour's changes of 10,000 workers

@@ -15,16 +15,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from baton.deploy.control import control_metrics
-from baton.deploy.control.overdue_watch import OverdueWatch
-from baton.deploy.control.size_step import (
+from baton.planner.control import control_metrics
+from baton.planner.control.overdue_watch import OverdueWatch
+from baton.planner.control.size_step import (
     SizeGate,
     StepRun,
     StepStopped,
     WorkerPool,
     within_call_time,
 )
-from baton.deploy.control.worker_count import WorkerCount
+from baton.planner.control.worker_count import WorkerCount
 from baton.planner.controller import Decision
 from baton.planner.controller_load import FleetSample
 from baton.planner.fleet_size import PoolState, SizeController, SizeDecision, SizeStep

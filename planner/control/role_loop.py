@@ -18,13 +18,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from baton.deploy.control import control_metrics
-from baton.deploy.control.controller_memory import ControllerMemory, RecalledMemory
-from baton.deploy.control.leadership import TERM_S
-from baton.deploy.control.orders import ORDER_TIMEOUT_S
-from baton.deploy.control.size_loop import SizeLoop
-from baton.deploy.control.size_step import SizeGate
 from baton.planner.change_history import RoleStep
+from baton.planner.control import control_metrics
+from baton.planner.control.controller_memory import ControllerMemory, RecalledMemory
+from baton.planner.control.leadership import TERM_S
+from baton.planner.control.order_rules import ORDER_TIMEOUT_S
+from baton.planner.control.size_loop import SizeLoop
+from baton.planner.control.size_step import SizeGate
 from baton.planner.controller import STALE_S, Decision, RoleController
 from baton.planner.controller_forecast import Forecast
 from baton.planner.controller_load import FleetSample

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from baton.deploy.control.redis_calls import call_redis
+from baton.planner.control.redis_calls import call_redis
 from baton.runtime import logs
 from baton.runtime.errors import ConfigError, Unavailable
 

@@ -15,9 +15,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
-from baton.deploy.control import control_metrics
-from baton.deploy.control.size_step import WorkerPool, within_call_time
-from baton.deploy.control.worker_count import WorkerCount
+from baton.planner.control import control_metrics
+from baton.planner.control.size_step import WorkerPool, within_call_time
+from baton.planner.control.worker_count import WorkerCount
 from baton.planner.controller_load import FleetSample
 from baton.planner.overdue_workers import (
     OVERDUE_REASONS,

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from baton.deploy.control.worker_count import WorkerCount
+from baton.planner.control.worker_count import WorkerCount
 from baton.planner.fleet_size import SizeStep
 from baton.planner.overdue_workers import WorkerProblem
 from baton.runtime import logs
