@@ -18,6 +18,7 @@ from typing import Any
 from baton.planner.controller_load import FleetSample, WorkerRole, WorkerSample
 
 CHANGE_S = 120.0  # a change that takes longer has failed
+UNTAKEN_S = 20.0  # a worker that is as it was for longer has not got the order, and will not
 HOUR_S = 3600.0
 _FIELDS = {"last_role", "reversed_ago_s", "ended_ago_s", "taken_ago_s", "under_way"}
 _CHANGE_FIELDS = {"worker_id", "boot_id", "role", "begun_ago_s"}
@@ -62,7 +63,7 @@ class ChangeHistory:
         return len(self._taken)
 
     def took(self, step: RoleStep, now_s: float) -> None:
-        """Record that a worker has accepted the order."""
+        """Record that a worker has accepted the order, or may have."""
         if self.last_role not in (None, step.role):
             self.reversed_s = now_s
         self.last_role = step.role
@@ -81,7 +82,7 @@ class ChangeHistory:
                 and found.boot_id != change.step.boot_id
                 and found.state == "ready"
             )
-            if done or now_s - change.begun_s > CHANGE_S:
+            if done or _failed(change, found, sample.at_s, now_s):
                 del self._changes[worker_id]
                 self.ended_s = now_s
                 if not done or (found is not None and found.role != change.step.role):
@@ -144,6 +145,14 @@ def read_history(found: Mapping[str, Any], written_s: float) -> ChangeHistory:
         begun_s = written_s - age_of(each["begun_ago_s"])
         history._changes[step.worker_id] = RoleChange(step, begun_s)
     return history
+
+
+def _failed(change: RoleChange, found: WorkerSample | None, at_s: float, now_s: float) -> bool:
+    """Return whether a change took too long, or never began."""
+    if now_s - change.begun_s > CHANGE_S:
+        return True
+    as_before = found is not None and (found.boot_id, found.state) == (change.step.boot_id, "ready")
+    return as_before and at_s - change.begun_s > UNTAKEN_S
 
 
 def _ago(time_s: float | None, now_s: float) -> float | None:

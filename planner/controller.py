@@ -104,12 +104,12 @@ class RoleController:
         return decision
 
     def took(self, step: RoleStep, now_s: float) -> None:
-        """Record that a worker has accepted the order."""
+        """Record that a worker has accepted the order, or may have."""
         self._history.took(step, now_s)
         self._better = None
 
     def refused(self, step: RoleStep, now_s: float) -> None:
-        """Record that a worker has refused, or did not answer: others come first for a while."""
+        """Record that a worker has refused: others come first for a while."""
         self._refused[step.worker_id] = now_s + REFUSED_S
 
     @property

@@ -14,17 +14,14 @@ import asyncio
 import gc
 import random
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import repeat
-from typing import Any
-
-from prometheus_client import Counter, Gauge, Histogram
 
 from baton.decode_worker.speculator import Speculator
 from baton.runtime import waits
 from baton.runtime.registry import Role
+from baton.simulation.control.controlled_fleet import LabControllers
 from baton.simulation.fleet.draw_scenario import draw
 from baton.simulation.fleet.engine_kind import (
     DRAFTING_HASHES,
@@ -41,7 +38,9 @@ from baton.simulation.fleet.rolling_restart import end_lost
 from baton.simulation.fleet.scenario import BLOCK, Event, Fault, Scenario
 from baton.simulation.fleet.world import WorkerProcess, World
 from baton.simulation.invariants import checks, rest
+from baton.simulation.invariants.control import ControlRules
 from baton.simulation.invariants.proposals import wrong_contents
+from baton.simulation.virtual.loop_shortcuts import known, uncounted
 from baton.simulation.virtual.virtual_loop import Deadlock, OutOfTime, VirtualLoop
 
 END_S = 30.0  # all deadlines are over by then
@@ -51,6 +50,8 @@ CHECK_EVERY_S = 0.1
 DRAIN_BEGINS_S = 0.001  # a worker ordered to drain as the faults end has begun to
 LEASE_LATE_S = 0.3  # its end by a slow clock, and the granter's last word
 LIMIT_S = 200.0
+SETTLE_S = 300.0  # until the controllers' steps are over: one without an answer counts for 120 s
+SETTLE_LOOK_S = 0.5
 DRAFT_TOKENS = 4
 LOAD_ASKED = 3  # requests that must have begun before the first fault, one of them open
 MANY_EVENTS = 64
@@ -67,6 +68,7 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)
     migrations: int = 0
+    orders: int = 0  # of controllers, that workers accepted
     virtual_s: float = 0.0
     steps: int = 0  # of the loop
 
@@ -97,7 +99,7 @@ class Run:
             self.world.exchange.bytes_per_s = scenario.blocks_per_s * kind.block_bytes(BLOCK)
         self._next_end: asyncio.Future[None] = loop.create_future()  # of a request
         self._left: list[str] = []  # that held something when it was last looked at
-        self._watch = checks.Watch(self.world)
+        self._watch = checks.Watch(self.world, loaded=scenario.control is None)
         self.world.started = self._watch.over
         self.world.lost = self._lost
         self.world.router_started = self._watch.over_router
@@ -110,6 +112,11 @@ class Run:
         )
         if self._striker.redis is not None:
             self._striker.redis.over = self._watch.membership.over
+        self._controlled: tuple[LabControllers, ControlRules] | None = None
+        if scenario.control is not None:
+            fleet = LabControllers(self.world, scenario.control, scenario.roles)
+            self._controlled = fleet, ControlRules(self.world, fleet, self._watch.breaches)
+            self._striker.add("control", fleet.strike)
         decide = self.world.exchange.decide
         self.world.exchange.decide = lambda attempt: self._watch.posted(attempt, decide(attempt))
 
@@ -125,12 +132,16 @@ class Run:
             world.start_worker(name, "decode", blocks)
         for name in scenario.routers:
             world.start_router(name)
+        if self._controlled is not None:
+            self._controlled[0].start()
         for event in scenario.events:
             self._loop.call_world(event.at_s, self._do, event)
         last_s = max((event.at_s for event in scenario.events), default=0.0)
         await asyncio.sleep(last_s + 0.01)  # the last event has to strike
         self._note_load()
         await self._until_ended(self.histories, END_S)
+        if self._controlled is not None:
+            await self._settle(*self._controlled)
         self._striker.heal()
         await asyncio.sleep(DRAIN_BEGINS_S)  # the world comes to rest
         until_s = self._loop.world_s + QUIET_S
@@ -146,6 +157,15 @@ class Run:
                     self.outcome.breaches += wrong_contents(process, world.kind.slabs)
         self.outcome.breaches += self._watch.breaches
 
+    async def _settle(self, fleet: LabControllers, rules: ControlRules) -> None:
+        """Wait until the controllers' steps are over, and end the controllers."""
+        until_s = self._loop.world_s + SETTLE_S
+        while (left := rules.unsettled(self._striker.lasting)) and self._loop.world_s < until_s:
+            await asyncio.sleep(SETTLE_LOOK_S)  # no event reports that a step is over
+        self.outcome.breaches += [f"the controllers: after {SETTLE_S:g} s {what}" for what in left]
+        self.outcome.orders = rules.orders
+        fleet.stop()
+
     # -- events -----------------------------------------------------------------------------------
 
     def _do(self, event: Event) -> None:
@@ -156,6 +176,8 @@ class Run:
             self._note_load()
         self.outcome.faults.append(event.does.kind)
         self._watch.strikes(event.does)
+        if self._controlled is not None:
+            self._controlled[1].struck(event.does)
         self._striker.strike(event.does)
         if event.does.kind == "kill":
             self._router_lost(event.does)
@@ -233,7 +255,9 @@ class Run:
 
     def _excuse(self, history: History) -> checks.Excuse:
         full = self._watch.refusals.explain(history)
-        return checks.Excuse(self._paused_s(history), history.rate, full)
+        rules = None if self._controlled is None else self._controlled[1]
+        alone = rules is not None and rules.excuse(history.asked_s, history.ended_s)
+        return checks.Excuse(self._paused_s(history), history.rate, full, alone)
 
     def _paused_s(self, history: History) -> float:
         """Return how long its router may have been paused during the request."""
@@ -274,64 +298,6 @@ class Run:
             self._next_end.set_result(None)
 
 
-_COUNTING: dict[type, tuple[str, ...]] = {
-    Counter: ("inc",),
-    Gauge: ("inc", "dec", "set"),
-    Histogram: ("observe",),
-}
-
-
-# asyncio's weak set of all tasks, under its name of Python 3.11 or a later one
-_NAME = "_all_tasks" if hasattr(asyncio.tasks, "_all_tasks") else "_scheduled_tasks"
-_LISTED: Any = getattr(asyncio.tasks, _NAME)
-
-
-# callers that ask for the running loop; in Python 3.11 each answer is a call of the system
-_ASKED: tuple[tuple[Any, str], ...] = (
-    (asyncio, "get_running_loop"),
-    (asyncio.events, "get_running_loop"),
-    (asyncio.events, "_get_running_loop"),
-)
-
-
-@contextmanager
-def _known(loop: VirtualLoop) -> Iterator[None]:
-    """There is no other loop at the same time."""
-    before = [getattr(module, name) for module, name in _ASKED]
-    for module, name in _ASKED:
-        setattr(module, name, repeat(loop).__next__)
-    try:
-        yield
-    finally:
-        for (module, name), own in zip(_ASKED, before, strict=True):
-            setattr(module, name, own)
-
-
-@contextmanager
-def _uncounted() -> Iterator[None]:
-    """No process reads the metrics of a simulated fleet, nor asks asyncio for all its tasks:
-    counting takes a tenth of the time, and listing a twentieth."""
-    _LISTED.add = bool  # the quickest that takes one argument and keeps nothing
-    before = [(kind, dict(vars(kind))) for kind in _COUNTING]
-    for kind, names in _COUNTING.items():
-        for name in (*names, "labels"):
-            setattr(kind, name, bool if name in names else _unlabelled)
-    try:
-        yield
-    finally:
-        del _LISTED.add
-        for kind, own in before:
-            for name in (*_COUNTING[kind], "labels"):
-                if name in own:
-                    setattr(kind, name, own[name])
-                else:
-                    delattr(kind, name)
-
-
-def _unlabelled(metric: object, *_: str) -> object:
-    return metric
-
-
 def _take_apart(world: World) -> None:
     """Break reference cycles: memory is then freed without the collector, which costs more."""
     world.reads.clear()
@@ -360,10 +326,10 @@ def run(
     loop.trace = trace
     gc.disable()  # a collection in the midst would end coroutines at another time in each run
     try:
-        with mutation(), _uncounted(), _known(loop):
+        with mutation(), uncounted(), known(loop):
             current = Run(scenario, loop, kind)
             try:
-                loop.run(current.main(), LIMIT_S)
+                loop.run(current.main(), LIMIT_S + (SETTLE_S if scenario.control else 0.0))
             except (OutOfTime, Deadlock) as error:
                 current.outcome.breaches.append(str(error))
             except Exception as error:  # the lab's own: a seed that shows it is shown like others

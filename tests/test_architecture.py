@@ -156,10 +156,11 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "simulation": {
         "virtual": set(),
         "fleet": {"virtual"},
-        "invariants": {"virtual", "fleet"},
-        "mutations": {"fleet"},
+        "control": {"virtual", "fleet"},
+        "invariants": {"virtual", "fleet", "control"},
+        "mutations": {"fleet", "control"},
         "capacity": set(),
-        ".": {"virtual", "fleet", "invariants", "mutations"},
+        ".": {"virtual", "fleet", "control", "invariants", "mutations"},
     },
     "benchmarks": {
         "figures": set(),

@@ -19,7 +19,7 @@ import grpc.aio
 
 from baton.deploy.host.cluster_secrets import ClusterSecrets, read_secrets
 from baton.deploy.host.instance import live_instances, read_client_settings, read_environment
-from baton.planner.control.order_rules import check_others, order_time
+from baton.planner.control.order_rules import OrderUnanswered, check_others, order_time
 from baton.proto import control_pb2, control_pb2_grpc
 from baton.runtime import waits
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
@@ -160,8 +160,8 @@ async def order_role(target: Target, role: Role, term: int) -> None:
     """Order a change of role as the controller of this term, and return once the worker has
     accepted it, within ORDER_TIMEOUT_S.
     Raises ConfigError if the certificate cannot be used, Unavailable if the worker is the last one
-    of its role in the registry, refuses, or does not answer in time: then it may accept the order
-    all the same."""
+    of its role in the registry, or refuses, and OrderUnanswered if it does not answer in time: then
+    it may accept the order all the same."""
     async with order_time(target.record, f"the order to become a {role} worker"):
         check_others(target.record, await target.cluster.read_workers())
         await _call(target, role, lambda text: None, term)
@@ -263,8 +263,10 @@ def _failure(worker_id: str, error: grpc.aio.AioRpcError, *, connected: bool) ->
     lost = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     if not lost or ERROR_KEY in dict(error.trailing_metadata() or ()):
         return Unavailable(f"{worker_id} refused the order: {translate(error)}")
-    perhaps = "; it may accept the order all the same: see `baton ps`" if connected else ""
-    return Unavailable(f"{worker_id} does not answer: {translate(error)}{perhaps}")
+    said = f"{worker_id} does not answer: {translate(error)}"
+    if not connected:
+        return Unavailable(said)
+    return OrderUnanswered(f"{said}; it may accept the order all the same: see `baton ps`")
 
 
 async def _connected(channel: grpc.aio.Channel) -> bool:

@@ -36,22 +36,22 @@ TERM_S = 10.0
 LOCK_FILE = "controller.lock"
 MEMORY_FILE = "controller.memory"
 MEMORY_LIFETIME_S = 7200  # the brakes of a controller look back an hour
-_RENEW = (
+RENEW_SCRIPT = (
     "if redis.call('get', KEYS[1]) == ARGV[1] then "
     "return redis.call('pexpire', KEYS[1], ARGV[2]) else return 0 end"
 )
 # One more than the last term, and at least the server's time in seconds: a server that has lost
 # its data gives no term that is lower than one before.
-_NEXT_TERM = (
+NEXT_TERM_SCRIPT = (
     "local last = tonumber(redis.call('get', KEYS[1]) or '0') "
     "local term = string.format('%.0f', math.max(last + 1, tonumber(redis.call('time')[1]))) "
     "redis.call('set', KEYS[1], term) return term"
 )
-_STORE = (
+STORE_SCRIPT = (
     "if redis.call('get', KEYS[1]) == ARGV[1] then "
     "redis.call('set', KEYS[2], ARGV[2], 'EX', ARGV[3]) return 1 else return 0 end"
 )
-_RELEASE = (
+RELEASE_SCRIPT = (
     "if redis.call('get', KEYS[1]) == ARGV[1] then "
     "return redis.call('del', KEYS[1]) else return 0 end"
 )
@@ -176,7 +176,8 @@ class RedisLeadership:
                 self._until_s = begun_s + TERM_S
             elif await call_redis(self._client.set(self._key, self._value, nx=True, px=lasts_ms)):
                 self._until_s, self.term = begun_s + TERM_S, 0  # no term is held twice
-                self.term = int(await call_redis(self._client.eval(_NEXT_TERM, 1, self._term_key)))
+                counting = self._client.eval(NEXT_TERM_SCRIPT, 1, self._term_key)
+                self.term = int(await call_redis(counting))
             else:
                 self.term = 0
         except Unavailable as error:
@@ -186,7 +187,7 @@ class RedisLeadership:
         return self.term > 0
 
     async def _renewed(self, lasts_ms: int) -> bool:
-        renewal = self._client.eval(_RENEW, 1, self._key, self._value, lasts_ms)
+        renewal = self._client.eval(RENEW_SCRIPT, 1, self._key, self._value, lasts_ms)
         return bool(await call_redis(renewal))
 
     def lasts_s(self) -> float:
@@ -195,7 +196,7 @@ class RedisLeadership:
     async def store(self, text: bytes) -> None:
         keys = self._key, self._memory_key
         stored = await call_redis(
-            self._client.eval(_STORE, len(keys), *keys, self._value, text, MEMORY_LIFETIME_S)
+            self._client.eval(STORE_SCRIPT, len(keys), *keys, self._value, text, MEMORY_LIFETIME_S)
         )
         if not stored:
             raise Unavailable(
@@ -213,7 +214,7 @@ class RedisLeadership:
     async def close(self) -> None:
         """The key expires where the server cannot be reached now."""
         try:
-            await call_redis(self._client.eval(_RELEASE, 1, self._key, self._value))
+            await call_redis(self._client.eval(RELEASE_SCRIPT, 1, self._key, self._value))
         except Unavailable as error:
             log.warning("leadership not released", reason=str(error))
         self.term = 0

@@ -16,6 +16,10 @@ from baton.runtime.registry import WorkerRecord
 ORDER_TIMEOUT_S = 4.0  # after which a controller looks again; its leadership lasts longer
 
 
+class OrderUnanswered(Unavailable):
+    """The worker may have accepted the order, or accept it yet."""
+
+
 def check_others(worker: WorkerRecord, registered: Iterable[WorkerRecord]) -> None:
     """Raises Unavailable if no other worker of its role is registered."""
     worker_id, role = worker.worker_id, worker.role
@@ -25,12 +29,12 @@ def check_others(worker: WorkerRecord, registered: Iterable[WorkerRecord]) -> No
 
 @contextlib.asynccontextmanager
 async def order_time(worker: WorkerRecord, order: str) -> AsyncIterator[None]:
-    """Raises Unavailable after ORDER_TIMEOUT_S."""
+    """Raises OrderUnanswered after ORDER_TIMEOUT_S."""
     try:
         async with asyncio.timeout(ORDER_TIMEOUT_S):
             yield
     except TimeoutError as error:
-        raise Unavailable(
+        raise OrderUnanswered(
             f"{worker.worker_id} at {worker.address} has not accepted {order} within "
             f"{ORDER_TIMEOUT_S:.0f} s; it may still accept it: see `baton ps`"
         ) from error

@@ -22,7 +22,7 @@ from baton.planner.change_history import RoleStep
 from baton.planner.control import control_metrics
 from baton.planner.control.controller_memory import ControllerMemory, RecalledMemory
 from baton.planner.control.leadership import TERM_S
-from baton.planner.control.order_rules import ORDER_TIMEOUT_S
+from baton.planner.control.order_rules import ORDER_TIMEOUT_S, OrderUnanswered
 from baton.planner.control.size_loop import SizeLoop
 from baton.planner.control.size_step import SizeGate
 from baton.planner.controller import STALE_S, Decision, RoleController
@@ -47,7 +47,7 @@ class FleetReader(Protocol):
 
 class RoleLoop:
     """`order` sends one step of a term to its worker; it raises BatonError if the worker does not
-    accept. `decision` is the last one."""
+    accept, OrderUnanswered if it may. `decision` is the last one."""
 
     def __init__(
         self,
@@ -195,6 +195,9 @@ class RoleLoop:
             return
         try:
             await self._order(step, self._leadership.term)
+        except OrderUnanswered as error:
+            log.warning("role step unanswered", **asdict(step), reason=str(error))
+            self._controller.took(step, self._clock())  # else another one could change beside it
         except BatonError as error:
             log.warning("role step refused", **asdict(step), reason=str(error))
             self._controller.refused(step, self._clock())

@@ -6,7 +6,7 @@ from baton.runtime.errors import Unavailable
 
 
 class OrderTerms:
-    """Of one boot of a worker."""
+    """The terms that one boot of a worker has heard of."""
 
     def __init__(self) -> None:
         self._highest = 0

@@ -15,6 +15,7 @@ from baton.runtime.config import (
 )
 from baton.simulation.fleet import partial_silence
 from baton.simulation.fleet.constrained_world import constrained
+from baton.simulation.fleet.controlled_world import controlled
 from baton.simulation.fleet.engine_kind import HASHES
 from baton.simulation.fleet.history import Ask
 from baton.simulation.fleet.joining_world import joining
@@ -52,6 +53,7 @@ TURNS_EVERY, TURNS_SEEDS = 40, (6, 23, 27, 36)  # seeds
 JOINING_EVERY, JOINING_SEED = 200, 20  # seeds
 UNLIKE_EVERY, UNLIKE_SEEDS = 200, (60, 100, 140)  # seeds
 SIZED_EVERY, SIZED_SEEDS = 200, (80, 120, 160)  # seeds
+CONTROLLED_EVERY, CONTROLLED_SEED = 200, 180  # seeds
 RIGHT_SHARES = (0.3, 0.8, 0.8, 1.0)
 READ_FAULTS = ("failed", "stuck", "corrupt", "short", "wrong", "stale")
 
@@ -65,8 +67,8 @@ def draw(seed: int) -> Scenario:
     grammars; in two of RANKED_EVERY, workers have ranks, one of which is lost; in two of
     REDIS_EVERY, all meet over a Redis server; in four of TURNS_EVERY, conversations have
     several turns; in three of UNLIKE_EVERY, so they have, between workers of unlike KV dtypes; in
-    three of SIZED_EVERY, between workers with blocks of unlike sizes; and in one of JOINING_EVERY,
-    a worker joins a loaded fleet."""
+    three of SIZED_EVERY, between workers with blocks of unlike sizes; in one of JOINING_EVERY, a
+    worker joins a loaded fleet; and in one of CONTROLLED_EVERY, two controllers change it."""
     made = _speculating(_linked(_usual(seed)))
     if seed % HANG_EVERY == HANG_SEED:
         return _one_hangs(made)
@@ -84,6 +86,8 @@ def draw(seed: int) -> Scenario:
         return _linked(talking(made))
     if seed % JOINING_EVERY == JOINING_SEED:
         return joining(made)
+    if seed % CONTROLLED_EVERY == CONTROLLED_SEED:
+        return controlled(made)
     if seed % UNLIKE_EVERY in UNLIKE_SEEDS:
         return unlike(talking(made))
     if seed % SIZED_EVERY in SIZED_SEEDS:

@@ -64,6 +64,10 @@ class Striker:
         world.exchange.decide = self._fate
         self.redis = RedisFaults(world.shared, world.loop, dice) if world.shared else None
 
+    def add(self, kind: str, strike: Callable[[Fault], Callable[[], None]]) -> None:
+        """Let faults of another kind be carried out by `strike`, which returns what ends them."""
+        self._kinds[kind] = strike
+
     def strike(self, fault: Fault) -> None:
         undo = self._kinds[fault.kind](fault)
         self._count += 1

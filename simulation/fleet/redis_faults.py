@@ -15,12 +15,12 @@ from baton.runtime.shared_registry.signed_entry import EntrySigner, SignedEntry
 from baton.simulation.fleet.scenario import Fault
 from baton.simulation.fleet.shared_membership import (
     CHANNEL,
-    EPOCH_S,
     LIFETIME_S,
     PREFIX,
     REPORTS,
     SharedMembership,
 )
+from baton.simulation.virtual.simulated_redis import EPOCH_S
 from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 KINDS = ("killed", "paused", "flushed", "full", "slow", "cut", "forged", "replayed")

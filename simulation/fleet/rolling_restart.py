@@ -65,6 +65,10 @@ async def _serve_out(
 
 def _replace(world: World, process: WorkerProcess) -> None:
     name = process.machine.name
-    if process.machine.alive:
-        world.kill(name, silent=False)
+    if not process.machine.alive:
+        return
+    world.kill(name, silent=False)
+    if world.start_s and name not in world.removed:
+        world.loop.call_world(world.loop.world_s + world.start_s, world.restart, name)
+    else:
         world.restart(name)

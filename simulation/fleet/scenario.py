@@ -40,6 +40,17 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class ControlPlan:
+    """Two controllers of the fleet: `names` are the workers that were asked for, of which the last
+    one leaves first, `least` and `most` the bounds of their number, `start_s` a worker's start."""
+
+    names: tuple[str, ...]
+    least: int
+    most: int
+    start_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     at_s: float
     does: Ask | Fault
@@ -71,6 +82,7 @@ class Scenario:
     named_hosts: bool = False  # workers pace and share their measurements
     wide: tuple[str, ...] = ()  # workers that store KV in another dtype than the others
     sizes: dict[str, int] = field(default_factory=dict)  # of blocks, of workers with others
+    control: ControlPlan | None = None  # controllers change roles and the number of workers
 
     @property
     def faults(self) -> list[Event]:
@@ -79,6 +91,12 @@ class Scenario:
     @property
     def asks(self) -> list[Event]:
         return [event for event in self.events if isinstance(event.does, Ask)]
+
+    @property
+    def roles(self) -> dict[str, Role]:
+        """Return the roles in which its workers start."""
+        prefill: dict[str, Role] = {name: "prefill" for name in self.prefill}
+        return prefill | {name: "decode" for name in self.decode}
 
     @property
     def stops_s(self) -> dict[Role, float]:

@@ -17,7 +17,11 @@ from baton.runtime.shared_registry.router_report import ReportSigner
 from baton.runtime.shared_registry.router_reports import RedisReports
 from baton.runtime.shared_registry.signed_entry import EntrySigner
 from baton.simulation.virtual.machine import Machine
-from baton.simulation.virtual.simulated_redis import SimulatedRedis, SimulatedRedisClient
+from baton.simulation.virtual.simulated_redis import (
+    EPOCH_S,
+    SimulatedRedis,
+    SimulatedRedisClient,
+)
 from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 TOKEN = "the lab's token"
@@ -26,7 +30,6 @@ CHANNEL = f"{PREFIX}:entries"
 REPORTS = f"{PREFIX}:routers"
 LIFETIME_S = 8.0  # the shortest that can be configured
 SKEW_S = 0.02  # of a host's wall clock; a process that is restarted takes as long at least
-EPOCH_S = 1_700_000_000
 
 
 class SharedMembership:

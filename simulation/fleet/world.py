@@ -51,10 +51,10 @@ from baton.runtime.worker.kv_bridge import bridged_dtypes
 from baton.runtime.worker.router_links import serve_link
 from baton.simulation.fleet.engine_kind import HASHES, WIDE_HASHES, EngineKind, PlainSums
 from baton.simulation.fleet.shared_membership import SharedMembership
-from baton.simulation.fleet.simulated_links import SimDialer, SimPeerClient
 from baton.simulation.virtual.held_registry import HeldRegistry
 from baton.simulation.virtual.machine import Machine
 from baton.simulation.virtual.network import Network, Service, SimLink
+from baton.simulation.virtual.simulated_links import SimDialer, SimPeerClient
 from baton.simulation.virtual.virtual_loop import VirtualLoop
 from baton.simulation.virtual.virtual_steps import VirtualSteps
 
@@ -104,6 +104,8 @@ class World:
     vocabulary: Vocabulary | None = None  # of workers' grammars
     lost: Callable[[WorkerProcess], None] = lambda process: None  # a worker's device is lost
     host_of: Callable[[str], str] = lambda name: ""  # "": measurements are not paced or shared
+    more_services: Callable[[WorkerProcess], dict[str, Service]] = lambda process: {}
+    start_s: float = 0.0  # of a worker's process that follows one which has drained
     step_s: float = 0.002
     delay_s: float = 0.0005
     registry: MemoryRegistry = field(default_factory=MemoryRegistry)
@@ -112,6 +114,7 @@ class World:
     routers: dict[str, RouterProcess] = field(default_factory=dict)
     boots: dict[bytes, WorkerProcess] = field(default_factory=dict)  # all of them
     roles: dict[str, Role] = field(default_factory=dict)  # that workers are to take on
+    removed: set[str] = field(default_factory=set)  # workers that do not come back
     started: Callable[[WorkerProcess], None] = lambda process: None  # receives each
     router_started: Callable[[RouterProcess], None] = lambda process: None
     # see rolling_restart.py
@@ -144,7 +147,7 @@ class World:
     def start_worker(self, name: str, role: Role, blocks: int) -> WorkerProcess:
         before = self.workers.get(name)
         assert before is None or not before.machine.alive  # as worker_lock.py sees to
-        machine, boot_id = self._machine(name), self.dice.randbytes(16)
+        machine, boot_id = self.new_machine(name), self.dice.randbytes(16)
         registry = self.registry_of(machine)
         size, handoff = self.sizes.get(name, self.config.pool.block_size), self.config.handoff
         kind = WIDE_HASHES if name in self.wide else self.kind
@@ -194,7 +197,8 @@ class World:
         self.workers[name] = process
         self.boots.setdefault(boot_id, process)
         self.started(process)
-        self.network.listen(machine, self._services(process, mine))
+        services = self._services(process, mine) | self.more_services(process)
+        self.network.listen(machine, services)
         self._announce(process)
         return process
 
@@ -231,7 +235,7 @@ class World:
         return hang_s + machine.slowness * self.step_s * (1 + tokens / 16) * spread
 
     def start_router(self, name: str) -> RouterProcess:
-        machine = self._machine(name)
+        machine = self.new_machine(name)
         router, limits = self.config.router, self.kind.limits(KEY)
         fleet = Fleet(
             self.registry_of(machine),
@@ -267,8 +271,13 @@ class World:
         self.network.killed(machine)
 
     def restart(self, name: str) -> None:
-        """A worker that is gone comes back, in the role that it is to have by now."""
-        old = self.workers[name]
+        """A worker that is gone comes back, in the role that it is to have by now, unless it was
+        removed."""
+        if name in self.removed:
+            self.removed.discard(name)
+            del self.workers[name]
+        if (old := self.workers.get(name)) is None:
+            return
         self.start_worker(name, self.roles.get(name, old.role), old.pool.total)
 
     def reads_in_flight(self) -> int:
@@ -279,7 +288,8 @@ class World:
     def of_boot(self, boot_id: bytes) -> WorkerProcess:
         return self.boots[boot_id]
 
-    def _machine(self, name: str) -> Machine:
+    def new_machine(self, name: str) -> Machine:
+        """Return a machine for one process, with a clock of its own."""
         rate = 1 + self.dice.uniform(-DRIFT, DRIFT)
         return Machine(name, name, rate=rate, offset_s=self.dice.uniform(0, 1000))
 

@@ -55,12 +55,13 @@ ROUNDED_S = 0.002  # deadlines travel in milliseconds
 class Watch:
     """`breaches` grows. `struck`: a fault has struck; before, no handoff fails."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, loaded: bool = True) -> None:
+        """`loaded`: its workers have enough to do for their shares to be compared."""
         self.breaches: list[str] = []
         self.struck = False
         self.refusals = Refusals(world, self.breaches)
         self._bounds = Bounds(world, self.breaches)
-        self._shares = Shares(self.breaches)
+        self._shares = Shares(self.breaches) if loaded else None
         self._reports = Reports(self.breaches)
         self._hangs = Hangs(world, self.breaches)
         self._leases = Leases(world, self.breaches)
@@ -119,7 +120,8 @@ class Watch:
         """I4: of one attempt, on one link, and the next index, or it is not taken."""
         self.refusals.over_router(process)
         self._bounds.over_router(process)
-        self._shares.over_router(process)
+        if self._shares is not None:
+            self._shares.over_router(process)
         self._reports.over_router(process)
         self._hangs.over_router(process)
         rosters.over_router(process, self.breaches)
@@ -290,11 +292,13 @@ def _accepted(active_request: ActiveRequest) -> int:
 @dataclass(frozen=True, slots=True)
 class Excuse:
     """The faults that one request met: its router's process stood still for `paused_s` at most,
-    and its clock runs at `rate`; `full`: the refusing worker was full."""
+    and its clock runs at `rate`; `full`: the refusing worker was full; `alone`: a fault left no
+    decode worker."""
 
     paused_s: float = 0.0
     rate: float = 1.0
     full: bool = False
+    alone: bool = False
 
 
 def of_history(history: History, excuse: Excuse, kind: EngineKind = HASHES) -> Iterable[str]:
@@ -344,8 +348,10 @@ def _allowed(end: str, ask: Ask, excuse: Excuse) -> bool:
     The fleet must recover from its own failures."""
     if end == "Overloaded":
         return excuse.full
+    if end == "Unavailable":
+        return excuse.alone
     if end == "DeadlineExceeded":
-        return ask.deadline_s < PATIENT_S
+        return excuse.alone or ask.deadline_s < PATIENT_S
     return end in (FINISHED, LEFT, ROUTER_LOST) or (
         end == "Cancelled" and ask.reads_s > 0  # too slow for what it is sent
     )

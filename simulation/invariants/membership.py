@@ -159,7 +159,8 @@ class Membership:
 
     def _stored(self, shared: SharedMembership) -> list[bytes]:
         now_s = self._world.loop.world_s
-        return [content for content, ends_s in shared.server.values.values() if ends_s > now_s]
+        kept = [content for content, ends_s in shared.server.values.values() if ends_s > now_s]
+        return [content for content in kept if b'"record"' in content]
 
     def _check_ready(self, process: RouterProcess) -> None:
         """Ask as `/readyz` does."""

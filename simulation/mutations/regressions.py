@@ -9,17 +9,22 @@ a new seed. What broke the product on purpose is in mutations.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 from baton.decode_worker.handoffs import Handoffs
 from baton.kv_transfer.mover import Read
 from baton.kv_transfer.reader import HandoffReader
+from baton.planner.control import order_rules
+from baton.planner.control.order_rules import OrderUnanswered
 from baton.proto import worker_pb2
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.dispatch.retry_budget import RetryBudget
 from baton.router.fleet.worker_link import WorkerLink
-from baton.runtime.errors import ReadFailed
+from baton.runtime.errors import ReadFailed, Unavailable
+from baton.runtime.registry import WorkerRecord
 from baton.simulation.mutations.patches import Break
 
 
@@ -55,6 +60,18 @@ def _like_others(before: Any) -> Any:
 
 def _untold(_: Any) -> Any:
     return lambda *_: None
+
+
+def _taken_for_a_refusal(before: Any) -> Any:
+    @contextlib.asynccontextmanager
+    async def order_time(worker: WorkerRecord, order: str) -> AsyncIterator[None]:
+        try:
+            async with before(worker, order):
+                yield
+        except OrderUnanswered as error:
+            raise Unavailable(str(error)) from error
+
+    return order_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +128,16 @@ PAST_BUGS: dict[str, PastBug] = {
             Handoffs,
             "_report_prefill",
             _untold,
+        ),
+    ),
+    "unanswered-order": PastBug(
+        40580,
+        Break(
+            "a controller whose order had no answer asked another worker, and both changed: a role "
+            "was left without a worker",
+            order_rules,
+            "order_time",
+            _taken_for_a_refusal,
         ),
     ),
 }

@@ -23,6 +23,7 @@ from baton.runtime.errors import DeviceLost, Draining, EngineError
 from baton.runtime.worker import drain
 from baton.runtime.worker.block_feed import BlockFeed
 from baton.simulation.mutations.block_mutations import OF_CACHED_BLOCKS, OF_CONVERTED_BLOCKS
+from baton.simulation.mutations.control_mutations import OF_CONTROL
 from baton.simulation.mutations.grammar_mutations import OF_GRAMMARS
 from baton.simulation.mutations.membership_mutations import OF_MEMBERSHIP
 from baton.simulation.mutations.patches import Break, always
@@ -179,4 +180,5 @@ OF_WORKERS = (
     | OF_PLACEMENT
     | OF_CONVERTED_BLOCKS
     | OF_UNLIKE_WORKERS
+    | OF_CONTROL
 )

@@ -5,7 +5,8 @@
 
 It can be killed (and comes back empty), paused, flushed, full, slow, or cut off from one machine:
 what is sent in a pause or a cut arrives late, as TCP repeats it. A client gives up after
-SOCKET_TIMEOUT_S. Only the commands of RedisRegistry are known. Owns keys and subscriptions.
+SOCKET_TIMEOUT_S. Only the commands of RedisRegistry and RedisLeadership are known, and of scripts
+those that `scripts` has. Owns keys and subscriptions.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -27,9 +28,11 @@ from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 SOCKET_TIMEOUT_S = 1.5  # of the product's client: registry_location.py
 NEXT_S = 1e-9  # between two messages to one subscriber
+EPOCH_S = 1_700_000_000  # the server's clock as the world begins
 FULL = "command not allowed when used memory > 'maxmemory'."
 
 Command = tuple[Any, ...]  # its name and its arguments
+Values = dict[bytes, tuple[bytes, float]]  # with the time of their end
 
 
 @dataclass(eq=False, slots=True)
@@ -60,6 +63,15 @@ class Subscription:
             self.arrival.set_result(None)
 
 
+@dataclass(frozen=True, slots=True)
+class Script:
+    """`run` gets the values, the time, and the script's keys and arguments. `stores`: a full server
+    refuses it."""
+
+    run: Callable[[Values, float, list[bytes], list[bytes]], Any]
+    stores: bool
+
+
 class SimulatedRedis:
     """`delay_s` is drawn for each way between a machine and the server. `written` is called with
     each value that is stored or published, and its time."""
@@ -68,7 +80,8 @@ class SimulatedRedis:
         self._loop = loop
         self._delay_s = delay_s
         self.written: Callable[[bytes, float], None] = lambda content, at_s: None
-        self.values: dict[bytes, tuple[bytes, float]] = {}  # with the time of their end
+        self.values: Values = {}
+        self.scripts: dict[str, Script] = {}  # by their text
         self.up, self.full = True, False
         self.slow_s = 0.0
         self._paused = False
@@ -167,6 +180,8 @@ class SimulatedRedis:
             self.values[key.encode()] = (content, now_s + px / 1000)
             self.written(content, now_s)
             return True
+        if name in ("set if absent", "eval", "get", "time"):
+            return self._led(name, *arguments)
         if name == "publish":
             channel, content = arguments
             self.written(content, now_s)
@@ -182,6 +197,29 @@ class SimulatedRedis:
         assert name == "getrange"
         key, first, last = arguments
         return self.values.get(key, (b"", 0.0))[0][first : last + 1]
+
+    def _led(self, name: str, *arguments: Any) -> Any:
+        """Execute a command of RedisLeadership."""
+        now_s = self._loop.world_s
+        if name == "time":
+            seconds, part = divmod(EPOCH_S + now_s, 1)
+            return int(seconds), int(part * 1e6)
+        if name == "get":
+            (key,) = arguments
+            return self.values[key][0] if key in self.values else None
+        if name == "eval":
+            text, keys, values = arguments
+            script = self.scripts[text]
+            if script.stores and self.full:
+                return OutOfMemoryError(FULL)
+            return script.run(self.values, now_s, keys, values)
+        key, content, px = arguments
+        if self.full:
+            return OutOfMemoryError(FULL)
+        if key in self.values:
+            return None
+        self.values[key] = (content, now_s + px / 1000)
+        return True
 
     def _publish(self, channel: str, content: bytes) -> int:
         self._subscriptions = [e for e in self._subscriptions if e.machine.alive]
@@ -225,7 +263,8 @@ class SimulatedRedis:
 
 
 class SimulatedRedisClient:
-    """The part of redis-py's asyncio client that RedisRegistry uses, on one machine."""
+    """The part of redis-py's asyncio client that RedisRegistry and RedisLeadership use, on one
+    machine."""
 
     def __init__(self, server: SimulatedRedis, machine: Machine) -> None:
         self._server = server
@@ -242,6 +281,20 @@ class SimulatedRedisClient:
         (keys,) = await self.call([("scan", match)])
         return 0, keys
 
+    def set(self, key: str, value: str, *, nx: bool, px: int) -> Awaitable[Any]:
+        assert nx
+        return _Single(self, ("set if absent", key.encode(), value.encode(), px))
+
+    def get(self, key: str) -> Awaitable[Any]:
+        return _Single(self, ("get", key.encode()))
+
+    def time(self) -> Awaitable[Any]:
+        return _Single(self, ("time",))
+
+    def eval(self, script: str, numkeys: int, *arguments: str | bytes | int) -> Awaitable[Any]:
+        sent = [each if isinstance(each, bytes) else str(each).encode() for each in arguments]
+        return _Single(self, ("eval", script, sent[:numkeys], sent[numkeys:]))
+
     async def aclose(self) -> None:
         """Its connections end with its machine."""
 
@@ -252,6 +305,24 @@ class SimulatedRedisClient:
         if not await waits.done_within(reply, SOCKET_TIMEOUT_S):
             raise TimeoutError("Timeout reading from the server")
         return reply.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Single:
+    """One command, which is sent as it is awaited: a process that ends before sends none."""
+
+    client: SimulatedRedisClient
+    command: Command
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._result().__await__()
+
+    async def _result(self) -> Any:
+        """Raises what redis-py raises for a refusal."""
+        (result,) = await self.client.call([self.command])
+        if isinstance(result, Exception):
+            raise result
+        return result
 
 
 class _Pipeline:

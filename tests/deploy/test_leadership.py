@@ -195,7 +195,7 @@ async def test_a_key_that_is_taken_again_has_no_earlier_term(
     assert await first.hold()
     client, _ = open_server(RegistryConfig(location=server.url), SecurityConfig(tls="off"))
     await client.flushall()
-    monkeypatch.setattr(leadership_module, "_NEXT_TERM", "return redis.error_reply('none')")
+    monkeypatch.setattr(leadership_module, "NEXT_TERM_SCRIPT", "return redis.error_reply('none')")
     assert not await first.hold()
     assert (first.term, first.lasts_s()) == (0, 0.0)
     await client.aclose()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from baton.planner.change_history import UNTAKEN_S
 from baton.planner.control.leadership import TERM_S
-from baton.planner.control.order_rules import ORDER_TIMEOUT_S
+from baton.planner.control.order_rules import ORDER_TIMEOUT_S, OrderUnanswered
 from baton.planner.controller import STALE_S
 from baton.runtime import metrics
 from baton.runtime.errors import Unavailable
@@ -116,6 +117,15 @@ async def test_a_worker_that_refuses_is_not_asked_again_at_once() -> None:
     names = [step.worker_id for step in scene.ordered]
     assert len(names) >= 2 and len(set(names)) == len(names)
     assert scene.reader.scripted.of("prefill") == ["p0"]
+
+
+async def test_an_order_without_an_answer_may_have_been_accepted() -> None:
+    """Another worker's order could make two changes at once, and empty a role."""
+    scene = RoleLoopScene(refusal=OrderUnanswered("d0 has not accepted the order"))
+    await scene.overload(int(UNTAKEN_S) - 2)
+    assert [step.worker_id for step in scene.ordered] == ["d0"]
+    await scene.pass_by(int(UNTAKEN_S))
+    assert len(scene.ordered) == 2 and scene.ordered[1].worker_id != "d0"
 
 
 async def test_an_unreadable_registry_makes_reports_stale() -> None:

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from baton.planner.change_history import CHANGE_S, HOUR_S, ChangeHistory, RoleStep, read_history
+from baton.planner.change_history import (
+    CHANGE_S,
+    HOUR_S,
+    UNTAKEN_S,
+    ChangeHistory,
+    RoleStep,
+    read_history,
+)
 from baton.planner.controller import (
     CHANGES_PER_WORKER,
     COOL_DOWN_S,
@@ -76,10 +83,22 @@ def test_a_change_under_way_is_neither_repeated_nor_added_to() -> None:
     controller, scripted = overloaded()
     step = first_step(controller, scripted)
     successor = handed_over(controller, scripted, step)
+    scripted.states[step.worker_id] = "draining"
     for decision in run(successor, scripted, 60, acts=False):
         assert decision.step is None
         if decision.now is not None:  # the change counts as done
             assert (decision.now.prefill, decision.now.decode) == (2, 3)
+
+
+def test_a_change_that_never_began_is_over_after_a_while() -> None:
+    """Its worker has not got the order: it is ready, and the boot that it was."""
+    controller, scripted = overloaded()
+    step = first_step(controller, scripted)
+    successor = handed_over(controller, scripted, step)
+    began_s = scripted.now_s
+    taken = [each for each in run(successor, scripted, 60) if each.step is not None]
+    assert taken and UNTAKEN_S < taken[0].at_s - began_s < CHANGE_S / 2
+    assert taken[0].step is not None and taken[0].step.worker_id != step.worker_id
 
 
 def test_a_cool_down_begins_where_a_change_is_found_done() -> None:

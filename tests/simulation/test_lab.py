@@ -100,6 +100,7 @@ def test_different_seeds_are_different_scenarios() -> None:
     assert {len(s.faults) for s in scenarios} == {0, 1, 2, 3, 4}  # a conversation may add two
     kinds = {event.does.kind for s in scenarios for event in s.faults}
     assert kinds == {
+        "control",
         *("kill", "pause", "slow", "hang", "drain", "role", "cut", "reset", "reads", "step"),
         *("withhold", "checksums", "registry", "rank", "redis"),
     }
