@@ -64,7 +64,7 @@ NOT_HERE = {
     "baton advise --set slo.ttft_s=2 --set slo.itl_s=0.05": "needs traffic; "
     "tests/deploy/test_advise.py runs it",
     "baton controller --act": "acts for as long as it runs; tests/e2e/test_controller.py runs it",
-    "baton controller --resize": "acts for as long as it runs, on Kubernetes or Ray; "
+    "baton controller --resize TARGET": "acts for as long as it runs, on Kubernetes or Ray; "
     "tests/e2e/test_ray_size.py runs it",
     "dmesg": "reads the kernel of the operator's host",
     "systemctl status baton-router": "systemd",

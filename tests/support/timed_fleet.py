@@ -54,7 +54,7 @@ class TimedWorld(World):
     def _step_time_s(self, machine: Machine, batch: StepBatch) -> float:
         return self.seconds_of(batch)
 
-    def _machine(self, name: str) -> Machine:
+    def new_machine(self, name: str) -> Machine:
         return Machine(name, name)
 
 
