@@ -35,6 +35,7 @@ from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from baton.runtime.settings.loading import load
 from baton.runtime.tls import Tls
 from chaos.starter import start
+from tests.support.machine_speed import slowness
 from tests.support.waiting import wait_until
 
 START_S = 240.0  # of a fleet with ranks, whose kernels compile on two cores
@@ -270,8 +271,9 @@ class Cluster:
         return sum(self.metric(name, metric, **labels) for name in decode)
 
     def quiet(self, within_s: float) -> None:
-        """Wait until no worker holds anything; fails naming what is left."""
-        if left := self.left_over(within_s):
+        """Wait until no worker holds anything, on a slow machine longer; fails naming what is
+        left."""
+        if left := self.left_over(within_s * slowness()):
             raise ClusterError(json.dumps(left, indent=1))
 
     def left_over(self, within_s: float) -> dict[str, dict[str, Any]]:

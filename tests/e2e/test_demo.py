@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.machine_speed import slowness
+
 FIRST_TOKEN_S = 60.0
 TOKENS = 300
 ANSWER = r"a fox called Rosa.* a red kite"  # it tells the story that it was asked for
@@ -52,7 +54,7 @@ def test_the_demo_streams_an_answer_and_leaves_nothing(tmp_path: Path, launcher:
         )
         left = os.listdir(f"{folder}/baton")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert time.monotonic() - begun < FIRST_TOKEN_S
+    assert time.monotonic() - begun < FIRST_TOKEN_S * slowness()
     assert "First token after" in done.stdout, done.stdout
     assert "baton-tiny is a demonstration model" in done.stdout
     assert "baton serve Qwen/Qwen3-0.6B" in done.stdout  # the next step

@@ -15,6 +15,7 @@ import pytest
 
 from baton.models.embedded import embedded_model
 from chaos.cluster import Cluster, Place
+from tests.support.machine_speed import slowness
 
 pytestmark = [pytest.mark.timeout(420), pytest.mark.nightly]
 
@@ -136,5 +137,5 @@ async def test_a_lost_rank_with_experts_costs_no_answer(
     asking = asyncio.create_task(answers(fleet.url, salt="a rank is lost"))
     await until(lambda: fleet.audit("decode-1")["running"] >= 1)
     os.kill(rank_of(fleet, "decode-1"), signal.SIGKILL)
-    await until(lambda: not fleet.alive("decode-1"), within_s=5.0)
+    await until(lambda: not fleet.alive("decode-1"), within_s=5.0 * slowness())
     assert await asking == expected

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from chaos.cluster import Cluster, Place
+from tests.support.machine_speed import slowness
 from tests.support.request_load import Choices, RequestLoad
 
 pytestmark = pytest.mark.timeout(300)
@@ -108,7 +109,7 @@ async def test_a_rank_that_dies_costs_no_answer(
     asking = asyncio.create_task(load.run(fleet.url, concurrency=8, salt="a rank dies"))
     await until(lambda: fleet.audit("decode-1")["running"] >= 1)
     os.kill(ranks_of(fleet, "decode-1")[0], signal.SIGKILL)
-    await until(lambda: not fleet.alive("decode-1"), within_s=5.0)
+    await until(lambda: not fleet.alive("decode-1"), within_s=5.0 * slowness())
     assert not compare(await asking, expected)
 
 

@@ -37,8 +37,9 @@ _CONFIG = {
 }
 
 
-# Checks under the interpreter that take 15 to 30 s; those of the other kernels run in `make test`.
-SLOW_CHECKS = {"draw_checks", "codes_checks", "latent_checks"}
+# Checks of single kernels under the interpreter, 15 to 30 s each. Whole steps, products and weights
+# run in `make test`.
+SLOW_CHECKS = {"attention_checks", "draw_checks", "codes_checks", "latent_checks"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -177,7 +178,8 @@ def checks_of(*names: str) -> Any:
 
 
 product_checks = checks_of("triton", "fixed")
-attention_checks = checks_of("attention", "step")
+attention_checks = checks_of("attention")
+step_checks = checks_of("step")
 draw_checks = checks_of("draw")
 codes_checks = checks_of("codes")
 latent_checks = checks_of("latent")

@@ -36,8 +36,8 @@ def make(limits, **how):
 @pytest.mark.parametrize(
     "how", ["splits by count", "fixed splits", "buffers for fewer rows", "deterministic"]
 )
-def test_steps_are_those_of_the_reference(attention_checks, how):
-    found = attention_checks[f"step, {how}"]
+def test_steps_are_those_of_the_reference(step_checks, how):
+    found = step_checks[f"step, {how}"]
     assert found["good"], found["said"]
 
 

@@ -24,14 +24,15 @@ from baton.engine.scheduling import compile_clock
 
 
 @pytest.mark.timeout(300)  # four interpreters share two cores
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "more"),
     [
         ("qwen3-window-small", []),
-        pytest.param("qwen3-window", ["--sized", "--kv-dtype=int8"], marks=pytest.mark.nightly),
-        pytest.param("deepseek-v3", ["--ep=2"], marks=pytest.mark.nightly),
-        pytest.param("mixtral", ["--ranks=4"], marks=pytest.mark.nightly),
-        pytest.param("qwen3-window-small", ["--deterministic"], marks=pytest.mark.nightly),
+        ("qwen3-window", ["--sized", "--kv-dtype=int8"]),
+        ("deepseek-v3", ["--ep=2"]),
+        ("mixtral", ["--ranks=4"]),
+        ("qwen3-window-small", ["--deterministic"]),
     ],
 )
 def test_ranks_on_devices_equal_one_process(references, name, more):

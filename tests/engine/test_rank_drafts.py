@@ -25,6 +25,7 @@ from baton.runtime.errors import DeviceLost, ModelError
 from tests.support.decoder_probe import draft_parts
 from tests.support.drafted_decoding import DraftedSequence
 from tests.support.eagle3_heads import HeadShape, ReferenceHead, save_head, train_pair
+from tests.support.machine_speed import slowness
 from tests.support.model_story import random_prompt
 from tests.support.small_models import Reference
 
@@ -140,6 +141,7 @@ def tiny() -> Iterator[tuple[ModelRunner, RankRunner]]:
         two.close()
 
 
+@pytest.mark.nightly
 def test_the_shipped_draft_model_keeps_its_acceptance(tiny: tuple[ModelRunner, RankRunner]) -> None:
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     text = "<|user|>Copy this list: pear, apple, plum<|end|><|assistant|>"
@@ -226,7 +228,7 @@ def test_a_rank_lost_under_speculation_ends_the_step(make: Make, how: signal.Sig
     begun_s = time.monotonic()
     with pytest.raises(DeviceLost, match="rank 1"):
         sequence.decode(STEPS)
-    assert time.monotonic() - begun_s < 3.0
+    assert time.monotonic() - begun_s < 3.0 * slowness()
 
 
 def test_a_draft_that_does_not_fit_is_refused_beside_ranks(qwen3: Reference, make: Make) -> None:

@@ -23,6 +23,7 @@ from baton.models.random_model import make_shaped_model
 from baton.runtime.errors import ConfigError, DeviceLost, ModelError
 from tests.support import packed_weights
 from tests.support.decoder_probe import parts_of, sum_over_ranks, with_fused_pass
+from tests.support.machine_speed import slowness
 from tests.support.model_story import ModelStory, random_prompt
 from tests.support.small_models import MODELS, Reference
 
@@ -215,7 +216,7 @@ def test_a_dead_rank_ends_the_next_step(qwen3, make: Make) -> None:
     begun_s = time.monotonic()
     with pytest.raises(DeviceLost, match="rank 1"):
         greedy(runner, [1, 2, 3], 2)
-    assert time.monotonic() - begun_s < 3.0
+    assert time.monotonic() - begun_s < 3.0 * slowness()
 
 
 def test_a_rank_that_stands_still_ends_the_step(qwen3, make: Make) -> None:

@@ -5,8 +5,8 @@ import torch
 from baton.engine.triton.kv_write import rotate_and_write
 
 
-def test_results_are_those_of_torch(attention_checks):
-    results = {k: v for k, v in attention_checks.items() if k.startswith("write,")}
+def test_results_are_those_of_torch(step_checks):
+    results = {k: v for k, v in step_checks.items() if k.startswith("write,")}
     assert {name for name, found in results.items() if not found["good"]} == set()
     for word in ("whole heads", "a part of a head", "float32", "bfloat16", "norms", "int8"):
         assert any(word in name for name in results), word

@@ -54,6 +54,7 @@ def talks() -> list[Conversation]:
     return [mix.of_task(seed, task, held_out=False) for task in mix.TASKS for seed in range(6)]
 
 
+@pytest.mark.nightly
 def test_training_is_reproducible_and_stays_within_the_entries() -> None:
     assert tiny_tokenizer.train().to_str() == trained().to_str()
     assert 3000 < trained().get_vocab_size() <= ENTRIES

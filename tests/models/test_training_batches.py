@@ -46,6 +46,7 @@ def test_sequences_grow_longer_as_training_comes_further() -> None:
     assert longest(0.95) > 1024
 
 
+@pytest.mark.nightly
 def test_some_batches_are_of_what_is_slow_to_learn_alone() -> None:
     found = [batches().batch(number, 0.5) for number in range(40)]
     alone = [one for one in found if set(one.tasks) <= {"chat", "facts", "unknown", "tools"}]
@@ -68,6 +69,7 @@ def test_stage_one_has_no_first_messages_and_stage_two_many() -> None:
     assert {"recall", "lists", "talk"} <= {task for one in later for task in one.tasks}
 
 
+@pytest.mark.nightly
 def test_batches_of_one_length_have_one_shape() -> None:
     shapes = {batches().batch(number, done).tokens.shape for number in range(30) for done in (0, 1)}
     assert shapes <= {(2048 // length, length) for length in (96, 128, 256, 512, 1024, 2048)}

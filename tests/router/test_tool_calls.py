@@ -282,4 +282,4 @@ def test_what_comes_at_once_is_not_copied_for_each_false_opening(form: str, piec
         assert first + rest == text
         return took_s
 
-    assert seconds(100_000) < 12 * seconds(20_000)
+    assert seconds(25_000) < 12 * seconds(5_000)

@@ -46,6 +46,7 @@ def unfrozen() -> Iterator[None]:
     gc.set_threshold(*thresholds)
     gc.unfreeze()
     gc.collect()
+    gc.freeze()  # as pytest's process was before
 
 
 def test_live_objects_are_not_collected_again() -> None:

@@ -158,7 +158,7 @@ def test_500_seeds_agree_on_counts_and_order(layout: Layout) -> None:
         (replace(SIZE, prefill=2, decode=2, colocated=0), 2),
         nightly(replace(SIZE, prefill=3, decode=1, colocated=0, max_sequences=8), 3),
         nightly(replace(SIZE, colocated=2), 4),
-        (replace(SIZE, colocated=4), 6),
+        nightly(replace(SIZE, colocated=4), 6),
     ],
     ids=lambda value: value.name if isinstance(value, Layout) else "",
 )
@@ -227,6 +227,7 @@ def test_shared_prefixes_are_hit_and_read_as_in_a_routed_fleet(layout: Layout, s
     compare(real, simulated)
 
 
+@pytest.mark.nightly
 def test_a_router_that_learns_soon_places_like_one_that_knows() -> None:
     """Its first placements are by the prior; the second half of the requests is compared."""
     layout = replace(SIZE, prefill=2, decode=2, colocated=0)

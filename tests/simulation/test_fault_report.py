@@ -114,6 +114,7 @@ def test_a_failing_seed_that_does_not_repeat_says_so(monkeypatch: pytest.MonkeyP
     assert again == "  again: baton faults --from 5 --seeds 1"
 
 
+@pytest.mark.nightly
 def test_each_failing_seed_has_a_line_but_not_all_are_shortened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -32,7 +32,7 @@ from tests.support.metric_values import metric_value
 
 pytestmark = pytest.mark.usefixtures("quiet_logs")
 
-SEEDS = 60  # `make nightly` runs seeds up to 2,000, `make faults` 100,000
+SEEDS = 30  # `make nightly` runs seeds up to 2,000, `make faults` 100,000
 PART = 125
 PARTS = [
     (0, SEEDS),

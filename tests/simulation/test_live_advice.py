@@ -76,6 +76,7 @@ def test_a_wrong_model_recommends_nothing() -> None:
     assert "No recommendation" in findings(measured, found)[2].text
 
 
+@pytest.mark.nightly
 def test_another_worker_is_wanted_where_no_change_suffices() -> None:
     small = replace(LAYOUT, prefill=1, decode=1)
     found = advise(fleet(PROMPTS.replace("rate=5", "rate=4"), small))

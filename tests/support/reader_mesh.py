@@ -44,6 +44,7 @@ class Mesh:
         self.exchange.bytes_per_s = PROBE_BYTES / PROBE_S
         self.fate = Fate()
         self.read_at: list[tuple[float, bytes]] = []
+        self._awaited: dict[int, asyncio.Event] = {}  # by the number of READs
         self.registry = MemoryRegistry()
         self.granter: Granter
         self.restart(b"1" * 16)
@@ -57,7 +58,14 @@ class Mesh:
 
     def _fate(self, attempt: Attempt) -> Fate:
         self.read_at.append((asyncio.get_running_loop().time(), attempt.reader))
+        if reached := self._awaited.pop(len(self.read_at), None):
+            reached.set()
         return self.fate
+
+    async def next_reads(self, count: int) -> None:
+        """Wait until so many READs more have begun."""
+        reached = self._awaited[len(self.read_at) + count] = asyncio.Event()
+        await reached.wait()
 
     def mover(self, boot_id: bytes) -> MemoryMover:
         pool = HostPool(np.zeros((READ_BLOCKS, BLOCK_BYTES), np.uint8), 2)

@@ -6,7 +6,7 @@
 LAUNCHER nodes is a driver of workers on other nodes. STAND_IN in the environment makes workers
 misbehave (bad-model, crash, mute), the router slow to link its prefill workers (late-link), or
 torch slow to say how many GPUs there are (slow-gpus).
-STAND_IN_LOGS is the folder where logs are kept.
+STAND_IN_TIMEOUT_S is that of --start-timeout, STAND_IN_LOGS the folder where logs are kept.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def main() -> None:
         flags={"router.port": port},
         launcher="process" if launcher == "process" else "ray",
         ray_address="127.0.0.1:1" if nodes else "",
-        start_timeout_s=5.0 if os.environ.get("STAND_IN") == "mute" else 120.0,
+        start_timeout_s=float(os.environ["STAND_IN_TIMEOUT_S"]),
     )
     if "once" in sys.argv:
         demo(options, once=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from baton.deploy.host.instance import live_instances, read_status
 from baton.deploy.serve.plan import FLEET_JOB
+from tests.support.machine_speed import slowness
 
 STAND_IN_JOBS = Path(__file__).with_name("stand_in_jobs.py")
 LLAMA = {
@@ -30,7 +31,8 @@ class StandInServe:
     """A running stand-in serve and what it has printed."""
 
     def __init__(self, model: Path, launcher: str, *rest: str, port: int = 0, fault: str = ""):
-        environment = os.environ | {"STAND_IN": fault}
+        timeout_s = 5.0 * slowness() if fault == "mute" else 120.0
+        environment = os.environ | {"STAND_IN": fault, "STAND_IN_TIMEOUT_S": f"{timeout_s}"}
         self.process = subprocess.Popen(
             [
                 sys.executable,

@@ -162,9 +162,7 @@ async def test_measurement_of_a_forgotten_peer_marks_none() -> None:
     mesh = Mesh(floor_gb_per_s=1.0)
     (reader,) = readers(mesh, 1)
     await reader.open()
-    reads = len(mesh.read_at)
-    while len(mesh.read_at) <= reads + LATER_ROUNDS:  # until its last READ of a later measurement
-        await asyncio.sleep(0.0001)
+    await mesh.next_reads(LATER_ROUNDS + 1)  # the last READ of a later measurement
     reader.peers.forget(mesh.granter.boot_id)
     await asyncio.sleep(1.0)
     assert reader.peers.degraded() == []
