@@ -38,7 +38,7 @@ from chaos.starter import start
 from tests.support.machine_speed import slowness
 from tests.support.waiting import wait_until
 
-START_S = 240.0  # of a fleet with ranks, whose kernels compile on two cores
+START_S = 240.0  # of a fleet with ranks, whose kernels compile on two cores of usual speed
 END_S = 40.0  # from SIGTERM to the end, with its drain
 BATON = (sys.executable, "-P", "-m", "baton.deploy.cli.main")
 TOKEN = "a secret of this test"

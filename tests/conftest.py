@@ -23,6 +23,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from baton.runtime.silence import Silence
 from tests.support.file_order import begin_with_longest
+from tests.support.machine_speed import slowness
 
 # The same examples in each run, and slow machines are no failures. Others are looked for with
 # `pytest --hypothesis-profile=search`.
@@ -32,8 +33,14 @@ settings.register_profile("baton", **PATIENT, derandomize=True)
 settings.load_profile("baton")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     begin_with_longest(items)
+    if slowness() > 1.0:
+        usual_s = float(config.getini("timeout"))
+        for item in items:
+            mark = item.get_closest_marker("timeout")
+            limit_s = mark.args[0] if mark else usual_s
+            item.add_marker(pytest.mark.timeout(limit_s * slowness()), append=False)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -96,6 +96,7 @@ def reported(found: dict[str, dict[str, str]], name: str, level: str) -> str:
     return found[name]["remedy"]
 
 
+@pytest.mark.nightly
 def test_without_numba_every_check_ends_in_a_finding(tmp_path: Path) -> None:
     code, found = examined(tmp_path, "numba")
     assert code == 1
@@ -105,6 +106,7 @@ def test_without_numba_every_check_ends_in_a_finding(tmp_path: Path) -> None:
     assert reported(found, "device", "ok") == reported(found, "torch", "ok") == ""
 
 
+@pytest.mark.nightly
 def test_without_nixl_every_check_ends_in_a_finding(tmp_path: Path) -> None:
     code, found = examined(tmp_path, "nixl", "nixl_cu12", "nixl_cu13")
     assert code == 1

@@ -194,7 +194,14 @@ def test_a_stop_ends_the_download_and_its_process() -> None:
     assert children() == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.nightly),
+    ],
+)
 def test_serve_ends_at_once_while_it_fetches(number: signal.Signals) -> None:
     """By Ctrl-C in good order; and however it ends, the download ends with it."""
     served = subprocess.Popen(

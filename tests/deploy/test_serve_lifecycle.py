@@ -96,7 +96,9 @@ def test_each_process_has_a_certificate_while_it_serves(
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("moment", ["model", "starting", "prefill-0 ready"])
+@pytest.mark.parametrize(
+    "moment", [pytest.param("model", marks=pytest.mark.nightly), "starting", "prefill-0 ready"]
+)
 def test_ctrl_c_while_it_starts_leaves_nothing(
     serving: Callable[..., StandInServe], moment: str
 ) -> None:
@@ -107,7 +109,9 @@ def test_ctrl_c_while_it_starts_leaves_nothing(
     assert processes_of(instance_id) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
+)
 def test_a_signal_while_gpus_are_counted_is_a_clean_stop(
     serving: Callable[..., StandInServe], number: signal.Signals
 ) -> None:

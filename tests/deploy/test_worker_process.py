@@ -122,7 +122,7 @@ async def test_a_failure_in_a_workers_end_is_raised_after_the_rest(
         await asyncio.open_connection(*record.address.split(":"))
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("role", [pytest.param("prefill", marks=pytest.mark.nightly), "decode"])
 async def test_a_worker_all_of_whose_steps_fail_ends_by_itself(
     role: Role, monkeypatch: pytest.MonkeyPatch
 ) -> None:

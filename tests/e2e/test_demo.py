@@ -49,7 +49,7 @@ def test_the_demo_streams_an_answer_and_leaves_nothing(tmp_path: Path, launcher:
             env=os.environ | {name: value, "XDG_RUNTIME_DIR": folder},
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=150 * slowness(),
             check=False,
         )
         left = os.listdir(f"{folder}/baton")

@@ -19,6 +19,7 @@ import torch
 from baton.engine.spec.model_spec import ModelSpec, read_spec
 from tests.support import small_models
 from tests.support.cuda_runner_pair import RunnerPair
+from tests.support.machine_speed import slowness
 from tests.support.small_models import Reference
 
 HERE = Path(__file__).parent
@@ -144,7 +145,7 @@ def checked_by_interpreter(names: tuple[str, ...], folder: Path) -> dict[str, di
                 env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
                 capture_output=True,
                 text=True,
-                timeout=250,
+                timeout=250 * slowness(),
             )
             assert file.exists(), done.stdout + done.stderr
     found: list[dict[str, Any]] = json.loads(file.read_text())

@@ -12,6 +12,7 @@ import pytest
 from baton.decode_worker.speculator import Speculator
 from baton.engine.scheduling.blocks import Hold
 from baton.engine.speculation.proposer import Proposer
+from baton.kv_transfer import checksum_numba
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.simulation.fleet.cluster import SLABS, Cluster, Node
 from baton.simulation.fleet.hash_engine import block_bytes
@@ -19,6 +20,12 @@ from baton.simulation.virtual.virtual_time import at_the_end
 
 BLOCK = 4
 BLOCK_BYTES = block_bytes(BLOCK, SLABS)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled() -> None:
+    """A worker's process loads the kernel of checksums before it serves."""
+    checksum_numba.warm_up()
 
 
 def config(lease_s: float = 0.4, **step: int | float) -> Config:

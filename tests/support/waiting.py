@@ -11,20 +11,24 @@ import time
 import tokenize
 from collections.abc import Awaitable, Callable
 
-LIMIT_S = 60.0
+from tests.support.machine_speed import slowness
+
+LIMIT_S = 60.0  # on a machine of usual speed
 POLL_S = 0.01
 
 
 async def eventually(
     condition: Callable[[], object],
-    limit_s: float = LIMIT_S,
+    limit_s: float | None = None,
     *,
     every_s: float = POLL_S,
     show: Callable[[], object] | None = None,
     error: type[Exception] = AssertionError,
 ) -> None:
     """Wait until the condition, or what it returns once awaited, is true. Raises `error`, with
-    what `show` returns, when it is not within `limit_s` on the loop's clock."""
+    what `show` returns, when it is not within `limit_s` on the loop's clock: a minute, and longer
+    on a slow machine, where it is None."""
+    limit_s = LIMIT_S * slowness() if limit_s is None else limit_s
     seen: object = "nothing"
     try:
         async with asyncio.timeout(limit_s) as limit:
@@ -42,13 +46,14 @@ async def eventually(
 
 def wait_until(
     condition: Callable[[], object],
-    limit_s: float = LIMIT_S,
+    limit_s: float | None = None,
     *,
     every_s: float = POLL_S,
     show: Callable[[], object] | None = None,
     error: type[Exception] = AssertionError,
 ) -> None:
     """Same as `eventually` for code without an event loop."""
+    limit_s = LIMIT_S * slowness() if limit_s is None else limit_s
     deadline_s = time.monotonic() + limit_s
     while not (seen := condition()):
         if time.monotonic() >= deadline_s:
