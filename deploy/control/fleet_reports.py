@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from baton.deploy.control.orders import Cluster, Target, read_records
-from baton.planner.control.worker_report import counted
+from baton.planner.control.worker_report import ANSWER_TIMEOUT_S, counted
 from baton.planner.controller_load import FleetSample, WorkerSample
 from baton.proto import control_pb2, control_pb2_grpc
 from baton.runtime import logs
@@ -26,8 +26,6 @@ from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import RegistryClient
 from baton.runtime.shared_registry.registry_location import open_registry
 from baton.runtime.tls import Tls
-
-ANSWER_TIMEOUT_S = 2.0
 
 log = logs.get(__name__)
 

@@ -10,6 +10,8 @@ from baton.planner.step_samples import StepLimits, step_sample
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.worker.kv_bridge import is_narrow
 
+ANSWER_TIMEOUT_S = 2.0  # a worker without an answer until then counts as unreachable
+
 
 def counted(record: WorkerRecord, audit: Mapping[str, Any], not_ready: str) -> WorkerSample:
     """Return the report of a boot. `not_ready` says why it is not; empty: it is. Raises

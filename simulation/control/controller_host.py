@@ -16,6 +16,7 @@ from baton.planner.control import leadership, order_rules
 from baton.planner.control.controller_memory import ControllerMemory
 from baton.planner.control.role_loop import RoleLoop
 from baton.planner.control.size_loop import SizeLoop
+from baton.planner.control.worker_report import ANSWER_TIMEOUT_S
 from baton.planner.controller import RoleController
 from baton.planner.controller_forecast import ServiceGoals
 from baton.planner.controller_load import FleetSample, WorkerSample
@@ -36,7 +37,6 @@ from baton.simulation.virtual.simulated_redis import SimulatedRedisClient
 GOALS = ServiceGoals(ttft_s=2.0, itl_s=0.5, max_sequences=16)
 RELEASE_S = 15.0  # for which fewer workers must be enough
 LONGEST_START_S = 60.0  # of a worker, after which it is overdue
-ANSWER_TIMEOUT_S = 2.0  # of a worker's report, as in deploy/control/fleet_reports.py
 
 
 class ControlRoad(Protocol):

@@ -123,5 +123,5 @@ class PoolConnection:
         """It has no connection of its own."""
 
     async def _way(self) -> None:
-        """Simulate the way to the orchestrator, on virtual time."""
+        """Simulate the way to the orchestrator."""
         await asyncio.sleep(self._way_s())  # on virtual time, which no event replaces
