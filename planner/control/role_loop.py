@@ -176,6 +176,8 @@ class RoleLoop:
         was held up since it has read the fleet."""
         if (age_s := self._clock() - sample.at_s) > STALE_S:
             return f"the reports are {age_s:.1f} s old by now ({STALE_S:.0f} s)"
+        if self._sizes is not None and (reason := self._sizes.unanswered()) is not None:
+            return reason
         return self._term_hindrance()
 
     def _term_hindrance(self) -> str | None:

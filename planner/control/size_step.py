@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from baton.planner.control.order_rules import OrderUnanswered
 from baton.planner.control.worker_count import WorkerCount
 from baton.planner.fleet_size import SizeStep
 from baton.planner.overdue_workers import WorkerProblem
@@ -71,7 +72,7 @@ class StepStopped(Exception):
 
 class StepRun:
     """A step that is being taken. `drain` orders a boot to drain, and returns once the worker has
-    accepted that. `drained`: it has."""
+    accepted that. `drained`: it has. `may_drain`: it has, or may still do so."""
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class StepRun:
         self._drain = drain
         self._gate = gate
         self.drained = False
+        self.may_drain = False
 
     async def take(self, seen: WorkerCount) -> None:
         """Ask for the number. Raises StepStopped if this controller may not act, before any call
@@ -106,7 +108,7 @@ class StepRun:
         if leaving is not None:
             found = await self._unchanged(seen)
             await self._call("the dry run", lambda: self._pool.check(found, step.workers))
-            await self._call("the order to drain", lambda: self._drain(leaving.boot_id))
+            await self._call("the order to drain", lambda: self._order(leaving.boot_id))
             self.drained = True
             log.info(
                 "worker leaves",
@@ -116,6 +118,16 @@ class StepRun:
             )
         now = await self._unchanged(seen)
         await self._call("the request", lambda: self._pool.resize(now, step.workers))
+
+    async def _order(self, boot_id: str) -> None:
+        self.may_drain = True
+        try:
+            await self._drain(boot_id)
+        except OrderUnanswered:
+            raise
+        except BatonError:
+            self.may_drain = False
+            raise
 
     async def _unchanged(self, seen: WorkerCount) -> WorkerCount:
         """Return the number as it is now: its version changes with each pod that is ready or not.

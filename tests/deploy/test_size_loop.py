@@ -8,8 +8,10 @@ import json
 
 import pytest
 
+from baton.planner.change_history import UNTAKEN_S
 from baton.planner.control import size_loop
 from baton.planner.control.leadership import TERM_S
+from baton.planner.control.order_rules import OrderUnanswered
 from baton.planner.fleet_size import FAILED_S
 from baton.runtime import metrics
 from baton.runtime.errors import BatonError, Unavailable
@@ -80,6 +82,30 @@ async def test_a_worker_that_refuses_to_drain_keeps_its_pod() -> None:
     scene.refusal_of_drain = Unavailable("d3 is the last decode worker in the registry")
     await scene.calm(40)
     assert scene.pool.calls == ["check 4", "drain d3.0"] and scene.pool.asked == 5
+
+
+@pytest.mark.parametrize(
+    ("fault", "waits"),
+    [
+        (OrderUnanswered("d3 has not accepted the order"), True),
+        (Unavailable("d3 refused the order"), False),
+        (None, True),
+    ],
+)
+async def test_no_role_changes_while_a_worker_may_begin_to_drain(
+    fault: BatonError | None, waits: bool
+) -> None:
+    """The role would lose both workers: the reports do not show yet that it drains."""
+    scene = SizedScene()
+    scene.refusal_of_drain = fault
+    scene.pool.hangs = "" if fault is not None else "drain"  # the call takes too long
+    while "drain d3.0" not in scene.pool.calls:
+        await scene.calm(1)
+    scene.reader.scripted.rate = 30.0
+    await scene.pass_by(int(UNTAKEN_S) - 2)
+    assert bool(scene.ordered) != waits
+    await scene.pass_by(int(UNTAKEN_S))
+    assert scene.ordered
 
 
 async def test_a_number_that_is_refused_after_a_drain_is_asked_again() -> None:
