@@ -44,13 +44,13 @@ FLEETS := tests/chaos tests/clients tests/e2e $(PODS)
 # Two at a time run those that compare tokens and wait for events. One after the other run all else:
 # what bounds or compares times (demo, timeline, console, bad_input), gives requests the time of a
 # phase (cancel), has fixed addresses (pods), or shares one fleet (the rest of tests/e2e).
-IN_PAIRS := $(patsubst %,tests/e2e/test_%.py,faults ranks same_tokens unlike_sizes trace prompt_logprobs) \
+IN_PAIRS := $(patsubst %,tests/e2e/test_%.py,faults ranks same_tokens trace prompt_logprobs) \
     $(patsubst %,tests/clients/test_%.py,agents structured)
 STARTERS := tests/benchmarks tests/deploy
 # Tests over the text of all code: part of `make check`, and not run again by `make test`.
 CHECKED := $(addprefix tests/test_,architecture.py loaded_packages.py glossary.py dangerous_calls.py mutation_targets.py reasons.py)
 TIMED = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.timed' tests)
-# In these folders a conftest marks tests: all but a smoke test, or those on most of the models.
+# In these folders a conftest marks tests: all that start a benchmark, or those on most of the models.
 NIGHTLY_FOLDERS := tests/benchmarks tests/chaos tests/engine
 NIGHTLY = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.nightly' tests)
 # No test uses schemathesis' plugin, which takes 0.3 s of each process of pytest.

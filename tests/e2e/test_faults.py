@@ -137,6 +137,7 @@ async def test_a_worker_stopped_for_seconds_and_continued(
     assert not compare(answers, expected[:12])
 
 
+@pytest.mark.nightly
 async def test_a_worker_terminated_under_load_drains(
     fleet: Cluster, under_load: Callable[..., AbstractAsyncContextManager[None]]
 ) -> None:

@@ -31,13 +31,7 @@ def load(make_load: Callable[..., RequestLoad]) -> RequestLoad:
     return make_load(10, seed=41)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        name if name == "16-32" else pytest.param(name, marks=pytest.mark.nightly)
-        for name in FLEETS
-    ],
-)
+@pytest.fixture(scope="module", params=FLEETS)
 def fleet(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Cluster, bool]]:
@@ -56,6 +50,7 @@ def fleet(
         print(cluster.logs())
 
 
+@pytest.mark.nightly  # tests/stories/test_unlike_sizes.py has the same in one process
 async def test_blocks_of_unlike_sizes_are_exchanged_both_ways(
     fleet: tuple[Cluster, bool],
     load: RequestLoad,
