@@ -183,7 +183,13 @@ class Cluster:
             self._check_alive()
             return len(self.records()) >= workers and self._linked() >= workers
 
-        wait_until(ready, START_S, every_s=0.1, show=self.logs, error=ClusterError)
+        wait_until(
+            ready,
+            START_S * slowness(),
+            every_s=0.1,
+            show=lambda: f"{self.records()}\n{self.logs()}",
+            error=ClusterError,
+        )
 
     def records(self) -> dict[str, WorkerRecord]:
         """The announced workers whose process this cluster started last, and which lives; of those
@@ -344,7 +350,7 @@ class Cluster:
             self._check_alive()
             return address.exists() and bool(address.read_text())
 
-        wait_until(written, START_S, every_s=0.05, show=self.logs, error=ClusterError)
+        wait_until(written, START_S * slowness(), every_s=0.05, show=self.logs, error=ClusterError)
         self.urls[name] = f"http://{address.read_text().strip()}"
         by_grpc = grpc_address_file(address)  # written first, if at all
         if by_grpc.exists():

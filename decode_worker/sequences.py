@@ -224,6 +224,7 @@ class Sequence:
     @property
     def wants_token(self) -> bool:
         """Return whether a step could draw a token beyond those of the steps under way."""
+        # `growth_left` written out, since each step asks this of each sequence
         return not self.ended and self.under_way < self.request.max_tokens - len(self.output)
 
     @property

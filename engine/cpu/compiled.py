@@ -4,8 +4,8 @@ It needs numba, which is optional: only modules that need numba import this one.
 the number of threads that numba started with and numba's cache folder.
 
 Numba considers cached code current while the function's own file is unchanged, although the code
-includes functions of other modules. Each version of the engine's compiled sources therefore has
-its own cache folder.
+includes functions and constants of other modules. Each version of the engine's sources that are
+compiled, or have constants for those, therefore has its own cache folder.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from baton.engine.cpu.kernel_cache import KernelCache
 from baton.engine.scheduling.compile_clock import watch_numba
 
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz"}  # infinities and NaN stay valid
+_CONSTANTS = {"kv_quant.py"}  # sources with constants that compiled code includes
 _SAFE_LAYERS = ("numba.np.ufunc.tbbpool", "numba.np.ufunc.omppool")
 _TORCH_THREADS = torch.get_num_threads()
 _THREADS = numba.get_num_threads()
@@ -45,6 +46,7 @@ def compiled(function: Callable[..., None], *, parallel: bool = False, strict: b
     made: Any = numba.njit(parallel=shared, nogil=True, fastmath=fastmath)(function)
     with suppress(RuntimeError):  # no folder can be written
         made._cache = KernelCache(function)  # as numba's `enable_caching` does
+        made.compile = made._cache.released_after(made.compile)
     return made
 
 
@@ -61,7 +63,7 @@ def cache_folder(sources: Path, base: Path) -> Path:
     digest.update(f"{numba.__version__} {_parallel_is_safe()}".encode())
     for path in sorted(sources.rglob("*.py")):
         text = path.read_bytes()
-        if b"numba" in text or b"llvmlite" in text:
+        if b"numba" in text or b"llvmlite" in text or path.name in _CONSTANTS:
             digest.update(text)
     return base / f"kernels-{digest.hexdigest()}"
 

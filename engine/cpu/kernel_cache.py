@@ -4,6 +4,7 @@ Workers of a host that start together need the same kernels. Without a lock each
 of them beside the others, on the same cores; with it one compiles and the others load its code.
 Installations whose sources are the same share it, wherever they lie: its folder is named by what
 the sources contain (`compiled.cache_folder`), and below that by a source's own folder alone.
+The checksums of kv_transfer, which imports no engine, are not among them: numba keeps their code.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from baton.engine.scheduling.compile_clock import clock
+from baton.runtime import logs
 
 # Longer than any kernel takes to compile. Then the other process is stopped or has failed, and
 # this one compiles as well.
@@ -23,6 +26,7 @@ LONGEST_WAIT_S = 120.0
 POLL_S = 0.02
 
 _caching: Any = import_module("numba.core.caching")
+log = logs.get(__name__)
 
 
 class _SharedFolder(_caching.UserProvidedCacheLocator):  # type: ignore[misc]  # numba has no types
@@ -38,7 +42,8 @@ class _SharedCode(_caching.CompileResultCacheImpl):  # type: ignore[misc]  # num
 
 class KernelCache(_caching.FunctionCache):  # type: ignore[misc]  # numba has no types
     """Same as numba's `FunctionCache`, which finds compiled code by signature. A process that finds
-    none holds the function's lock until it has saved the code that it compiles."""
+    none holds the function's lock while it compiles: until `released_after` the compilation, which
+    may fail. Where no lock can be had, as on file systems without any, it compiles without."""
 
     _impl_class = _SharedCode
 
@@ -59,21 +64,29 @@ class KernelCache(_caching.FunctionCache):  # type: ignore[misc]  # numba has no
             self._release()
         return found
 
-    def save_overload(self, sig: Any, data: Any) -> None:
-        """Save the code that this process compiled for `sig`."""
-        try:
-            super().save_overload(sig, data)
-        finally:
-            self._release()
+    def released_after(self, compiles: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `compiles`, which compiles or loads the code of a signature, with the release of
+        the lock after it."""
+
+        def compile_and_release(*args: Any) -> Any:
+            try:
+                return compiles(*args)
+            finally:
+                self._release()
+
+        return compile_and_release
 
     def _take_lock(self) -> None:
-        self._impl.locator.ensure_cache_path()
-        self._lock = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         clock.begin()  # a step that waits for a kernel is no slow step
         try:
+            self._impl.locator.ensure_cache_path()
+            self._lock = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             until = time.monotonic() + LONGEST_WAIT_S
             while not _locked(self._lock) and time.monotonic() < until:
                 time.sleep(POLL_S)  # flock has no time limit
+        except OSError as error:
+            log.warning("kernel compiled without a lock", file=self._path, reason=str(error))
+            self._release()
         finally:
             clock.end()
 

@@ -358,7 +358,7 @@ class Dispatcher:
 
     async def _place_retry(self, attempt: Attempt, retry: Retry) -> None:
         """A task per retry, which ends with its attempt: the request's deadline cancels it."""
-        await asyncio.sleep(retry.pause_s)  # a busy worker had refused it
+        await asyncio.sleep(retry.pause_s)  # 0 unless a busy worker had refused it
         try:
             await self._retries.acquire(attempt, retry)
             metrics.MIGRATIONS.labels(retry.reason).inc()

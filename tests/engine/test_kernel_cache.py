@@ -1,12 +1,15 @@
 """Processes that need the same kernel at once: one compiles it."""
 
+import errno
 import fcntl
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numba
 import numpy as np
+import pytest
 
 import baton.engine.cpu.kernel_cache as module
 from baton.engine.cpu.compiled import compiled
@@ -80,3 +83,31 @@ def test_a_stopped_process_delays_others_for_a_bounded_time(tmp_path, monkeypatc
         os.close(descriptor)
     assert out.tolist() == [7]
     assert sum(function.stats.cache_misses.values()) == 1
+
+
+def test_without_locks_kernels_are_compiled_all_the_same(tmp_path, monkeypatch):
+    """As on a file system that has none, or beside the lock file of another account."""
+
+    def fill(out):
+        out[0] = 5
+
+    def no_lock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(fcntl, "flock", no_lock)
+    out = np.zeros(1)
+    compiled(fill)(out)
+    assert out.tolist() == [5]
+
+
+def test_a_failed_compilation_keeps_no_lock(tmp_path, monkeypatch):
+    def wrong(out):
+        out[0] = out.no_such_field
+
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    with pytest.raises(numba.TypingError):
+        compiled(wrong)(np.zeros(1))
+    (path,) = tmp_path.rglob("*.lock")
+    with open(path, "rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if it is held
