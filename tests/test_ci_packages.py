@@ -1,4 +1,5 @@
-"""`.ci/debian-packages` never fails CI, bounds its downloads, and knows what tests skip without."""
+"""`.ci/debian-packages` never fails CI, bounds its downloads, waits for no answer, and knows what
+tests skip without."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ MAX_S = 480
 
 
 def run(folder: Path, programs: dict[str, str]) -> tuple[str, list[str]]:
-    """Run the script where these programs alone exist. Return its output, and the calls of
-    `timeout`, `dpkg` and `apt-get`."""
+    """Run the script where these programs alone exist, with a line to read. Return its output, and
+    the calls of `timeout`, `dpkg` and `apt-get`."""
     calls = folder / "calls"
     for name, script in programs.items():
         path = folder / name
@@ -26,49 +27,55 @@ def run(folder: Path, programs: dict[str, str]) -> tuple[str, list[str]]:
     bash = shutil.which("bash")
     assert bash is not None
     done = subprocess.run([bash, str(SCRIPT)], env={"PATH": str(folder)}, capture_output=True,
-                          text=True, timeout=60, check=False)  # fmt: skip
+                          input="an answer\n", text=True, timeout=60, check=False)  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout, calls.read_text().splitlines() if calls.exists() else []
 
 
 def machine(download_code: int, user: int = 0, install_code: int = 0) -> dict[str, str]:
     """Return the programs of a machine whose downloads and installation end with these codes."""
+    reads = 'read -r line && echo "$line" >> CALLS'
     return {
         "id": f"echo {user}",
-        "dpkg": 'echo dpkg "$@" >> CALLS',
-        "apt-get": f'echo apt-get "$@" >> CALLS; exit {install_code}',
+        "dpkg": f'{reads}; echo dpkg "$@" >> CALLS',
+        "apt-get": f'{reads}; echo apt-get "$@" >> CALLS; exit {install_code}',
         "timeout": f'echo "$@" >> CALLS; exit {download_code}',
     }
 
 
 def test_missing_packages_are_downloaded_in_bounded_time(tmp_path: Path) -> None:
-    output, (repair, update, *downloads, install) = run(tmp_path, machine(0))
+    output, (_repair, update, *calls) = run(tmp_path, machine(0))
     assert output == ""
-    assert repair == "dpkg --configure -a"
+    downloads, installs = calls[::2], calls[1::2]
     assert {call.split()[-1] for call in downloads} == PACKAGES
     for call in (update, *downloads):
         assert call.startswith("--kill-after=10 ") and " apt-get " in call
         assert call is update or "--download-only" in call
     assert sum(int(call.split()[1]) for call in (update, *downloads)) <= MAX_S
-    assert install.startswith("apt-get install "), "dpkg is never killed amid its work"
-    assert set(install.split()[-len(PACKAGES) :]) == PACKAGES
+    for download, install in zip(downloads, installs, strict=True):
+        assert install.startswith("apt-get install "), "dpkg is never killed amid its work"
+        assert "--no-download" in install and install.split()[-1] == download.split()[-1]
+
+
+def test_configuration_files_are_kept_without_a_question(tmp_path: Path) -> None:
+    _, (repair, _update, *calls) = run(tmp_path, machine(0))
+    assert repair == "dpkg --force-confold --configure -a"
+    assert len(calls) == 2 * len(PACKAGES)
+    assert all(" -o Dpkg::Options::=--force-confold " in call for call in calls)
 
 
 def test_present_programs_are_not_installed_again(tmp_path: Path) -> None:
     present = dict.fromkeys(("nft", "redis-cli", "mmdebstrap", "chromium"), "")
-    _, (_repair, _update, *calls, _install) = run(tmp_path, {**machine(0), **present})
+    _, (_repair, _update, *calls) = run(tmp_path, {**machine(0), **present})
     assert {call.split()[-1] for call in calls} == {"iproute2", "prometheus"}
 
 
-def test_packages_that_do_not_install_are_named(tmp_path: Path) -> None:
-    output, _ = run(tmp_path, machine(0, install_code=100))
-    assert output.startswith("some of ") and all(name in output for name in PACKAGES)
-
-
-def test_packages_that_cannot_be_installed_are_named(tmp_path: Path) -> None:
-    output, _ = run(tmp_path, machine(100))
+@pytest.mark.parametrize("codes", [{"download_code": 100}, {"download_code": 0, "install_code": 9}])
+def test_packages_that_cannot_be_installed_are_named(codes: dict[str, int], tmp_path: Path) -> None:
+    output, calls = run(tmp_path, machine(**codes))
     for name in PACKAGES:
         assert f"{name} cannot be installed: the tests that need it skip" in output
+    assert any("--no-download" in call for call in calls) == ("install_code" in codes)
 
 
 @pytest.mark.parametrize("programs", [{"id": "echo 0"}, machine(0, user=1000)])

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Protocol
 
+from baton.deploy.host.fleet_end import END_RETRY_S
 from baton.deploy.host.fleet_progress import WorkerProgress
 from baton.deploy.host.restarts import EARLY_STARTS
 from baton.deploy.nodes import fleet_metrics
@@ -29,7 +30,6 @@ from baton.runtime.metric_factory import ROLES
 LOST_S = 10.0  # without an answer, until a worker's actor counts as lost
 TURN_S = 1.0
 END_PAUSE_S = 0.5  # between two looks at workers that end: their nodes look as often
-END_RETRY_S = 30.0  # for what Ray has failed to do: a head that is restarted answers sooner
 
 log = logs.get(__name__)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from baton.deploy.control.fleet_number import FleetNumber, open_fleet_number
 from baton.deploy.control.orders import Cluster, Target, order_drain
+from baton.deploy.host.fleet_end import WORKERS_END_S
 from baton.deploy.host.fleet_progress import WorkerProgress, check_start, write_fleet_progress
 from baton.deploy.nodes.fleet_driver import TURN_S, FleetDriver
 from baton.deploy.nodes.fleet_follower import FleetFollower
@@ -27,8 +28,6 @@ from baton.deploy.serve.ray_driver import connect
 from baton.runtime import logs
 from baton.runtime.errors import BatonError, Unavailable
 from baton.runtime.registry import WorkerRecord
-
-END_S = 30.0  # beside the grace of the workers
 
 log = logs.get(__name__)
 
@@ -139,7 +138,7 @@ class FleetProcess:
         if self.leaves:
             log.info("fleet left", workers=driver.ready())
             return
-        deadline_s = time.monotonic() + self.options.grace_s + END_S
+        deadline_s = time.monotonic() + self.options.grace_s + WORKERS_END_S
         left = await asyncio.to_thread(driver.end, deadline_s)
         await drain_rest(self.cluster, driver.wanted())
         if number is not None:

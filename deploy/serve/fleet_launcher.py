@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 
+from baton.deploy.host.fleet_end import DRIVER_END_S
 from baton.deploy.host.instance import TOKEN_KEY, Instance, Job
 from baton.deploy.serve.model_source import ModelSource
 from baton.deploy.serve.plan import (
@@ -25,7 +26,6 @@ from baton.deploy.serve.plan import (
 from baton.deploy.serve.process_launcher import ProcessLauncher
 from baton.runtime.errors import ConfigError
 
-END_S = 60.0  # beside the grace of the workers: the driver's own, and Ray's
 CPUS = 1  # of each rank
 ROUTERS_OWN = ("router.api_keys", "router.host", "router.port", "router.grpc_port")
 
@@ -40,7 +40,7 @@ class FleetLauncher:
                 f"{TOKEN_KEY} is not set, and workers on other nodes cannot read this host's: set "
                 "it here and in the environment of each node"
             )
-        job = Job(FLEET_JOB, fleet_command(options, model), grace_s(options.config) + END_S)
+        job = Job(FLEET_JOB, fleet_command(options, model), grace_s(options.config) + DRIVER_END_S)
         instance.write_job(job)
         self._processes = ProcessLauncher(instance.folder, [ROUTER_JOB, FLEET_JOB])
 

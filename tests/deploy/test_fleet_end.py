@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from baton.deploy.nodes.fleet_driver import END_PAUSE_S, END_RETRY_S
+from baton.deploy.host.fleet_end import DRIVER_END_S, END_RETRY_S, RAY_CALL_S, WORKERS_END_S
+from baton.deploy.nodes.fleet_driver import END_PAUSE_S
 from baton.runtime.errors import Unavailable
 from tests.support.driver_scene import DriverScene, order
+
+GRACE_S = 24.0
 
 
 def test_the_end_waits_for_workers_and_then_removes_their_actors() -> None:
@@ -59,6 +62,26 @@ def test_one_removal_that_fails_holds_up_no_other() -> None:
         scene.driver.end(deadline_s=scene.now + 60.0)
     assert "decode-1" not in str(raised.value)
     assert scene.fleet.removed == ["decode-1"] and scene.now > 60.0 + END_RETRY_S
+
+
+def test_the_driver_reports_before_its_supervisor_kills_it() -> None:
+    """Calls of Ray wait for their longest when the signal comes and when the time to retry ends."""
+    scene = DriverScene(order("decode-0"))
+    scene.turns(scene.driver)
+    began = scene.now
+    scene.now += RAY_CALL_S  # of a turn that the signal met
+    deadline_s = scene.now + GRACE_S + WORKERS_END_S
+    scene.fleet.ends, scene.fleet.failing = False, {"decode-0"}
+
+    def pause(seconds: float) -> None:
+        lasting = scene.now == deadline_s + END_RETRY_S
+        scene.now += RAY_CALL_S - seconds if lasting else seconds
+
+    scene.on_pause = pause
+    with pytest.raises(Unavailable, match="decode-0 may serve on"):
+        scene.driver.end(deadline_s)
+    assert scene.now > deadline_s + END_RETRY_S + RAY_CALL_S / 2
+    assert scene.now - began < GRACE_S + DRIVER_END_S
 
 
 def test_a_removal_that_fails_for_a_moment_is_repeated() -> None:

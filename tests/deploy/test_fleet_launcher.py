@@ -10,11 +10,12 @@ import pytest
 from baton.deploy.cli.main import parser
 from baton.deploy.cli.serve_commands import _serve_options
 from baton.deploy.control.orders import live_clusters
+from baton.deploy.host.fleet_end import DRIVER_END_S
 from baton.deploy.host.instance import TOKEN_KEY, Instance, read_job
 from baton.deploy.nodes.fleet_plan import FleetOptions
 from baton.deploy.serve.fleet_launcher import FleetLauncher, fleet_command
 from baton.deploy.serve.model_source import ModelSource
-from baton.deploy.serve.plan import FLEET_JOB, ServeOptions, client_settings, jobs
+from baton.deploy.serve.plan import FLEET_JOB, ServeOptions, client_settings, grace_s, jobs
 from baton.runtime.cluster_config import RegistryConfig
 from baton.runtime.errors import ConfigError
 from baton.runtime.settings.loading import load
@@ -122,6 +123,7 @@ def test_a_token_of_this_host_alone_is_refused(
     FleetLauncher(instance, options(), MODEL)
     job = read_job(instance.folder, FLEET_JOB)
     assert job is not None and job.argv == fleet_command(options(), MODEL)
+    assert job.grace_s == grace_s(options().config) + DRIVER_END_S
 
 
 def test_workers_stay_on_this_host_without_a_server(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tests.support.chart import (
     ROOT,
     Document,
     Release,
+    Values,
     chart,
     custom_schemas,
     example,
@@ -27,7 +28,7 @@ from tests.support.chart import (
     render,
     validate,
 )
-from tests.support.chart_choices import EXAMPLES, drawn_choices, each_choice
+from tests.support.chart_choices import CHOICES, EXAMPLES, drawn_choices, each_choice, fitting
 
 (OLDEST,) = re.findall(r'kubeVersion: ">=(1\.\d+)', (FOLDER / "Chart.yaml").read_text())
 VERSIONS = (OLDEST, "1.35", "1.36", "1.37")
@@ -98,6 +99,19 @@ def test_containers_are_confined(releases: list[Release]) -> None:
             assert security["capabilities"].get("add", []) == (["IPC_LOCK"] if needs_lock else [])
             assert "memory" in container["resources"]["limits"]
             assert {"cpu", "memory"} <= set(container["resources"]["requests"])
+
+
+def test_every_pod_may_pull_from_a_private_registry(releases: list[Release]) -> None:
+    """The pods are of each kind that any release has."""
+    pull: Values = {"image": {"pullSecrets": ["ours", "theirs"]}}
+    sized = {"autoscaling": CHOICES["autoscaling"][-1], "models": CHOICES["models"][-1]}
+    forms = (sized, {"orchestrator": "kuberay", **sized})
+    named = [render(merged(example("cpu-demo"), fitting(form), pull)) for form in forms]
+    for release in named:
+        for _, pod in release.pods():
+            assert pod["imagePullSecrets"] == [{"name": "ours"}, {"name": "theirs"}]
+    seen = {container["name"] for each in named for _, container in containers(each)}
+    assert seen >= {container["name"] for each in releases for _, container in containers(each)}
 
 
 def test_accounts_tokens_are_mounted_where_they_are_used(releases: list[Release]) -> None:

@@ -4,31 +4,50 @@ from __future__ import annotations
 
 import json
 
-from tests.support.chart import (
-    FOLDER,
-    merged,
-    render,
-)
+from baton.deploy.monitoring import generate
+from tests.support.chart import FOLDER, Document, Release, Values, merged, render
+
+MONITORED: Values = {"model": {"embedded": True}, "monitoring": {"enabled": True}}
+
+
+def rules_of(release: Release) -> list[Document]:
+    """Return all rules of a release."""
+    (found,) = release.of_kind("PrometheusRule")
+    return [each for group in found["spec"]["groups"] for each in group["rules"]]
 
 
 def test_rules_select_the_release_and_carry_its_name() -> None:
-    release = render({"model": {"embedded": True}, "monitoring": {"enabled": True}})
+    release = render(MONITORED)
     (rule,) = release.of_kind("PrometheusRule")
-    rules = [each for group in rule["spec"]["groups"] for each in group["rules"]]
+    rules = rules_of(release)
     own = 'namespace="llm",pod=~"chat-baton-.*"'
     assert len(rules) > 20
     for each in rules:
         if "process_" not in each["expr"] and "baton_" in each["expr"]:
             assert own in each["expr"], each
-        if "record" in each:
-            assert each["labels"] == {"app_kubernetes_io_instance": "chat"}
+        severity = {} if "record" in each else {"severity": each["labels"]["severity"]}
+        assert each["labels"] == severity | {
+            "app_kubernetes_io_instance": "chat",
+            "namespace": "llm",
+        }
     assert len({group["name"] for group in rule["spec"]["groups"]}) == 2
-    assert "SELECT_RELEASE" not in str(rule) and "RELEASE_NAME" not in str(rule)
+    for left in (generate.CHART_SELECT, *generate.CHART_LABELS.values()):
+        assert left not in str(rule)
+
+
+def test_alerts_and_series_of_two_releases_differ() -> None:
+    """Equal labels are one alert to Alertmanager: its end at one release would end the other's."""
+    made = [render(MONITORED, "chat"), render(MONITORED, "code"), render(MONITORED, "chat", "b")]
+    found = [
+        json.dumps([each.get("alert") or each["record"], each["labels"]], sort_keys=True)
+        for release in made
+        for each in rules_of(release)
+    ]
+    assert len(set(found)) == len(found) > 60
 
 
 def test_dashboards_are_whole_and_can_be_left_out() -> None:
-    on = {"model": {"embedded": True}, "monitoring": {"enabled": True}}
-    made = render(on).of_kind("ConfigMap")
+    made = render(MONITORED).of_kind("ConfigMap")
     boards = [each for each in made if "grafana_dashboard" in each["metadata"]["labels"]]
     files = {path.name: path.read_text() for path in (FOLDER / "dashboards").glob("*.json")}
     found = {name: text for each in boards for name, text in each["data"].items()}
@@ -36,9 +55,9 @@ def test_dashboards_are_whole_and_can_be_left_out() -> None:
     assert {name: json.loads(text) for name, text in found.items()} == {
         name: json.loads(text) for name, text in files.items()
     }
-    off = merged(on, {"monitoring": {"dashboards": False}})
+    off = merged(MONITORED, {"monitoring": {"dashboards": False}})
     kept = render(off).of_kind("ConfigMap")
     assert not [each for each in kept if "grafana_dashboard" in each["metadata"]["labels"]]
-    other = merged(on, {"monitoring": {"dashboardLabels": {"board": "yes"}}})
+    other = merged(MONITORED, {"monitoring": {"dashboardLabels": {"board": "yes"}}})
     labels = [each["metadata"]["labels"] for each in render(other).of_kind("ConfigMap")]
     assert sum(each.get("board") == "yes" for each in labels) == 5

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from tests.support.live_chart import upgraded
 from tests.support.pods.secrets_server import SecretsServer
 
 DEMO = example("cpu-demo")
-TLS_FILES = ("tls.crt", "tls.key", "ca.crt")
+TLS_FILES = {"tls.crt": "CERTIFICATE_FILE", "tls.key": "KEY_FILE", "ca.crt": "AUTHORITY_FILE"}
 NAMED: Values = {
     "secrets": {"existing": "own"},
     "image": {"pullSecrets": ["pull"]},
@@ -35,9 +37,9 @@ NAMED: Values = {
 KEYS = {
     "own": ("token", "api-keys", "redis-password"),
     "pull": (),
-    "r": TLS_FILES,
-    "w": TLS_FILES,
-    "s": TLS_FILES,
+    "r": tuple(TLS_FILES),
+    "w": tuple(TLS_FILES),
+    "s": tuple(TLS_FILES),
     "operator": ("admin-key",),
     "operator-of-code": ("admin-key",),
     "web": ("tls.crt", "tls.key"),
@@ -51,7 +53,7 @@ PURPOSES = {
     "s": "tls.existingSecrets.redis",
     "operator": "router.adminKeySecret",
     "operator-of-code": "models.code.router.adminKeySecret",
-    "web": "ingress.tlsSecret",
+    "web": "ingress.tlsSecret (no pod needs it)",
     "hub": "models.code.model.tokenSecret",
 }
 
@@ -88,17 +90,21 @@ def named_by(release: Release) -> dict[str, set[str]]:
     return found
 
 
-def commands(release: Release) -> dict[str, tuple[str, list[str]]]:
-    """Return the purpose and the words of each command of the notes about Secrets, by the
-    Secret."""
+def lines_of(release: Release) -> dict[str, tuple[str, str]]:
+    """Return the purpose and each command of the notes about Secrets, by the Secret."""
     lines = release.notes.splitlines()
     found = {}
     for above, line in zip(lines, lines[1:], strict=False):
         if above.startswith("  # "):
             words = shlex.split(line)
             name = words[words.index("secret") + (2 if "create" in words else 1)]
-            found[name] = above.removeprefix("  # "), words
+            found[name] = above.removeprefix("  # "), line.strip()
     return found
+
+
+def commands(release: Release) -> dict[str, tuple[str, list[str]]]:
+    """Same as `lines_of`, with the words of each command."""
+    return {name: (why, shlex.split(line)) for name, (why, line) in lines_of(release).items()}
 
 
 def put_all(server: SecretsServer) -> None:
@@ -113,9 +119,10 @@ def test_each_missing_secret_is_named_with_its_command(
     assert {name: purpose for name, (purpose, _) in found.items()} == PURPOSES
     for name, (_, words) in found.items():
         assert words[:5] == ["kubectl", "-n", "llm", "create", "secret"]
-        given = {each.partition("=")[2].partition("=")[0] for each in words if "--from-" in each}
+        given = [each.partition("=")[2].split("=", 1) for each in words if "--from-" in each]
         if words[5] == "generic":
-            assert given == set(KEYS[name])
+            assert {key for key, _ in given} == set(KEYS[name])
+            assert all(word == TLS_FILES[key] for key, word in given if key in TLS_FILES)
     assert found["web"][1][5:] == ["tls", "web", "--cert=CERTIFICATE_FILE", "--key=KEY_FILE"]
     assert found["pull"][1][5:7] == ["docker-registry", "pull"]
 
@@ -147,6 +154,35 @@ def test_a_secret_without_a_key_is_named(server: SecretsServer, tmp_path: Path) 
     assert purpose == "secrets.existing: the Secret is there, its key api-keys is not"
     assert words[3:7] == ["patch", "secret", "own", "-p"]
     assert json.loads(words[7]) == {"stringData": {"api-keys": "VALUE"}}
+
+
+KUBECTL = """#!/bin/bash
+printf '%s' "${!#}" > GIVEN
+"""
+
+
+@pytest.mark.parametrize("key", TLS_FILES)
+def test_a_files_key_is_added_by_its_command(
+    key: str, server: SecretsServer, tmp_path: Path
+) -> None:
+    """Bash runs the command as printed; the last argument of `kubectl` is the patch."""
+    put_all(server)
+    server.put("r", {each: b"a value" for each in TLS_FILES if each != key})
+    purpose, line = lines_of(upgraded(server, merged(DEMO, NAMED), tmp_path))["r"]
+    assert purpose == f"tls.existingSecrets.router: the Secret is there, its key {key} is not"
+    content = (tmp_path / "ca.crt").read_bytes() * 3  # certificates, with line breaks
+    assert content.count(b"\n") > 20
+    file, given, kubectl = (tmp_path / name for name in ("a file", "given", "kubectl"))
+    file.write_bytes(content)
+    kubectl.write_text(KUBECTL.replace("GIVEN", shlex.quote(str(given))))
+    kubectl.chmod(0o755)
+    assert TLS_FILES[key] in line
+    typed = line.replace(TLS_FILES[key], shlex.quote(str(file)))
+    typed = f"PATH={shlex.quote(str(tmp_path))}:$PATH; {typed}"
+    subprocess.run(["bash", "-ec", typed], check=True, timeout=60)
+    patch = json.loads(given.read_text())
+    assert b64decode(patch["data"].pop(key), validate=True) == content
+    assert patch == {"data": {}}
 
 
 def test_a_release_that_names_no_secret_asks_for_none(

@@ -1,14 +1,5 @@
 {{/* What all pods have alike. */}}
 
-{{- define "baton.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
-fsGroupChangePolicy: OnRootMismatch
-seccompProfile: {type: RuntimeDefault}
-{{- end -}}
-
 {{- define "baton.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -26,7 +17,12 @@ automountServiceAccountToken: false
 {{- define "baton.podWithAccount" -}}
 enableServiceLinks: false
 securityContext:
-  {{- include "baton.podSecurity" . | nindent 2 }}
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
@@ -122,7 +118,7 @@ environment, so that `kubectl exec POD -- baton drain WORKER` has it too. */}}
   valueFrom:
     secretKeyRef: {name: {{ include "baton.secret" . }}, key: token}
 {{- range $name, $key := dict "BATON_TOKEN_ALSO" "token-also" "BATON_IDENTITY_SECRET" "identity-secret" }}
-- name: {{ $name }} # there while the token is replaced
+- name: {{ $name }} # there once the token is replaced
   valueFrom:
     secretKeyRef: {name: {{ include "baton.secret" $ }}, key: {{ $key }}, optional: true}
 {{- end }}

@@ -1,10 +1,16 @@
 {{/* The Secrets that the values name: what each is for, the keys that pods read, and the command that
 creates it. NOTES.txt looks them up (docs/decisions/0146-named-secrets.md). */}}
 
+{{/* By a key whose content comes from a file, the word for that file. */}}
+{{- define "baton.secretFiles" -}}
+{{ dict "tls.crt" "CERTIFICATE_FILE" "tls.key" "KEY_FILE" "ca.crt" "AUTHORITY_FILE" | toJson }}
+{{- end -}}
+
 {{/* Those that one model names, as a JSON list. A command has words in capitals for what only its
 user knows. */}}
 {{- define "baton.namedSecrets" -}}
 {{- $found := list -}}
+{{- $files := include "baton.secretFiles" . | fromJson -}}
 {{- range .Values.image.pullSecrets -}}
 {{- $found = append $found (dict "name" . "value" "image.pullSecrets" "keys" (list) "command" "docker-registry" "content" (list "--docker-server=REGISTRY" "--docker-username=USER" "--docker-password=PASSWORD")) -}}
 {{- end -}}
@@ -20,7 +26,8 @@ user knows. */}}
 {{- range $component, $name := .Values.tls.existingSecrets -}}
 {{- if $name -}}
 {{- $keys := list "tls.crt" "tls.key" "ca.crt" -}}
-{{- $content := list "--from-file=tls.crt=CERTIFICATE_FILE" "--from-file=tls.key=KEY_FILE" "--from-file=ca.crt=AUTHORITY_FILE" -}}
+{{- $content := list -}}
+{{- range $keys -}}{{- $content = append $content (printf "--from-file=%s=%s" . (get $files .)) -}}{{- end -}}
 {{- $found = append $found (dict "name" $name "value" (printf "tls.existingSecrets.%s" $component) "keys" $keys "command" "generic" "content" $content) -}}
 {{- end -}}
 {{- end -}}
@@ -31,7 +38,7 @@ user knows. */}}
 {{- $found = append $found (dict "name" .Values.router.adminKeySecret "value" (include "baton.valuePath" (list . "router" "adminKeySecret")) "keys" (list "admin-key") "command" "generic" "content" (list "--from-literal=admin-key=\"$(openssl rand -hex 32)\"")) -}}
 {{- end -}}
 {{- if and .Values.ingress.enabled .Values.ingress.tlsSecret -}}
-{{- $found = append $found (dict "name" .Values.ingress.tlsSecret "value" (include "baton.valuePath" (list . "ingress" "tlsSecret")) "keys" (list "tls.crt" "tls.key") "command" "tls" "content" (list "--cert=CERTIFICATE_FILE" "--key=KEY_FILE")) -}}
+{{- $found = append $found (dict "name" .Values.ingress.tlsSecret "value" (printf "%s (no pod needs it)" (include "baton.valuePath" (list . "ingress" "tlsSecret"))) "keys" (list "tls.crt" "tls.key") "command" "tls" "content" (list (printf "--cert=%s" (get $files "tls.crt")) (printf "--key=%s" (get $files "tls.key")))) -}}
 {{- end -}}
 {{ toJson $found }}
 {{- end -}}
@@ -49,6 +56,7 @@ models.{{ $root.modelKey }}.{{ $path }}
 {{/* What the namespace lacks of the Secrets that all models name, as a JSON list of "purpose" and
 "command", each Secret once. */}}
 {{- define "baton.missingSecrets" -}}
+{{- $files := include "baton.secretFiles" . | fromJson -}}
 {{- $named := list -}}
 {{- range printf "[%s]" (include "baton.eachModel" (dict "root" . "objects" "baton.namedSecrets" "separator" ",")) | fromJsonArray -}}
 {{- $named = concat $named . -}}
@@ -76,7 +84,11 @@ models.{{ $root.modelKey }}.{{ $path }}
 {{- else -}}
 {{- range $key := $keys -}}
 {{- if not (hasKey ($live.data | default dict) $key) -}}
-{{- $missing = append $missing (dict "purpose" (printf "%s: the Secret is there, its key %s is not" $purpose $key) "command" (printf "%s patch secret %s -p '{\"stringData\": {\"%s\": \"VALUE\"}}'" $kubectl $secret.name $key)) -}}
+{{- $patch := printf `'{"stringData": {"%s": "VALUE"}}'` $key -}}
+{{- with get $files $key -}}{{/* JSON has no line breaks in a text, and PEM has some */}}
+{{- $patch = printf `"{\"data\": {\"%s\": \"$(base64 < %s | tr -d '\n')\"}}"` $key . -}}
+{{- end -}}
+{{- $missing = append $missing (dict "purpose" (printf "%s: the Secret is there, its key %s is not" $purpose $key) "command" (printf "%s patch secret %s -p %s" $kubectl $secret.name $patch)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
