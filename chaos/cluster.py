@@ -38,7 +38,7 @@ from chaos.starter import start
 from tests.support.machine_speed import slowness
 from tests.support.waiting import wait_until
 
-START_S = 240.0  # of a fleet with ranks, whose kernels compile on two cores of usual speed
+START_S = 240.0 * slowness()  # of a fleet with ranks, whose kernels compile on two cores
 END_S = 40.0  # from SIGTERM to the end, with its drain
 BATON = (sys.executable, "-P", "-m", "baton.deploy.cli.main")
 TOKEN = "a secret of this test"
@@ -183,13 +183,7 @@ class Cluster:
             self._check_alive()
             return len(self.records()) >= workers and self._linked() >= workers
 
-        wait_until(
-            ready,
-            START_S * slowness(),
-            every_s=0.1,
-            show=lambda: f"{self.records()}\n{self.logs()}",
-            error=ClusterError,
-        )
+        wait_until(ready, START_S, every_s=0.1, show=self.logs, error=ClusterError)
 
     def records(self) -> dict[str, WorkerRecord]:
         """The announced workers whose process this cluster started last, and which lives; of those
@@ -277,8 +271,7 @@ class Cluster:
         return sum(self.metric(name, metric, **labels) for name in decode)
 
     def quiet(self, within_s: float) -> None:
-        """Wait until no worker holds anything, on a slow machine longer; fails naming what is
-        left."""
+        """Wait until no worker holds anything, longer on slow machines; fails with what is left."""
         if left := self.left_over(within_s * slowness()):
             raise ClusterError(json.dumps(left, indent=1))
 
@@ -350,7 +343,7 @@ class Cluster:
             self._check_alive()
             return address.exists() and bool(address.read_text())
 
-        wait_until(written, START_S * slowness(), every_s=0.05, show=self.logs, error=ClusterError)
+        wait_until(written, START_S, every_s=0.05, show=self.logs, error=ClusterError)
         self.urls[name] = f"http://{address.read_text().strip()}"
         by_grpc = grpc_address_file(address)  # written first, if at all
         if by_grpc.exists():

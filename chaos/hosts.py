@@ -28,7 +28,6 @@ from chaos.cluster import BATON, START_S, TOKEN, Cluster, ClusterError, Place
 from chaos.network import Network
 from chaos.ray_nodes import HEAD, RayNodes
 from chaos.redis_server import RedisServer, server_binary
-from tests.support.machine_speed import slowness
 from tests.support.waiting import wait_until
 
 HOSTS = ("host-0", "host-1", "host-2")
@@ -178,7 +177,7 @@ class Hosts:
 
         wait_until(
             lambda: happened(self.boots()),
-            START_S * slowness(),
+            START_S,
             every_s=POLL_S,
             show=found,
             error=ClusterError,

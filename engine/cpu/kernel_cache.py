@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from baton.engine.scheduling.compile_clock import clock
-from baton.runtime import logs
 
 # Longer than any kernel takes to compile. Then the other process is stopped or has failed, and
 # this one compiles as well.
@@ -26,7 +25,6 @@ LONGEST_WAIT_S = 120.0
 POLL_S = 0.02
 
 _caching: Any = import_module("numba.core.caching")
-log = logs.get(__name__)
 
 
 class _SharedFolder(_caching.UserProvidedCacheLocator):  # type: ignore[misc]  # numba has no types
@@ -84,9 +82,8 @@ class KernelCache(_caching.FunctionCache):  # type: ignore[misc]  # numba has no
             until = time.monotonic() + LONGEST_WAIT_S
             while not _locked(self._lock) and time.monotonic() < until:
                 time.sleep(POLL_S)  # flock has no time limit
-        except OSError as error:
-            log.warning("kernel compiled without a lock", file=self._path, reason=str(error))
-            self._release()
+        except OSError:
+            self._release()  # others may compile the same kernel beside this process
         finally:
             clock.end()
 

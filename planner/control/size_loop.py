@@ -61,7 +61,7 @@ class SizeLoop:
         self._logged: tuple[str, int | None] | None = None
         self._logged_s = 0.0
         self._unread_s = -math.inf  # when it was last logged that the number is not known
-        self._unanswered: tuple[str, float] | None = None  # who may still drain, and since when
+        self._unanswered: tuple[str, float] | None = None  # may still drain, and since when
         self.decision: SizeDecision | None = None
 
     async def tick(
