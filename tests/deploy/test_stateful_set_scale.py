@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from baton.deploy.cli.main import main
 from baton.deploy.control import kubernetes_calls
@@ -15,6 +17,7 @@ from baton.deploy.control.stateful_set_scale import StatefulSetScale
 from baton.deploy.host.kubernetes_api import KubernetesApi, own_namespace
 from baton.planner.control.worker_count import WorkerCount
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
+from tests.support.pods.rayclusters import RayClusters
 from tests.support.pods.secrets_server import SecretsServer
 
 NAME = "chat-baton-worker"
@@ -132,6 +135,34 @@ async def test_a_pod_says_why_its_worker_is_missing(server: SecretsServer, accou
     assert found[names[2]].detail == f"there is no pod {names[2]}"
     with pytest.raises(BatonError, match="403: controller may not get the pod another-0"):
         await scale_of(server, account).problems(["another-0"])
+
+
+async def test_a_pod_that_is_not_read_hides_no_other(
+    server: SecretsServer, account: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The account may not read one, and another one's answer is late."""
+    slow, forbidden, *others = (f"{NAME}-{number}" for number in range(6))
+    allowed = [slow, *others]
+    server.roles["controller"] = [
+        {"resources": ["pods"], "verbs": ["get"], "resourceNames": allowed}
+    ]
+    answering, answer = threading.Event(), server.rayclusters.pod
+
+    def pod(_: RayClusters, name: str) -> tuple[int, dict[str, object]]:
+        if name == slow:
+            answering.wait()
+        return answer(name)
+
+    monkeypatch.setattr(RayClusters, "pod", pod)
+    monkeypatch.setattr(kubernetes_calls, "API_TIMEOUT_S", 1.0)
+    with capture_logs() as logs:
+        found = await scale_of(server, account).problems([slow, forbidden, *others])
+    assert {name: each.reason for name, each in found.items()} == dict.fromkeys(others, "no_pod")
+    (event,) = [each for each in logs if each["event"] == "pods not read"]
+    assert event["pods"] == [slow, forbidden]
+    with pytest.raises(BatonError, match="not answered within 1 s|403"):
+        await scale_of(server, account).problems([slow, forbidden])
+    answering.set()
 
 
 async def test_a_token_that_was_replaced_is_used(server: SecretsServer, account: Path) -> None:
