@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
+from http.client import HTTPSConnection
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,45 @@ async def test_a_slow_api_is_not_waited_for(
     async with asyncio.timeout(10.0):
         await made.wait()
     assert (await scale.count()).asked == 4
+
+
+def hold_up_loop(seconds: float) -> None:
+    """Let no task run, so that none gives a call up."""
+    time.sleep(seconds)  # To wait for an event would let the tasks run.
+
+
+@pytest.mark.parametrize("reason", ["given up", "late", "wanted"])
+async def test_a_request_that_has_not_left_in_time_never_does(
+    server: SecretsServer, account: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """Its connection stands once its caller has been cancelled, or, where the whole process was
+    held up, after its time."""
+    scale = scale_of(server, account)
+    seen = await scale.count()
+    loop, connected, may_go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    connect = HTTPSConnection.connect
+
+    def held(connection: HTTPSConnection) -> None:
+        connect(connection)
+        loop.call_soon_threadsafe(connected.set)
+        may_go_on.wait()
+
+    monkeypatch.setattr(HTTPSConnection, "connect", held)
+    if reason == "late":
+        monkeypatch.setattr(kubernetes_calls, "API_TIMEOUT_S", 0.3)
+    resizing = asyncio.create_task(scale.resize(seen, 4))
+    await connected.wait()
+    if reason == "given up":
+        resizing.cancel()
+        await asyncio.wait({resizing})
+    elif reason == "late":
+        hold_up_loop(0.4)
+    may_go_on.set()
+    if reason == "late":
+        hold_up_loop(0.2)  # while the thread goes on
+    await asyncio.wait({resizing})
+    await loop.shutdown_default_executor()  # the thread of the call has ended
+    assert server.scales.patched == ([(NAME, 4)] if reason == "wanted" else [])
 
 
 async def test_an_api_that_is_gone_is_named(account: Path) -> None:
