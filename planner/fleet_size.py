@@ -73,12 +73,12 @@ class SizeDecision:
 @dataclass(frozen=True, slots=True)
 class PoolState:
     """`asked` workers are those that the orchestrator has been asked for, `last_id` names the one
-    that it would remove first, `changing` counts role changes under way, `overdue` those that were
-    asked for and do not get ready."""
+    that it would remove first, `changing` are the ids of those whose role changes, `overdue` counts
+    those that were asked for and do not get ready."""
 
     asked: int
     last_id: str
-    changing: int
+    changing: frozenset[str]
     overdue: int = 0
 
 
@@ -99,8 +99,8 @@ class SizeController:
         self, roles: Decision, sample: FleetSample, pool: PoolState, now_s: float
     ) -> SizeDecision:
         """Return the number to ask for now, or why there is none. `roles` is of the same sample."""
-        ready = sum(each.state == "ready" for each in sample.workers)
-        if ready + pool.changing < pool.asked:
+        ready = {each.worker_id for each in sample.workers if each.state == "ready"}
+        if len(ready | pool.changing) < pool.asked:
             self._ready_s = None
         elif self._ready_s is None:
             self._ready_s = now_s
@@ -123,7 +123,7 @@ class SizeController:
             return self._shrink(sample, pool, text, now_s)
         if needed is None:
             return SizeDecision(now_s, "unknown", f"{roles.reason}: {roles.text}")
-        return self._compared(needed, ready, sample, pool, now_s)
+        return self._compared(needed, len(ready), sample, pool, now_s)
 
     def took(self, step: SizeStep, now_s: float) -> None:
         """Record that the orchestrator has accepted the number."""
@@ -227,7 +227,7 @@ class SizeController:
         unready = sorted(e.worker_id for e in others if e.state != "ready" and leaving is not None)
         if pool.changing or unready:  # a worker amid a change may not be registered
             names = f"; {', '.join(unready)} are not ready" if unready else ""
-            text += f"; {pool.changing} roles are changing{names}"
+            text += f"; {len(pool.changing)} roles are changing{names}"
             return SizeDecision(now_s, "changing", text)
         if leaving is None:  # its pod waits for a node, or has just ended
             return self._step(now_s, "shrink", f"{text}; {pool.last_id} is not registered", step)

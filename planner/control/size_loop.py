@@ -65,7 +65,7 @@ class SizeLoop:
         self.decision: SizeDecision | None = None
 
     async def tick(
-        self, roles: Decision, sample: FleetSample, changing: int, gate: SizeGate
+        self, roles: Decision, sample: FleetSample, changing: frozenset[str], gate: SizeGate
     ) -> SizeDecision | None:
         """Decide and act once, as the leader. Return the decision; None while the number is not
         known."""

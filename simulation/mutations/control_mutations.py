@@ -54,8 +54,8 @@ def _not_written(_: Any) -> Any:
     return keep
 
 
-def _none(self: ChangeHistory) -> int:
-    return 0
+def _none(self: ChangeHistory) -> frozenset[str]:
+    return frozenset()
 
 
 OF_CONTROL: dict[str, Break] = {

@@ -46,7 +46,7 @@ class Pool:
     now_s: float = 1000.0
     roles: dict[str, WorkerRole] = field(default_factory=dict)
     states: dict[str, WorkerState] = field(default_factory=dict)
-    changing: int = 0
+    changing: frozenset[str] = frozenset()
     overdue: int = 0
     controller: SizeController = field(default_factory=lambda: SizeController(BOUNDS))
 
@@ -143,10 +143,16 @@ def test_an_overdue_worker_may_leave() -> None:
 
 def test_a_worker_that_changes_its_role_is_not_waited_for() -> None:
     """Role changes are what an overload brings first, and each would hold up the request."""
-    pool = Pool(asked=4, changing=1, states={"w-2": "draining"})
+    pool = Pool(asked=4, changing=frozenset({"w-2"}), states={"w-2": "draining"})
     found = pool.run(6, SETTLE_S + 1)
     assert pool.asked == 6 and reasons(found) == {"holding", "grow"}
-    pool = Pool(asked=4, changing=1, states={"w-2": "draining"}, pending=1)
+    pool = Pool(asked=4, changing=frozenset({"w-2"}), states={"w-2": "draining"}, pending=1)
+    assert reasons(pool.run(6, 100)) == {"holding", "starting"}
+
+
+def test_a_changing_worker_that_is_ready_counts_once() -> None:
+    """Its order had no answer: it may be as it was, and another one is not there yet."""
+    pool = Pool(asked=4, changing=frozenset({"w-1"}), pending=1)
     assert reasons(pool.run(6, 100)) == {"holding", "starting"}
 
 
@@ -250,15 +256,15 @@ def test_one_that_is_not_ready_does_not_count_as_another() -> None:
 
 
 def test_no_worker_leaves_amid_a_role_change() -> None:
-    pool = Pool(asked=4, changing=1)
+    pool = Pool(asked=4, changing=frozenset({"w-1"}))
     assert pool.run(2, 500)[-1].reason == "changing" and pool.asked == 4
 
 
 def test_one_that_is_not_registered_amid_a_change_stays() -> None:
     """Between its two boots a worker that changes its role is not in the registry."""
-    pool = Pool(asked=4, pending=1, changing=1)
+    pool = Pool(asked=4, pending=1, changing=frozenset({"w-3"}))
     assert pool.run(2, 500)[-1].reason == "changing" and pool.asked == 4
-    pool.changing = 0
+    pool.changing = frozenset()
     pool.run(2, 1)
     assert pool.asked == 3
 
