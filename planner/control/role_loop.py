@@ -117,7 +117,9 @@ class RoleLoop:
         gate = SizeGate(hindrance, self._lost, lambda step: self._keep(None, step))
         found = await sizes.tick(decision, sample, self._controller.changing, gate)
         step = None if found is None else found.handover
-        if step is not None and self._controller.permits(step, len(sample.workers), self._clock()):
+        if step is None or not self._controller.permits(step, len(sample.workers), self._clock()):
+            return
+        if await self._lead():
             log.info("role handed over", **asdict(step), reason="the last worker of it may leave")
             await self._act(step, sample)
 

@@ -164,6 +164,19 @@ async def test_a_handover_keeps_to_the_brakes_of_role_changes() -> None:
     assert scene.pool.calls == []
 
 
+async def test_leadership_is_renewed_before_a_handover() -> None:
+    """It ended while the number was read."""
+    scene = SizedScene()
+    scene.pool.last = "p0"
+    scene.pool.amid["count"] = lambda: setattr(scene.leadership, "leads", False)
+    handovers = []
+    for _ in range(35):
+        scene.leadership.leads = True
+        await scene.calm(1)
+        handovers.append(scene.sizes.decision is not None and scene.sizes.decision.handover)
+    assert any(handovers) and scene.ordered == []
+
+
 async def test_a_number_that_is_not_read_holds_up_no_role(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
