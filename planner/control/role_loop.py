@@ -176,11 +176,11 @@ class RoleLoop:
     def _hindrance(self, sample: FleetSample) -> str | None:
         """Return why no order may be sent now: another leader's may be on its way, or this process
         was held up since it has read the fleet."""
-        if (age_s := self._clock() - sample.at_s) > STALE_S:
+        now_s = self._clock()
+        if (age_s := now_s - sample.at_s) > STALE_S:
             return f"the reports are {age_s:.1f} s old by now ({STALE_S:.0f} s)"
-        if self._sizes is not None and (reason := self._sizes.unanswered()) is not None:
-            return reason
-        return self._term_hindrance()
+        drains = None if self._sizes is None else self._sizes.controller.drain_hindrance(now_s)
+        return drains or self._term_hindrance()
 
     def _term_hindrance(self) -> str | None:
         now_s = self._clock()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.planner.change_history import HOUR_S, RoleStep
+from baton.planner.change_history import HOUR_S, UNTAKEN_S, RoleStep
 from baton.planner.controller import Decision, RoleController
 from baton.planner.controller_load import FleetSample, WorkerRole, WorkerSample, WorkerState
 from baton.planner.fleet_size import (
@@ -319,13 +319,32 @@ def test_a_successor_knows_growth_and_the_last_change() -> None:
     assert reasons(pool.run(3, SHRINK_GAP_S - 31)) == {"cool_down"}
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_successor_knows_which_worker_may_drain(ordered: bool) -> None:
+    """The order had no answer, or its leader ended before it could know that."""
+    pool = Pool(asked=6)
+    step = pool.run(4, BOUNDS.release_s + 1, acts=False)[-1].step
+    assert pool.controller.drain_hindrance(pool.now_s) is None
+    if ordered:
+        pool.controller.unanswered("w-5", pool.now_s)
+    text = json.dumps(pool.controller.memory(pool.now_s, None if ordered else step))
+    successor = SizeController(BOUNDS)
+    successor.recall(json.loads(text), 70.0)
+    held = successor.drain_hindrance(70.0 + UNTAKEN_S)
+    assert held is not None and held.startswith("w-5 may have got an order to drain 20.0 s ago")
+    assert successor.drain_hindrance(70.0 + UNTAKEN_S + 0.1) is None
+
+
 @pytest.mark.parametrize(
     "memory",
     [
         {},
         ["a list"],
-        {"grown_ago_s": [], "changed_ago_s": "x"},
-        {"grown_ago_s": [-1], "changed_ago_s": None},
+        {"grown_ago_s": [], "changed_ago_s": None},
+        {"grown_ago_s": [], "changed_ago_s": "x", "may_drain": None},
+        {"grown_ago_s": [-1], "changed_ago_s": None, "may_drain": None},
+        {"grown_ago_s": [], "changed_ago_s": None, "may_drain": "w-3"},
+        {"grown_ago_s": [], "changed_ago_s": None, "may_drain": {"worker_id": "w-3"}},
     ],
 )
 def test_a_memory_of_another_form_is_refused(memory: Any) -> None:
