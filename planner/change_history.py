@@ -53,8 +53,9 @@ class ChangeHistory:
         self._changes: dict[str, RoleChange] = {}  # by worker id
 
     @property
-    def under_way(self) -> int:
-        return len(self._changes)
+    def under_way(self) -> frozenset[str]:
+        """Return the ids of the workers whose change has not ended."""
+        return frozenset(self._changes)
 
     def taken(self, now_s: float) -> int:
         """Return the changes of the last hour."""

@@ -113,8 +113,8 @@ class RoleController:
         self._refused[step.worker_id] = now_s + REFUSED_S
 
     @property
-    def changing(self) -> int:
-        """Return the changes under way."""
+    def changing(self) -> frozenset[str]:
+        """Return the ids of the workers whose change is under way."""
         return self._history.under_way
 
     def permits(self, step: RoleStep, workers: int, now_s: float) -> bool:
@@ -229,7 +229,7 @@ class RoleController:
             text = f"{len(ready)} {other} worker is ready, and the last one of a role stays"
             return replace(view, reason="last_worker", text=text)
         under_way = sum(e.state in ("draining", "not ready") for e in sample.workers)
-        under_way = max(under_way, self._history.under_way)
+        under_way = max(under_way, len(self._history.under_way))
         at_once = max(1, int(AT_ONCE_SHARE * len(sample.workers)))
         if under_way >= at_once:
             text = f"{under_way} workers are changing or not ready, and {at_once} may be at once"

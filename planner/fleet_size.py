@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from baton.planner.change_history import HOUR_S, RoleStep, age_of, ages_of
+from baton.planner.change_history import HOUR_S, UNTAKEN_S, RoleStep, age_of, ages_of
 from baton.planner.controller import Decision
 from baton.planner.controller_load import FleetSample, WorkerSample
 
@@ -73,18 +73,19 @@ class SizeDecision:
 @dataclass(frozen=True, slots=True)
 class PoolState:
     """`asked` workers are those that the orchestrator has been asked for, `last_id` names the one
-    that it would remove first, `changing` counts role changes under way, `overdue` those that were
-    asked for and do not get ready."""
+    that it would remove first, `changing` are the ids of those whose role changes, `overdue` counts
+    those that were asked for and do not get ready."""
 
     asked: int
     last_id: str
-    changing: int
+    changing: frozenset[str]
     overdue: int = 0
 
 
 class SizeController:
     """`decide` is called every few seconds, `took` when the number of a step was accepted, `failed`
-    when it was not. Its memory is what a successor must `recall`."""
+    when it was not, `unanswered` when the worker that leaves has not answered the order to drain.
+    Its memory is what a successor must `recall`."""
 
     def __init__(self, bounds: SizeBounds) -> None:
         self._bounds = bounds
@@ -94,13 +95,14 @@ class SizeController:
         self._grown: deque[float] = deque()
         self._changed_s: float | None = None
         self._failed_s: float | None = None
+        self._may_drain: tuple[str, float] | None = None  # which worker, and since when
 
     def decide(
         self, roles: Decision, sample: FleetSample, pool: PoolState, now_s: float
     ) -> SizeDecision:
         """Return the number to ask for now, or why there is none. `roles` is of the same sample."""
-        ready = sum(each.state == "ready" for each in sample.workers)
-        if ready + pool.changing < pool.asked:
+        ready = {each.worker_id for each in sample.workers if each.state == "ready"}
+        if len(ready | pool.changing) < pool.asked:
             self._ready_s = None
         elif self._ready_s is None:
             self._ready_s = now_s
@@ -123,7 +125,7 @@ class SizeController:
             return self._shrink(sample, pool, text, now_s)
         if needed is None:
             return SizeDecision(now_s, "unknown", f"{roles.reason}: {roles.text}")
-        return self._compared(needed, ready, sample, pool, now_s)
+        return self._compared(needed, len(ready), sample, pool, now_s)
 
     def took(self, step: SizeStep, now_s: float) -> None:
         """Record that the orchestrator has accepted the number."""
@@ -136,26 +138,52 @@ class SizeController:
         """Record that the orchestrator refused, or did not answer."""
         self._failed_s = now_s
 
+    def unanswered(self, worker_id: str, now_s: float) -> None:
+        """Record that a worker may still begin to drain."""
+        self._may_drain = worker_id, now_s
+
+    def drain_hindrance(self, now_s: float) -> str | None:
+        """Return why no other worker may leave its role yet: one may have got the order to drain,
+        and the reports may not show it."""
+        if self._may_drain is None:
+            return None
+        worker_id, ordered_s = self._may_drain
+        if (since_s := now_s - ordered_s) > UNTAKEN_S:
+            self._may_drain = None
+            return None
+        return (
+            f"{worker_id} may have got an order to drain {since_s:.1f} s ago, which the reports "
+            f"may not show yet ({UNTAKEN_S:.0f} s)"
+        )
+
     def memory(self, now_s: float, step: SizeStep | None = None) -> dict[str, object]:
-        """Return the memory for a successor, as JSON can hold it, as if the step were taken."""
-        grown, changed_s = [*self._grown], self._changed_s
+        """Return the memory for a successor, as JSON can hold it, as if the step were taken and
+        the worker that leaves had not answered."""
+        grown, changed_s, may_drain = [*self._grown], self._changed_s, self._may_drain
         if step is not None:
             changed_s = now_s
             grown += [now_s] if step.workers > step.before else []
+            if step.leaving is not None:
+                may_drain = step.leaving.worker_id, now_s
+        drain = None
+        if may_drain is not None:
+            drain = {"worker_id": may_drain[0], "ordered_ago_s": now_s - may_drain[1]}
         return {
             "grown_ago_s": [now_s - each for each in grown if now_s - each <= HOUR_S],
             "changed_ago_s": None if changed_s is None else now_s - changed_s,
+            "may_drain": drain,
         }
 
     def recall(self, memory: Mapping[str, Any], written_s: float) -> None:
         """Take the previous leader's memory. Raises ValueError if it has another form."""
-        fields = {"grown_ago_s", "changed_ago_s"}
+        fields = {"grown_ago_s", "changed_ago_s", "may_drain"}
         if not isinstance(memory, Mapping) or memory.keys() != fields:
             raise ValueError(f"{str(memory)[:80]} is not a memory of a fleet's size")
         ago_s = memory["changed_ago_s"]
         changed_s = None if ago_s is None else written_s - age_of(ago_s)
+        may_drain = _drain_of(memory["may_drain"], written_s)
         self._grown = deque(sorted(written_s - each for each in ages_of(memory["grown_ago_s"])))
-        self._changed_s = changed_s
+        self._changed_s, self._may_drain = changed_s, may_drain
         self._needs.clear()
         self._more_s = None
 
@@ -227,7 +255,7 @@ class SizeController:
         unready = sorted(e.worker_id for e in others if e.state != "ready" and leaving is not None)
         if pool.changing or unready:  # a worker amid a change may not be registered
             names = f"; {', '.join(unready)} are not ready" if unready else ""
-            text += f"; {pool.changing} roles are changing{names}"
+            text += f"; {len(pool.changing)} roles are changing{names}"
             return SizeDecision(now_s, "changing", text)
         if leaving is None:  # its pod waits for a node, or has just ended
             return self._step(now_s, "shrink", f"{text}; {pool.last_id} is not registered", step)
@@ -245,6 +273,15 @@ class SizeController:
         needed: int | None = None,
     ) -> SizeDecision:
         return SizeDecision(now_s, reason, text, step, step.workers if needed is None else needed)
+
+
+def _drain_of(found: object, written_s: float) -> tuple[str, float] | None:
+    """Return the worker that may drain, and since when, from a memory. Raises ValueError."""
+    if found is None:
+        return None
+    if not isinstance(found, Mapping) or found.keys() != {"worker_id", "ordered_ago_s"}:
+        raise ValueError(f"{str(found)[:80]} is not a memory of an order to drain")
+    return str(found["worker_id"]), written_s - age_of(found["ordered_ago_s"])
 
 
 def _handover(leaving: WorkerSample, others: Sequence[WorkerSample]) -> RoleStep | None:

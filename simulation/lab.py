@@ -50,7 +50,9 @@ CHECK_EVERY_S = 0.1
 DRAIN_BEGINS_S = 0.001  # a worker ordered to drain as the faults end has begun to
 LEASE_LATE_S = 0.3  # its end by a slow clock, and the granter's last word
 LIMIT_S = 200.0
-SETTLE_S = 300.0  # until the controllers' steps are over: one without an answer counts for 120 s
+# until the controllers' steps are over: one without an answer counts for 120 s, or for 20 s where
+# its worker is as it was
+SETTLE_S = 300.0
 SETTLE_LOOK_S = 0.5
 DRAFT_TOKENS = 4
 LOAD_ASKED = 3  # requests that must have begun before the first fault, one of them open

@@ -6,8 +6,9 @@ Ray has no object that says how many workers a fleet has: its driver has. So the
 both find it, signed with the cluster's token, and is replaced only if it is still what was read. A
 worker for which no node has room is an actor that waits, which Ray's autoscaler counts as demand:
 nothing else has to be asked of Ray. A text that is not signed, of another version or out of bounds
-is no number: neither the driver nor a controller acts on it, and the controller that leads puts its
-own back. Owns its client.
+is no number: neither the driver nor a controller acts on it. A leader that has read the number
+within TERM_S puts it back; one that has not leaves the text, until a user deletes it: another
+controller may have changed the number since. Owns its client.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from baton.deploy.control.orders import Cluster
+from baton.planner.control.leadership import TERM_S
 from baton.planner.control.redis_calls import call_redis
 from baton.planner.control.worker_count import WorkerCount, fleet_count
 from baton.planner.overdue_workers import WorkerProblem
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 
 MAX_NUMBER_BYTES = 1024
 MAX_WORKERS = 2048
-OWN_S = 10.0  # for which no other controller can have changed a number that this one read: TERM_S
 _FIELDS = frozenset(("prefill", "decode"))
 # A longer text counts as none, so no more of it than that is read or compared.
 _READ = (
@@ -65,8 +66,9 @@ class ForeignNumber(Unavailable):
     def at(cls, key: str, reason: str, text: bytes) -> ForeignNumber:
         """Return the error of a text that was read at `key`."""
         return cls(
-            f"the fleet's number at {key} is not valid: {reason}; a controller that leads puts its "
-            "own back; without one delete that key, and `baton fleet --follow` writes its own",
+            f"the fleet's number at {key} is not valid: {reason}; a controller that leads and has "
+            f"read the number within the last {TERM_S:.0f} s puts it back; if this error lasts, "
+            f"delete that key (`redis-cli DEL {key}`), and `baton fleet --follow` writes its own",
             text,
         )
 
@@ -114,11 +116,11 @@ class FleetNumber:
 
     async def count(self) -> WorkerCount:
         """Read the number, as the controller that leads: a text that is none is replaced by the
-        number that was counted in the last OWN_S."""
+        number that was counted within TERM_S, in which no other controller can have changed it."""
         try:
             size, text = await self._read()
         except ForeignNumber as error:
-            if self._own is None or self._clock() - self._own[1] > OWN_S:
+            if self._own is None or self._clock() - self._own[1] > TERM_S:
                 raise
             size, _ = self._own
             await self.replace(error.text, size)

@@ -1,12 +1,14 @@
 """A call of the Kubernetes API from the controller's event loop, bounded in time.
 
 Calls block, so each runs in a thread, whose end is not waited for longer than API_TIMEOUT_S. A
-request that has not left within that time never does: its caller may not lead any more.
+request that has not left within that time never does, nor one whose caller was cancelled before:
+the caller may not lead any more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,10 +32,14 @@ async def call_api(
     BatonError if the API refuses, Unavailable without an answer in time: the change may still be
     made, because the thread continues."""
     send_by_s = time.monotonic() + API_TIMEOUT_S
+    given_up = threading.Event()
     none_for = (404,) if may_be_missing else ()
 
+    def may_send() -> bool:
+        return not given_up.is_set() and time.monotonic() <= send_by_s
+
     def call() -> dict[str, Any] | None:
-        return api.call(method, path, body, none_for, content_type, send_by_s)
+        return api.call(method, path, body, none_for, content_type, may_send)
 
     try:
         async with asyncio.timeout(API_TIMEOUT_S):
@@ -43,3 +49,5 @@ async def call_api(
             f"the Kubernetes API has not answered within {API_TIMEOUT_S:g} s; a change that it was "
             "asked for may still be made"
         ) from error
+    finally:
+        given_up.set()

@@ -1,18 +1,23 @@
 """The problem that keeps a worker's pod from getting ready, from its status in Kubernetes. Pure.
 
-Volumes that cannot be mounted (a Secret that is missing) are events, not status: such a pod shows
-no problem, and its worker is overdue after the time of a start.
+A container crashes if Kubernetes says that it waits in its back-off, or, while it runs between two
+crashes, if its last run was short and ended with an error. The number of its restarts alone does
+not show that: it grows over the life of a pod, and a drain, which ends with exit code 0, counts in
+it. Volumes that cannot be mounted (a Secret that is missing) are events, not status: such a pod
+shows no problem, and its worker is overdue after the time of a start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 from baton.planner.overdue_workers import OverdueReason, WorkerProblem
 from baton.runtime.errors import BatonError
 
-CRASHES = 3  # starts of a container, after which one that is not ready counts as crashing
+CRASHES = 3  # restarts, before which a run that failed may be the only one
+SHORT_RUN_S = 600.0  # after a longer run Kubernetes begins its back-off again: it was no crash loop
 DETAIL_CHARS = 300
 _WAITING: Mapping[str, OverdueReason] = {
     "ErrImagePull": "image",
@@ -49,8 +54,7 @@ def _problem_of(pod: Mapping[str, Any]) -> WorkerProblem | None:
         if reason is not None and reason != "crash":
             text = f"{waiting['reason']}: {waiting.get('message', '')}"
             return _problem(reason, name, text)
-        crashes = int(container.get("restartCount", 0)) >= CRASHES and not container.get("ready")
-        if reason == "crash" or crashes:
+        if reason == "crash" or _crashes(container):
             return _problem("crash", name, _last_end(container))
     if status.get("phase") == "Failed":
         return _problem("crash", name, str(status.get("message") or status.get("reason", "")))
@@ -60,6 +64,19 @@ def _problem_of(pod: Mapping[str, Any]) -> WorkerProblem | None:
 def _containers(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     yield from status.get("initContainerStatuses") or ()
     yield from status.get("containerStatuses") or ()
+
+
+def _crashes(container: Mapping[str, Any]) -> bool:
+    """Return whether a container that is not in its back-off now will be again: its last run was
+    short and ended with an error. One without its times was lost with its node."""
+    if container.get("ready") or int(container.get("restartCount", 0)) < CRASHES:
+        return False
+    ended = container.get("lastState", {}).get("terminated") or {}
+    began, over = ended.get("startedAt"), ended.get("finishedAt")
+    if not ended.get("exitCode") or began is None or over is None:
+        return False
+    run_s = (datetime.fromisoformat(over) - datetime.fromisoformat(began)).total_seconds()
+    return run_s <= SHORT_RUN_S
 
 
 def _last_end(container: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ Nothing else of the object is read or written: the account needs `get` and `patc
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -18,7 +19,10 @@ from baton.deploy.control.pod_problems import pod_problem
 from baton.deploy.host.kubernetes_api import MERGE_PATCH, KubernetesApi
 from baton.planner.control.worker_count import WorkerCount
 from baton.planner.overdue_workers import WorkerProblem
+from baton.runtime import logs
 from baton.runtime.errors import BatonError
+
+log = logs.get(__name__)
 
 
 class StatefulSetScale:
@@ -44,19 +48,33 @@ class StatefulSetScale:
         await self._patch(self._path, seen, workers)
 
     async def problems(self, missing: Collection[str]) -> dict[str, WorkerProblem]:
-        """Return what the pods of these workers say."""
+        """Return what the pods of these workers say, as far as the API answers for them. Raises
+        BatonError if it answers for none."""
+        asked = (self._problem(name) for name in missing)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
         found: dict[str, WorkerProblem] = {}
-        for name in missing:
-            path = f"{self._pods_path}/{quote(name, safe='')}"
-            pod = await call_api(self._api, "GET", path, may_be_missing=True)
-            if not pod:
-                found[name] = WorkerProblem("no_pod", f"there is no pod {name}")
-            elif (problem := pod_problem(pod)) is not None:
-                found[name] = problem
+        failures: dict[str, BatonError] = {}
+        for name, answer in zip(missing, answers, strict=True):
+            if isinstance(answer, BatonError):
+                failures[name] = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            elif answer is not None:
+                found[name] = answer
+        if failures:
+            first = next(iter(failures.values()))
+            if len(failures) == len(missing):
+                raise first
+            log.warning("pods not read", pods=list(failures), reason=str(first))
         return found
 
     async def close(self) -> None:
         """There is nothing to end: no connection outlives its call."""
+
+    async def _problem(self, name: str) -> WorkerProblem | None:
+        path = f"{self._pods_path}/{quote(name, safe='')}"
+        pod = await call_api(self._api, "GET", path, may_be_missing=True)
+        return pod_problem(pod) if pod else WorkerProblem("no_pod", f"there is no pod {name}")
 
     async def _patch(self, path: str, seen: WorkerCount, workers: int) -> None:
         body = {"metadata": {"resourceVersion": seen.version}, "spec": {"replicas": workers}}

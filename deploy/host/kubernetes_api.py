@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import http.client
 import json
-import math
 import ssl
-import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -53,18 +51,19 @@ class KubernetesApi:
         body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         none_for: Collection[int] = (),
         content_type: str = JSON,
-        send_by_s: float = math.inf,
+        may_send: Callable[[], bool] = lambda: True,
     ) -> dict[str, Any] | None:
-        """Return the answer, or None for one of the statuses in `none_for`. A request that has not
-        left at `send_by_s` of time.monotonic() is not sent. Raises Unavailable without an answer:
-        the call may have had its effect; BatonError if the API refuses."""
+        """Return the answer, or None for one of the statuses in `none_for`. `may_send` is asked
+        once the connection stands: if the caller does not want the request any more, it is not
+        sent. Raises Unavailable without an answer: the call may have had its effect; BatonError if
+        the API refuses."""
         connection = http.client.HTTPSConnection(
             self._host, self._port, timeout=self._timeout_s, context=self._context
         )
         with closing(connection):
             try:
                 connection.connect()
-                if time.monotonic() > send_by_s:
+                if not may_send():
                     raise TimeoutError("connected too late, nothing was sent")
                 headers = {"Authorization": f"Bearer {self._token()}", "Content-Type": content_type}
                 connection.request(method, path, json.dumps(body) if body else None, headers)

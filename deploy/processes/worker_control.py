@@ -3,7 +3,8 @@
 The port asks every caller for a certificate of the cluster's authority, and every call for the
 cluster's token (runtime/grpc_links.py). An order names the boot that it is for, so that a late or
 repeated order has no effect on the next boot of the worker, or on another worker. The controller
-that leads names its term in each question and order: an order of a lower term is late, and refused.
+that leads names its term in each question and in each order to change a role: one of a lower term
+is late, and refused. An order to drain has no term.
 """
 
 from __future__ import annotations

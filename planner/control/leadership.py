@@ -7,8 +7,9 @@ The kernel frees the file's lock when its holder ends, however it ends. The key 
 after it was renewed; its holder counts its own time from before each renewal, so it stops first.
 Terms are counted on the server, from its time in seconds, and stand in each log line of a step. A
 leader sends no order that may outlast its term, and none in the first TERM_S of it: by then what
-the one before has ordered is in the reports. An order names one boot, which accepts one, and its
-term: a worker that the next leader has asked refuses a late order of the one before.
+the one before has ordered is in the reports. An order names one boot, which accepts one. An order
+to change a role names its term too: a worker that the next leader has asked refuses a late one of
+the leader before. An order to drain has no term (docs/decisions/0142-number-of-workers.md).
 
 Beside the leadership lies a text that only its holder writes, for the next one
 (controller_memory.py): a file of that folder, or a key of that server.

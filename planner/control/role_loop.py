@@ -117,7 +117,9 @@ class RoleLoop:
         gate = SizeGate(hindrance, self._lost, lambda step: self._keep(None, step))
         found = await sizes.tick(decision, sample, self._controller.changing, gate)
         step = None if found is None else found.handover
-        if step is not None and self._controller.permits(step, len(sample.workers), self._clock()):
+        if step is None or not self._controller.permits(step, len(sample.workers), self._clock()):
+            return
+        if await self._lead():
             log.info("role handed over", **asdict(step), reason="the last worker of it may leave")
             await self._act(step, sample)
 
@@ -174,11 +176,11 @@ class RoleLoop:
     def _hindrance(self, sample: FleetSample) -> str | None:
         """Return why no order may be sent now: another leader's may be on its way, or this process
         was held up since it has read the fleet."""
-        if (age_s := self._clock() - sample.at_s) > STALE_S:
+        now_s = self._clock()
+        if (age_s := now_s - sample.at_s) > STALE_S:
             return f"the reports are {age_s:.1f} s old by now ({STALE_S:.0f} s)"
-        if self._sizes is not None and (reason := self._sizes.unanswered()) is not None:
-            return reason
-        return self._term_hindrance()
+        drains = None if self._sizes is None else self._sizes.controller.drain_hindrance(now_s)
+        return drains or self._term_hindrance()
 
     def _term_hindrance(self) -> str | None:
         now_s = self._clock()

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from baton.planner.change_history import UNTAKEN_S
 from baton.planner.control import control_metrics
 from baton.planner.control.overdue_watch import OverdueWatch
 from baton.planner.control.size_step import (
@@ -61,11 +60,10 @@ class SizeLoop:
         self._logged: tuple[str, int | None] | None = None
         self._logged_s = 0.0
         self._unread_s = -math.inf  # when it was last logged that the number is not known
-        self._unanswered: tuple[str, float] | None = None  # may still drain, and since when
         self.decision: SizeDecision | None = None
 
     async def tick(
-        self, roles: Decision, sample: FleetSample, changing: int, gate: SizeGate
+        self, roles: Decision, sample: FleetSample, changing: frozenset[str], gate: SizeGate
     ) -> SizeDecision | None:
         """Decide and act once, as the leader. Return the decision; None while the number is not
         known."""
@@ -82,17 +80,6 @@ class SizeLoop:
         if decision.step is not None:
             await self._act(decision.step, seen, gate)
         return decision
-
-    def unanswered(self) -> str | None:
-        """Return why no other worker may leave its role yet: one that was ordered to drain has not
-        answered, and the reports may not show yet that it drains."""
-        if self._unanswered is None:
-            return None
-        worker_id, ordered_s = self._unanswered
-        if (since_s := self._clock() - ordered_s) > UNTAKEN_S:
-            self._unanswered = None
-            return None
-        return f"{worker_id} has not answered the order to drain of {since_s:.1f} s ago"
 
     def rest(self) -> None:
         """Report no overdue workers: another controller leads, or none."""
@@ -144,7 +131,7 @@ class SizeLoop:
                 self.controller.failed(self._clock())
                 control_metrics.SIZE_FAILURES.inc()
             if run.may_drain and not run.drained and step.leaving is not None:
-                self._unanswered = step.leaving.worker_id, self._clock()
+                self.controller.unanswered(step.leaving.worker_id, self._clock())
         else:
             self.controller.took(step, self._clock())
             log.info("workers asked for", **fields)

@@ -1,6 +1,6 @@
 """One step of the number of workers, bounded in time, under a leadership that outlasts each call.
 
-    renew ─▶ memory ─▶ number as it is ─▶ dry run ─▶ drain of the worker that leaves ─▶ PATCH
+    renew ─▶ memory ─▶ number as it is ─▶ dry run ─▶ memory ─▶ drain of the one that leaves ─▶ PATCH
 
 Before each call the leadership is renewed, and the call is not made unless the leadership lasts
 longer than the call may. No call takes longer than CALL_S, and no step longer than STEP_S: a
@@ -23,8 +23,7 @@ from baton.planner.overdue_workers import WorkerProblem
 from baton.runtime import logs
 from baton.runtime.errors import BatonError, Unavailable
 
-# of one call; a leadership lasts longer (TERM_S), and so does an order (ORDER_TIMEOUT_S)
-CALL_S = 4.0
+CALL_S = 4.0  # of one call: an order may take as long, and a leadership lasts longer (TERM_S)
 STEP_S = 20.0  # of all calls: roles are not decided for as long
 
 T = TypeVar("T")
@@ -90,7 +89,7 @@ class StepRun:
 
     async def take(self, seen: WorkerCount) -> None:
         """Ask for the number. Raises StepStopped if this controller may not act, before any call
-        with effect or between two; another BatonError if a call failed or took too long."""
+        with effect or between two; BatonError if a call failed or took too long."""
         try:
             async with asyncio.timeout(STEP_S):
                 await self._take(seen)
@@ -102,12 +101,13 @@ class StepRun:
 
     async def _take(self, seen: WorkerCount) -> None:
         step, leaving = self._step, self._step.leaving
-        stopped = await self._gate.hindrance() or await self._gate.keep(step)
-        if stopped is not None:
+        if (stopped := await self._gate.hindrance()) is not None:
             raise StepStopped(stopped)
+        await self._keep()
         if leaving is not None:
             found = await self._unchanged(seen)
             await self._call("the dry run", lambda: self._pool.check(found, step.workers))
+            await self._keep()  # again, since a successor counts the age of the order from here
             await self._call("the order to drain", lambda: self._order(leaving.boot_id))
             self.drained = True
             log.info(
@@ -118,6 +118,10 @@ class StepRun:
             )
         now = await self._unchanged(seen)
         await self._call("the request", lambda: self._pool.resize(now, step.workers))
+
+    async def _keep(self) -> None:
+        if (stopped := await self._gate.keep(self._step)) is not None:
+            raise StepStopped(stopped)
 
     async def _order(self, boot_id: str) -> None:
         self.may_drain = True

@@ -49,6 +49,8 @@ class LabControllers:
         self._stopped = False
         world.start_s = plan.start_s
         world.more_services = self._serve
+        self._watch_stage = world.restart_stage
+        world.restart_stage = self._restart_stage
         world.shared.server.scripts = LEADERSHIP_SCRIPTS
 
     def start(self) -> None:
@@ -161,10 +163,16 @@ class LabControllers:
         self.struck_worker(name)
         world.roles[name] = self.homes[name]
         world.kill(name, silent=False)
+        self.pool.changed()
         return lambda: world.restart(name)
 
+    def _restart_stage(self, stage: str, process: WorkerProcess) -> None:
+        """Let the pool know that a worker drains, or ends."""
+        self.pool.changed()
+        self._watch_stage(stage, process)
+
     def _serve(self, process: WorkerProcess) -> dict[str, Service]:
-        """Open a worker's desk, and let a fault strike it once it has an order."""
+        """Open the desk of a worker that starts, and let the pool know."""
         self.homes.setdefault(process.machine.name, process.role)
         self.pool.changed()
         return self.desk.services(process)

@@ -43,7 +43,7 @@ class SimulatedPool:
             raise BatonError("the number of workers was changed since it was read")
 
     def changed(self) -> None:
-        """Count another version: a worker is ready, or is no more."""
+        """Count another version: a worker starts, drains or ends, as its pod is ready or not."""
         self._version += 1
 
     def resize(self, seen: WorkerCount, workers: int) -> None:

@@ -3,8 +3,10 @@
     a call with effect   by the controller whose lease the server has
     an order             leaves its role a worker; no other worker is amid a step; its worker was
                          not asked in a later term
-    a worker is removed  only once it drains, or has ended
-    at every moment      each role has a worker, unless a fault has killed one
+    a worker is removed  only if it has ended, or if its boot or the one before had an order to
+                         drain: a drained worker may be there again before the number falls
+    at every moment      each role has a worker, unless a fault has killed one of it that is not
+                         there again
     at rest              the number is within its bounds, and no step is under way
 
 Looks at orders as workers accept them, and at the number as it changes; changes nothing.
@@ -38,10 +40,12 @@ class ControlRules:
         self._fleet = fleet
         self._breaches = breaches
         self._amid: dict[str, bytes] = {}  # workers with an order, and the boot that had it
-        self._killed: dict[str, Role] = {}  # by faults; the role that each had
+        self._drained: set[bytes] = set()  # boots with an order to drain
+        self._killed: set[tuple[str, Role]] = set()  # by faults, and not there again (`_short`)
+        self._empty: set[Role] = set()  # roles whose breach is reported
         self._asked_terms: dict[bytes, int] = {}  # by boot, the highest
         self._lost_s = float("-inf")  # when the server may have lost the lease
-        self._undecoded_s: list[float] = []  # when no decode worker was there, after a fault
+        self._undecoded_s: list[float] = []  # when a fault had left no decode worker
         fleet.acting = self._acting
         fleet.desk.accepted = self._accepted
         fleet.desk.asked = self._asked
@@ -66,7 +70,7 @@ class ControlRules:
         return found + [f"no {role} worker is there" for role in ROLES if not self._of(role)]
 
     def excuse(self, since_s: float, until_s: float) -> bool:
-        """Return whether no decode worker was there for a part of this time, by a fault."""
+        """Return whether a fault had left no decode worker for a part of this time."""
         return any(since_s - LINK_S <= at_s <= until_s for at_s in self._undecoded_s)
 
     # -- what is looked at ------------------------------------------------------------------------
@@ -87,13 +91,14 @@ class ControlRules:
         if others := [each for each in self._steps() if each != name]:
             self._breach(f"{name} {what} while {', '.join(others)} is amid another step")
         left = [each for each in self._of(process.role) if each != name]
-        excused = process.role in self._killed.values()
-        if not left and not excused:
+        if not left and process.role not in self._short():
             self._breach(f"{name} {what}, the last {process.role} worker")
         if isinstance(order, RoleOrder):  # that to drain has no term
             asked = self._asked_terms.get(process.boot_id, 0)
             if order.term < asked:
                 self._breach(f"{name} {what} in term {order.term}, and was asked in {asked}")
+        else:
+            self._drained.add(process.boot_id)
         self._amid[name] = process.boot_id
         self._fleet.ordered(process)
 
@@ -103,23 +108,27 @@ class ControlRules:
 
     def _removing(self, name: str) -> None:
         process = self._world.workers.get(name)
-        if process is not None and process.machine.alive and name not in self._amid:
-            self._breach(f"{name} is removed, and had no order to drain")
+        if process is not None and process.machine.alive:
+            boots = [b for b, each in self._world.boots.items() if each.machine.name == name]
+            if self._drained.isdisjoint(boots[-2:]):
+                self._breach(f"{name} is removed, and had no order to drain")
         if others := [each for each in self._steps() if each != name]:
             self._breach(f"{name} is removed while {', '.join(others)} is amid another step")
 
     def _struck_worker(self, name: str) -> None:
-        self._killed[name] = self._world.workers[name].role
+        self._killed.add((name, self._world.workers[name].role))
 
     def _look(self) -> None:
-        """While no fault has killed a worker, each role has one at every moment."""
-        world = self._world
+        """Report a role that is empty without a fault, once."""
+        world, short = self._world, self._short()
         for role in ROLES:
-            if not self._killed and not self._of(role):
+            if self._of(role):
+                continue
+            if role not in short and role not in self._empty:
+                self._empty.add(role)
                 self._breach(f"no {role} worker is left at {world.loop.world_s:.1f} s")
-                self._killed["all"] = role  # once is enough
-        if not self._of("decode"):
-            self._undecoded_s.append(world.loop.world_s)
+            if role in short and role == "decode":
+                self._undecoded_s.append(world.loop.world_s)
         world.loop.call_world(world.loop.world_s + LOOK_EVERY_S, self._look)
 
     # -- the fleet as it is -----------------------------------------------------------------------
@@ -133,14 +142,25 @@ class ControlRules:
                 del self._amid[name]
         return sorted(self._amid)
 
+    def _short(self) -> set[Role]:
+        """Return the roles of which a fault has killed a worker that is not there again, or that
+        have no worker since: it may have come back in another role."""
+        workers = self._world.workers
+        for name, role in list(self._killed):
+            process = workers.get(name)
+            if (process is None or process.machine.alive) and self._of(role):
+                self._killed.discard((name, role))
+        return {role for _, role in self._killed}
+
     def _of(self, role: Role) -> list[str]:
         """Return the workers of a role that take requests."""
+        amid = self._steps()
         return [
             name
             for name, process in self._world.workers.items()
             if process.role == role
             and process.machine.alive
-            and name not in self._amid
+            and name not in amid
             and not process.worker.draining.is_set()
         ]
 

@@ -15,6 +15,7 @@ from baton.planner.control import leadership
 from baton.planner.control.leadership import RedisLeadership
 from baton.planner.control.role_loop import RoleLoop
 from baton.planner.control.size_step import StepRun
+from baton.planner.control.worker_count import WorkerCount
 from baton.runtime.errors import Unavailable
 from baton.runtime.worker.order_terms import OrderTerms
 from baton.simulation.mutations.patches import Break, always
@@ -47,6 +48,13 @@ def _not_drained(before: Any) -> Any:
     return call
 
 
+def _seen_before(before: Any) -> Any:
+    async def unchanged(self: StepRun, seen: WorkerCount) -> Any:
+        return seen if self.drained else await before(self, seen)
+
+    return unchanged
+
+
 def _not_written(_: Any) -> Any:
     async def keep(*_: Any) -> None:
         return None
@@ -54,8 +62,8 @@ def _not_written(_: Any) -> Any:
     return keep
 
 
-def _none(self: ChangeHistory) -> int:
-    return 0
+def _none(self: ChangeHistory) -> frozenset[str]:
+    return frozenset()
 
 
 OF_CONTROL: dict[str, Break] = {
@@ -64,6 +72,12 @@ OF_CONTROL: dict[str, Break] = {
     ),
     "remove-undrained-workers": Break(
         "a worker is removed before it drains", StepRun, "_call", _not_drained
+    ),
+    "number-from-before-the-drain": Break(
+        "a worker is removed by the number as it was before its drain",
+        StepRun,
+        "_unchanged",
+        _seen_before,
     ),
     "leave-no-memory": Break(
         "a leader's steps are not written for the next one", RoleLoop, "_keep", _not_written

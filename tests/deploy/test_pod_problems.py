@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from baton.deploy.control.pod_problems import DETAIL_CHARS, pod_problem
+from baton.deploy.control.pod_problems import DETAIL_CHARS, SHORT_RUN_S, pod_problem
 from baton.planner.overdue_workers import WorkerProblem
 from baton.runtime.errors import BatonError
 
@@ -34,7 +35,20 @@ def waiting(reason: str, message: str = "", **more: Any) -> dict[str, Any]:
     return container(state={"waiting": {"reason": reason, "message": message}}, **more)
 
 
-KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+def ended(exit_code: int, reason: str, run_s: float = 30.0) -> dict[str, Any]:
+    """Return the last state of a container, whose run took so long."""
+    over = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
+    began = over - timedelta(seconds=run_s)
+    times = {"startedAt": f"{began:%FT%TZ}", "finishedAt": f"{over:%FT%TZ}"}
+    return {"terminated": {"exitCode": exit_code, "reason": reason, **times}}
+
+
+KILLED = ended(137, "OOMKilled")
+DRAINED = ended(0, "Completed")
+SERVED_LONG = ended(1, "Error", SHORT_RUN_S + 1)
+UNTIMED = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "startedAt": None,
+                          "finishedAt": None}}  # fmt: skip
+RUNS: dict[str, Any] = {"running": {}}
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no_node": (UNSCHEDULED, "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
     "image": (waiting("ImagePullBackOff", "Back-off pulling image"), "ImagePullBackOff: Back-off"),
@@ -48,7 +62,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         "its container worker has ended 2 times, at last with OOMKilled, exit code 137",
     ),
     "crash_that_runs": (
-        container(restartCount=3, lastState=KILLED, state={"running": {}}),
+        container(restartCount=3, lastState=KILLED, state=RUNS),
         "its container worker has ended 3 times",
     ),
     "crash_of_all": ({"phase": "Failed", "reason": "Evicted"}, "Evicted"),
@@ -70,8 +84,11 @@ def test_a_pods_status_says_what_is_wrong(fault: str) -> None:
         {"phase": "Pending", "conditions": None, "containerStatuses": None},
         waiting("ContainerCreating"),
         waiting("PodInitializing"),
-        container(restartCount=2, state={"running": {}}),
-        container(restartCount=9, ready=True, state={"running": {}}),
+        container(restartCount=2, lastState=KILLED, state=RUNS),
+        container(restartCount=9, ready=True, lastState=KILLED, state=RUNS),
+        container(restartCount=9, lastState=DRAINED, state=RUNS),
+        container(restartCount=9, lastState=SERVED_LONG, state=RUNS),
+        container(restartCount=9, lastState=UNTIMED, state=RUNS),
     ],
 )
 def test_a_pod_that_starts_has_no_problem(status: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from baton.planner.change_history import UNTAKEN_S
-from baton.planner.control import size_loop
+from baton.planner.control import size_loop, size_step
 from baton.planner.control.leadership import TERM_S
 from baton.planner.control.order_rules import OrderUnanswered
 from baton.planner.fleet_size import FAILED_S
@@ -48,6 +48,27 @@ async def test_a_step_is_in_the_memory_before_it_is_asked_for() -> None:
     await scene.flood()
     written = [json.loads(each)["memory"]["size"] for each in left if each is not None]
     assert written and len(written[0]["grown_ago_s"]) == 1
+
+
+async def test_an_order_to_drain_is_in_the_memory_with_its_age() -> None:
+    """The successor counts from the order, not from the calls before it, which may be slow."""
+    scene = SizedScene()
+
+    def be_slow() -> None:
+        scene.leadership.now_s += 3.0
+
+    found: list[bool] = []
+
+    def compare() -> None:
+        assert scene.leadership.left is not None
+        left = json.loads(scene.leadership.left)
+        drain = {"worker_id": "d3", "ordered_ago_s": 0.0}
+        found.append(left["memory"]["size"]["may_drain"] == drain)
+        found.append(left["at_s"] == scene.leadership.now_s)
+
+    scene.pool.amid["check"], scene.amid_drain = be_slow, compare
+    await scene.calm(40)
+    assert found == [True, True]
 
 
 async def test_a_follower_and_an_adviser_ask_for_nothing() -> None:
@@ -93,9 +114,10 @@ async def test_a_worker_that_refuses_to_drain_keeps_its_pod() -> None:
     ],
 )
 async def test_no_role_changes_while_a_worker_may_begin_to_drain(
-    fault: BatonError | None, waits: bool
+    fault: BatonError | None, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The role would lose both workers: the reports do not show yet that it drains."""
+    monkeypatch.setattr(size_step, "CALL_S", 0.02)
     scene = SizedScene()
     scene.refusal_of_drain = fault
     scene.pool.hangs = "" if fault is not None else "drain"  # the call takes too long
@@ -104,6 +126,24 @@ async def test_no_role_changes_while_a_worker_may_begin_to_drain(
     scene.reader.scripted.rate = 30.0
     await scene.pass_by(int(UNTAKEN_S) - 2)
     assert bool(scene.ordered) != waits
+    await scene.pass_by(int(UNTAKEN_S))
+    assert scene.ordered
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+async def test_a_successor_waits_for_a_worker_that_may_drain(forgets: bool) -> None:
+    """`forgets` shows that the memory is what holds it back."""
+    scene = SizedScene()
+    scene.refusal_of_drain = OrderUnanswered("d3 has not accepted the order")
+    while "drain d3.0" not in scene.pool.calls:
+        await scene.calm(1)
+    scene.leadership.term += 1
+    scene.start()
+    if forgets:
+        scene.leadership.left = None
+    scene.reader.scripted.rate = 30.0
+    await scene.pass_by(int(UNTAKEN_S) - 2)
+    assert bool(scene.ordered) is forgets
     await scene.pass_by(int(UNTAKEN_S))
     assert scene.ordered
 
@@ -162,6 +202,19 @@ async def test_a_handover_keeps_to_the_brakes_of_role_changes() -> None:
     await scene.calm(60)
     assert len(scene.ordered) == len({each.worker_id for each in scene.ordered})
     assert scene.pool.calls == []
+
+
+async def test_leadership_is_renewed_before_a_handover() -> None:
+    """It ended while the number was read."""
+    scene = SizedScene()
+    scene.pool.last = "p0"
+    scene.pool.amid["count"] = lambda: setattr(scene.leadership, "leads", False)
+    handovers = []
+    for _ in range(35):
+        scene.leadership.leads = True
+        await scene.calm(1)
+        handovers.append(scene.sizes.decision is not None and scene.sizes.decision.handover)
+    assert any(handovers) and scene.ordered == []
 
 
 async def test_a_number_that_is_not_read_holds_up_no_role(

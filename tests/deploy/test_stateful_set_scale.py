@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterator
+from http.client import HTTPSConnection
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from baton.deploy.cli.main import main
 from baton.deploy.control import kubernetes_calls
@@ -15,6 +19,7 @@ from baton.deploy.control.stateful_set_scale import StatefulSetScale
 from baton.deploy.host.kubernetes_api import KubernetesApi, own_namespace
 from baton.planner.control.worker_count import WorkerCount
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
+from tests.support.pods.rayclusters import RayClusters
 from tests.support.pods.secrets_server import SecretsServer
 
 NAME = "chat-baton-worker"
@@ -106,6 +111,45 @@ async def test_a_slow_api_is_not_waited_for(
     assert (await scale.count()).asked == 4
 
 
+def hold_up_loop(seconds: float) -> None:
+    """Let no task run, so that none gives a call up."""
+    time.sleep(seconds)  # To wait for an event would let the tasks run.
+
+
+@pytest.mark.parametrize("reason", ["given up", "late", "wanted"])
+async def test_a_request_that_has_not_left_in_time_never_does(
+    server: SecretsServer, account: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """Its connection stands once its caller has been cancelled, or, where the whole process was
+    held up, after its time."""
+    scale = scale_of(server, account)
+    seen = await scale.count()
+    loop, connected, may_go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    connect = HTTPSConnection.connect
+
+    def held(connection: HTTPSConnection) -> None:
+        connect(connection)
+        loop.call_soon_threadsafe(connected.set)
+        may_go_on.wait()
+
+    monkeypatch.setattr(HTTPSConnection, "connect", held)
+    if reason == "late":
+        monkeypatch.setattr(kubernetes_calls, "API_TIMEOUT_S", 0.3)
+    resizing = asyncio.create_task(scale.resize(seen, 4))
+    await connected.wait()
+    if reason == "given up":
+        resizing.cancel()
+        await asyncio.wait({resizing})
+    elif reason == "late":
+        hold_up_loop(0.4)
+    may_go_on.set()
+    if reason == "late":
+        hold_up_loop(0.2)  # while the thread goes on
+    await asyncio.wait({resizing})
+    await loop.shutdown_default_executor()  # the thread of the call has ended
+    assert server.scales.patched == ([(NAME, 4)] if reason == "wanted" else [])
+
+
 async def test_an_api_that_is_gone_is_named(account: Path) -> None:
     scale = StatefulSetScale(KubernetesApi("127.0.0.1", 1, account), "llm", NAME)
     with pytest.raises(Unavailable, match="127.0.0.1:1 does not answer"):
@@ -132,6 +176,34 @@ async def test_a_pod_says_why_its_worker_is_missing(server: SecretsServer, accou
     assert found[names[2]].detail == f"there is no pod {names[2]}"
     with pytest.raises(BatonError, match="403: controller may not get the pod another-0"):
         await scale_of(server, account).problems(["another-0"])
+
+
+async def test_a_pod_that_is_not_read_hides_no_other(
+    server: SecretsServer, account: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The account may not read one, and another one's answer is late."""
+    slow, forbidden, *others = (f"{NAME}-{number}" for number in range(6))
+    allowed = [slow, *others]
+    server.roles["controller"] = [
+        {"resources": ["pods"], "verbs": ["get"], "resourceNames": allowed}
+    ]
+    answering, answer = threading.Event(), server.rayclusters.pod
+
+    def pod(_: RayClusters, name: str) -> tuple[int, dict[str, object]]:
+        if name == slow:
+            answering.wait()
+        return answer(name)
+
+    monkeypatch.setattr(RayClusters, "pod", pod)
+    monkeypatch.setattr(kubernetes_calls, "API_TIMEOUT_S", 1.0)
+    with capture_logs() as logs:
+        found = await scale_of(server, account).problems([slow, forbidden, *others])
+    assert {name: each.reason for name, each in found.items()} == dict.fromkeys(others, "no_pod")
+    (event,) = [each for each in logs if each["event"] == "pods not read"]
+    assert event["pods"] == [slow, forbidden]
+    with pytest.raises(BatonError, match="not answered within 1 s|403"):
+        await scale_of(server, account).problems([slow, forbidden])
+    answering.set()
 
 
 async def test_a_token_that_was_replaced_is_used(server: SecretsServer, account: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_step_is_written_before_it_is_taken() -> None:
     back = RoleStep("p0", "p0.0", "decode")
     found = read_history(history.written(20.0, back), 1020.0)
     assert (found.last_role, found.reversed_s) == ("decode", 1020.0)
-    assert (found.taken(1020.0), found.under_way) == (2, 2)
+    assert (found.taken(1020.0), found.under_way) == (2, {"d0", "p0"})
 
 
 def test_ages_are_kept_and_old_changes_dropped() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.planner.change_history import HOUR_S, RoleStep
+from baton.planner.change_history import HOUR_S, UNTAKEN_S, RoleStep
 from baton.planner.controller import Decision, RoleController
 from baton.planner.controller_load import FleetSample, WorkerRole, WorkerSample, WorkerState
 from baton.planner.fleet_size import (
@@ -46,7 +46,7 @@ class Pool:
     now_s: float = 1000.0
     roles: dict[str, WorkerRole] = field(default_factory=dict)
     states: dict[str, WorkerState] = field(default_factory=dict)
-    changing: int = 0
+    changing: frozenset[str] = frozenset()
     overdue: int = 0
     controller: SizeController = field(default_factory=lambda: SizeController(BOUNDS))
 
@@ -143,10 +143,16 @@ def test_an_overdue_worker_may_leave() -> None:
 
 def test_a_worker_that_changes_its_role_is_not_waited_for() -> None:
     """Role changes are what an overload brings first, and each would hold up the request."""
-    pool = Pool(asked=4, changing=1, states={"w-2": "draining"})
+    pool = Pool(asked=4, changing=frozenset({"w-2"}), states={"w-2": "draining"})
     found = pool.run(6, SETTLE_S + 1)
     assert pool.asked == 6 and reasons(found) == {"holding", "grow"}
-    pool = Pool(asked=4, changing=1, states={"w-2": "draining"}, pending=1)
+    pool = Pool(asked=4, changing=frozenset({"w-2"}), states={"w-2": "draining"}, pending=1)
+    assert reasons(pool.run(6, 100)) == {"holding", "starting"}
+
+
+def test_a_changing_worker_that_is_ready_counts_once() -> None:
+    """Its order had no answer: it may be as it was, and another one is not there yet."""
+    pool = Pool(asked=4, changing=frozenset({"w-1"}), pending=1)
     assert reasons(pool.run(6, 100)) == {"holding", "starting"}
 
 
@@ -250,15 +256,15 @@ def test_one_that_is_not_ready_does_not_count_as_another() -> None:
 
 
 def test_no_worker_leaves_amid_a_role_change() -> None:
-    pool = Pool(asked=4, changing=1)
+    pool = Pool(asked=4, changing=frozenset({"w-1"}))
     assert pool.run(2, 500)[-1].reason == "changing" and pool.asked == 4
 
 
 def test_one_that_is_not_registered_amid_a_change_stays() -> None:
     """Between its two boots a worker that changes its role is not in the registry."""
-    pool = Pool(asked=4, pending=1, changing=1)
+    pool = Pool(asked=4, pending=1, changing=frozenset({"w-3"}))
     assert pool.run(2, 500)[-1].reason == "changing" and pool.asked == 4
-    pool.changing = 0
+    pool.changing = frozenset()
     pool.run(2, 1)
     assert pool.asked == 3
 
@@ -313,13 +319,32 @@ def test_a_successor_knows_growth_and_the_last_change() -> None:
     assert reasons(pool.run(3, SHRINK_GAP_S - 31)) == {"cool_down"}
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_successor_knows_which_worker_may_drain(ordered: bool) -> None:
+    """The order had no answer, or its leader ended before it could know that."""
+    pool = Pool(asked=6)
+    step = pool.run(4, BOUNDS.release_s + 1, acts=False)[-1].step
+    assert pool.controller.drain_hindrance(pool.now_s) is None
+    if ordered:
+        pool.controller.unanswered("w-5", pool.now_s)
+    text = json.dumps(pool.controller.memory(pool.now_s, None if ordered else step))
+    successor = SizeController(BOUNDS)
+    successor.recall(json.loads(text), 70.0)
+    held = successor.drain_hindrance(70.0 + UNTAKEN_S)
+    assert held is not None and held.startswith("w-5 may have got an order to drain 20.0 s ago")
+    assert successor.drain_hindrance(70.0 + UNTAKEN_S + 0.1) is None
+
+
 @pytest.mark.parametrize(
     "memory",
     [
         {},
         ["a list"],
-        {"grown_ago_s": [], "changed_ago_s": "x"},
-        {"grown_ago_s": [-1], "changed_ago_s": None},
+        {"grown_ago_s": [], "changed_ago_s": None},
+        {"grown_ago_s": [], "changed_ago_s": "x", "may_drain": None},
+        {"grown_ago_s": [-1], "changed_ago_s": None, "may_drain": None},
+        {"grown_ago_s": [], "changed_ago_s": None, "may_drain": "w-3"},
+        {"grown_ago_s": [], "changed_ago_s": None, "may_drain": {"worker_id": "w-3"}},
     ],
 )
 def test_a_memory_of_another_form_is_refused(memory: Any) -> None:

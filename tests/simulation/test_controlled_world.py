@@ -11,19 +11,12 @@ from baton.simulation.fleet.scenario import Fault
 from baton.simulation.mutations import mutations
 from baton.simulation.mutations.control_mutations import OF_CONTROL
 from baton.simulation.mutations.patches import broken_promises
+from tests.support.controller_breaks import CONTROLLER_BREAKS
 
 pytestmark = pytest.mark.usefixtures("quiet_logs")
 
 SEEDS = [CONTROLLED_SEED + CONTROLLED_EVERY * number for number in range(200)]
 SMOKE = (980, 2580, 3980)  # each has steps, of roles and of the number
-CAUGHT_BY = {
-    "remove-undrained-workers": (980, "had no order to drain"),
-    "lead-after-the-lease": (10980, "after its lease has ended"),
-    "leave-no-memory": (21380, "is amid another step"),
-    "recall-no-memory": (21380, "is amid another step"),
-    "forget-steps-under-way": (2580, "is amid another step"),
-    "obey-late-orders": (1180, "and was asked in"),
-}
 SMOKE_BREAKS = {"remove-undrained-workers", "recall-no-memory", "obey-late-orders"}
 
 
@@ -58,7 +51,7 @@ def test_more_fleets_that_controllers_change(seed: int) -> None:
     ],
 )
 def test_a_break_of_controllers_is_caught_for_what_it_breaks(name: str) -> None:
-    seed, words = CAUGHT_BY[name]
+    seed, words = CONTROLLER_BREAKS[name]
     found = broken_promises(lab.run(draw(seed), mutations.named(name)).breaches)
     assert any(words in line for line in found), found
 

@@ -14,6 +14,7 @@ from baton.simulation.mutations import mutations
 from baton.simulation.mutations.control_mutations import OF_CONTROL
 from baton.simulation.mutations.mutations import MUTATIONS
 from baton.simulation.mutations.patches import Mutation, broken_promises
+from tests.support.controller_breaks import CONTROLLER_BREAKS
 
 pytestmark = pytest.mark.usefixtures("quiet_logs")
 
@@ -98,12 +99,7 @@ CAUGHT_BY = {
     "no-slow-start": 20,
     "take-unsigned-reports": 104,
     "count-replayed-reports": 304,
-    "remove-undrained-workers": 980,
-    "lead-after-the-lease": 10980,
-    "leave-no-memory": 21380,
-    "recall-no-memory": 21380,
-    "forget-steps-under-way": 2580,
-    "obey-late-orders": 1180,
+    **{name: seed for name, (seed, _) in CONTROLLER_BREAKS.items()},
 }
 # Those of `make test`, one of each promise; `make nightly` has them all.
 REPRESENTATIVES = {
