@@ -40,8 +40,8 @@ REMEDIES: Mapping[OverdueReason, str] = {
     "autoscaling.baton.maxWorkers)",
     "image": "name an image that the nodes can pull, and the Secret of its registry (the chart's "
     "image.worker and image.pullSecrets)",
-    "config": "create the Secret that the pod names; the notes of `helm upgrade` list those that "
-    "are missing",
+    "config": "create the Secret that the pod names (the notes of `helm upgrade` list those that "
+    "are missing), or correct what keeps its node from starting the container",
     "crash": "read the log of its last start with `kubectl logs POD --previous`",
     "not_ready": "read its log and its /readyz; `kubectl describe pod` has the events of its pod, "
     "and on Ray the log of `baton fleet` says what it waits for",
