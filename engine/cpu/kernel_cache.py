@@ -25,6 +25,7 @@ LONGEST_WAIT_S = 120.0
 POLL_S = 0.02
 
 _caching: Any = import_module("numba.core.caching")
+_threads: Any = import_module("numba.core.compiler_lock")
 
 
 class _SharedFolder(_caching.UserProvidedCacheLocator):  # type: ignore[misc]  # numba has no types
@@ -64,13 +65,15 @@ class KernelCache(_caching.FunctionCache):  # type: ignore[misc]  # numba has no
 
     def released_after(self, compiles: Callable[..., Any]) -> Callable[..., Any]:
         """Return `compiles`, which compiles or loads the code of a signature, with the release of
-        the lock after it."""
+        the lock after it. One thread does both at a time, as numba lets one compile: another's
+        release would take its lock away."""
 
         def compile_and_release(*args: Any) -> Any:
-            try:
-                return compiles(*args)
-            finally:
-                self._release()
+            with _threads.global_compiler_lock:
+                try:
+                    return compiles(*args)
+                finally:
+                    self._release()
 
         return compile_and_release
 

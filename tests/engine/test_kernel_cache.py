@@ -5,6 +5,8 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import numba
@@ -18,6 +20,8 @@ KERNEL = "def fill(out):\n    for i in range(out.shape[0]):\n        out[i] = i 
 # Prints how often it compiled the kernel, and how often it found its code.
 COMPILES = """
 import sys
+import threading
+from contextlib import suppress
 import numpy as np
 from kernel import fill
 from baton.engine.cpu.compiled import compiled
@@ -111,3 +115,25 @@ def test_a_failed_compilation_keeps_no_lock(tmp_path, monkeypatch):
     (path,) = tmp_path.rglob("*.lock")
     with open(path, "rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if it is held
+
+
+def test_one_thread_at_a_time_may_hold_a_kernels_lock(tmp_path, monkeypatch):
+    """The release of one thread would take the lock of another away."""
+
+    def fill(out):
+        out[0] = 3
+
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    meeting, met = threading.Barrier(2, timeout=0.3), []
+    compiles = module.KernelCache(fill).released_after(lambda: met.append(meeting.wait()))
+
+    def compile_once():
+        with suppress(threading.BrokenBarrierError):
+            compiles()
+
+    threads = [threading.Thread(target=compile_once) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert met == []
