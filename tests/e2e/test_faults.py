@@ -89,11 +89,17 @@ async def test_a_prefill_worker_killed_in_a_handoff(
 
 
 async def test_the_only_prefill_worker_killed_in_a_handoff(
-    fleet: Cluster, under_load: Callable[..., AbstractAsyncContextManager[None]]
+    fleet: Cluster,
+    under_load: Callable[..., AbstractAsyncContextManager[None]],
+    load: RequestLoad,
+    expected: list[Choices],
+    compare: Callable[..., list[str]],
 ) -> None:
     before = fleet.total("baton_local_prefills_total", reason="no_candidate")
     async with under_load(fleet, in_handoff(fleet, "prefill-0")):
         fleet.kill("prefill-0")
+    later = await load.run(fleet.url, concurrency=2, first=2, salt="later")  # no prompt is left
+    assert not compare(later, expected[:2])
     assert fleet.total("baton_local_prefills_total", reason="no_candidate") > before
     fleet.quiet(within_s=LEASE_S + 1.0)
 

@@ -31,7 +31,7 @@ class StandInServe:
     """A running stand-in serve and what it has printed."""
 
     def __init__(self, model: Path, launcher: str, *rest: str, port: int = 0, fault: str = ""):
-        timeout_s = 5.0 * slowness() if fault == "mute" else 120.0
+        timeout_s = (5.0 if fault == "mute" else 120.0) * slowness()
         environment = os.environ | {"STAND_IN": fault, "STAND_IN_TIMEOUT_S": f"{timeout_s}"}
         self.process = subprocess.Popen(
             [
