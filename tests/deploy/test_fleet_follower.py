@@ -96,7 +96,7 @@ async def test_a_foreign_number_ends_no_worker() -> None:
     with capture_logs() as logs:
         assert await scene.turn(5) == names(4) and scene.fleet.ended == []
     (event,) = [each for each in logs if each["event"] == "fleet number not read"]
-    assert "delete that key, and `baton fleet --follow` writes its own" in event["reason"]
+    assert "delete that key (`redis-cli DEL baton:default:fleet`)" in event["reason"]
     assert scene.number.foreign, "a controller puts it right, or a user"
 
 
