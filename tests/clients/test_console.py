@@ -22,6 +22,7 @@ import pytest
 from baton.router.console import console_state
 from baton.router.console.admin_port import AdminAccess
 from tests.router.test_console import ADVICE
+from tests.support.machine_speed import slowness
 from tests.support.router_process import FAST_ROUTER, RunningRouter, running_router
 from tests.support.waiting import eventually
 
@@ -31,7 +32,7 @@ MODEL = HERE.parents[1] / "models" / "baton-tiny"
 KEY = "the-operators-key-0123456789"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 POOL = {"total": 200, "used": 40, "leased": 6, "pinned": 10, "cached": 60, "quarantined": 1}
-PART_TIMEOUT_S = 60
+PART_TIMEOUT_S = 60 * slowness()
 ASKED = [{"role": "user", "content": "a story " * 30}]
 DARK, LIGHT = "rgb(14, 17, 22)", "rgb(245, 246, 248)"
 

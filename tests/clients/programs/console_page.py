@@ -96,14 +96,24 @@ def panels(browser: Browser, url: str, key: str) -> dict[str, Any]:
     return {**seen, "dark": dark, "light": light}
 
 
+# Notes whether an answer can be stopped when its first token is shown: asked from outside, the page
+# may have shown the last one by then.
+STREAMING = """() => {
+  const first = new MutationObserver(() => {
+    window.whileStreaming = !document.querySelector("#play-stop").disabled;
+    first.disconnect();
+  });
+  first.observe(document.querySelector("#play-tokens-list"), { childList: true });
+}"""
+
+
 def stream(browser: Browser, url: str, key: str) -> dict[str, Any]:
     page, problems = opened(browser, url, key)
     page.locator("#play-prompt").fill("Tell me a story.")
     page.locator("#play-tokens").fill("12")
+    page.evaluate(STREAMING)
     page.locator("#play-send").focus()
     page.keyboard.press("Enter")
-    page.locator("#play-tokens-list [role=option]").first.wait_for(timeout=10_000)
-    while_streaming = page.locator("#play-stop").is_enabled()
     expect(page.locator("#play-status")).to_contain_text("ended by length", timeout=20_000)
     page.locator("#play-tokens-list").focus()
     page.keyboard.press("ArrowRight")
@@ -112,7 +122,7 @@ def stream(browser: Browser, url: str, key: str) -> dict[str, Any]:
     trace = page.locator("#play-explanation table.waterfall tbody tr")
     trace.first.wait_for(timeout=10_000)
     found = {
-        "while_streaming": while_streaming,
+        "while_streaming": page.evaluate("() => window.whileStreaming"),
         "tokens": page.locator("#play-tokens-list [role=option]").count(),
         "bars": page.locator("#play-timeline i").count(),
         "timeline": page.locator("#play-timeline").get_attribute("aria-label"),
@@ -125,11 +135,11 @@ def stream(browser: Browser, url: str, key: str) -> dict[str, Any]:
     page.locator("#play-explain").click()
     page.locator("#play-explanation caption").first.wait_for()
     found["explained"] = page.locator("#play-explanation p").inner_text()
-    page.locator("#play-tokens").fill("500")
+    page.locator("#play-tokens").fill("2000")  # more than are answered before the click
     page.locator("#play-send").click()
     page.locator("#play-tokens-list [role=option]").first.wait_for(timeout=10_000)
     page.locator("#play-stop").click()
-    expect(page.locator("#play-status")).to_have_text("Stopped.")
+    expect(page.locator("#play-status")).to_have_text("Stopped.", timeout=20_000)
     return {**found, "problems": problems}
 
 
