@@ -12,6 +12,8 @@ import torch
 
 from baton.engine.triton.device_checksums import OwnStream
 
+pytestmark = pytest.mark.nightly  # under the interpreter, one story of half a minute
+
 STORY = Path(__file__).with_name("device_sums_story.py")
 
 

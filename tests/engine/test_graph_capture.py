@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.small_models import Reference
 
+pytestmark = pytest.mark.nightly  # under the interpreter, one story of a minute
+
 STORY = Path(__file__).with_name("capture_story.py")
 # A window, norms of queries and keys; a soft cap, quantised products; experts; quantised experts
 # and latent attention. For each its quantisation, and a part of the name of its own kernel.

@@ -117,6 +117,7 @@ def test_proposals_equal_those_of_one_process(
     assert other.memory.block_bytes == one.memory.block_bytes == other.pool.block_bytes
 
 
+@pytest.mark.nightly
 def test_all_proposals_of_a_twin_are_accepted(qwen3: Reference, make: Make) -> None:
     """The draft model is the target, and each rank holds half of both."""
     runner = make(qwen3.folder, qwen3.folder)
@@ -216,9 +217,8 @@ def test_a_head_reads_the_whole_embedding_of_a_divided_target(
     assert two.draft.head._weights.embedding.shape[0] == 199
 
 
-@pytest.mark.parametrize(
-    "how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly  # test_ranks.py has the same without proposals
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_lost_under_speculation_ends_the_step(make: Make, how: signal.Signals) -> None:
     runner = make(TINY, TINY_DRAFT)
     sequence = DraftedSequence(runner, list(range(40, 61)), BLOCKS, GREEDY)

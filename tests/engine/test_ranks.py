@@ -202,7 +202,7 @@ def test_a_deterministic_model_keeps_its_bits_over_ranks(qwen3, make: Make) -> N
     assert_equals_transformers(runner, qwen3)
 
 
-@pytest.mark.nightly  # test_rank_drafts.py looks at the weights of a target and its draft
+@pytest.mark.nightly  # test_a_rank_holds_half_of_the_experts looks at weights, too
 def test_a_rank_holds_half_of_the_weights(qwen3, make: Make) -> None:
     runner = make(qwen3)
     own = parts_of(runner.decoder).weights

@@ -12,6 +12,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from baton.kv_transfer import checksum_numba
 from baton.kv_transfer.granter import GrantReport, grant
 from baton.proto import handoff_pb2, handoff_pb2_grpc
 from baton.runtime.errors import Overloaded, WorkerLost
@@ -30,6 +31,12 @@ pytestmark = pytest.mark.timed
 OWN = [20, 3, 21, 5, 9, 30]
 THEIRS = [4, 11, 2, 7, 8, 25]
 LEASE_S = 1.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """A worker's process loads the kernel of checksums before it serves."""
+    checksum_numba.warm_up()
 
 
 class Servicer(handoff_pb2_grpc.HandoffServicer):
