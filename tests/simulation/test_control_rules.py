@@ -1,4 +1,7 @@
-"""What the lab takes for a breach of the controllers' promises, and what a fault excuses."""
+"""What the lab takes for a breach of the controllers' promises, and what a fault excuses.
+
+Fleets run on virtual time.
+"""
 
 from __future__ import annotations
 
