@@ -16,12 +16,12 @@ from tests.support.machine_speed import slowness
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parents[1]
-SMOKE = {"test_report.py"}
+SHARED = {"test_report.py"}  # starts no benchmark
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent == HERE and item.path.name not in SMOKE:
+        if item.path.parent == HERE and item.path.name not in SHARED:
             item.add_marker(pytest.mark.nightly)
 
 

@@ -113,7 +113,8 @@ async def test_a_slow_api_is_not_waited_for(
 
 def hold_up_loop(seconds: float) -> None:
     """Let no task run, so that none gives a call up."""
-    time.sleep(seconds)  # To wait for an event would let the tasks run.
+    # the loop itself has to stand still: while it waits for an event, it runs other tasks
+    time.sleep(seconds)
 
 
 @pytest.mark.parametrize("reason", ["given up", "late", "wanted"])

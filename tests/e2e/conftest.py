@@ -76,7 +76,7 @@ def expected(load: RequestLoad, alone: Cluster) -> list[Choices]:
 def until() -> Callable[..., Awaitable[None]]:
     """`await until(happens)`: looks in a thread, and fails if it never does."""
 
-    async def wait(happens: Callable[[], bool], within_s: float = 60.0) -> None:
+    async def wait(happens: Callable[[], bool], within_s: float | None = None) -> None:
         await eventually(
             lambda: asyncio.to_thread(happens), within_s, show=lambda: inspect.getsource(happens)
         )

@@ -180,7 +180,8 @@ def test_write_touches_its_tokens_alone(pool, backend):
 
 @pytest.mark.parametrize(
     "backend",
-    [TorchAttention, pytest.param(NumbaAttention, marks=pytest.mark.nightly)],  # compiled anew
+    # numba compiles its kernels once more for these strides, which takes long
+    [TorchAttention, pytest.param(NumbaAttention, marks=pytest.mark.nightly)],
 )
 def test_order_of_the_axes_may_change(pool, backend):
     """The same values behind other strides: layer before head, as if so laid out."""

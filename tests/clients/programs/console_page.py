@@ -96,8 +96,8 @@ def panels(browser: Browser, url: str, key: str) -> dict[str, Any]:
     return {**seen, "dark": dark, "light": light}
 
 
-# Notes whether an answer can be stopped when its first token is shown: asked from outside, the page
-# may have shown the last one by then.
+# The script notes whether the user can stop an answer when the page shows its first token. A
+# question from outside the page comes too late: the last token may be shown by then.
 STREAMING = """() => {
   const first = new MutationObserver(() => {
     window.whileStreaming = !document.querySelector("#play-stop").disabled;
