@@ -23,6 +23,13 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.timed
 
 CODE = grpc.StatusCode
+MARGIN_S = 0.15  # for a router that shares its processors with other tests
+
+
+@pytest.fixture(autouse=True)
+def wide_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router's answer comes before the client's own clock ends the call."""
+    monkeypatch.setattr("baton.router.grpc_frontend.call.DEADLINE_MARGIN_S", MARGIN_S)
 
 
 def prompted(**fields: Any) -> client_pb2.GenerateRequest:
@@ -80,7 +87,7 @@ async def test_a_deadline_at_a_worker(
             started_s = loop.time()
             error = await refused(stub.Generate(prompted(), timeout=1.0))
             assert error.code() is CODE.DEADLINE_EXCEEDED
-            assert loop.time() - started_s > 0.9 and so_far_s() < 3.0
+            assert loop.time() - started_s > 0.9 - MARGIN_S and so_far_s() < 3.0
         (submit,) = worker.seen("submit")
         assert 0 < submit.deadline_ms <= 1000
         await eventually(lambda: not worker.held)
