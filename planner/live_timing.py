@@ -49,6 +49,7 @@ RIDGE = 0.002  # of a step's weight
 SWEEPS = 40
 STALL = 8.0  # times the longest plausible time: such a step compiled a kernel, or stood still
 TRUSTED_STEPS = 8  # of a kind, before one can be a stall
+CHANGED_STEPS = 16  # of a kind, all as slow as a stall: that is what steps take from now on
 REFIT_S = 2.0
 PRIOR_KV_BYTES = 131_072.0  # of a token
 PRIOR = TimingModel(
@@ -104,6 +105,7 @@ class LiveTiming:
             deque(maxlen=KEPT_RATIOS),
             deque(maxlen=KEPT_RATIOS),
         )
+        self._stalls = [0, 0]  # of each kind, since its last step that was none
         self._squares = [[0.0] * 6 for _ in range(6)]
         self._products = [0.0] * 6
         self._factors = [1.0] * 6  # of the scaled prior, as last fitted
@@ -119,14 +121,20 @@ class LiveTiming:
 
     def add_step(self, work: StepWork, seconds: float) -> None:
         """Take a step of one of the workers. One without work or time says nothing, nor does one
-        that stalled; one that is larger than the last ones may take as many times longer."""
+        that stalled, unless all do; one that is larger than the last ones may take as many times
+        longer."""
         units = work.prompt_tokens or work.sequences
         if seconds <= 0 or not units:
             return
-        ratios, unit_s = self._ratios[not work.prompt_tokens], self._unit_s[not work.prompt_tokens]
+        kind = not work.prompt_tokens
+        ratios, unit_s = self._ratios[kind], self._unit_s[kind]
         scaled_s = self._scaled.step_s(work)
         if len(ratios) >= TRUSTED_STEPS and seconds > STALL * max(scaled_s, units * median(unit_s)):
-            return
+            self._stalls[kind] += 1
+            if self._stalls[kind] < CHANGED_STEPS:
+                return
+            self._forget_steps(kind)
+        self._stalls[kind] = 0
         ratios.append(seconds / PRIOR.step_s(work))
         unit_s.append(seconds / units)
         self._changed = True
@@ -142,6 +150,14 @@ class LiveTiming:
             self._products[i] = FORGETTING * self._products[i] + own * share
             for j in range(6):
                 squares[j] = FORGETTING * squares[j] + own * row[j]
+
+    def _forget_steps(self, kind: int) -> None:
+        """Begin anew with a kind of step. The fit knows both kinds as one, so it begins anew too,
+        scaled to the last steps of the other kind."""
+        self._ratios[kind].clear()
+        self._unit_s[kind].clear()
+        self._squares = [[0.0] * 6 for _ in range(6)]
+        self._products = [0.0] * 6
 
     def add_handoff(self, seconds: float, now_s: float) -> None:
         """Take the time of a handoff beyond its prefill and its READs."""

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from baton.planner.live_timing import (
+    CHANGED_STEPS,
     FARTHER,
     FRESH_S,
     PACE_STEP,
@@ -101,7 +102,7 @@ def test_steps_that_are_all_alike_leave_the_priors_proportions() -> None:
 def test_a_changed_machine_is_followed_and_a_stall_is_not() -> None:
     timing = learned(0.0)
     before = timing.model
-    for _ in range(20):
+    for _ in range(CHANGED_STEPS - 1):
         timing.add_step(chunk(1000), 100 * TRUE.step_s(chunk(1000)))
     timing.refit(1e6)
     assert timing.model.step_s(chunk(1000)) == pytest.approx(before.step_s(chunk(1000)), rel=0.02)
@@ -111,6 +112,31 @@ def test_a_changed_machine_is_followed_and_a_stall_is_not() -> None:
         timing.add_step(work, 3 * TRUE.step_s(work))
         timing.refit(2e6 + 2.0 * number)
     assert timing.model.step_s(chunk(1000)) == pytest.approx(3 * TRUE.step_s(chunk(1000)), rel=0.15)
+
+
+@pytest.mark.parametrize("kinds", ["prompts", "both"])
+def test_a_machine_that_stays_slow_is_believed(kinds: str) -> None:
+    """Twenty times as slow, as processors held at a lower clock are: no step is a stall then."""
+    timing, dice = learned(0.0), random.Random(3)
+    decode_scale = 20 if kinds == "both" else 1
+    for number in range(3 * CHANGED_STEPS):
+        prompt = chunk(dice.randrange(1, 4000))
+        timing.add_step(prompt, 20 * TRUE.step_s(prompt))
+        batch = decode(dice.randrange(1, 40), dice.randrange(100, 60_000))
+        timing.add_step(batch, decode_scale * TRUE.step_s(batch))
+        timing.refit(1e6 + 2.0 * number)
+    for work, scale in (chunk(1000), 20), (decode(30, 50_000), decode_scale):
+        assert timing.model.step_s(work) == pytest.approx(scale * TRUE.step_s(work), rel=0.2)
+
+
+def test_stalls_between_other_steps_are_never_believed() -> None:
+    timing = learned(0.0)
+    before = timing.model.step_s(chunk(1000))
+    for number in range(4 * CHANGED_STEPS):
+        for scale in (100, 1):
+            timing.add_step(chunk(1000), scale * TRUE.step_s(chunk(1000)))
+        timing.refit(1e6 + 2.0 * number)
+    assert timing.model.step_s(chunk(1000)) == pytest.approx(before, rel=0.05)
 
 
 def test_model_is_fitted_again_for_new_samples_after_a_pause() -> None:
