@@ -152,8 +152,8 @@ class LiveTiming:
                 squares[j] = FORGETTING * squares[j] + own * row[j]
 
     def _forget_steps(self, kind: int) -> None:
-        """Begin anew with a kind of step. The fit knows both kinds as one, so it begins anew too,
-        scaled to the last steps of the other kind."""
+        """Forget what steps of a kind took. The fit does not divide its sums by kind, so it forgets
+        those of both; the last steps of the other kind still scale it."""
         self._ratios[kind].clear()
         self._unit_s[kind].clear()
         self._squares = [[0.0] * 6 for _ in range(6)]

@@ -83,6 +83,7 @@ NOT_HERE = {
     "kubectl rollout restart": "a Kubernetes cluster",
     "kubectl get hpa": "a Kubernetes cluster",
     "kubectl get raycluster": "the KubeRay operator",
+    "kubectl get statefulset": "a Kubernetes cluster",
     "kubectl exec POD -- baton drain POD": PODS,
     "kubectl exec POD -- ls /dev/infiniband": PODS,
     "kubectl exec POD -- grep Max.locked /proc/self/limits": PODS,
