@@ -148,12 +148,12 @@ class SizeController:
         if self._may_drain is None:
             return None
         worker_id, ordered_s = self._may_drain
-        if (since_s := now_s - ordered_s) > UNTAKEN_S:
+        if now_s - ordered_s > UNTAKEN_S:
             self._may_drain = None
             return None
         return (
-            f"{worker_id} may have got an order to drain {since_s:.1f} s ago, which the reports "
-            f"may not show yet ({UNTAKEN_S:.0f} s)"
+            f"{worker_id} may have got an order to drain in the last {UNTAKEN_S:.0f} s, which the "
+            "reports may not show yet"
         )
 
     def memory(self, now_s: float, step: SizeStep | None = None) -> dict[str, object]:

@@ -23,6 +23,7 @@ from baton.planner.control import control_metrics
 from baton.planner.control.controller_memory import ControllerMemory, RecalledMemory
 from baton.planner.control.leadership import TERM_S
 from baton.planner.control.order_rules import ORDER_TIMEOUT_S, OrderUnanswered
+from baton.planner.control.repeated_event import RepeatedEvent
 from baton.planner.control.size_loop import SizeLoop
 from baton.planner.control.size_step import SizeGate
 from baton.planner.controller import STALE_S, Decision, RoleController
@@ -33,7 +34,6 @@ from baton.runtime import logs
 from baton.runtime.errors import BatonError
 
 TICK_S = 1.0
-REPEAT_S = 60.0  # before an unchanged reason is logged again
 
 log = logs.get(__name__)
 
@@ -71,8 +71,7 @@ class RoleLoop:
         self._sizes = sizes
         self._sample: FleetSample | None = None
         self._term, self._term_s = 0, 0.0  # the term held last, and when it began
-        self._logged: tuple[str, RoleStep | None] | None = None
-        self._logged_s = 0.0
+        self._decided, self._held, self._unread = (RepeatedEvent() for _ in range(3))
         self.decision: Decision | None = None
 
     async def run(self, stopped: asyncio.Event) -> None:
@@ -97,7 +96,8 @@ class RoleLoop:
         try:
             self._sample = await self._reader.read(self._leadership.term if leads else 0)
         except BatonError as error:
-            log.warning("fleet not read", reason=str(error))
+            if self._unread.should_log(str(error), self._clock()):
+                log.warning("fleet not read", reason=str(error))
         if self._sample is None:
             return None
         decision = self._controller.decide(self._sample, self._clock())
@@ -177,17 +177,16 @@ class RoleLoop:
         """Return why no order may be sent now: another leader's may be on its way, or this process
         was held up since it has read the fleet."""
         now_s = self._clock()
-        if (age_s := now_s - sample.at_s) > STALE_S:
-            return f"the reports are {age_s:.1f} s old by now ({STALE_S:.0f} s)"
+        if now_s - sample.at_s > STALE_S:
+            return f"the reports are more than {STALE_S:.0f} s old by now"
         drains = None if self._sizes is None else self._sizes.controller.drain_hindrance(now_s)
         return drains or self._term_hindrance()
 
     def _term_hindrance(self) -> str | None:
-        now_s = self._clock()
-        if (led_s := now_s - self._term_s) < TERM_S:
-            return f"it has led for {led_s:.1f} s ({TERM_S:.0f} s): the one before may have ordered"
-        if (lasts_s := self._leadership.lasts_s()) < ORDER_TIMEOUT_S:
-            return f"its leadership ends in {lasts_s:.1f} s, an order may take {ORDER_TIMEOUT_S} s"
+        if self._clock() - self._term_s < TERM_S:
+            return f"it has led for less than {TERM_S:.0f} s: the one before may have ordered"
+        if self._leadership.lasts_s() < ORDER_TIMEOUT_S:
+            return f"its leadership ends before an order may: within {ORDER_TIMEOUT_S:g} s"
         if self._recalled_term != self._term:
             return "what the leader before has left is not read"
         return None
@@ -195,7 +194,8 @@ class RoleLoop:
     async def _act(self, step: RoleStep, sample: FleetSample) -> None:
         reason = self._hindrance(sample) or await self._keep(step) or self._hindrance(sample)
         if reason is not None:  # asked twice, since writing may have taken long
-            log.warning("role step not ordered", **asdict(step), reason=reason)
+            if self._held.should_log((step, reason), self._clock()):
+                log.warning("role step not ordered", **asdict(step), reason=reason)
             return
         try:
             await self._order(step, self._leadership.term)
@@ -210,11 +210,8 @@ class RoleLoop:
             log.info("role step accepted", **asdict(step), term=self._leadership.term)
 
     def _log(self, decision: Decision, *, leads: bool) -> None:
-        """Log a decision that differs from the last one, or once in REPEAT_S."""
-        said = (decision.reason, decision.step)
-        if said == self._logged and decision.at_s - self._logged_s < REPEAT_S:
+        if not self._decided.should_log((decision.reason, decision.step), decision.at_s):
             return
-        self._logged, self._logged_s = said, decision.at_s
         event = "role step decided" if decision.step is not None else "no role step"
         mode = ("leads" if leads else "follows") if self._acts else "observes"
         fields: dict[str, Any] = {"reason": decision.reason, "detail": decision.text, "mode": mode}

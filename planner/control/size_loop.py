@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
 from baton.planner.control import control_metrics
 from baton.planner.control.overdue_watch import OverdueWatch
+from baton.planner.control.repeated_event import RepeatedEvent
 from baton.planner.control.size_step import (
     SizeGate,
     StepRun,
@@ -33,7 +33,6 @@ from baton.runtime import logs
 from baton.runtime.errors import BatonError
 
 ANSWER_S = 0.5  # wait for the number in one tick; a later answer is for the next tick
-REPEAT_S = 60.0  # before an unchanged reason is logged again
 
 log = logs.get(__name__)
 
@@ -57,9 +56,7 @@ class SizeLoop:
         self._watch = OverdueWatch(pool, start_s, clock)
         self._overdue: list[OverdueWorker] = []
         self._reading: asyncio.Task[WorkerCount] | None = None
-        self._logged: tuple[str, int | None] | None = None
-        self._logged_s = 0.0
-        self._unread_s = -math.inf  # when it was last logged that the number is not known
+        self._decided, self._stopped, self._unread = (RepeatedEvent() for _ in range(3))
         self.decision: SizeDecision | None = None
 
     async def tick(
@@ -115,8 +112,7 @@ class SizeLoop:
             return reading.result()
         except BatonError as error:
             control_metrics.SIZE_FAILURES.inc()
-            if self._clock() - self._unread_s >= REPEAT_S:
-                self._unread_s = self._clock()
+            if self._unread.should_log(str(error), self._clock()):
                 log.warning("number of workers not read", reason=str(error))
             return None
 
@@ -126,7 +122,10 @@ class SizeLoop:
         try:
             await run.take(seen)
         except (BatonError, StepStopped) as error:
-            log.warning("workers not asked for", **fields, drained=run.drained, reason=str(error))
+            if self._stopped.should_log((step, run.drained, str(error)), self._clock()):
+                log.warning(
+                    "workers not asked for", **fields, drained=run.drained, reason=str(error)
+                )
             if run.drained or not isinstance(error, StepStopped):
                 self.controller.failed(self._clock())
                 control_metrics.SIZE_FAILURES.inc()
@@ -137,11 +136,8 @@ class SizeLoop:
             log.info("workers asked for", **fields)
 
     def _log(self, decision: SizeDecision, asked: int) -> None:
-        """Log a decision that differs from the last one, or once in REPEAT_S."""
-        said = (decision.reason, decision.needed)
-        if said == self._logged and decision.at_s - self._logged_s < REPEAT_S:
+        if not self._decided.should_log((decision.reason, decision.needed), decision.at_s):
             return
-        self._logged, self._logged_s = said, decision.at_s
         event = "size step decided" if decision.step is not None else "no size step"
         log.info(
             event,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from structlog.testing import capture_logs
+
 from baton.planner.change_history import UNTAKEN_S
 from baton.planner.control.leadership import TERM_S
 from baton.planner.control.order_rules import ORDER_TIMEOUT_S, OrderUnanswered
@@ -74,10 +76,14 @@ async def test_a_new_leader_acts_only_after_a_term() -> None:
     scene.reader.scripted.rate = 30.0
     began_s = scene.reader.scripted.now_s
     decisions = []
-    while not scene.ordered:
-        decisions.append(await scene.loop.tick())
+    with capture_logs() as logs:
+        while not scene.ordered:
+            decisions.append(await scene.loop.tick())
     assert scene.reader.scripted.now_s - began_s >= TERM_S
-    assert any(each is not None and each.step is not None for each in decisions[:-1])
+    wanted = [each.step for each in decisions[:-1] if each is not None and each.step is not None]
+    held = [each for each in logs if each["event"] == "role step not ordered"]
+    assert len(held) == len(set(wanted)) < len(wanted)  # said once
+    assert held[0]["reason"].startswith("it has led for less than 10 s")
 
 
 async def test_no_order_may_outlast_the_leadership() -> None:
