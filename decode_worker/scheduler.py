@@ -1,10 +1,10 @@
 """The decode scheduler: grants credit, fills the batch, and preempts when blocks run out.
 
-Pure: no clock, no tensors, no I/O. `admit` grants credit in order of arrival, `plan` makes one
-step for the whole batch (decode tokens, then chunks of prompts computed here), `commit` takes
-its result. One step may be planned while another runs; they are committed in their order, and
-blocks are freed with the last running step that uses them. When blocks run out, the youngest
-waiting grant is revoked, then the youngest sequence is preempted; the oldest last.
+Pure but for metrics: no clock, no tensors, no I/O. `admit` grants credit in order of arrival,
+`plan` makes one step for the whole batch (decode tokens, then chunks of prompts computed here),
+`commit` takes its result. One step may be planned while another runs; they are committed in their
+order, and blocks are freed with the last running step that uses them. When blocks run out, the
+youngest waiting grant is revoked, then the youngest sequence is preempted; the oldest last.
 
     submit ─▶ waiting ─ admit ─▶ fetching ── fetched ──▶ running ─▶ ended
                  ▲         └───▶ prefilling ─ last chunk ──▲ │

@@ -3,7 +3,8 @@
 A link is the lease for the requests it carries. While a router's stream is broken its requests
 are parked and continue; the router that reconnects names the requests it waits for and gets the
 missing outputs by index; a request that it does not name, or that no stream claims within the
-grace, is cancelled. Pure but for the event that wakes the sender.
+grace, is cancelled. Pure but for logs, timers of
+the grace, and the event that wakes the sender.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class LocalPool(Protocol):
 
     @property
     def rank_pools(self) -> tuple[RankPool, ...]:
-        """Return the pools of a worker's ranks, if each has one; see rank_pools.py."""
+        """Return the pools of a worker's ranks, if each has one; see `RankPool`."""
         ...
 
     @property

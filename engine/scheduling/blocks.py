@@ -279,7 +279,7 @@ class BlockPool:
         return PoolCounts(self.total, free, cached, used, leased, pinned, quarantined)
 
     def check(self) -> None:
-        """Raise RuntimeError on inconsistent bookkeeping. O(blocks): when idle, and in tests."""
+        """Raise RuntimeError on inconsistent bookkeeping. O(blocks): for audits and tests."""
         free, evictable, by_hold = set(self._free), set(self._evictable), [0] * len(Hold)
         for number, state in enumerate(self._blocks):
             hold, cached, is_free = state.hold, number in evictable, number in free

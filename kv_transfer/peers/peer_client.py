@@ -1,7 +1,7 @@
 """The client of a worker that grants: a seam, and its gRPC side.
 
-Knows addresses, no registry and no boot ids: peers.py decides which address may be called and
-checks the handshake. This module translates gRPC's exceptions.
+Knows addresses, no registry and no boot ids: registered_peers.py decides which address may be
+called and checks the handshake. This module translates gRPC's exceptions.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ While no ticket is left, a request is refused before its body is read. While the
 requests is reached, the one whose upload has made no progress for the longest time is ended for the
 next one, so that bodies that never arrive keep no client out. A refusal carries the time until
 there should be room; it grows with each refusal, so that refused clients do not all return at the
-same moment. Each ticket is returned exactly once. Pure: the clock is given.
+same moment. Each ticket is returned exactly once. Pure but for metrics: the
+clock is given.
 """
 
 from __future__ import annotations
