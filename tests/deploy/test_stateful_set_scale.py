@@ -50,7 +50,8 @@ def account(server: SecretsServer, tmp_path: Path) -> Path:
 
 
 def scale_of(server: SecretsServer, account: Path, name: str = NAME) -> StatefulSetScale:
-    return StatefulSetScale(KubernetesApi("127.0.0.1", server.port, account, 2.0), "llm", name)
+    api = KubernetesApi("127.0.0.1", server.port, account, 2.0 * slowness())
+    return StatefulSetScale(api, "llm", name)
 
 
 async def test_the_number_is_read_and_changed(server: SecretsServer, account: Path) -> None:
