@@ -26,6 +26,7 @@ from baton.runtime.errors import (
 )
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
+from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.grant_admission import before_each_admission
 from tests.support.metric_values import metric_value
 from tests.support.waiting import eventually
@@ -161,6 +162,7 @@ async def broken_at_once(bench: Bench, wave: bytes) -> list[Request]:
     return requests
 
 
+@on_virtual_time
 async def test_a_lost_connection_is_reported_and_forgotten_once() -> None:
     """All its handoffs go elsewhere, and one of them accuses: five accusations open a circuit.
     The next connection to the same worker may break again."""

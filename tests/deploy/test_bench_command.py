@@ -20,10 +20,11 @@ from baton.deploy.bench.traffic_options import UNMET_EXIT
 from baton.deploy.cli import main
 from baton.deploy.host.process_lifecycle import INTERRUPTED_EXIT
 from baton.deploy.host.restarts import CONFIG_EXIT
+from tests.support.machine_speed import slowness
 from tests.support.openai_stub import OpenAiStub, Received, Script, openai_stub
 from tests.support.waiting import wait_until
 
-SLACK_S = 0.25  # of a machine that is busy with other tests
+SLACK_S = 0.25 * slowness()  # of a machine that is busy with other tests
 ATTACHED = """\
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run detached
@@ -52,7 +53,8 @@ def stub_ttft_s(received: Received) -> float:
 
 def test_times_are_those_of_the_server(report: Callable[..., dict[str, Any]]) -> None:
     """The server notes when it wrote each chunk: the client may add its own reaction alone."""
-    with openai_stub(lambda number, body: Script(0.2, 0.05)) as stub:
+    slow = slowness()
+    with openai_stub(lambda number, body: Script(0.2 * slow, 0.05 * slow)) as stub:
         found = report(stub, "--concurrency", "2", "--limit", "8", "--output", "constant:10")
     ttfts = sorted(stub_ttft_s(each) for each in stub.received)
     gaps = sorted(
@@ -61,11 +63,12 @@ def test_times_are_those_of_the_server(report: Callable[..., dict[str, Any]]) ->
         for before, after in zip(each.written_s, each.written_s[1:], strict=False)
     )
     assert (found["finished"], len(gaps)) == (8, 72)
-    assert ttfts[0] >= 0.2 and found["ttft_s"]["p50"] == pytest.approx(ttfts[3], abs=0.03)
+    assert ttfts[0] >= 0.2 * slow
+    assert found["ttft_s"]["p50"] == pytest.approx(ttfts[3], abs=0.03 * slow)
     assert found["itl_s"]["mean"] == pytest.approx(sum(gaps) / 72, rel=0.02)
-    assert found["itl_s"]["p50"] == pytest.approx(gaps[35], abs=0.005)
+    assert found["itl_s"]["p50"] == pytest.approx(gaps[35], abs=0.005 * slow)
     assert found["tpot_s"]["mean"] == pytest.approx(found["itl_s"]["mean"], rel=1e-6)
-    assert found["e2e_s"]["p50"] == pytest.approx(0.2 + 9 * 0.05, abs=SLACK_S)
+    assert found["e2e_s"]["p50"] == pytest.approx((0.2 + 9 * 0.05) * slow, abs=SLACK_S)
     assert (found["output_tokens"], found["tokens_from"]) == (80, "usage")
 
 
@@ -112,18 +115,20 @@ def test_a_trace_is_replayed_with_its_shared_prefixes(
 
 def test_a_stalled_server_shows_in_the_tail(report: Callable[..., dict[str, Any]]) -> None:
     """It answers at once, and stands still from 0.5 s to 1.5 s after its first request: about a
-    third of three seconds' requests wait, on average half a second."""
+    third of three seconds' requests wait, on average half a second. A slow processor has more time
+    for all of it."""
+    slow = slowness()
 
     def script(number: int, body: dict[str, Any]) -> Script:
         since_s = time.monotonic() - (stub.received[0].at_s if number else time.monotonic())
-        return Script(1.5 - since_s if 0.5 <= since_s < 1.5 else 0.0)
+        return Script(1.5 * slow - since_s if 0.5 * slow <= since_s < 1.5 * slow else 0.0)
 
     with openai_stub(script) as stub:
         flags = [
             "--rate",
-            "60",
+            f"{60 / slow}",
             "--duration",
-            "3",
+            f"{3 * slow}",
             "--output",
             "constant:2",
             "--tokens-per-word",
@@ -132,10 +137,10 @@ def test_a_stalled_server_shows_in_the_tail(report: Callable[..., dict[str, Any]
         found = report(stub, *flags)
     assert found["errors"] == {}
     assert found["requests"] == len(stub.received) > 120
-    late = sum(stub_ttft_s(each) > 0.1 for each in stub.received) / len(stub.received)
+    late = sum(stub_ttft_s(each) > 0.1 * slow for each in stub.received) / len(stub.received)
     assert late > 0.15
-    assert found["ttft_s"]["max"] > 0.9 and found["ttft_s"]["p90"] > 0.3
-    assert found["ttft_s"]["p50"] < 0.3
+    assert found["ttft_s"]["max"] > 0.9 * slow and found["ttft_s"]["p90"] > 0.3 * slow
+    assert found["ttft_s"]["p50"] < 0.3 * slow
 
 
 def test_the_generators_own_delay_is_counted_and_reported(
@@ -181,7 +186,7 @@ def test_faults_are_counted_by_kind(
         Script(status=500, plain=b"<h1>oops</h1>"),
         Script(event='{"error": {"message": "worker lost"}}'),
         Script(event="{"),
-        Script(ttft_s=9.0),
+        Script(ttft_s=600.0),
         Script(),
         Script(usage=False),
     ]
@@ -194,7 +199,7 @@ def test_faults_are_counted_by_kind(
             "--output",
             "constant:4",
             "--timeout",
-            "0.6",
+            f"{0.6 * slowness()}",
         ]
         found = report(stub, *flags, "--slo", "ttft=5s,itl=5s")
     assert (found["requests"], found["finished"]) == (16, 4)
@@ -225,8 +230,9 @@ def test_answers_without_streaming_have_no_first_token(
 def test_a_goodput_below_the_wanted_one_has_its_exit_code(
     report: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--concurrency", "1", "--limit", "4", "--output", "constant:2", "--slo", "ttft=100ms"]
-    with openai_stub(lambda number, body: Script(0.3 * (number % 2))) as stub:
+    flags = ["--concurrency", "1", "--limit", "4", "--output", "constant:2"]
+    flags += ["--slo", f"ttft={round(100 * slowness())}ms"]
+    with openai_stub(lambda number, body: Script(0.3 * slowness() * (number % 2))) as stub:
         found = report(stub, *flags, "--fail-under-goodput", "0.9", code=UNMET_EXIT)
         assert found["good_share"] == 0.5
         assert "goodput 50.0% is below 90.0% of the requests" in capsys.readouterr().err
@@ -265,7 +271,7 @@ def test_interrupt_gives_the_figures_so_far(tmp_path: Path) -> None:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
         wait_until(lambda: len(stub.received) == 4)
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=30 * slowness())
     drawn = os.read(terminal, 1 << 16).decode()
     os.close(terminal)
     os.close(stderr)

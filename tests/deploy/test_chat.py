@@ -24,6 +24,7 @@ from baton.deploy.host.instance import Instance
 from baton.models.embedded import EMBEDDED
 from baton.models.evaluation.model_card import WORDINGS
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
+from tests.support.machine_speed import slowness
 
 
 class Scripted(HTTPServer):
@@ -327,7 +328,7 @@ class Terminal:
 
     def wait_for(self, text: str) -> str:
         """Return what was shown up to `text`, which must come within a minute."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 60 * slowness()
         while text not in self._shown:
             ready, _, _ = select.select([self._screen], [], [], deadline - time.monotonic())
             assert ready, self._shown
@@ -338,7 +339,7 @@ class Terminal:
     def interrupt(self) -> None:
         """Press Ctrl-C until the prompt is there again: CPython's readline module may miss one
         that comes just after a key, until the next key."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 60 * slowness()
         while PROMPT not in self._shown:
             assert time.monotonic() < deadline, self._shown
             self.type(CTRL_C)
@@ -379,11 +380,11 @@ def test_lines_are_edited_cleared_and_remembered(server: Scripted, terminal: Ter
     terminal.wait_for("third.")
     terminal.wait_for(PROMPT)
     terminal.type("exit\r")
-    assert terminal.process.wait(60) == 0
+    assert terminal.process.wait(60 * slowness()) == 0
     assert [texts[-1] for texts in asked_of(server)] == ["abc", "clean", "abc"]
 
 
 def test_ctrl_d_ends_the_chat_on_a_terminal(terminal: Terminal) -> None:
     terminal.wait_for(PROMPT)
     terminal.type(CTRL_D)
-    assert terminal.process.wait(60) == 0
+    assert terminal.process.wait(60 * slowness()) == 0

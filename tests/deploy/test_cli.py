@@ -16,6 +16,7 @@ from baton.deploy.host.restarts import CONFIG_EXIT
 from baton.runtime.errors import ConfigError
 from baton.runtime.settings.loading import load
 from tests.support.command_parsers import commands, helps_of
+from tests.support.machine_speed import slowness
 
 COMMANDS = main.COMMANDS
 
@@ -25,7 +26,7 @@ def baton(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         [sys.executable, "-P", "-m", "baton.deploy.cli.main", *arguments],
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=250 * slowness(),
         env={k: v for k, v in os.environ.items() if k != "BATON_TOKEN"} | environment,
     )
 

@@ -12,6 +12,7 @@ import pytest
 from baton.deploy.host.instance import Instance, processes_of, read_status
 from baton.deploy.serve import supervisor as supervisor_module
 from baton.deploy.serve.supervisor import Supervisor
+from tests.support.machine_speed import slowness
 from tests.support.supervised_jobs import IDLE, IGNORE_TERM, Start, alive, python_job
 from tests.support.waiting import wait_until
 
@@ -39,7 +40,7 @@ def test_a_slow_child_is_signalled_twice_when_in_haste(instance: Instance, start
     pid = draining(start, "a", grace_s=600.0)
     began = time.monotonic()
     assert instance.end(lambda: time.monotonic() - began > 0.5)
-    assert not alive(pid) and 0.5 < time.monotonic() - began < 10
+    assert not alive(pid) and 0.5 < time.monotonic() - began < 10 * slowness()
     assert processes_of(instance.instance_id) == []
 
 
@@ -48,7 +49,7 @@ def test_an_end_in_haste_waits_for_no_child(instance: Instance, start: Start) ->
     pids = [draining(start, name, grace_s=600.0) for name in ("a", "b")]
     began = time.monotonic()
     assert instance.end(lambda: True)
-    assert time.monotonic() - began < 10 and not any(alive(pid) for pid in pids)
+    assert time.monotonic() - began < 10 * slowness() and not any(alive(pid) for pid in pids)
 
 
 def test_a_child_that_is_deaf_to_haste_too_is_killed(
@@ -70,7 +71,7 @@ def test_a_child_that_is_deaf_to_haste_too_is_killed(
     running.join(0.3)
     assert running.is_alive() and alive(pid)  # it has its grace
     supervisor.hurry()
-    running.join(10)
+    running.join(10 * slowness())
     assert not running.is_alive() and not alive(pid)
 
 

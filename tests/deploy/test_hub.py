@@ -20,6 +20,7 @@ import pytest
 
 from baton.deploy.serve import hub
 from baton.runtime.errors import ModelError
+from tests.support.machine_speed import slowness
 from tests.support.waiting import wait_until
 
 COMMIT, TAGGED = "0123456789abcdef0123456789abcdef01234567", "abcdef" * 6 + "abcd"
@@ -213,13 +214,13 @@ def test_serve_ends_at_once_while_it_fetches(number: signal.Signals) -> None:
     try:
         assert served.stdout is not None
         assert "fetching owner/slow from the hub" in served.stdout.readline()
-        assert Hub.trickling.wait(30)
+        assert Hub.trickling.wait(30 * slowness())
         (child,) = Path(f"/proc/{served.pid}/task/{served.pid}/children").read_text().split()
         began = time.monotonic()
         served.send_signal(number)
-        out, _ = served.communicate(timeout=30)
+        out, _ = served.communicate(timeout=30 * slowness())
         assert served.returncode == (-number if number is signal.SIGKILL else 0)
-        assert out == "" and time.monotonic() - began < 20
+        assert out == "" and time.monotonic() - began < 20 * slowness()
         wait_until(lambda: not Path(f"/proc/{child}").exists())
     finally:
         served.kill()

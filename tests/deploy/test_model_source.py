@@ -18,6 +18,7 @@ from baton.engine.checkpoint.shard_headers import read_header
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.runtime.errors import ModelError
+from tests.support.machine_speed import slowness
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_a_model_unfit_for_workers_is_refused_without_torch(tmp_path: Path, brok
         [sys.executable, "-P", "-c", code, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * slowness(),
     )
     assert (done.stdout, done.stderr) == (f"{refused.value}\n", "")
 

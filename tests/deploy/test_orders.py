@@ -17,6 +17,7 @@ from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 from tests.support.control_server import ControlServer, served_control
+from tests.support.machine_speed import slowness
 
 TOKEN = "the instance's secret"  # as the control port has it
 SECRETS = ClusterSecrets((TOKEN,), TOKEN)
@@ -100,9 +101,9 @@ def test_an_order_is_accepted_once_a_blocked_loop_runs(
 def test_a_worker_that_does_not_answer_may_have_the_order(
     ready: Instance, worker: ControlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "END_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(orders, "END_TIMEOUT_S", 0.5 * slowness())
     announce(ready, "decode-0", worker.address)
-    worker.block(2.0)
+    worker.block(2.0 * slowness())
     with pytest.raises(Unavailable, match="may accept the order all the same"):
         drain("decode-0", live_clusters())
 
@@ -135,7 +136,7 @@ def test_a_worker_that_cannot_be_reached_is_reported(ready: Instance) -> None:
 def test_a_worker_that_never_ends_is_reported(
     ready: Instance, worker: ControlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "END_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(orders, "END_TIMEOUT_S", 2.0 * slowness())
     announce(ready, "decode-0", worker.address)
     with pytest.raises(Unavailable, match="has not ended"):
         drain("decode-0", live_clusters(), lambda line: None)

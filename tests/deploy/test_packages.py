@@ -15,6 +15,7 @@ import pytest
 from baton.deploy.host import packages
 from baton.deploy.host.packages import NEEDED, check_worker_packages, missing_packages
 from baton.runtime.errors import ConfigError
+from tests.support.machine_speed import slowness
 
 
 def imported_at_once(body: list[ast.stmt]) -> Iterator[str]:
@@ -118,7 +119,7 @@ def test_serve_and_worker_say_at_once_what_is_missing(tmp_path: Path, command: l
         env=os.environ | {"BATON_TOKEN": "t", "XDG_RUNTIME_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * slowness(),
         check=False,
         cwd=tmp_path,
     )

@@ -19,6 +19,7 @@ from baton.deploy.control.stateful_set_scale import StatefulSetScale
 from baton.deploy.host.kubernetes_api import KubernetesApi, own_namespace
 from baton.planner.control.worker_count import WorkerCount
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
+from tests.support.machine_speed import slowness
 from tests.support.pods.rayclusters import RayClusters
 from tests.support.pods.secrets_server import SecretsServer
 
@@ -49,7 +50,8 @@ def account(server: SecretsServer, tmp_path: Path) -> Path:
 
 
 def scale_of(server: SecretsServer, account: Path, name: str = NAME) -> StatefulSetScale:
-    return StatefulSetScale(KubernetesApi("127.0.0.1", server.port, account, 2.0), "llm", name)
+    api = KubernetesApi("127.0.0.1", server.port, account, 2.0 * slowness())
+    return StatefulSetScale(api, "llm", name)
 
 
 async def test_the_number_is_read_and_changed(server: SecretsServer, account: Path) -> None:
@@ -102,8 +104,8 @@ async def test_a_slow_api_is_not_waited_for(
     server.scales.changed = changed
     server.scales.answering.clear()
     with monkeypatch.context() as short:
-        short.setattr(kubernetes_calls, "API_TIMEOUT_S", 0.2)
-        with pytest.raises(Unavailable, match="has not answered within 0.2 s; a change"):
+        short.setattr(kubernetes_calls, "API_TIMEOUT_S", 0.2 * slowness())
+        with pytest.raises(Unavailable, match="has not answered within .* s; a change"):
             await scale.resize(seen, 4)
     server.scales.answering.set()
     async with asyncio.timeout(10.0):
@@ -196,13 +198,13 @@ async def test_a_pod_that_is_not_read_hides_no_other(
         return answer(name)
 
     monkeypatch.setattr(RayClusters, "pod", pod)
-    monkeypatch.setattr(kubernetes_calls, "API_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(kubernetes_calls, "API_TIMEOUT_S", slowness())
     with capture_logs() as logs:
         found = await scale_of(server, account).problems([slow, forbidden, *others])
     assert {name: each.reason for name, each in found.items()} == dict.fromkeys(others, "no_pod")
     (event,) = [each for each in logs if each["event"] == "pods not read"]
     assert event["pods"] == [slow, forbidden]
-    with pytest.raises(BatonError, match="not answered within 1 s|403"):
+    with pytest.raises(BatonError, match="not answered within .* s|403"):
         await scale_of(server, account).problems([slow, forbidden])
     answering.set()
 

@@ -37,6 +37,7 @@ from baton.runtime.errors import ConfigError, Draining, EngineError, ModelError
 from baton.runtime.grpc_links import open_channel, open_server
 from baton.runtime.registry import MemoryRegistry, Role
 from baton.runtime.registry_client import InlineRegistry
+from tests.support.machine_speed import slowness
 from tests.support.waiting import eventually
 from tests.support.worker_process_scene import OK, generate, next_record, send_order, started
 
@@ -60,7 +61,7 @@ async def test_a_failing_registry_skips_no_step_of_a_workers_end(
 
     monkeypatch.setattr(NixlMover, "close", noted)
     process, serving, registry = started("decode", registry=LostFolder())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(60 * slowness()):
         record = await next_record(registry, serving)
         process.drain()
         await serving
@@ -72,7 +73,7 @@ async def test_a_failing_registry_skips_no_step_of_a_workers_end(
 async def test_a_ready_worker_logs_its_admin_address() -> None:
     with capture_logs() as said:
         process, serving, registry = started("decode")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(60 * slowness()):
             record = await next_record(registry, serving)
             process.drain()
             await serving
@@ -111,7 +112,7 @@ async def test_a_failure_in_a_workers_end_is_raised_after_the_rest(
     async def broken(*_: object) -> None:
         raise ValueError("a lease has no end")
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(60 * slowness()):
         record = await next_record(registry, serving)
         monkeypatch.setattr(HandoffService, "finished", broken)
         process.drain()
@@ -127,12 +128,12 @@ async def test_a_worker_all_of_whose_steps_fail_ends_by_itself(
     role: Role, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is red before, and alive, whatever it computes; nothing of it stays behind."""
-    process, serving, registry = started(role, failing_s=2.0)
+    process, serving, registry = started(role, failing_s=2.0 * slowness())
 
     def fail(_: StepBatch) -> RunningStep:
         raise RuntimeError("an illegal memory access")
 
-    async with asyncio.timeout(60), httpx.AsyncClient() as client:
+    async with asyncio.timeout(60 * slowness()), httpx.AsyncClient(timeout=60) as client:
         record = await next_record(registry, serving)
         url = f"http://{record.admin_address}"
         await readiness(client, url, 200)
@@ -160,7 +161,7 @@ async def test_a_red_worker_returns_its_requests_for_another(
         return start(batch)
 
     monkeypatch.setattr(process.runner, "start", slowly)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(60 * slowness()):
         record = await next_record(registry, serving)
         going_on = asyncio.create_task(generate(record.address, 900))
         await eventually(lambda: process.worker and process.worker.audit().get("running"))
@@ -259,14 +260,14 @@ async def red_while_its_device_hangs(
     def slow_start(batch: StepBatch) -> RunningStep:
         probes[0] += 1
         if probes[0] > 2:  # by then it is known how long a probe takes
-            hanging.wait(60)
+            hanging.wait(60 * slowness())
         return start(batch)
 
     monkeypatch.setattr(runner, "start", slow_start)
     await eventually(lambda: probes[0] >= 3)
     async with fair_watch() as so_far_s:
         await readiness(client, url, 503)
-        assert so_far_s() < 1.5
+        assert so_far_s() < 1.5 * slowness()
     assert "overdue" in (await client.get(f"{url}/readyz")).text
     assert (await client.get(f"{url}/healthz")).status_code == 200
     hanging.set()
@@ -281,7 +282,7 @@ async def test_a_worker_serves_until_drained_and_ends_in_order(
 ) -> None:
     process, serving, registry = started(role)
     made, engine = process.boot, process.engine
-    async with asyncio.timeout(60), httpx.AsyncClient() as client:
+    async with asyncio.timeout(60 * slowness()), httpx.AsyncClient(timeout=60) as client:
         record = await next_record(registry, serving)
         assert (record.role, record.boot_id) == (role, made.boot_id.hex())
         url = f"http://{record.admin_address}"

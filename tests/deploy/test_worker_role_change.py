@@ -18,12 +18,13 @@ from baton.deploy.processes.worker_process import (
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.runtime.errors import EngineError
 from baton.simulation.fleet.hash_engine import HashEngine, block_bytes
+from tests.support.machine_speed import slowness
 from tests.support.worker_process_scene import OK, generate, next_record, send_order, started
 
 
 async def test_a_worker_changes_its_role_and_back_with_the_same_engine() -> None:
     _, serving, registry = started("decode")
-    async with asyncio.timeout(100), httpx.AsyncClient() as client:
+    async with asyncio.timeout(100 * slowness()), httpx.AsyncClient(timeout=60) as client:
         first = await next_record(registry, serving)
         role, tokens = await generate(first.address, 6)
         assert (role, len(tokens)) == ("decode", 6)
@@ -59,7 +60,7 @@ async def test_a_role_does_not_change_over_reads_that_may_still_land(
 
     monkeypatch.setattr(worker_process, "BlockPool", Kept)
     process, serving, registry = started("decode")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(60 * slowness()):
         await next_record(registry, serving)
         pools[0].allocate(1, Hold.QUARANTINED)
         process.change_role("prefill")

@@ -11,6 +11,7 @@ from baton.kv_transfer import nixl_agent
 from baton.kv_transfer.nixl_agent import NixlAgent
 from tests.support.nixl_agents import opened_agent
 from tests.support.scripted_nixl import ScriptedAgent
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -32,4 +33,4 @@ def made(scripted: ScriptedAgent) -> Iterator[tuple[NixlAgent, ScriptedAgent]]:
     agent = opened_agent()
     yield agent, scripted
     agent.stop()
-    assert not agent.alive
+    wait_until(lambda: not agent.alive)

@@ -18,6 +18,7 @@ from baton.kv_transfer.segment_queue import SegmentQueue
 from baton.runtime.errors import ConfigError, ReadFailed
 from tests.support import handoff_stage, nixl_agents
 from tests.support.scripted_nixl import ScriptedAgent
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timed
 
@@ -221,7 +222,7 @@ def test_stopping_during_a_read_leaves_the_memory_registered(
     nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
     ended = nixl_agents.start_read(agent)
     agent.stop()
-    assert not agent.alive
+    wait_until(lambda: not agent.alive)
     assert not ended.reported and not scripted.log  # never a guess that it has ended
 
 

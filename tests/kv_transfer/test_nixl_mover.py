@@ -26,6 +26,7 @@ from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.nixl_mover import NixlMover, NixlRead
 from baton.kv_transfer.preflight import described, first_json, measure
 from baton.runtime.errors import ReadFailed
+from tests.support.machine_speed import slowness
 from tests.support.nixl_agents import agents_of, connected, queue_of
 from tests.support.waiting import eventually
 
@@ -36,7 +37,7 @@ pytest.importorskip("nixl")
 BLOCKS = 64
 BLOCK_BYTES = 1 << 20
 OWN = b"own boot id 1234"
-DEADLINE_S = 30.0
+DEADLINE_S = 30.0 * slowness()
 
 
 @asynccontextmanager
@@ -96,7 +97,7 @@ async def test_a_read_with_seeds_brings_the_sums_of_what_landed() -> None:
         for _ in range(4):  # both reading threads have their turns
             read = mover.read(peer.boot_id, [5, 0], [1, 62], [11, 12])
             assert read.checksums is not None
-            sums = await asyncio.wait_for(read.checksums, 10)
+            sums = await asyncio.wait_for(read.checksums, DEADLINE_S)
             assert (sums == reference(pool, [1, 62], [11, 12], 8)).all()
         assert mover.read(peer.boot_id, [5], [1]).checksums is None
         with pytest.raises(ReadFailed, match="1 seeds do not fit 2 blocks"):
@@ -127,7 +128,7 @@ async def test_the_agents_share_the_pieces_of_one_read(monkeypatch: pytest.Monke
         summing.add(threading.get_ident())
         if len(summing) == 2:
             both.set()
-        both.wait(0.05)  # 32 times at most, for the other thread to wake
+        both.wait(0.05 * slowness())  # 32 times at most, for the other thread to wake
         return checksums(*of_blocks)
 
     monkeypatch.setattr(checksum_numba, "checksums", noted)

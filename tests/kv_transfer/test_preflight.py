@@ -19,6 +19,7 @@ from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime.errors import ReadFailed
 from tests.support import handoff_stage
+from tests.support.machine_speed import slowness
 
 pytestmark = pytest.mark.timed
 
@@ -73,6 +74,12 @@ def test_the_report_shows_findings_and_how_to_see_the_rest(
     tls: str, over_tcp: bool | None, here: bool, name: str
 ) -> None:
     assert preflight.known_transport(tls, over_tcp, here) == name
+
+
+@pytest.fixture(autouse=True)
+def slow_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child may take as much longer to start as this processor does."""
+    monkeypatch.setattr(preflight, "LOOPBACK_TIMEOUT_S", 60.0 * slowness())
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, arrivals: list[int | None]) -> None:
@@ -240,6 +247,6 @@ async def test_this_host_is_measured_over_the_named_transport(
 ) -> None:
     pytest.importorskip("nixl")
     monkeypatch.setenv("UCX_TLS", "tcp")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(60 * slowness()):
         report = await preflight.loopback(floor_gb_per_s=1e6)
     assert report.transport.startswith("tcp") and report.gb_per_s > 0 and report.degraded

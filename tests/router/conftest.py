@@ -15,6 +15,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from baton.proto import client_pb2_grpc
+from baton.router.dispatch.active_request import ActiveRequest, OutputToken
 from baton.runtime.config import RouterConfig
 from tests.support.fleet_scene import FleetScene
 from tests.support.router_process import (
@@ -134,6 +135,21 @@ def grpc_router(router: StartRouter) -> StartGrpcRouter:
             yield running, client_pb2_grpc.InferenceStub(channel)
 
     return start
+
+
+@pytest.fixture
+def arrived(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The choice of each token that the router has accepted."""
+    choices: list[int] = []
+    put = ActiveRequest.put
+
+    def noted(self: ActiveRequest, output: OutputToken) -> bool:
+        if output.token is not None:
+            choices.append(output.choice)
+        return put(self, output)
+
+    monkeypatch.setattr(ActiveRequest, "put", noted)
+    return choices
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from baton.router.client_access.upload import awaiting_upload
 from baton.router.http_frontend import request_body
 from baton.router.requests.body_budget import PROGRESS_BYTES, BodyBudget
 from baton.runtime.errors import InvalidRequest
+from tests.support.machine_speed import slowness
 from tests.support.router_process import FAST_ROUTER, StartRouter
 
 pytestmark = pytest.mark.timed
@@ -64,7 +65,7 @@ async def uploads(url: str, count: int) -> AsyncIterator[list[Upload]]:
         for _ in range(count):
             made.append(Upload(*await asyncio.open_connection(host, int(port))))
             # Uploads are ranked by age, so each has to be older than the next.
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05 * slowness())
         yield made
     finally:
         for upload in made:
@@ -95,13 +96,13 @@ async def test_a_trickling_client_counts_as_silent(router: StartRouter) -> None:
         for _ in range(3):
             dripping.send(b" ")
             # Each byte has to come by itself.
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02 * slowness())
         honest.send(BODY[:PROGRESS_BYTES])
         # The router has to read one upload before the other goes on.
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1 * slowness())
         dripping.send(b" ")
         # The byte has to come before the next request.
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02 * slowness())
         assert (await running.complete(max_tokens=1)).status_code == 200
         assert await dripping.status() == 503
         honest.send(BODY[PROGRESS_BYTES:])
@@ -117,7 +118,7 @@ async def test_messages_that_never_come_keep_no_client_out(router: StartRouter) 
         silent = [channel.stream_stream(GENERATE)() for _ in range(2)]
         waiting = [asyncio.create_task(call.read()) for call in silent]
         # Both calls have to be open; their messages never come, so no event tells.
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3 * slowness())
         assert (await running.complete(max_tokens=1)).status_code == 200
         done, others = await asyncio.wait(waiting, timeout=20, return_when=asyncio.FIRST_COMPLETED)
         with pytest.raises(grpc.aio.AioRpcError, match="slow to come") as refused:

@@ -16,6 +16,7 @@ import pytest
 from baton.router import server
 from baton.router.answers.choice_text import ChoiceText
 from baton.runtime.identity import tenant_of
+from tests.support.machine_speed import slowness
 from tests.support.router_process import FAST_ROUTER, StartRouter
 from tests.support.waiting import eventually
 
@@ -114,11 +115,11 @@ async def test_a_client_that_leaves_while_no_worker_is_there(router: StartRouter
         async with httpx.AsyncClient(base_url=running.url, timeout=60) as client:
             asking = asyncio.create_task(client.post("/v1/completions", json=body))
             # The request has to wait for a worker when its client leaves.
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2 * slowness())
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
         # The router may count no request of a client that has left.
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1 * slowness())
         worker.draining = False
         await running.ready()
         assert (await running.complete(max_tokens=1)).status_code == 200
@@ -151,7 +152,7 @@ async def test_a_slow_client_is_cancelled_and_others_are_not(
         await eventually(lambda: bool(worker.seen("submit")))
         other = await running.complete(max_tokens=30)
         assert other.status_code == 200
-        await eventually(lambda: len(worker.seen("cancel")) == 1, limit_s=100)
+        await eventually(lambda: len(worker.seen("cancel")) == 1, limit_s=100 * slowness())
         assert (await running.complete(max_tokens=3)).status_code == 200
         client.close()
 
@@ -255,7 +256,7 @@ async def test_readiness_goes_off_before_the_port_closes(router: StartRouter) ->
         assert (await running.complete(max_tokens=2)).status_code == 200
         assert not running.serving.done()
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(running.serving, 20)
+        await asyncio.wait_for(running.serving, 20 * slowness())
         with pytest.raises(httpx.ConnectError):
             await httpx.AsyncClient(base_url=running.url).get("/livez")
 
@@ -273,7 +274,7 @@ async def test_a_router_without_open_requests_ends_at_once(
         # The router has to hold a connection with the beginning of a head.
         await asyncio.sleep(0.1)
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(running.serving, 5)
+        await asyncio.wait_for(running.serving, 5 * slowness())
         for writer in (silent, begun):
             writer.close()
 
@@ -290,7 +291,7 @@ async def test_a_second_signal_tells_streams_and_ends_at_once(router: StartRoute
         await asyncio.sleep(0.5)
         assert not (whole.done() or stream.done() or running.serving.done())
         os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.wait_for(running.serving, 10)
+        await asyncio.wait_for(running.serving, 10 * slowness())
         text = (await stream).text
         assert "the router stops" in text and text.endswith("data: [DONE]\n\n")
         assert (await whole).status_code == 503
@@ -307,13 +308,13 @@ async def test_an_endless_upload_does_not_outlast_a_second_signal(
         head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
         writer.write(head)
         # The router has to wait for the body when the signal comes.
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2 * slowness())
         os.kill(os.getpid(), signal.SIGTERM)
         # Nothing may end in this time after the first signal.
         await asyncio.sleep(0.5)
         assert not running.serving.done()  # it is open, and may come
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(running.serving, 10)
+        await asyncio.wait_for(running.serving, 10 * slowness())
         writer.close()
 
 
@@ -328,7 +329,8 @@ async def test_stopping_tells_streams_that_do_not_end_in_time(router: StartRoute
         whole = asyncio.create_task(running.complete(**long))
         stream = asyncio.create_task(running.complete(stream=True, **long))
         await eventually(lambda: len(running.workers["decode-0"].held) == 2)
-        await asyncio.sleep(0.3)  # some tokens are out
+        held = running.workers["decode-0"].held.values()
+        await eventually(lambda: all(len(each.outputs) > 4 for each in held))
         running.serving.cancel()
         text = (await stream).text
         assert '"finish_reason":"error"' in text and "event: error" in text
@@ -364,7 +366,7 @@ async def test_texts_to_tokenize_are_bounded_as_requests_are(router: StartRouter
             head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n"
             writer.write(head.encode())  # and nothing of its body
             # The router has to wait for the body when the next request comes.
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1 * slowness())
             reply = await running.http.post("/tokenize", json={"prompt": "a"})
             assert reply.status_code == 200
             async with asyncio.timeout(20):

@@ -22,6 +22,7 @@ from baton.router.console.console_state import ConsoleState
 from baton.router.console.metric_values import by_label
 from baton.runtime import metrics, process_memory
 from baton.runtime.errors import ConfigError, Overloaded
+from tests.support.machine_speed import slowness
 from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
 from tests.support.waiting import eventually
 
@@ -189,7 +190,7 @@ async def test_a_killed_worker_shows_within_three_seconds(router: StartRouter) -
         assert (await anext(messages))["workers"]["decode-1"]["state"] == "ready"
         await anext(messages)
         await running.workers["decode-1"].die()
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(3 * slowness()):
             async for message in messages:
                 events = [each for each in message["events"] if each["level"] == "bad"]
                 if events:
@@ -237,7 +238,7 @@ async def test_consoles_are_bounded_and_leave_nothing(router: StartRouter) -> No
             await eventually(lambda: all(map(_has_begun, pages)))
             assert (await admin_of(running).get("/console/stream")).status_code == 503
             pages.pop().close()
-            await eventually(lambda: _has_room(running), 10)
+            await eventually(lambda: _has_room(running))
         finally:
             for page in pages:
                 page.close()
@@ -332,7 +333,7 @@ async def test_a_page_that_never_reads_slows_nothing(
                 await anext(messages)  # a page beside it gets each message
             begun_s = time.monotonic()
             assert (await running.chat(max_tokens=3)).status_code == 200
-            assert time.monotonic() - begun_s < 5
+            assert time.monotonic() - begun_s < 5 * slowness()
             grown = process_memory.allocated_bytes() - before
         finally:
             page.close()
@@ -354,7 +355,7 @@ async def test_a_stopping_router_ends_the_streams(router: StartRouter) -> None:
     async with router(admin=ADMIN) as running, stream_of(running) as messages:
         await anext(messages)
         running.serving.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(10 * slowness()):
             async for _ in messages:
                 pass
         await asyncio.gather(running.serving, return_exceptions=True)

@@ -19,10 +19,13 @@ from baton.runtime.errors import DeadlineExceeded, InvalidRequest
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
 from tests.support.encoding_threads import before_all_encoding
+from tests.support.machine_speed import slowness
 from tests.support.router_process import FAST_ROUTER, StartRouter
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
+
+DEADLINE_S = slowness()  # within which a processor has to bring a request to its phase
 
 
 @pytest.mark.parametrize(
@@ -88,13 +91,13 @@ async def test_before_the_first_byte_it_is_a_504(
         async with fair_watch() as so_far_s:
             started_s = loop.time()
             reply = await running.http.post(
-                "/v1/completions", json={**BODY, "stream": stream}, headers=headers(1.0)
+                "/v1/completions", json={**BODY, "stream": stream}, headers=headers(DEADLINE_S)
             )
             assert reply.status_code == 504
-            assert loop.time() - started_s >= 1.0 and so_far_s() < 3.0
+            assert loop.time() - started_s >= DEADLINE_S and so_far_s() < DEADLINE_S + 2.0
         assert reply.json()["error"]["code"] == "deadline_exceeded"
         (submit,) = worker.seen("submit")
-        assert 0 < submit.deadline_ms <= 1000
+        assert 0 < submit.deadline_ms <= 1000 * DEADLINE_S
         await eventually(lambda: not worker.held)  # told in the same tick
 
 
@@ -105,7 +108,7 @@ async def test_after_the_first_byte_it_is_an_event(router: StartRouter) -> None:
         reply = await running.http.post(
             "/v1/completions",
             json={**BODY, "max_tokens": 3000, "stream": True},
-            headers=headers(0.5),
+            headers=headers(0.5 * DEADLINE_S),
         )
         assert reply.status_code == 200
         lines = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
@@ -147,26 +150,26 @@ async def test_while_the_prompt_waits_for_a_tokenizer_thread(
 
     def hold(text: str) -> None:
         begun.append(text)
-        assert go.wait(30)
+        assert go.wait(30 * slowness())
 
     before_all_encoding(monkeypatch, hold)
 
     async def ask(seconds: float) -> tuple[int, float]:
         started_s = asyncio.get_running_loop().time()
         body = {"model": "tiny", "max_tokens": 2, **asked}
-        async with asyncio.timeout(20):  # a thread that is held lasts longer than that
+        async with asyncio.timeout(20 * slowness()):  # a thread that is held lasts longer than that
             reply = await running.http.post(path, json=body, headers=headers(seconds))
         return reply.status_code, asyncio.get_running_loop().time() - started_s
 
     async with router() as running:
         try:
-            at_threads = [asyncio.create_task(ask(2.0)) for _ in range(ENCODE_THREADS)]
+            at_threads = [asyncio.create_task(ask(2.0 * DEADLINE_S)) for _ in range(ENCODE_THREADS)]
             await eventually(lambda: len(begun) == ENCODE_THREADS)
-            status, took_s = await ask(0.3)
-            assert status == 504 and took_s >= 0.3
+            status, took_s = await ask(0.3 * DEADLINE_S)
+            assert status == 504 and took_s >= 0.3 * DEADLINE_S
             assert len(begun) == ENCODE_THREADS  # no thread has looked at it
             for status, took_s in await asyncio.gather(*at_threads):  # nor does one hold it up
-                assert status == 504 and took_s >= 2.0
+                assert status == 504 and took_s >= 2.0 * DEADLINE_S
         finally:
             go.set()
         assert not running.workers["decode-0"].seen("submit")
@@ -176,7 +179,8 @@ async def test_while_the_prompt_waits_for_a_tokenizer_thread(
 
 async def test_while_no_worker_is_there(router: StartRouter) -> None:
     async with router(workers=(), wait=False) as running:
-        reply = await running.http.post("/v1/completions", json=BODY, headers=headers(0.2))
+        asked = headers(0.2 * DEADLINE_S)
+        reply = await running.http.post("/v1/completions", json=BODY, headers=asked)
         assert reply.status_code == 504
         assert "no decode worker" in reply.json()["error"]["message"]
 

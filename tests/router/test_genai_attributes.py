@@ -53,7 +53,7 @@ async def test_a_span_says_what_was_asked_and_answered(
         reply = await running.chat(**body, **sampling, max_tokens=3, stream=True)
         assert reply.status_code == 200, reply.text
         await ended(running, 1)
-        tracing.shutdown()
+        tracing.shutdown(10.0)
     span = servicer.spans["request"]
     found = attributes(span)
     assert span.kind == Span.SPAN_KIND_SERVER
@@ -79,7 +79,7 @@ async def test_what_is_off_or_has_no_answer_is_absent(
         tracing.setup("router", endpoint)
         await running.complete(max_tokens=1)
         await ended(running, 1)
-        tracing.shutdown()
+        tracing.shutdown(10.0)
     found = attributes(servicer.spans["request"])
     assert found["gen_ai.operation.name"] == "text_completion"
     for name in ("request.top_k", "request.choice.count", "response.time_to_first_chunk"):
@@ -99,7 +99,7 @@ async def test_a_failed_request_has_its_error(
         reply = await running.complete(max_tokens=2)
         assert reply.status_code == 500, reply.text
         await ended(running, 1)
-        tracing.shutdown()
+        tracing.shutdown(10.0)
     span = servicer.spans["request"]
     found = attributes(span)
     assert span.kind == Span.SPAN_KIND_SERVER

@@ -111,18 +111,18 @@ async def test_what_is_no_message_is_refused(
 async def test_a_message_that_does_not_come(
     grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ClientCall.read, "__defaults__", (0.1, None))
     async with (
         grpc_router() as (running, _),
         grpc.aio.insecure_channel(running.grpc_address) as channel,
     ):
         silent = channel.stream_stream(GENERATE)
-        error = await refused(silent())
-        assert error.code() is CODE.INVALID_ARGUMENT and "within 0.1 s" in error.details()
         ended = silent()
         await ended.done_writing()
         error = await refused(ended)
         assert error.code() is CODE.INVALID_ARGUMENT and "without a message" in error.details()
+        monkeypatch.setattr(ClientCall.read, "__defaults__", (0.1, None))
+        error = await refused(silent())
+        assert error.code() is CODE.INVALID_ARGUMENT and "within 0.1 s" in error.details()
 
 
 async def test_calls_beyond_the_limit_are_refused_except_health(

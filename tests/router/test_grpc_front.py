@@ -18,6 +18,7 @@ from baton.router.grpc_frontend.inference import SERVICE, InferenceService
 from baton.runtime.config import Config, RouterConfig
 from baton.runtime.errors import ConfigError
 from baton.runtime.settings.checks import validate
+from tests.support.machine_speed import slowness
 from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter
 from tests.support.waiting import eventually
 
@@ -73,7 +74,7 @@ async def test_calls_that_have_ended_and_watchers_hold_up_no_end(
             watching = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
             assert await watching.read()
             os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.wait_for(running.serving, 5)
+            await asyncio.wait_for(running.serving, 5 * slowness())
     async with grpc_router(config=config) as (running, stub):
         running.workers["decode-0"].step_s = 0.05
         long = client_pb2.GenerateRequest(model="tiny", prompt="a", max_tokens=2000)
@@ -85,7 +86,7 @@ async def test_calls_that_have_ended_and_watchers_hold_up_no_end(
         assert not running.serving.done() and not call.done()
         os.kill(os.getpid(), signal.SIGTERM)
         assert "the router stops" in (await refused(call)).details()
-        await asyncio.wait_for(running.serving, 10)
+        await asyncio.wait_for(running.serving, 10 * slowness())
 
 
 async def test_an_endless_message_does_not_outlast_a_second_signal(
@@ -103,7 +104,7 @@ async def test_an_endless_message_does_not_outlast_a_second_signal(
         await asyncio.sleep(0.5)
         assert not running.serving.done() and not call.done()  # its message may come
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(running.serving, 10)
+        await asyncio.wait_for(running.serving, 10 * slowness())
         await refused(call)
 
 

@@ -17,6 +17,7 @@ from baton.proto import client_pb2
 from baton.router.answers.choice_text import ChoiceText
 from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime import metrics
+from tests.support.machine_speed import slowness
 from tests.support.metric_values import metric_sum, metric_value
 from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, refused
 from tests.support.waiting import eventually
@@ -305,7 +306,7 @@ async def test_traces_logs_and_metrics(grpc_router: StartGrpcRouter) -> None:
 async def test_stopping_lets_calls_end_and_fails_the_remaining_ones(
     grpc_router: StartGrpcRouter,
 ) -> None:
-    config = replace(FAST_ROUTER, drain_s=1.0)
+    config = replace(FAST_ROUTER, drain_s=slowness())
     async with grpc_router(config=config) as (running, stub):
         worker = running.workers["decode-0"]
         worker.step_s = 0.01

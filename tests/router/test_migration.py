@@ -14,7 +14,6 @@ import pytest
 import tokenizers
 
 from baton.proto import worker_pb2
-from baton.router.dispatch.active_request import ActiveRequest, OutputToken
 from baton.runtime.config import RouterConfig
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
@@ -25,21 +24,6 @@ from tests.support.waiting import eventually
 SAID = "the lazy dog and the cat sleeps in the warm sun"
 STOP = "dog and"
 both_ways = pytest.mark.parametrize("stream", [False, True])
-
-
-@pytest.fixture
-def arrived(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The choice of each token that the router has accepted."""
-    choices: list[int] = []
-    put = ActiveRequest.put
-
-    def noted(self: ActiveRequest, output: OutputToken) -> bool:
-        if output.token is not None:
-            choices.append(output.choice)
-        return put(self, output)
-
-    monkeypatch.setattr(ActiveRequest, "put", noted)
-    return choices
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from baton.runtime.errors import Unavailable
 from baton.runtime.identity import chain, cluster_key, root, tenant_salt
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene
+from tests.support.machine_speed import slowness
 from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter
 from tests.support.scripted_worker import ScriptedWorker
 from tests.support.waiting import eventually
@@ -106,7 +107,7 @@ async def test_a_worker_that_never_reports_delays_within_the_bound(
                 return found
 
             await eventually(rebuilt)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(5 * slowness()):
                 assert await asking == "answered"
         reported = [line for line in logs if line["event"] == "index rebuilt"]
     assert reported[0]["missing"] == ["decode-0"] and reported[0]["seconds"] >= 0.5
@@ -136,7 +137,7 @@ async def test_the_reason_of_the_delay_is_reported(router: StartRouter) -> None:
         reply = await running.http.post(
             "/v1/completions",
             json={"model": "tiny", "prompt": "a"},
-            headers={"x-request-deadline": "1"},
+            headers={"x-request-deadline": f"{slowness():g}"},
         )
         assert reply.status_code == 504 and INDEX_NOT_REBUILT in reply.json()["error"]["message"]
 
@@ -150,7 +151,7 @@ async def test_a_late_worker_without_reports_delays_nothing(
         )
         await later.start()
         await eventually(lambda: later.seen("hello"))
-        async with asyncio.timeout(10):  # of 60
+        async with asyncio.timeout(30):  # of 60
             while not later.seen("submit"):  # it is used, too
                 replies = [running.complete(max_tokens=1) for _ in range(4)]
                 assert {reply.status_code for reply in await asyncio.gather(*replies)} == {200}

@@ -11,6 +11,7 @@ import pytest
 from baton.router.templates import template_meter
 from baton.router.templates.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
 from baton.runtime.errors import InvalidRequest, ModelError
+from tests.support.machine_speed import slowness
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "a\n" * 1000}]
 DOUBLE = "{% set ns = namespace(x='ab') %}{% for i in range(64) %}{% set ns.x = "
@@ -83,7 +84,7 @@ def test_hostile_template_ends_within_bounds(name: str) -> None:
     started_s = time.thread_time()
     with pytest.raises(InvalidRequest, match="cannot render|refuses"):
         template.render(CHAT)
-    assert time.thread_time() - started_s < template_meter.TIME_LIMIT_S + 2
+    assert time.thread_time() - started_s < template_meter.TIME_LIMIT_S + 2 * slowness()
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_template_that_does_not_compile_is_refused(source: str) -> None:
 def test_constants_cost_nothing_at_compile_time() -> None:
     started_s = time.thread_time()
     ChatTemplate("{{ 'a' * 99999999999 }}{{ 9 ** 9 ** 9 }}{{ 'a' | center(999999999) }}", {})
-    assert time.thread_time() - started_s < 1
+    assert time.thread_time() - started_s < slowness()
 
 
 def test_large_contents_are_rendered() -> None:

@@ -140,9 +140,10 @@ async def test_a_count_out_of_range_is_refused(router: StartRouter, query: str) 
         assert reply.status_code == 400 and "1 to 1000" in reply.text
 
 
-async def migrated(running: Any, **headers: str) -> Any:
+async def migrated(running: Any, arrived: list[int], **headers: str) -> Any:
     """An answer whose first worker died after three tokens."""
     await eventually(lambda: all(w.seen("hello") for w in running.workers.values()))
+    arrived.clear()
     for worker in running.workers.values():
         worker.pause_at = 3
     body = {"model": "tiny", "prompt": "the quick brown", "max_tokens": 9, "stream": True}
@@ -159,15 +160,16 @@ async def migrated(running: Any, **headers: str) -> Any:
         for worker in running.workers.values()
         if any(len(held.outputs) == 3 for held in worker.held.values())
     ]
+    await eventually(lambda: len(arrived) == 3)
     for worker in running.workers.values():
         worker.pause_at = None if worker is not dying else worker.pause_at
     await dying.die()
     return await asking
 
 
-async def test_a_migration_follows_the_first_token(router: StartRouter) -> None:
+async def test_a_migration_follows_the_first_token(router: StartRouter, arrived: list[int]) -> None:
     async with router(workers=WORKERS) as running:
-        reply = await migrated(running)
+        reply = await migrated(running, arrived)
         found = await trace_of(running, reply)
     assert found["kept"] == ["migrated"] and found["migrations"] == 1
     assert [name for name, *_ in found["after"]][:3] == ["decode", "place", "worker"]
@@ -175,15 +177,15 @@ async def test_a_migration_follows_the_first_token(router: StartRouter) -> None:
 
 
 async def test_a_collector_gets_a_migrated_request_of_no_sample(
-    router: StartRouter, collector: tuple[Any, str]
+    router: StartRouter, arrived: list[int], collector: tuple[Any, str]
 ) -> None:
     servicer, endpoint = collector
     async with router(workers=WORKERS) as running:
         tracing.setup("router", endpoint, ratio=0.0)
         await running.complete(max_tokens=2)
-        reply = await migrated(running, **UNSAMPLED)
+        reply = await migrated(running, arrived, **UNSAMPLED)
         await trace_of(running, reply)
-        tracing.shutdown()
+        tracing.shutdown(10.0)
     roots = [span for span in servicer.all if span.name == "request"]
     (root,) = roots
     assert root.trace_id.hex() == TRACE and root.parent_span_id.hex() == SPAN
@@ -206,7 +208,7 @@ async def test_a_collector_gets_a_failed_request_of_no_sample(
         reply = await running.complete(max_tokens=2)
         assert reply.status_code == 500
         found = await trace_of(running, reply)
-        tracing.shutdown()
+        tracing.shutdown(10.0)
     assert found["kept"] == ["failed"]
     (root,) = [span for span in servicer.all if span.name == "request"]
     attributes = {each.key: each.value.string_value for each in root.attributes}
@@ -222,7 +224,7 @@ async def test_a_sampled_request_has_the_routers_phases(
         tracing.setup("router", endpoint)
         reply = await running.complete(max_tokens=2)
         found = await trace_of(running, reply)
-        tracing.shutdown()
+        tracing.shutdown(10.0)
     spans = servicer.spans
     assert {"request", "receive", "tokenize", "place", "write"} <= set(spans)
     begin = spans["receive"].start_time_unix_nano

@@ -4,6 +4,7 @@ in the middle of a handshake, after it, and when it was long used."""
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
@@ -21,12 +22,14 @@ from baton.runtime.grpc_links import (
 )
 from baton.runtime.links import LinkClosed
 from baton.runtime.tls import Tls
+from tests.support.machine_speed import slowness
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 
 TOKEN = "a token"
-LIMIT_S = 20.0
+LIMIT_S = 20.0 * slowness()
+HANDSHAKE_S = math.ceil(slowness())  # gRPC takes whole seconds
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # and SETTINGS
 
 
@@ -77,7 +80,7 @@ async def test_a_silent_peer_is_disconnected_and_frees_its_slot(
     ends: Ends,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grpc_links, "HANDSHAKE_S", 1)
+    monkeypatch.setattr(grpc_links, "HANDSHAKE_S", HANDSHAKE_S)
     worker, router = ends
     opened = served(TOKEN, worker and Tls(worker), most=8)
     async with opened as address, AsyncExitStack() as closing:
@@ -132,7 +135,7 @@ async def test_a_peer_that_stops_in_its_handshake_is_disconnected(
 ) -> None:
     """Nothing, the head of a TLS hello, or half an HTTP/2 preface: before the TLS handshake, and
     after it where the server has TLS."""
-    monkeypatch.setattr(grpc_links, "HANDSHAKE_S", 1)
+    monkeypatch.setattr(grpc_links, "HANDSHAKE_S", HANDSHAKE_S)
     worker, router = ends
     async with served(TOKEN, worker and Tls(worker)) as address:
         pipes = [await connected(address, None)]

@@ -17,6 +17,7 @@ from baton.runtime import registry_client
 from baton.runtime.dead_entries import DeadEntries
 from baton.runtime.registry import DirectoryRegistry, MemoryRegistry, WorkerRecord
 from baton.runtime.registry_client import InlineRegistry, ThreadedRegistry, answer_within
+from tests.support.machine_speed import slowness
 
 ONE = WorkerRecord("decode-0", "a" * 32, "decode", "127.0.0.1:1", "127.0.0.1:2", "m", 10)
 
@@ -99,7 +100,7 @@ async def test_a_hung_call_stops_no_loop_and_few_wait_behind_it(hanging: Hanging
         )
     ]
     turns = 0
-    until_s = time.monotonic() + 0.2
+    until_s = time.monotonic() + 0.2 * slowness()
     while time.monotonic() < until_s:
         await asyncio.sleep(0)
         turns += 1

@@ -22,6 +22,7 @@ from baton.runtime.cluster_config import SecurityConfig
 from baton.runtime.grpc_links import credentials, open_channel
 from baton.runtime.tls import Tls, advice
 from baton.runtime.tls_version import CIPHERS_KEY, UNUSABLE_CIPHER, check_enforced
+from tests.support.machine_speed import slowness
 
 TOKEN = "a token"
 OLD, NEW = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
@@ -135,7 +136,7 @@ def test_a_process_that_imports_grpc_first_has_no_tls(order: str) -> None:
         env={},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * slowness(),
         check=True,
     )
     assert ORDERS[order] in ran.stdout

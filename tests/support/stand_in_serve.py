@@ -74,7 +74,7 @@ class StandInServe:
         return self.finish()
 
     def finish(self) -> tuple[int, str]:
-        out, err = self.process.communicate(timeout=250)
+        out, err = self.process.communicate(timeout=250 * slowness())
         self.seen += out
         return self.process.returncode, err
 

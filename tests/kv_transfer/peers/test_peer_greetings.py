@@ -17,6 +17,7 @@ from baton.proto import worker_pb2
 from baton.runtime.errors import Incompatible, ReadFailed, Unavailable
 from baton.runtime.grpc_links import open_channel
 from baton.runtime.tls import Tls
+from tests.support.machine_speed import slowness
 from tests.support.peer_scene import Scene
 from tests.support.waiting import eventually
 
@@ -122,7 +123,8 @@ async def test_a_slow_first_contact_yields_to_the_next_candidate(
         assert isinstance(error, Unavailable) and "takes over 0.2 s" in str(error)
     with pytest.raises(Unavailable, match="takes over 0.1 s"):  # who comes later waits less
         await scene.open(b"1" * 16)
-    assert scene.peer.exchange.stuck == 1 and scene.known() == {b"1" * 16}
+    await eventually(lambda: scene.peer.exchange.stuck == 1)
+    assert scene.known() == {b"1" * 16}
     scene.peer.exchange.release_stuck()
     await scene.first_contact_ended(b"1" * 16)
     measured = scene.peer.exchange.reads
@@ -139,6 +141,7 @@ async def test_a_failed_first_contact_without_waiters_is_repeated(
     )
     with pytest.raises(Unavailable, match="takes over"):
         await scene.open(b"1" * 16)
+    await eventually(lambda: scene.peer.exchange.stuck == 1)
     scene.peer.exchange.release_stuck()
     await eventually(lambda: not scene.known(), 20)
     await scene.open(b"1" * 16)
@@ -174,7 +177,7 @@ async def test_an_unreached_peer_costs_later_requests_little(
     fair_watch: Callable[[], AbstractAsyncContextManager[Callable[[], float]]],
 ) -> None:
     """As behind a link that is down: each request would else wait for each such candidate."""
-    monkeypatch.setattr(peer_client, "HANDSHAKE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(peer_client, "HANDSHAKE_TIMEOUT_S", 0.5 * slowness())
     scene.peer.gate.clear()
     with pytest.raises(Unavailable, match="DEADLINE_EXCEEDED"):
         await scene.open(b"1" * 16)

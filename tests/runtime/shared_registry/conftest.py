@@ -15,6 +15,7 @@ from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import RegistryClient
 from baton.runtime.shared_registry.registry_location import open_registry
 from chaos.redis_server import RedisServer, running_server
+from tests.support.machine_speed import slowness
 from tests.support.redis_server import required_binary
 
 TOKEN = "the cluster's token"
@@ -36,7 +37,8 @@ async def open_client(server: RedisServer) -> AsyncIterator[OpenRegistry]:
     async with contextlib.AsyncExitStack() as stack:
 
         def opened(*tokens: str, **settings: Any) -> RegistryClient:
-            config = replace(RegistryConfig(location=server.url, lifetime_s=5.0), **settings)
+            plain = RegistryConfig(location=server.url, lifetime_s=5.0 * slowness())
+            config = replace(plain, **settings)
             client = open_registry(config, SecurityConfig(tls="off"), tokens or (TOKEN,))
             stack.push_async_callback(client.close)
             return client

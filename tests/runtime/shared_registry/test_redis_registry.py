@@ -18,10 +18,12 @@ from baton.runtime.shared_registry import redis_registry
 from baton.runtime.shared_registry.signed_entry import MAX_ENTRY_BYTES, EntrySigner, SignedEntry
 from chaos.redis_server import RedisServer
 from tests.runtime.shared_registry.conftest import ONE, TOKEN, TWO, OpenRegistry
+from tests.support.machine_speed import slowness
 from tests.support.metric_values import metric_value
 from tests.support.waiting import eventually
 
 LIMIT_S = 30.0
+LIFETIME_S = 0.5 * slowness()  # within which a processor has to read an entry
 CHANNEL = "baton:baton:entries"
 
 
@@ -169,7 +171,7 @@ async def test_foreign_entries_hide_no_member(open_client: OpenRegistry, raw: Re
 async def test_a_replayed_entry_keeps_no_dead_member_listed(
     open_client: OpenRegistry, raw: Redis
 ) -> None:
-    reader = open_client(lifetime_s=0.5)
+    reader = open_client(lifetime_s=LIFETIME_S)
     old = signed(ONE, 7)
     await raw.set(key_of(ONE), old)
     await become(reader, [ONE])
@@ -202,7 +204,7 @@ async def test_a_replay_of_an_earlier_boot_hides_no_newer_one(
 async def test_an_outage_leaves_known_members_and_is_reported_once(
     server: RedisServer, open_client: OpenRegistry
 ) -> None:
-    worker, reader = open_client(lifetime_s=0.5), open_client(lifetime_s=0.5)
+    worker, reader = open_client(lifetime_s=LIFETIME_S), open_client(lifetime_s=LIFETIME_S)
     await worker.announce(ONE)
     await become(reader, [ONE])
     with capture_logs() as logs:
@@ -210,7 +212,7 @@ async def test_an_outage_leaves_known_members_and_is_reported_once(
         with pytest.raises(RegistryUnavailable):
             await worker.announce(ONE)
         await eventually(lambda: metric_value(metrics.REGISTRY_UP) == 0)
-        await asyncio.sleep(1.0)  # longer than the lifetime
+        await asyncio.sleep(2 * LIFETIME_S)
         assert await reader.workers() == [ONE]
         server.start()  # empty
         await announced(worker, ONE)

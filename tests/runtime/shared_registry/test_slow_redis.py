@@ -15,13 +15,14 @@ from baton.runtime.shared_registry import redis_registry
 from baton.runtime.worker import announcer
 from chaos.redis_server import RedisServer
 from tests.runtime.shared_registry.conftest import ONE, OpenRegistry
+from tests.support.machine_speed import slowness
 from tests.support.redis_proxy import RedisProxy, running_proxy
 from tests.support.waiting import eventually
 
 SLOW_S, TOO_SLOW_S = 0.5, 30.0  # each piece: below and above a client's timeout
 TICK_S = 0.01
 OUTAGE_S = 5.0  # after which the pauses between attempts are at their longest
-LOADED_S = 1.0  # that this machine may add to a wait
+LOADED_S = slowness()  # that this machine may add to a wait
 
 
 @pytest.fixture
