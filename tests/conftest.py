@@ -153,7 +153,7 @@ def run_alone(program: str | Path, *arguments: object, within_s: float = 110) ->
         env=os.environ | {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"},
         capture_output=True,
         text=True,
-        timeout=within_s,
+        timeout=within_s * slowness(),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
