@@ -14,7 +14,6 @@ import os
 import re
 import resource
 import signal
-import ssl
 import subprocess
 import sys
 import time
@@ -36,13 +35,14 @@ from baton.runtime.settings.loading import load
 from baton.runtime.tls import Tls
 from chaos.starter import start
 from tests.support.machine_speed import slowness
+from tests.support.plain_http import NO_AUTHORITIES
 from tests.support.waiting import wait_until
 
 START_S = 240.0 * slowness()  # of a fleet with ranks, whose kernels compile on two cores
-END_S = 40.0  # from SIGTERM to the end, with its drain
+END_S = 40.0 * slowness()  # from SIGTERM to the end, with its drain
+ANSWER_S = 10.0 * slowness()  # of a process whose cores others use too
 BATON = (sys.executable, "-P", "-m", "baton.deploy.cli.main")
 TOKEN = "a secret of this test"
-NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # httpx reads all of them for each call
 
 
 class ClusterError(AssertionError):
@@ -319,7 +319,7 @@ class Cluster:
     def _get(self, name: str, url: str) -> httpx.Response:
         """Raises ClusterError, with the logs, for a process that listens no more."""
         try:
-            return httpx.get(url, timeout=10, headers=self._headers(), verify=NO_AUTHORITIES)
+            return httpx.get(url, timeout=ANSWER_S, headers=self._headers(), verify=NO_AUTHORITIES)
         except httpx.ConnectError as error:
             raise ClusterError(f"{name}: {error} at {url}\n{self.logs()}") from error
 

@@ -18,6 +18,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from tests.support.machine_speed import slowness
+
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / "build" / "clients"
 DEMO = [sys.executable, "-P", "-m", "baton.deploy.cli.main", "demo", "--port", "0"]
@@ -40,7 +42,7 @@ def demo_url() -> Iterator[str]:
         finally:
             process.send_signal(signal.SIGINT)
             try:
-                process.communicate(timeout=30)
+                process.communicate(timeout=30 * slowness())
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
@@ -72,7 +74,7 @@ def run_client(demo_url: str) -> Callable[..., str]:
             env=_environment(),
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=timeout_s * slowness(),
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

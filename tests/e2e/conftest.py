@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from chaos.cluster import Cluster
+from tests.support.machine_speed import slowness
 from tests.support.plain_http import NO_AUTHORITIES
 from tests.support.request_load import Choices, RequestLoad, differences
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, wait_until
 
 HERE = Path(__file__).parent
 
@@ -185,6 +186,18 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         cluster.close()
 
 
+@pytest.fixture
+def all_freed(pair: Cluster) -> Callable[[], None]:
+    """`all_freed()`: until nothing is left of a request whose client has left. Its router may send
+    it on before it hears of that, and so to a worker that was at rest."""
+
+    def wait() -> None:
+        wait_until(lambda: pair.audit("decode-0")["requests"] == 0, 1.0 * slowness())
+        pair.quiet(within_s=1.0)
+
+    return wait
+
+
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One process without disaggregation: what every answer is held against."""
@@ -197,5 +210,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 async def client(pair: Cluster) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=pair.url, timeout=60, verify=NO_AUTHORITIES) as made:
+    async with httpx.AsyncClient(
+        base_url=pair.url, timeout=60 * slowness(), verify=NO_AUTHORITIES
+    ) as made:
         yield made

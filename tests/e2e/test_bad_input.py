@@ -23,6 +23,7 @@ from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_gr
 from baton.runtime.grpc_links import credentials
 from baton.runtime.links import LINK_PROTOCOL_VERSION
 from chaos.cluster import Cluster
+from tests.support.machine_speed import slowness
 
 TOKEN = "a secret of this test"
 WORST = 2**32 - 1
@@ -147,7 +148,7 @@ async def test_bad_submits_end_alone(pair: Cluster) -> None:
         for message in [submit(**changed) for changed in REFUSED_SUBMITS] + [submit()]:
             await call.write(message)
             ends[message.submit.request_id] = 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(20 * slowness()):
             while not all(ends.values()):
                 for output in (await call.read()).outputs.outputs:
                     ends[output.request_id] = output.end
@@ -185,7 +186,7 @@ async def test_lying_readers_leave_no_pin(pair: Cluster) -> None:
             call = handoff_pb2_grpc.HandoffStub(channel).Open(metadata=credentials(TOKEN))
             opening = handoff_pb2.OpenHandoff(**{**good, **changed})
             await call.write(handoff_pb2.ReaderMessage(open=opening))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(10 * slowness()):
                 said = (await call.read()).WhichOneof("kind")
             call.cancel()
             return str(said)
@@ -272,7 +273,7 @@ def test_a_worker_that_cannot_start_says_why(
         env=os.environ | {"BATON_TOKEN": "x", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * slowness(),
         check=False,
     )
     said = [line for line in ended.stderr.splitlines() if line.startswith("baton: error: ")]

@@ -7,7 +7,7 @@ import asyncio
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 from baton.proto import client_pb2, client_pb2_grpc
 from chaos.cluster import Cluster
+from tests.support.machine_speed import slowness
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LONG = " ".join(f"word {n}" for n in range(200))
@@ -86,7 +87,7 @@ def test_the_client_that_the_documentation_shows(pair: Cluster, page: str) -> No
     address = (pair.folder / "router.grpc_address").read_text().strip()
     code = code.replace("127.0.0.1:8001", address).replace("baton-tiny", "small")
     command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60 * slowness())
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.strip()
 
 
@@ -98,7 +99,7 @@ MORE_DELAYS_S = [
 @pytest.mark.parametrize("delay_s", [0.0, 0.1, *MORE_DELAYS_S])
 @pytest.mark.parametrize("way", ["cancel", "deadline"])
 async def test_what_a_client_gives_up_is_freed(
-    pair: Cluster, stub: client_pb2_grpc.InferenceStub, way: str, delay_s: float
+    stub: client_pb2_grpc.InferenceStub, all_freed: Callable[[], None], way: str, delay_s: float
 ) -> None:
     """The delays reach from tokenizing over queue, prefill and fetch into decoding."""
     asked = client_pb2.GenerateRequest(
@@ -115,5 +116,4 @@ async def test_what_a_client_gives_up_is_freed(
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await collect(call)
         assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    pair.quiet(within_s=1.0)
-    assert pair.audit("decode-0")["requests"] == 0
+    all_freed()

@@ -38,7 +38,7 @@ async def whole(servicer: Any, trace: str, phases: set[str]) -> list[Any]:
         orphans = {span.name for span in spans if span.parent_span_id not in known}
         return {span.name for span in spans} >= phases and orphans <= {"request"}
 
-    await eventually(complete, 20, show=lambda: [span.name for span in found()])
+    await eventually(complete, show=lambda: [span.name for span in found()])
     return found()
 
 

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from tests.support.machine_speed import slowness
+
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -47,7 +49,7 @@ def test_engine_needs_little(qwen3):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=110 * slowness(),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(qwen3.greedy([5, 6, 7], 5))

@@ -11,6 +11,7 @@ import torch
 import baton.engine.cpu.compiled as module
 from baton.engine.cpu.compiled import cache_folder, compiled, inner, keep, take_threads
 from baton.engine.cpu.dot_bf16 import supported
+from tests.support.machine_speed import slowness
 
 # Every kernel that hands on the address of an array of its own, with arrays of many sizes.
 KERNELS = """
@@ -112,7 +113,7 @@ def test_numbas_start_leaves_torch_its_threads():
         env=environment | {"NUMBA_NUM_THREADS": "2"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * slowness(),
     )
     assert done.stdout.split() == ["1", "2"], done.stderr
 
@@ -138,7 +139,9 @@ def test_kernels_use_no_memory_that_they_freed():
     """With this setting memory that is freed is unmapped, and a use of it ends the process."""
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "4096"}
     command = [sys.executable, "-P", "-c", KERNELS]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=250 * slowness()
+    )
     assert done.returncode == 0, done.stderr
 
 

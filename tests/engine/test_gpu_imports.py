@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.machine_speed import slowness
+
 STORY = Path(__file__).with_name("device_story.py")
 BLOCKED = """
 import runpy, sys
@@ -49,7 +51,7 @@ def run_blocked(program, *arguments):
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=110 * slowness(),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -7,6 +7,7 @@ import pytest
 from baton.engine.checkpoint.shard_headers import DTYPE_BYTES, read_header
 from baton.engine.checkpoint.shards import DTYPES
 from baton.runtime.errors import ModelError
+from tests.support.machine_speed import slowness
 
 TWO = {
     "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
@@ -78,4 +79,4 @@ def test_every_kind_has_the_size_that_torch_gives_it():
 
 def test_it_needs_no_torch():
     code = "import sys; sys.modules['torch'] = None; import baton.engine.checkpoint.shard_headers"
-    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=60 * slowness())

@@ -22,10 +22,11 @@ from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.shared_registry.registry_location import open_registry
 from tests.support.chart import Values, example, render
+from tests.support.machine_speed import slowness
 from tests.support.rendered_pods import Host, PlannedPod, PodProcess, demo_host, running_pods
 from tests.support.waiting import wait_until
 
-RELOADED_S = 20.0
+RELOADED_S = 20.0 * slowness()
 RECORD = WorkerRecord("decode-0", "a" * 32, "decode", "10.0.0.1:1", "10.0.0.1:2", "m", 10)
 
 

@@ -20,6 +20,7 @@ from baton.simulation.virtual.virtual_time import at_the_end
 
 BLOCK = 4
 BLOCK_BYTES = block_bytes(BLOCK, SLABS)
+PATIENT = (2.0, 1.5)  # lease and READ, on the machine's time, where a step may be late
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,7 +29,7 @@ def compiled() -> None:
     checksum_numba.warm_up()
 
 
-def config(lease_s: float = 0.4, **step: int | float) -> Config:
+def config(lease_s: float = 0.4, read_timeout_s: float = 0.3, **step: int | float) -> Config:
     settings: dict[str, int | float] = {
         "prefill_tokens": 32,
         "chunk_tokens": 16,
@@ -39,7 +40,9 @@ def config(lease_s: float = 0.4, **step: int | float) -> Config:
     return Config(
         pool=PoolConfig(block_size=BLOCK),
         step=StepConfig(**settings),
-        handoff=HandoffConfig(lease_s=lease_s, read_timeout_s=0.3, read_bytes=3 * BLOCK_BYTES),
+        handoff=HandoffConfig(
+            lease_s=lease_s, read_timeout_s=read_timeout_s, read_bytes=3 * BLOCK_BYTES
+        ),
     )
 
 
@@ -70,13 +73,15 @@ async def make_cluster() -> AsyncIterator[MakeCluster]:
         prefill_blocks: int = 256,
         step_s: float = 0.0,
         settings: Config | None = None,
+        patient: bool = False,
         proposer: Proposer | None = None,
         draft_tokens: int = 6,
     ) -> Cluster:
         def speculator() -> Speculator | None:
             return None if proposer is None else Speculator(proposer, draft_tokens)
 
-        cluster = Cluster(settings or config(), lambda batch: step_s, speculator)
+        chosen = settings or (config(*PATIENT) if patient else config())
+        cluster = Cluster(chosen, lambda batch: step_s, speculator)
         try:
             at_the_end(cluster.close)
         except LookupError:  # on the machine's time

@@ -15,6 +15,7 @@ from baton.models.training.tiny_tokenizer import END, ChatEncoder
 from baton.runtime import metrics
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.model_cluster import ModelCluster
+from tests.support.machine_speed import slowness
 
 BLOCK = 16
 HEAD_DIM = 32
@@ -64,7 +65,7 @@ async def answer(cluster: ModelCluster, tokenizer: Tokenizer, prompt: list[int])
     """What it says to the end, or until its numbers are no longer finite."""
     client = Client(cluster, "decode-0")
     request = client.submit(prompt, max_tokens=24, stop=(tokenizer.token_to_id(END),))
-    await request.finished(60)
+    await request.finished(60 * slowness())
     said: str = tokenizer.decode(request.tokens())
     return said
 

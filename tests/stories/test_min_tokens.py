@@ -13,6 +13,7 @@ from baton.proto import worker_pb2
 from baton.runtime.errors import InvalidRequest
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.model_cluster import ModelCluster
+from tests.support.machine_speed import slowness
 
 PROMPT = [7 + 3 * n % 190 for n in range(37)]
 MOST, LEAST = 24, 9
@@ -29,7 +30,7 @@ async def client() -> AsyncIterator[Client]:
 
 async def drawn(client: Client, **asked: Any) -> tuple[list[int], int]:
     request = client.submit(PROMPT, max_tokens=MOST, **asked)
-    await request.finished(60)
+    await request.finished(60 * slowness())
     return request.tokens(), request.end().end
 
 

@@ -53,7 +53,7 @@ async def test_the_search_finds_what_holds_itself(circular: Callable[[], set[str
 async def test_requests_leave_no_cycle(
     make_cluster: MakeCluster, circular: Callable[[], set[str]], local: bool
 ) -> None:
-    cluster = make_cluster()
+    cluster = make_cluster(patient=True)
     client = Client(cluster, "decode-0")
     for turn in range(3):
         request = client.submit(list(range(turn, 40)), n=2, max_tokens=6, local=local)
@@ -69,7 +69,7 @@ async def test_requests_leave_no_cycle(
 async def test_a_cancelled_request_leaves_no_cycle(
     make_cluster: MakeCluster, circular: Callable[[], set[str]]
 ) -> None:
-    cluster = make_cluster(step_s=0.01)
+    cluster = make_cluster(step_s=0.01, patient=True)
     client = Client(cluster, "decode-0")
     request = client.submit(list(range(60)), max_tokens=20)
     # The request has to be under way when it is cancelled.

@@ -13,9 +13,11 @@ from baton.models.embedded import embedded_model
 from baton.proto import worker_pb2
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.model_cluster import ModelCluster
+from tests.support.machine_speed import slowness
 
 PROMPT = [7 + 3 * n % 190 for n in range(131)]
 TOP = 2
+LIMIT_S = 60 * slowness()
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ async def cluster() -> AsyncIterator[ModelCluster]:
 async def scores(client: Client, **asked: Any) -> list[worker_pb2.PromptLogprobs]:
     """Those of all outputs that have some."""
     request = client.submit(PROMPT, **{"max_tokens": 3, "prompt_logprobs": TOP, **asked})
-    await request.finished(60)
+    await request.finished(LIMIT_S)
     return reported(request)
 
 
@@ -43,7 +45,7 @@ def reported(request: Request) -> list[worker_pb2.PromptLogprobs]:
 async def test_the_same_numbers_wherever_the_prompt_is_computed(cluster: ModelCluster) -> None:
     client = Client(cluster, "decode-0")
     plain = client.submit(PROMPT, max_tokens=3)
-    await plain.finished(60)
+    await plain.finished(LIMIT_S)
     assert reported(plain) == []
     found = []
     for local in (True, False):
@@ -64,7 +66,7 @@ async def test_nothing_is_scored_again_after_the_first_token(cluster: ModelClust
     """A request that goes on elsewhere has its prompt's numbers already."""
     client = Client(cluster, "decode-0")
     request = client.submit(PROMPT, max_tokens=5, prompt_logprobs=TOP, accepted=[9, 9])
-    await request.finished(60)
+    await request.finished(LIMIT_S)
     assert reported(request) == []
 
 
@@ -80,7 +82,7 @@ async def test_preempted_prompt_is_scored_from_its_start() -> None:
             for n in range(4)
         ]
         for request in requests:
-            await request.finished(120)
+            await request.finished(2 * LIMIT_S)
             (found,) = reported(request)
             assert len(found.logprobs) == len(PROMPT) - 1
         assert cluster.decode["decode-0"].worker.audit()["preemptions"] > 0
@@ -92,7 +94,7 @@ async def test_one_token_has_no_numbers_and_still_an_answer(cluster: ModelCluste
     client = Client(cluster, "decode-0")
     for local in (True, False):
         request = client.submit([5], max_tokens=2, prompt_logprobs=TOP, local=local)
-        await request.finished(60)
+        await request.finished(LIMIT_S)
         (found,) = reported(request)
         assert not found.logprobs and len(request.tokens()) == 2
 
@@ -104,5 +106,5 @@ async def test_prompt_is_scored_by_the_next_candidate(cluster: ModelCluster) -> 
     wanted = await scores(client)
     request = client.submit(PROMPT, max_tokens=3, prompt_logprobs=TOP)
     await cluster.kill_prefill("prefill-0")
-    await request.finished(60)
+    await request.finished(LIMIT_S)
     assert reported(request) == wanted

@@ -18,6 +18,7 @@ from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.model_cluster import ModelCluster
 from tests.support.decoder_probe import parts_of
 from tests.support.engine_probe import Compute, replace_compute, runner_of
+from tests.support.machine_speed import slowness
 
 BLOCK = 8
 CHOOSER = random.Random(3)
@@ -72,7 +73,7 @@ def ask(client: Client, prompt: list[int] = PROMPT, local: bool = False) -> Requ
 
 
 async def tokens(request: Request) -> list[int]:
-    await request.finished(60)
+    await request.finished(60 * slowness())
     assert request.end().end == worker_pb2.LENGTH
     return request.tokens()
 
@@ -165,7 +166,7 @@ async def test_a_prompt_that_memory_is_too_short_for_fails_alone(
     good = [ask(client, [n, *PROMPT], local=True) for n in (1, 2)]
     bad = ask(client, large, local=True)
     again = ask(client, local=True)
-    await bad.finished(60)
+    await bad.finished(60 * slowness())
     assert bad.end().end == worker_pb2.FAILED
     assert bad.end().failure.code == "OutOfMemory"
     assert "no room for activations" in bad.end().failure.detail

@@ -25,6 +25,7 @@ from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.model_cluster import ModelCluster
 from tests.support.engine_probe import runner_of
 from tests.support.grant_admission import admit
+from tests.support.machine_speed import slowness
 from tests.support.metric_values import metric_value
 
 BLOCK = 8
@@ -114,7 +115,7 @@ def start(made: list[Pair], *args: Any, **kwargs: Any) -> Pair:
 
 
 async def tokens(request: Request) -> list[int]:
-    await request.finished(60)
+    await request.finished(60 * slowness())
     assert request.end().end == worker_pb2.LENGTH, request.end()
     return request.tokens()
 

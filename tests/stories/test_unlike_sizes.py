@@ -17,6 +17,7 @@ from baton.runtime import handoff_metrics, metrics
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
+from tests.support.machine_speed import slowness
 from tests.support.metric_values import metric_value
 from tests.support.waiting import eventually
 
@@ -226,7 +227,7 @@ async def test_blocks_stay_in_quarantine_while_they_are_put_in_order(
 
     monkeypatch.setattr(MemoryMover, "put_in_order", slow)
     request = pair.ask()
-    await asyncio.wait_for(begun.wait(), 5)
+    await asyncio.wait_for(begun.wait(), 5 * slowness())
     pair.client.cancel(request)
     own = pair.pools[1]
     await eventually(lambda: own.counts().quarantined)

@@ -11,8 +11,10 @@ import httpx
 import pytest
 
 from baton.models.corpus import mix
+from tests.support.machine_speed import slowness
 
 TASKS = ("chat", "facts", "recall", "lists", "arithmetic", "json", "story")
+ANSWER_S = 120.0 * slowness()  # to the next byte of an answer, beside those of all others
 Choices = dict[int, dict[str, Any]]  # of a request, by index: text, finish reason, tokens, logprobs
 
 
@@ -64,7 +66,7 @@ class RequestLoad:
         """The choices of each request, by index; of the `first` ones, or of all. No prefix is
         found that was asked for with another `salt`."""
         gate = asyncio.Semaphore(concurrency)
-        async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=ANSWER_S) as client:
 
             async def one(body: dict[str, Any]) -> Choices:
                 async with gate:

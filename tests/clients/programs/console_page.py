@@ -1,6 +1,8 @@
 """Drives the console in headless Chromium, and prints what it saw as one JSON object.
 
-console_page.py URL KEY CHROMIUM panels|stream|kill|axe|narrow|warning
+console_page.py URL KEY CHROMIUM SECONDS panels|stream|kill|axe|narrow|warning
+
+What is waited for comes within SECONDS, or the program fails.
 """
 
 from __future__ import annotations
@@ -18,11 +20,18 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 AXE = Path(axe_playwright_python.__path__[0]) / "axe.min.js"
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 THEMES = ("light", "dark")
+LIMIT_MS = 1000 * float(sys.argv[4])
+
+
+def blank(browser: Browser, **options: Any) -> Page:
+    page = browser.new_context(**options).new_page()
+    page.set_default_timeout(LIMIT_MS)
+    return page
 
 
 def opened(browser: Browser, url: str, key: str, **options: Any) -> tuple[Page, list[str]]:
     """The console behind its key, and what the browser complains of."""
-    page = browser.new_context(viewport={"width": 1280, "height": 900}, **options).new_page()
+    page = blank(browser, viewport={"width": 1280, "height": 900}, **options)
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on(
@@ -40,12 +49,12 @@ def opened(browser: Browser, url: str, key: str, **options: Any) -> tuple[Page, 
     page.goto(url)
     page.get_by_label("Key", exact=True).fill(key)
     page.keyboard.press("Enter")
-    expect(page.locator("#connection")).to_have_text("live", timeout=10_000)
+    expect(page.locator("#connection")).to_have_text("live")
     return page, problems
 
 
 def panels(browser: Browser, url: str, key: str) -> dict[str, Any]:
-    page = browser.new_page()
+    page = blank(browser)
     page.goto(url)
     page.get_by_label("Key", exact=True).fill("a wrong key")
     page.keyboard.press("Enter")
@@ -53,7 +62,7 @@ def panels(browser: Browser, url: str, key: str) -> dict[str, Any]:
     page.close()
 
     page, problems = opened(browser, url, key)
-    page.locator("#request-body button").first.wait_for(timeout=10_000)
+    page.locator("#request-body button").first.wait_for()
     page.locator("#request-body button").first.focus()
     page.keyboard.press("Enter")
     page.locator("table.waterfall tbody tr").first.wait_for()
@@ -62,13 +71,13 @@ def panels(browser: Browser, url: str, key: str) -> dict[str, Any]:
     rows = page.locator("#fleet-body tr")
     expect(rows).not_to_have_count(0)
     page.locator("#request-filter").select_option("active")
-    page.locator("#request-body tr").first.wait_for(timeout=10_000)
+    page.locator("#request-body tr").first.wait_for()
     active = page.locator("#request-body tr").first.inner_text()
-    handoff = page.locator("#handoff-body tr").first.inner_text(timeout=10_000)
-    prefix = page.locator("#prefix-body tr").first.inner_text(timeout=10_000)
+    handoff = page.locator("#handoff-body tr").first.inner_text()
+    prefix = page.locator("#prefix-body tr").first.inner_text()
     page.locator("#advice summary").focus()
     page.keyboard.press("Enter")
-    changes = page.locator("#advice-body tr").first.inner_text(timeout=10_000)
+    changes = page.locator("#advice-body tr").first.inner_text()
     seen = {
         "tiles": page.locator("#tiles dd").all_inner_texts(),
         "charts": [chart.get_attribute("aria-label") for chart in page.locator(".chart svg").all()],
@@ -92,7 +101,7 @@ def panels(browser: Browser, url: str, key: str) -> dict[str, Any]:
     page.locator("#theme").select_option("light")
     light = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
     page.reload()  # the key stays in the tab
-    expect(page.locator("#connection")).to_have_text("live", timeout=10_000)
+    expect(page.locator("#connection")).to_have_text("live")
     return {**seen, "dark": dark, "light": light}
 
 
@@ -114,13 +123,13 @@ def stream(browser: Browser, url: str, key: str) -> dict[str, Any]:
     page.evaluate(STREAMING)
     page.locator("#play-send").focus()
     page.keyboard.press("Enter")
-    expect(page.locator("#play-status")).to_contain_text("ended by length", timeout=20_000)
+    expect(page.locator("#play-status")).to_contain_text("ended by length")
     page.locator("#play-tokens-list").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("End")
     chosen = page.locator("#play-tokens-list [aria-selected=true]")
     trace = page.locator("#play-explanation table.waterfall tbody tr")
-    trace.first.wait_for(timeout=10_000)
+    trace.first.wait_for()
     found = {
         "while_streaming": page.evaluate("() => window.whileStreaming"),
         "tokens": page.locator("#play-tokens-list [role=option]").count(),
@@ -137,9 +146,9 @@ def stream(browser: Browser, url: str, key: str) -> dict[str, Any]:
     found["explained"] = page.locator("#play-explanation p").inner_text()
     page.locator("#play-tokens").fill("2000")  # more than are answered before the click
     page.locator("#play-send").click()
-    page.locator("#play-tokens-list [role=option]").first.wait_for(timeout=10_000)
+    page.locator("#play-tokens-list [role=option]").first.wait_for()
     page.locator("#play-stop").click()
-    expect(page.locator("#play-status")).to_have_text("Stopped.", timeout=20_000)
+    expect(page.locator("#play-status")).to_have_text("Stopped.")
     return {**found, "problems": problems}
 
 
@@ -150,9 +159,9 @@ def kill(browser: Browser, url: str, key: str) -> dict[str, Any]:
     print("watching", flush=True)
     sys.stdin.readline()
     begun_s = time.monotonic()
-    page.locator(".worker[data-state=lost], #event-list li.bad").first.wait_for(timeout=10_000)
+    page.locator(".worker[data-state=lost], #event-list li.bad").first.wait_for()
     seconds = time.monotonic() - begun_s
-    event = page.locator("#event-list li.bad").first.inner_text(timeout=10_000)
+    event = page.locator("#event-list li.bad").first.inner_text()
     return {"seconds": seconds, "event": event, "problems": problems}
 
 
@@ -160,17 +169,17 @@ def axe(browser: Browser, url: str, key: str) -> dict[str, Any]:
     """The violations of each theme, and of the dialog that asks for the key."""
     found: dict[str, Any] = {}
     for theme in THEMES:
-        page = browser.new_context(bypass_csp=True, color_scheme=theme).new_page()
+        page = blank(browser, bypass_csp=True, color_scheme=theme)
         page.goto(url)
         page.locator("#key-dialog[open]").wait_for()
         found[f"{theme} key"] = violations(page)
         page.close()
         page, _ = opened(browser, url, key, bypass_csp=True, color_scheme=theme)
-        page.locator("#request-body button").first.click(timeout=10_000)
+        page.locator("#request-body button").first.click()
         page.locator("#fleet-details summary").click()
         page.locator("#play-tokens").fill("8")
         page.locator("#play-send").click()
-        expect(page.locator("#play-status")).to_contain_text("ended by", timeout=20_000)
+        expect(page.locator("#play-status")).to_contain_text("ended by")
         page.locator("#play-tokens-list").focus()
         found[theme] = violations(page)
     return {"violations": found}
@@ -192,14 +201,14 @@ def narrow(browser: Browser, url: str, key: str) -> dict[str, Any]:
     """Whether a narrow window, or large text, makes the page scroll sideways."""
     page, problems = opened(browser, url, key, reduced_motion="reduce")
     page.set_viewport_size({"width": 360, "height": 700})
-    page.locator("#request-body button").first.click(timeout=10_000)
+    page.locator("#request-body button").first.click()
     wide = page.evaluate("() => document.documentElement.scrollWidth - window.innerWidth")
     return {"surplus": wide, "problems": problems}
 
 
 def warning(browser: Browser, url: str, key: str) -> dict[str, Any]:
     page, problems = opened(browser, url, key)
-    page.locator("#warning").wait_for(timeout=10_000)
+    page.locator("#warning").wait_for()
     return {"text": page.locator("#warning").inner_text(), "problems": problems}
 
 
@@ -210,7 +219,8 @@ PARTS: dict[str, Callable[[Browser, str, str], dict[str, Any]]] = {
 
 
 def main() -> None:
-    url, key, chromium, part = sys.argv[1:]
+    url, key, chromium, _, part = sys.argv[1:]
+    expect.set_options(timeout=LIMIT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"]
