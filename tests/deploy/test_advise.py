@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 
 from baton.deploy.cli.main import main
-from baton.deploy.control import advice_process
+from baton.deploy.control import advice_process, fleet_reports
 from baton.deploy.control.advice_process import Adviser
 from baton.deploy.control.orders import Cluster, cluster_at
 from baton.deploy.control.router_admin import ADVICE_PATH, RouterAdmin
 from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.host.instance import Instance
+from baton.planner.control.worker_report import ANSWER_TIMEOUT_S
 from baton.runtime.cluster_config import RegistryConfig, SloConfig
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from tests.support.control_server import served_control
+from tests.support.machine_speed import slowness
 from tests.support.traced_records import record
 
 TOKEN = "the instance's secret"  # as the control port has it
@@ -111,7 +113,8 @@ def admin() -> Iterator[AdminStub]:
 
 
 @pytest.fixture
-def cluster(instance: Instance) -> Iterator[Cluster]:
+def cluster(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setattr(fleet_reports, "ANSWER_TIMEOUT_S", ANSWER_TIMEOUT_S * slowness())
     with served_control(instance.folder / "tls") as server:
         audit = json.loads(server.status.audit)
         server.status.audit = json.dumps(audit | {"work": WORK}).encode()
