@@ -50,7 +50,7 @@ class WorkerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Link(self, request_iterator, context):
-        """Down: submit, cancel. Up: the tokens of one engine step in one message, and load.
+        """Down: submit, cancel. Up: the outputs that wait, usually of one step in one message, and load.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -212,7 +212,7 @@ async def test_an_outage_leaves_known_members_and_is_reported_once(
         with pytest.raises(RegistryUnavailable):
             await worker.announce(ONE)
         await eventually(lambda: metric_value(metrics.REGISTRY_UP) == 0)
-        await asyncio.sleep(2 * LIFETIME_S)
+        await asyncio.sleep(2 * LIFETIME_S)  # longer than an entry lives
         assert await reader.workers() == [ONE]
         server.start()  # empty
         await announced(worker, ONE)
