@@ -1,5 +1,6 @@
-"""The commands of docs/operations.md that can run here are run, on a real instance and on a real
-cluster around a registry; the others are listed with the reason, and checked as far as that goes.
+"""The commands of docs/operations.md and docs/kubernetes.md that can run here are run, on a real
+instance and on a real cluster around a registry; the others are listed with the reason, and checked
+as far as that goes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pytest
 from baton.deploy.cli.main import parser
 from baton.models.embedded import embedded_model
 from chaos.redis_server import running_server
-from tests.support.operations_page import PAGE, ROOT, arguments, commands
+from tests.support.operations_page import PAGES, ROOT, arguments, documented_commands
 from tests.support.redis_server import required_binary
 from tests.support.waiting import wait_until
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.timeout(600)
 
 BATON = (sys.executable, "-P", "-m", "baton.deploy.cli.main")
 READY_S = 240.0
-FOUND = commands(PAGE.read_text())
+FOUND = documented_commands()
 SIZES = [each for each in FOUND if each.startswith("baton size ")]  # tests/test_operations.py
 SERVED = (  # in this order, on a running `baton serve`
     "curl http://HOST:PORT/readyz",
@@ -104,7 +105,7 @@ def test_each_documented_command_is_run_or_listed() -> None:
 def test_arguments_and_files_of_a_command_exist(command: str, tmp_path: Path) -> None:
     inner = re.sub(r"^env \S+=\S+ ", "", command.rpartition(" -- ")[2])
     if inner.startswith("baton "):
-        words = arguments(inner, FILE=str(PAGE), SETTINGS=str(PAGE), WORKER="decode-0")
+        words = arguments(inner, FILE=str(PAGES[0]), SETTINGS=str(PAGES[0]), WORKER="decode-0")
         if words[-1] != "--registry":
             parser().parse_args(words[1:])
     for path in re.findall(r"(?:deploy|helm)/\S+", command):

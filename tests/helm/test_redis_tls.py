@@ -106,7 +106,7 @@ def mounted_tls(pod: Document) -> set[str]:
 
 
 def test_certificates_reach_head_drivers_and_workers() -> None:
-    """Ray gives its processes the environment of their container (docs/operations.md)."""
+    """Ray gives its processes the environment of their container (docs/kubernetes.md)."""
     models = {"models": {"code": {"model": {"embedded": True}}}}
     (cluster,) = render(merged(DEMO, KUBERAY, models)).of_kind("RayCluster")
     head = cluster["spec"]["headGroupSpec"]["template"]["spec"]

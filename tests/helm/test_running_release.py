@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.support.chart import Values, example, merged
-from tests.support.operations_page import PAGE, commands
+from tests.support.operations_page import documented_commands
 from tests.support.pods.cluster import PodCluster
 from tests.support.pods.images import local_images
 from tests.support.pods.network import network_unavailable
@@ -79,12 +79,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def documented(beginning: str) -> str:
-    (found,) = [each for each in commands(PAGE.read_text()) if each.startswith(beginning)]
+    (found,) = [each for each in documented_commands() if each.startswith(beginning)]
     return found
 
 
 def test_a_newcomer_reaches_a_first_streamed_token(site: Site) -> None:
-    """What docs/operations.md and the notes say, typed line by line. Images are there already."""
+    """What docs/kubernetes.md and the notes say, typed line by line. Images are there already."""
     began_s = time.monotonic()
     notes = site.typed(documented("helm install"))
     shown = re.findall(r"^  ((?:kubectl|KEY=|curl)(?:.|\\\n)+?[^\\])$", notes, re.MULTILINE)

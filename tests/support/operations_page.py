@@ -1,4 +1,4 @@
-"""The commands of docs/operations.md, as an operator would type them."""
+"""The commands of docs/operations.md and docs/kubernetes.md, as an operator would type them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGE = ROOT / "docs" / "operations.md"
+PAGES = (ROOT / "docs" / "operations.md", ROOT / "docs" / "kubernetes.md")
 PROGRAMS = (
     "baton", "curl", "dmesg", "docker", "helm", "journalctl", "kubectl", "make", "systemctl",
 )  # fmt: skip
 _INLINE = re.compile(r"`([^`\n]+)`")
 _FENCE = re.compile(r"^```(?:bash)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def documented_commands() -> list[str]:
+    """Return the commands of both pages."""
+    return commands("\n".join(page.read_text() for page in PAGES))
 
 
 def commands(text: str) -> list[str]:
