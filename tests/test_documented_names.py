@@ -35,7 +35,7 @@ OF_THE_SYSTEM = ("/dev/", "/etc/", "/opt/")
 OF_MODELS = "/no_think"  # a word that some templates cut out of messages
 FOREIGN_FLAGS = {  # by page: of the program that the sentence is about
     "docs/benchmarks.md": {"--vllm"},  # benchmarks.engine_cpu has one for each peer
-    "docs/kubernetes.md": {"--build-arg"},  # docker
+    "docs/kubernetes.md": {"--build-arg", "--previous"},  # docker, kubectl
     "docs/operations.md": {"--previous"},  # kubectl
     "docs/ray.md": {"--resources"},  # ray
     "docs/decisions/0068-time-in-tests.md": {"--hypothesis-profile"},  # pytest

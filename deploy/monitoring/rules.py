@@ -168,7 +168,7 @@ ALERTS = (
         lasts="1m",
         severity="critical",
         summary="The registry cannot be used: known workers serve on, new ones are not found.",
-        runbook='docs/operations.md, "Workers on several hosts"',
+        runbook='docs/operations.md, "Redis, or the registry\'s folder, does not answer"',
     ),
     Alert(
         name="BatonWorkersMissing",
@@ -185,7 +185,7 @@ ALERTS = (
         lasts="1m",
         severity="warning",
         summary="Workers that the controller asked for do not get ready; it asks for no more.",
-        runbook='docs/operations.md, "Workers that were asked for do not get ready"',
+        runbook='docs/operations.md, "Workers do not get ready"',
     ),
     Alert(
         name="BatonRayDown",
@@ -237,7 +237,7 @@ ALERTS = (
         lasts="15m",
         severity="warning",
         summary="Blocks wait for READs that do not end; a peer may be hung.",
-        runbook='docs/operations.md, "Decode workers run out of blocks"',
+        runbook='docs/operations.md, "Workers run out of blocks"',
     ),
     Alert(
         name="BatonDegradedPairs",

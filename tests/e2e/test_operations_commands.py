@@ -58,16 +58,29 @@ HOSTS = (  # in this order, on processes around a Redis server
 )
 NAME = re.compile(r"baton [a-z]+( [a-z]+)?")  # alone: a mention; tests/test_docs.py knows it
 PODS = "needs pods; tests/helm/test_running_release.py runs it"
+CLUSTER = "a Kubernetes cluster"
+FORWARDED = "a port that `kubectl port-forward` forwards"
+
+
+def patched(keys: str) -> str:
+    """Return the command that writes keys of a release's Secret."""
+    return f"kubectl patch secret RELEASE-baton-secrets -p '{{\"stringData\": {{{keys}}}}}'"
+
+
 NOT_HERE = {
     "make dashboards": "rewrites files of this tree; tests/deploy/test_monitoring.py compares them",
     "make install": "installs packages",
     "make locks": "asks the package index; tests/test_locks.py holds what it wrote against cpu.txt",
     "baton advise --set slo.ttft_s=2 --set slo.itl_s=0.05": "needs traffic; "
     "tests/deploy/test_advise.py runs it",
+    "baton serve --placement disaggregated": "serves for as long as it runs; "
+    "tests/e2e/test_demo.py runs `baton demo`, which has this placement",
+    "baton fleet --follow": "needs nodes of Ray; tests/e2e/test_ray_size.py runs it",
     "baton controller --act": "acts for as long as it runs; tests/e2e/test_controller.py runs it",
     "baton controller --resize TARGET": "acts for as long as it runs, on Kubernetes or Ray; "
     "tests/e2e/test_ray_size.py runs it",
     "dmesg": "reads the kernel of the operator's host",
+    "systemctl restart": "systemd",
     "systemctl status baton-router": "systemd",
     "systemctl status baton-worker@NAME": "systemd",
     "journalctl -u baton-worker@NAME": "systemd",
@@ -76,15 +89,43 @@ NOT_HERE = {
     "helm install chat helm/baton -f helm/baton/values-cpu-demo.yaml": PODS,
     "helm test chat": PODS,
     "helm upgrade": PODS,
-    "kubectl describe pod POD": "a Kubernetes cluster",
+    "helm rollback RELEASE": CLUSTER,
+    "kubectl describe pod POD": CLUSTER,
     "kubectl logs POD": PODS,
-    "kubectl logs POD --previous": "a Kubernetes cluster",
-    "kubectl get events": "a Kubernetes cluster",
+    "kubectl logs POD --previous": CLUSTER,
+    "kubectl get events": CLUSTER,
+    "kubectl get jobs": CLUSTER,
+    "kubectl get pods": CLUSTER,
+    "kubectl get pods -l app.kubernetes.io/instance=RELEASE -o wide": CLUSTER,
+    "kubectl describe pod RELEASE-baton-redis-0": CLUSTER,
+    "kubectl logs -l app.kubernetes.io/component=controller --prefix --tail=200": CLUSTER,
+    "kubectl logs -l app.kubernetes.io/component=router --prefix --tail=200": CLUSTER,
+    "kubectl logs job/RELEASE-baton-model-HASH": CLUSTER,
+    "kubectl port-forward POD 8000": CLUSTER,
+    "kubectl port-forward POD 9001": CLUSTER,
+    "kubectl port-forward POD 9402": CLUSTER,
+    "curl http://127.0.0.1:8000/readyz": FORWARDED,
+    "curl http://127.0.0.1:9001/readyz": FORWARDED,
+    "baton explain FILE --url http://127.0.0.1:8000": FORWARDED,
+    "kubectl exec POD -- baton advise --router http://127.0.0.1:9402 --set slo.ttft_s=2": CLUSTER,
+    "kubectl exec deployment/RELEASE-baton-router -- baton cluster status": CLUSTER,
+    patched('"token": "OLD", "token-also": "NEW", "identity-secret": "OLD"'): CLUSTER,
+    patched('"token": "NEW", "token-also": "OLD"'): CLUSTER,
+    patched('"token": "NEW", "token-also": ""'): CLUSTER,
+    patched('"redis-password": "NEW"'): CLUSTER,
+    "kubectl exec RELEASE-baton-redis-0 -- "
+    "valkey-cli -s /data/redis.sock acl setuser default '>NEW'": CLUSTER,
+    "kubectl delete secret RELEASE-baton-secrets": CLUSTER,
+    "kubectl delete secret RELEASE-baton-authority-key": CLUSTER,
+    "kubectl delete pod RELEASE-baton-redis-0": CLUSTER,
+    "kubectl delete pod -l app.kubernetes.io/instance=RELEASE": CLUSTER,
+    "kubectl rollout status": CLUSTER,
+    "kubectl rollout status statefulset/RELEASE-baton-decode": CLUSTER,
     "kubectl delete pod": PODS,
-    "kubectl rollout restart": "a Kubernetes cluster",
-    "kubectl get hpa": "a Kubernetes cluster",
+    "kubectl rollout restart": CLUSTER,
+    "kubectl get hpa": CLUSTER,
     "kubectl get raycluster": "the KubeRay operator",
-    "kubectl get statefulset": "a Kubernetes cluster",
+    "kubectl get statefulset": CLUSTER,
     "kubectl exec POD -- baton drain POD": PODS,
     "kubectl exec POD -- ls /dev/infiniband": PODS,
     "kubectl exec POD -- grep Max.locked /proc/self/limits": PODS,

@@ -20,11 +20,13 @@ def releases(name: str) -> list[Release]:
 
 
 def names(name: str) -> set[str]:
-    """Return the names of all objects, of Secrets that pods mount (a hook creates them), and those
-    that certificates of workers bear."""
+    """Return the names of all objects, of Secrets that pods mount or that the hook may write (it
+    creates them), and those that certificates of workers bear."""
     found = set[str]()
     for release in releases(name):
         found |= {each["metadata"]["name"] for each in release.documents}
+        rules = (rule for each in release.documents for rule in each.get("rules") or ())
+        found |= {name for each in rules for name in each.get("resourceNames", ())}
         for _, pod in release.pods():
             mounted = (each.get("secret", {}) for each in pod.get("volumes", []))
             found |= {each["secretName"] for each in mounted if "secretName" in each}
