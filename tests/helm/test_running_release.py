@@ -206,3 +206,56 @@ def test_an_upgrade_changes_every_pod(site: Site) -> None:
     site.cluster.settle()
     assert before.isdisjoint(each.address for each in site.cluster.pods())
     assert len(site.cluster.pods("router")) == len(site.cluster.pods("decode")) == 2
+
+
+def of_chat(beginning: str) -> str:
+    """Return the documented command for the release chat."""
+    return documented(beginning).replace("RELEASE", "chat")
+
+
+def restart_members(site: Site) -> None:
+    """Delete the pods of all but Redis one by one, each once the last is ready."""
+    for each in site.cluster.pods():
+        if "redis" not in each.name:
+            site.typed(f"kubectl delete pod {each.name}")
+            site.cluster.settle()
+
+
+def test_status_is_shown_by_a_command_in_a_routers_pod(site: Site) -> None:
+    said = site.typed(of_chat("kubectl exec deployment/RELEASE-baton-router -- "))
+    assert "is readable" in said and "warning" not in said
+    for name in ("prefill-0", "decode-0", "decode-1"):
+        assert re.search(rf"chat-baton-{name} .* ready ", said), said
+
+
+def test_password_of_redis_is_replaced_as_documented(site: Site) -> None:
+    """Both passwords are valid until the server's own pod is replaced."""
+    status = of_chat("kubectl exec deployment/RELEASE-baton-router -- ")
+    site.typed(of_chat("kubectl exec RELEASE-baton-redis-0 -- valkey-cli"))
+    patch = 'kubectl patch secret RELEASE-baton-secrets -p \'{"stringData": {"redis-password"'
+    site.typed(of_chat(patch))
+    assert "is readable" in site.typed(status)  # with the old password
+    restart_members(site)
+    site.typed(of_chat("kubectl delete pod RELEASE-baton-redis-0"))
+    site.cluster.settle()
+    wait_until(lambda: "chat-baton-decode-1 " in site.typed(status), every_s=0.5)
+    (router, _) = site.cluster.pods("router")
+    seen = router.container("router").run(["sh", "-c", "echo $BATON_REGISTRY__PASSWORD"], 20)
+    assert seen.stdout == "NEW\n"
+
+
+def test_leaked_token_is_replaced_as_documented(site: Site) -> None:
+    before = {name: site.cluster.api.data(name) for name in site.cluster.api.secrets}
+    site.typed(of_chat("kubectl delete secret RELEASE-baton-secrets"))
+    site.typed(of_chat("kubectl delete secret RELEASE-baton-authority-key"))
+    for name in before:
+        if name.endswith("-tls"):
+            site.typed(f"kubectl delete secret {name}")
+    site.upgrade()
+    after = {name: site.cluster.api.data(name) for name in before}
+    assert all(after[name] != data for name, data in before.items())
+    old = {each.address for each in site.cluster.pods()}
+    site.typed(of_chat("kubectl delete pod -l app.kubernetes.io/instance="))
+    site.cluster.settle()
+    assert old.isdisjoint(each.address for each in site.cluster.pods())
+    assert re.search(r"handoffs: [1-9]\d* of 5 prompts", site.typed("helm test chat"))

@@ -2,8 +2,8 @@
 
 Each is a small program that passes its arguments to the test by a socket, and prints the answer.
 helm: install, upgrade, test. kubectl: rollout status, get secret, raycluster or pods, patch
-raycluster, port-forward, exec, delete pod, logs. Anything else is refused, so that a document
-cannot ask for more unseen.
+raycluster or secret, port-forward, exec, delete pod or secret, logs. Anything else is refused, so
+that a document cannot ask for more unseen.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import yaml
 from tests.support.chart import FOLDER, ROOT, Release, merged, render
 from tests.support.pods.cluster import NAMESPACE, PodCluster
 from tests.support.pods.manifests import object_of
+from tests.support.pods.pod import Pod
 
 EXEC_S = 120.0
 PROGRAM = """#!{python} -IS
@@ -124,7 +125,7 @@ class Programs:
             text = f"Forwarding from 127.0.0.1:{words[2]}\n"
             return {"text": text, "code": 0, "forward": address, "listen": int(words[2])}
         if words[0] == "exec":
-            pod = self._cluster.pod(words[1])
+            pod = self._pod(words[1])
             name = words[3] if words[2] == "-c" else pod.spec["containers"][0]["name"]
             done = pod.container(name).run(words[words.index("--") + 1 :], EXEC_S)
             return {"text": done.stdout + done.stderr, "code": done.returncode}
@@ -133,9 +134,20 @@ class Programs:
         if words[:2] == ["patch", "raycluster"] and words[3:5] == ["--type=json", "-p"]:
             self._cluster.api.rayclusters.patch(words[2], json.loads(words[5]))
             return {"text": f"raycluster.ray.io/{words[2]} patched\n", "code": 0}
-        if words[0] == "delete":
-            self._cluster.delete(words[2])
-            return {"text": f'pod "{words[2]}" deleted\n', "code": 0}
+        if words[:2] == ["patch", "secret"] and words[3] == "-p":
+            given = json.loads(words[4])["stringData"]
+            data = {key: value.encode() for key, value in given.items()}
+            self._cluster.api.put(words[2], {**self._cluster.api.data(words[2]), **data})
+            return {"text": f"secret/{words[2]} patched\n", "code": 0}
+        if words[:2] == ["delete", "secret"]:
+            del self._cluster.api.secrets[words[2]]
+            return {"text": f'secret "{words[2]}" deleted\n', "code": 0}
+        if words[:2] == ["delete", "pod"]:
+            listed = words[2] == "-l"
+            pods = self._labelled(words[3]) if listed else [self._cluster.pod(words[2])]
+            for pod in pods:
+                pod.delete()
+            return {"text": "".join(f'pod "{pod.name}" deleted\n' for pod in pods), "code": 0}
         if words[0] == "logs":
             return {"text": self._cluster.pod(words[1]).logs(), "code": 0}
         raise ValueError(f"{words[0]} is not known here")
@@ -146,6 +158,17 @@ class Programs:
             return self._cluster.api.rayclusters.objects[words[1]]
         if words[:2] != ["pods", "-l"]:
             raise ValueError(f"get {' '.join(words)} is not known here")
-        name, _, value = words[2].partition("=")
-        found = [each for each in self._cluster.pods() if each.labels.get(name) == value]
-        return {"kind": "List", "items": [object_of(each) for each in found]}
+        return {"kind": "List", "items": [object_of(each) for each in self._labelled(words[2])]}
+
+    def _labelled(self, selector: str) -> list[Pod]:
+        name, _, value = selector.partition("=")
+        return [each for each in self._cluster.pods() if each.labels.get(name) == value]
+
+    def _pod(self, named: str) -> Pod:
+        """Return a pod by its name, or the first one of deployment/NAME."""
+        kind, _, name = named.rpartition("/")
+        if not kind:
+            return self._cluster.pod(name)
+        if kind != "deployment":
+            raise ValueError(f"exec {named} is not known here")
+        return next(each for each in self._cluster.pods() if each.name.startswith(f"{name}-"))
