@@ -16,8 +16,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from baton.proto import client_pb2_grpc
 from baton.router.dispatch.active_request import ActiveRequest, OutputToken
+from baton.router.templates import template_meter
 from baton.runtime.config import RouterConfig
 from tests.support.fleet_scene import FleetScene
+from tests.support.machine_speed import slowness
 from tests.support.router_process import (
     FAST_ROUTER,
     RouterAndStub,
@@ -42,6 +44,14 @@ CORPUS = [
     "чёрная кошка спит на тёплом солнце, 吾輩は猫である。名前はまだ無い 🎉🙂",
     "def next_token(tokens): return hash(tokens) % vocabulary",
 ]
+
+
+@pytest.fixture(autouse=True)
+def long_renders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template may take as much longer as this processor does: a collection of all the objects
+    that the tests' libraries make counts as a rendering's own time."""
+    limit_s = template_meter.TIME_LIMIT_S * slowness()
+    monkeypatch.setattr(template_meter, "TIME_LIMIT_S", limit_s)
 
 
 @pytest.fixture(scope="session")

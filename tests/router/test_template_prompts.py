@@ -14,10 +14,8 @@ from baton.router.requests.chat_prompt import ChatPrompt
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import ChatRequest
 from baton.router.requests.request_parser import decode_body, parse_fields
-from baton.router.templates import template_meter
 from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime.errors import InvalidRequest
-from tests.support.machine_speed import slowness
 
 FAMILIES = Path(__file__).parent / "families"
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -119,13 +117,6 @@ def test_variables_too_deep_are_refused() -> None:
         request(chat_template_kwargs={"x": deep})
 
 
-@pytest.fixture
-def long_renders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A template may take as much longer as this processor does."""
-    limit_s = template_meter.TIME_LIMIT_S * slowness()
-    monkeypatch.setattr(template_meter, "TIME_LIMIT_S", limit_s)
-
-
 @pytest.mark.parametrize("text", ["", "a", "é\n"])
 async def test_reversed_text_is_rendered_at_any_length(text: str) -> None:
     template = "{{ messages[0].content[::-1] }}{{ messages[1:][::-1] | length }}{{ [][::-1] }}"
@@ -133,7 +124,6 @@ async def test_reversed_text_is_rendered_at_any_length(text: str) -> None:
     assert await prompt_of(template, messages=chat) == text[::-1] + "0[]"
 
 
-@pytest.mark.usefixtures("long_renders")
 async def test_the_loop_goes_on_beside_a_long_chat() -> None:
     chat = [ASKED, {"role": "assistant", "content": "x"}] * 100
     slow = "{% for m in messages %}{% for i in range(2000) %}{% endfor %}{{ m.role }}{% endfor %}"
@@ -151,7 +141,6 @@ async def test_the_loop_goes_on_beside_a_long_chat() -> None:
     assert text == "userassistant" * 100 and beats > 5
 
 
-@pytest.mark.usefixtures("long_renders")
 async def test_a_long_chat_that_ends_leaves_the_thread_to_the_next() -> None:
     loops = "{% for j in range(9) %}{% for i in range(50000) %}{% endfor %}{% endfor %}"
     template = ChatTemplate(loops + "{{ messages[0].role }}", {})
