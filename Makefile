@@ -71,7 +71,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_WAIT_POLICY := passive
 export GOMP_SPINCOUNT := 0
 
-.PHONY: help install clients demo test nightly check format proto settings dashboards locks models ship faults chaos soak bench gpu wheels clean
+.PHONY: help install clients demo test nightly check types texts format proto settings dashboards locks models ship faults chaos soak bench gpu wheels clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -133,10 +133,15 @@ nightly: $(STAMP) clients $(LARGE_CLIENTS:%=%/.installed) ## slow, repeated and 
 	$(PYTEST) -rs -m nightly $(FLEETS) || result=$$?; \
 	exit $$result
 
-check: $(STAMP) $(LINKS) ## format, lint, types, architecture, words, generated code, targets of mutations, reasons
+check: $(STAMP) ## format, lint, types, architecture, words, generated code, targets of mutations, reasons
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync types texts
+
+types: $(STAMP) $(LINKS)
 	$(BIN)/mypy $(PACKAGES:%=-p baton.%) -p chaos -p benchmarks -p tests.support
+
+texts: $(STAMP)
 	$(BIN)/python -P -m pytest -q $(CHECKED)
 
 format: $(STAMP) ## put the code into its format
