@@ -1,8 +1,8 @@
 """The HTTP API as an OpenAPI document, made from the models that validate requests.
 
 pydantic describes the requests, from `openai_schema.py`, so the document cannot promise a field
-that is refused. The answers are described here. Knows no router. State: what
-pydantic said.
+that is refused; answer_schemas.py describes the answers. Knows no router. State: what pydantic
+said.
 """
 
 from __future__ import annotations
@@ -13,6 +13,14 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from baton.router.http_frontend.answer_schemas import (
+    COMPONENTS,
+    TEXT,
+    Schema,
+    list_of,
+    reference,
+    shape,
+)
 from baton.router.http_frontend.routes import CHAT_PATH, COMPLETION_PATH, EXPLAIN
 from baton.router.requests.deadline import HEADER
 from baton.router.requests.openai_schema import (
@@ -24,7 +32,6 @@ from baton.router.requests.openai_schema import (
 from baton.router.requests.schema_body import Body
 
 OPENAPI_PATH = "/openapi.json"
-Schema = dict[str, Any]
 _BODIES: dict[str, type[Body]] = {
     CHAT_PATH: ChatRequest,
     COMPLETION_PATH: CompletionRequest,
@@ -33,14 +40,11 @@ _BODIES: dict[str, type[Body]] = {
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
-_TEXT: Schema = {"type": "string"}
 _EVENT: Schema = {  # of a stream
     "type": "object",
     "properties": {"data": {"type": "string", "description": "a chunk as JSON, or [DONE]"}},
     "required": ["data"],
 }
-_COUNT: Schema = {"type": "integer", "minimum": 0}
-_NULL: Schema = {"type": "null"}
 _ABOUT = (
     "Fields that are not named here are refused by name, unless they change nothing: a null, or a "
     "value of OpenAI's or vLLM's APIs that has no effect on the answer. Requests that do not fit "
@@ -64,15 +68,14 @@ _ERRORS = {
 def openapi_document(model: str, version: str, needs_key: bool) -> Schema:
     """Return the document of a router that serves `model`."""
     bodies, definitions = deepcopy(_requests())
-    components = {**definitions, **_ANSWERS}
-    for shape in _BODIES.values():
-        found = components[shape.__name__]["properties"]["model"]
+    components = {**definitions, **COMPONENTS}
+    for body in _BODIES.values():
+        found = components[body.__name__]["properties"]["model"]
         for schema in found.get("anyOf", [found]):
             if schema["type"] == "string":
                 schema["enum"] = [model]  # the only one that is served
     paths = {
-        path: {"post": _operation(path, components, bodies[shape])}
-        for path, shape in _BODIES.items()
+        path: {"post": _operation(path, components, bodies[body])} for path, body in _BODIES.items()
     }
     for path, (about, answer, statuses) in _READABLE.items():
         paths[path] = {"get": _reading(path, about, answer, statuses)}
@@ -122,7 +125,7 @@ def _operation(path: str, components: Schema, body: Schema) -> Schema:
 
 
 def _reading(path: str, about: str, answer: Schema, statuses: tuple[str, ...]) -> Schema:
-    kind = "application/json" if answer is not _TEXT else "text/plain"
+    kind = "application/json" if answer is not TEXT else "text/plain"
     operation: Schema = {
         "operationId": path.removeprefix("/v1").strip("/").replace("/", "_").rstrip("}"),
         "summary": about,
@@ -133,14 +136,12 @@ def _reading(path: str, about: str, answer: Schema, statuses: tuple[str, ...]) -
     }
     if "{name}" in path:
         operation["operationId"] = "model"
-        operation["parameters"] = [
-            {"name": "name", "in": "path", "required": True, "schema": _TEXT}
-        ]
+        operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": TEXT}]
     return operation
 
 
 def _errors(statuses: Any) -> Schema:
-    schema = {"$ref": "#/components/schemas/Error"}
+    schema = reference("Error")
     return {
         status: {
             "description": _ERRORS[status],
@@ -148,23 +149,6 @@ def _errors(statuses: Any) -> Schema:
         }
         for status in statuses
     }
-
-
-def _object(required: Schema, optional: Schema | None = None) -> Schema:
-    properties = {**required, **(optional or {})}
-    return {"type": "object", "properties": properties, "required": [*required]}
-
-
-def _list(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
-
-
-def _either(*schemas: Schema) -> Schema:
-    return {"anyOf": [*schemas]}
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _without_titles(value: Any) -> Any:
@@ -180,94 +164,26 @@ def _without_titles(value: Any) -> Any:
     }
 
 
-_FINISH = _either({"enum": ["stop", "length", "tool_calls"]}, _NULL)
-_CALL = _object(
-    {
-        "id": _TEXT,
-        "type": {"const": "function"},
-        "function": _object({"name": _TEXT, "arguments": _TEXT}),
-    }
-)
-_USAGE = _object(
-    {"prompt_tokens": _COUNT, "completion_tokens": _COUNT, "total_tokens": _COUNT},
-    {
-        "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
-        "completion_tokens_details": _object(
-            {"accepted_prediction_tokens": _COUNT, "rejected_prediction_tokens": _COUNT}
-        ),
-    },
-)
-_HEAD: Schema = {"id": _TEXT, "created": _COUNT, "model": _TEXT}
-_MESSAGE = _object(
-    {"role": {"const": "assistant"}, "content": _either(_TEXT, _NULL)},
-    {"tool_calls": _list(_CALL)},
-)
-_ANY: Schema = {}
-_ANSWERS: Schema = {
-    "Error": _object(
-        {
-            "error": _object(
-                {
-                    "message": _TEXT,
-                    "type": _TEXT,
-                    "param": _either(_TEXT, _NULL),
-                    "code": _either(_TEXT, _NULL),
-                }
-            )
-        }
-    ),
-    "ChatCompletion": _object(
-        {
-            **_HEAD,
-            "object": {"const": "chat.completion"},
-            "choices": _list(
-                _object({"index": _COUNT, "message": _MESSAGE, "finish_reason": _FINISH})
-            ),
-            "usage": _USAGE,
-        }
-    ),
-    "Completion": _object(
-        {
-            **_HEAD,
-            "object": {"const": "text_completion"},
-            "choices": _list(_object({"index": _COUNT, "text": _TEXT, "finish_reason": _FINISH})),
-            "usage": _USAGE,
-        }
-    ),
-    "Tokens": _object({"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT)}),
-    "Text": _object({"prompt": _TEXT}),
-    "Model": _object(
-        {
-            "id": _TEXT,
-            "object": {"const": "model"},
-            "created": _COUNT,
-            "owned_by": _TEXT,
-            "max_model_len": _COUNT,
-        }
-    ),
-    "Models": _object({"object": {"const": "list"}, "data": _list(_ref("Model"))}),
-    "Ready": _object({"status": {"const": "ready"}, "workers": {"type": "object"}}),
-}
-_EXPLANATION = _object({"prompts": {"type": "array", "items": {"type": "object"}}})
-_TRACES = _object({"traces": {"type": "array", "items": {"type": "object"}}})
+_EXPLANATION = shape({"prompts": list_of({"type": "object"})})
+_TRACES = shape({"traces": list_of({"type": "object"})})
 _POSTED: dict[str, tuple[str, Schema]] = {
-    CHAT_PATH: ("the model's answer to a chat", _ref("ChatCompletion")),
-    COMPLETION_PATH: ("the model's continuation of a prompt", _ref("Completion")),
+    CHAT_PATH: ("the model's answer to a chat", reference("ChatCompletion")),
+    COMPLETION_PATH: ("the model's continuation of a prompt", reference("Completion")),
     CHAT_PATH + EXPLAIN: ("where a chat would be computed, and why", _EXPLANATION),
     COMPLETION_PATH + EXPLAIN: ("where a prompt would be computed, and why", _EXPLANATION),
-    "/tokenize": ("the token ids of a prompt or a chat", _ref("Tokens")),
-    "/detokenize": ("the text of token ids", _ref("Text")),
+    "/tokenize": ("the token ids of a prompt or a chat", reference("Tokens")),
+    "/detokenize": ("the text of token ids", reference("Text")),
 }
 _READABLE: dict[str, tuple[str, Schema, tuple[str, ...]]] = {
-    "/v1/models": ("the served model", _ref("Models"), ()),
-    "/v1/models/{name}": ("one model", _ref("Model"), ("404",)),
+    "/v1/models": ("the served model", reference("Models"), ()),
+    "/v1/models/{name}": ("one model", reference("Model"), ("404",)),
     "/tokenizer_info": ("special tokens, chat template and context", {"type": "object"}, ()),
-    "/livez": ("the process answers", _object({"status": {"const": "alive"}}), ()),
-    "/health": ("requests can be served", _ref("Ready"), ()),
-    "/readyz": ("requests can be served", _ref("Ready"), ()),
-    "/metrics": ("Prometheus' metrics", _TEXT, ()),
+    "/livez": ("the process answers", shape({"status": {"const": "alive"}}), ()),
+    "/health": ("requests can be served", reference("Ready"), ()),
+    "/readyz": ("requests can be served", reference("Ready"), ()),
+    "/metrics": ("Prometheus' metrics", TEXT, ()),
     "/trace/{request_id}": ("where the time of a request went", {"type": "object"}, ("404",)),
     "/traces": ("the slowest requests or the newest", _TRACES, ("400",)),
-    "/version": ("the router's version", _object({"version": _TEXT}), ()),
+    "/version": ("the router's version", shape({"version": TEXT}), ()),
     OPENAPI_PATH: ("this document", {"type": "object"}, ()),
 }

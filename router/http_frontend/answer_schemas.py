@@ -1,0 +1,139 @@
+"""What the answers of the HTTP API hold, as JSON Schemas: the components of the OpenAPI document.
+
+A field that an answer holds only if the request asked for it is not required. Knows no route.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+
+def shape(required: Schema, optional: Schema | None = None) -> Schema:
+    """Return the schema of an object with these properties."""
+    properties = {**required, **(optional or {})}
+    return {"type": "object", "properties": properties, "required": [*required]}
+
+
+def reference(name: str) -> Schema:
+    """Return the schema that refers to a component."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def list_of(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+TEXT: Schema = {"type": "string"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_LOGPROB: Schema = {"type": "number"}
+_NULL: Schema = {"type": "null"}
+_FINISH = _or_null({"enum": ["stop", "length", "tool_calls"]})
+_CALL = shape(
+    {
+        "id": TEXT,
+        "type": {"const": "function"},
+        "function": shape({"name": TEXT, "arguments": TEXT}),
+    }
+)
+_USAGE = shape(
+    {"prompt_tokens": _COUNT, "completion_tokens": _COUNT, "total_tokens": _COUNT},
+    {
+        "prompt_tokens_details": shape({"cached_tokens": _COUNT}),
+        "completion_tokens_details": shape(
+            {"accepted_prediction_tokens": _COUNT, "rejected_prediction_tokens": _COUNT}
+        ),
+    },
+)
+_HEAD: Schema = {"id": TEXT, "created": _COUNT, "model": TEXT}
+_MESSAGE = shape(
+    {"role": {"const": "assistant"}, "content": _or_null(TEXT), "refusal": _NULL},
+    {"reasoning_content": TEXT, "tool_calls": list_of(_CALL)},
+)
+_TOKEN: Schema = {"token": TEXT, "logprob": _LOGPROB, "bytes": list_of(_COUNT)}
+_CHAT_LOGPROBS = shape(
+    {
+        "content": list_of(shape({**_TOKEN, "top_logprobs": list_of(shape(_TOKEN))})),
+        "refusal": _NULL,
+    }
+)
+_COMPLETION_LOGPROBS = shape(
+    {
+        "tokens": list_of(TEXT),
+        "token_logprobs": list_of(_or_null(_LOGPROB)),
+        "top_logprobs": list_of(
+            _or_null({"type": "object", "additionalProperties": _or_null(_LOGPROB)})
+        ),
+        "text_offset": list_of(_COUNT),
+    }
+)
+_TOKEN_IDS: Schema = {"token_ids": list_of(_COUNT)}  # with `return_token_ids`
+_RANKED = shape({"logprob": _LOGPROB, "rank": _COUNT, "decoded_token": TEXT})
+_OF_PROMPT: Schema = {  # with `return_token_ids` and `prompt_logprobs`
+    "prompt_token_ids": list_of(_COUNT),
+    "prompt_logprobs": list_of(_or_null({"type": "object", "additionalProperties": _RANKED})),
+}
+COMPONENTS: Schema = {
+    "Error": shape(
+        {
+            "error": shape(
+                {"message": TEXT, "type": TEXT, "param": _or_null(TEXT), "code": _or_null(TEXT)}
+            )
+        }
+    ),
+    "ChatCompletion": shape(
+        {
+            **_HEAD,
+            "object": {"const": "chat.completion"},
+            "choices": list_of(
+                shape(
+                    {
+                        "index": _COUNT,
+                        "message": _MESSAGE,
+                        "logprobs": _or_null(_CHAT_LOGPROBS),
+                        "finish_reason": _FINISH,
+                    },
+                    _TOKEN_IDS,
+                )
+            ),
+            "usage": _USAGE,
+        },
+        _OF_PROMPT,
+    ),
+    "Completion": shape(
+        {
+            **_HEAD,
+            "object": {"const": "text_completion"},
+            "choices": list_of(
+                shape(
+                    {
+                        "index": _COUNT,
+                        "text": TEXT,
+                        "logprobs": _or_null(_COMPLETION_LOGPROBS),
+                        "finish_reason": _FINISH,
+                    },
+                    {**_TOKEN_IDS, **_OF_PROMPT},
+                )
+            ),
+            "usage": _USAGE,
+        }
+    ),
+    "Tokens": shape({"count": _COUNT, "max_model_len": _COUNT, "tokens": list_of(_COUNT)}),
+    "Text": shape({"prompt": TEXT}),
+    "Model": shape(
+        {
+            "id": TEXT,
+            "object": {"const": "model"},
+            "created": _COUNT,
+            "owned_by": TEXT,
+            "max_model_len": _COUNT,
+        }
+    ),
+    "Models": shape({"object": {"const": "list"}, "data": list_of(reference("Model"))}),
+    "Ready": shape({"status": {"const": "ready"}, "workers": {"type": "object"}}),
+}
