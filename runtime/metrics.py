@@ -55,7 +55,7 @@ PYTHON_BLOCKS = gauge(
 
 REQUESTS = counter(
     "baton_requests_total",
-    "Requests ended, by how: finished, failed, cancelled, or refused before any work.",
+    "Requests ended, by how: finished, failed, cancelled, or refused before any token.",
     "outcome", ("finished", "failed", "cancelled", "refused"),
 )  # fmt: skip
 FINISHED_CHOICES = counter(

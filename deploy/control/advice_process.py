@@ -32,6 +32,7 @@ from baton.runtime.errors import BatonError, ConfigError
 from baton.simulation.capacity.advice_text import advice_json, advice_table
 from baton.simulation.capacity.live_advice import FleetAdvice, MeasuredFleet, advise
 
+ANSWER_S = 10.0  # of a busy worker: no turn of a controller waits for it
 PERIOD_S = 60.0  # from the end of one advice to the next reading
 
 log = logs.get(__name__)
@@ -41,7 +42,7 @@ class Adviser:
     """Reads one cluster and its routers. `close` ends the connections to workers."""
 
     def __init__(self, cluster: Cluster, routers: Sequence[RouterAdmin], slo: SloConfig) -> None:
-        self._reports = FleetReports(cluster, time.monotonic)
+        self._reports = FleetReports(cluster, time.monotonic, ANSWER_S)
         self._routers = routers
         self._slo = slo
 

@@ -2,8 +2,8 @@
 
     registry ─▶ newest boot of each worker ─ Status, all at once ─▶ FleetSample
 
-A worker that does not answer within ANSWER_TIMEOUT_S is in the sample as unreachable. Connections
-are kept from one reading to the next. Owned by the role controller's loop; changes nothing.
+A worker that does not answer in time is in the sample as unreachable. Connections are kept from
+one reading to the next. Owned by the event loop of the command that reads; changes nothing.
 """
 
 from __future__ import annotations
@@ -31,11 +31,15 @@ log = logs.get(__name__)
 
 
 class FleetReports:
-    """`clock` returns seconds, as the controller counts them. `close` ends its connections."""
+    """`clock` returns seconds, as the controller counts them; `answer_s` is how long a worker may
+    take to answer. `close` ends its connections."""
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, cluster: Cluster, clock: Callable[[], float], answer_s: float = ANSWER_TIMEOUT_S
+    ) -> None:
         self.cluster = cluster
         self._clock = clock
+        self._answer_s = answer_s
         self._tls = Tls(cluster.security) if cluster.security.tls == "on" else None
         self._registry: RegistryClient | None = None
         self._channels: dict[str, grpc.aio.Channel] = {}  # by boot id
@@ -92,7 +96,7 @@ class FleetReports:
         boot = Target(self.cluster, record).boot()
         terms = {
             "metadata": credentials(self.cluster.secrets.token),
-            "timeout": ANSWER_TIMEOUT_S,
+            "timeout": self._answer_s,
         }
         try:
             answer = await stub.Status(control_pb2.StatusRequest(worker=boot, term=term), **terms)

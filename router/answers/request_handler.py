@@ -137,7 +137,7 @@ class RequestHandler:
             outcome = "cancelled"
             raise
         except BatonError as caught:
-            outcome, error = _outcome(caught), caught
+            outcome, error = self._outcome(caught), caught
             raise
         except Exception as caught:  # of any kind: it is counted, and raised again
             error = caught
@@ -286,6 +286,15 @@ class RequestHandler:
         first_s = min(self._first_s.values()) - self._arrival_s
         return RequestTimes(duration_s, first_s, max(means_s, default=None))
 
+    def _outcome(self, error: BatonError) -> str:
+        """Return how the request ended. Once a token of its answer is there, every other error
+        fails it: the answer breaks off."""
+        if isinstance(error, Cancelled):
+            return "cancelled"
+        begun = self._active_request is not None and self._active_request.begun
+        refusal = isinstance(error, InvalidRequest | Overloaded) or type(error) is Unavailable
+        return "refused" if refusal and not begun else "failed"
+
     def _note_end(self, outcome: str, started_s: float, error: Exception | None) -> None:
         if outcome == "refused" and isinstance(error, BatonError):
             count_refusal(error)
@@ -356,11 +365,3 @@ class RequestHandler:
                 standard[tracing.ERROR_TYPE] = type(error).__name__
             contexts = self._context, self._client_context
             export_trace(trace, *contexts, kept, ended_wall_s, standard)
-
-
-def _outcome(error: BatonError) -> str:
-    if isinstance(error, Cancelled):
-        return "cancelled"
-    if isinstance(error, InvalidRequest | Overloaded) or type(error) is Unavailable:
-        return "refused"
-    return "failed"

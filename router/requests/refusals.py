@@ -32,7 +32,7 @@ _REASONS: tuple[tuple[type[BatonError], str], ...] = (  # a class before its par
 
 
 def count_refusal(error: BatonError) -> None:
-    """Count a request that ends before any work, and the reason."""
+    """Count a request that ends before any token, and the reason."""
     metrics.REQUESTS.labels("refused").inc()
     metrics.REFUSALS.labels(refusal_reason(error)).inc()
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from baton.deploy.cli.main import main
-from baton.deploy.control import advice_process, fleet_reports
-from baton.deploy.control.advice_process import Adviser
+from baton.deploy.control import advice_process
+from baton.deploy.control.advice_process import ANSWER_S, Adviser
 from baton.deploy.control.orders import Cluster, cluster_at
 from baton.deploy.control.router_admin import ADVICE_PATH, RouterAdmin
 from baton.deploy.host.cluster_secrets import ClusterSecrets
@@ -114,7 +114,7 @@ def admin() -> Iterator[AdminStub]:
 
 @pytest.fixture
 def cluster(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setattr(fleet_reports, "ANSWER_TIMEOUT_S", ANSWER_TIMEOUT_S * slowness())
+    monkeypatch.setattr(advice_process, "ANSWER_S", ANSWER_S * slowness())
     with served_control(instance.folder / "tls") as server:
         audit = json.loads(server.status.audit)
         server.status.audit = json.dumps(audit | {"work": WORK}).encode()
@@ -135,6 +135,20 @@ async def test_advice_is_of_the_worker_and_the_traces(cluster: Cluster, admin: A
     assert fleet.layout.colocated == 1 and len(fleet.requests) == 40
     assert advice.measured.ttft_s == pytest.approx(0.1)
     assert advice.trusted and advice.now.times.ttft_s == pytest.approx(0.1, rel=0.2)
+
+
+async def test_a_busy_worker_gets_more_time_for_advice(
+    cluster: Cluster, admin: AdminStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than a controller's turn waits: the limit of advice is its own."""
+    assert ANSWER_S > ANSWER_TIMEOUT_S
+    monkeypatch.setattr(advice_process, "ANSWER_S", 0.0)  # none can answer so soon
+    adviser = Adviser(cluster, [RouterAdmin(admin.url, KEY)], SloConfig(0.5, 0.05))
+    try:
+        with pytest.raises(ConfigError, match="no decode worker answers"):
+            await adviser.read()
+    finally:
+        await adviser.close()
 
 
 async def test_advice_is_posted_to_each_console(

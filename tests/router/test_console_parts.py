@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from baton.proto import worker_pb2
+from baton.router.console.console_app import page_files
 from baton.router.console.fault_log import MAX_EVENTS, FaultLog, read_counts
 from baton.router.console.latency_history import (
     FIELDS,
@@ -19,7 +21,7 @@ from baton.router.console.latency_history import (
 from baton.router.console.prefix_tree import prefix_tree
 from baton.router.console.worker_rows import state_of
 from baton.router.fleet.recent_prompts import MAX_BLOCKS, MAX_PROMPTS, RecentPrompts
-from baton.runtime import metrics
+from baton.runtime import metric_factory, metrics
 
 BOUNDS = (0.1, 0.2, float("inf"))
 
@@ -200,3 +202,11 @@ def test_recent_prompts_are_bounded() -> None:
     kept = list(recent)
     assert len(kept) == MAX_PROMPTS and {len(each) for each in kept} == {MAX_BLOCKS}
     assert kept[-1][0] == bytes([MAX_PROMPTS + 4])
+
+
+def test_each_reason_of_a_local_prefill_has_a_remedy() -> None:
+    """In the page's warning, as in `baton doctor`: it shows the reason that is counted most."""
+    script = page_files()["/overview.js"].body.decode()
+    (remedies,) = re.findall(r"^const REMEDIES = \{\n(.*?)^\};$", script, re.DOTALL | re.MULTILINE)
+    named = re.findall(r'^  (\w+): "[^"]+",$', remedies, re.MULTILINE)
+    assert sorted(named) == sorted(metric_factory.LOCAL_REASONS)

@@ -268,6 +268,15 @@ async def test_a_failure_at_a_worker_is_the_status(grpc_router: StartGrpcRouter)
         assert error.code() is CODE.INTERNAL and "told to fail" not in error.details()
 
 
+async def test_an_answer_that_breaks_off_has_failed(grpc_router: StartGrpcRouter) -> None:
+    async with grpc_router() as (running, stub):
+        running.workers["decode-0"].fail_at = {3: ("Unavailable", False)}
+        failed_before, refused_before = count("failed"), count("refused")
+        error = await refused(stub.Generate(prompted()))
+        assert error.code() is CODE.UNAVAILABLE
+        assert (count("failed"), count("refused")) == (failed_before + 1, refused_before)
+
+
 async def test_a_bug_tells_nothing_of_the_inside(
     grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

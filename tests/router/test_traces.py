@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from baton.proto import client_pb2
+from baton.runtime import metrics
 from baton.runtime.telemetry import tracing
+from tests.support.metric_values import metric_value
 from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter
 from tests.support.waiting import eventually
 
@@ -54,8 +57,6 @@ async def test_the_phases_of_a_request_add_up(router: StartRouter, stream: bool)
 
 
 async def test_a_grpc_call_has_a_trace(grpc_router: StartGrpcRouter) -> None:
-    from baton.proto import client_pb2
-
     async with grpc_router() as (running, stub):
         call = stub.Generate(client_pb2.GenerateRequest(model="tiny", prompt="the", max_tokens=2))
         assert [reply async for reply in call]
@@ -109,6 +110,33 @@ async def test_a_request_without_an_answer_has_no_time_to_it(router: StartRouter
         found = await trace_of(running, reply)
         assert found["ttft_s"] is None and found["outcome"] == "failed" and found["path"]
         assert (await running.http.get("/traces?slow=5")).json() == {"traces": []}
+
+
+def ended(outcome: str) -> float:
+    return metric_value(metrics.REQUESTS.labels(outcome))
+
+
+@pytest.mark.parametrize(("code", "stream"), [("Overloaded", True), ("Unavailable", False)])
+async def test_an_answer_that_breaks_off_has_failed(
+    router: StartRouter, code: str, stream: bool
+) -> None:
+    async with router() as running:
+        running.workers["decode-0"].fail_at = {3: (code, False)}
+        failed, refused = ended("failed"), ended("refused")
+        reply = await running.complete(max_tokens=9, stream=stream)
+        assert code.lower() in reply.text and (reply.status_code == 200) is stream
+        found = await trace_of(running, reply)  # it is stored after the error was sent
+    assert (ended("failed"), ended("refused")) == (failed + 1, refused)
+    assert (found["outcome"], found["kept"]) == ("failed", ["failed"])
+    assert found["output_tokens"] == 3
+
+
+async def test_an_error_before_the_first_token_is_a_refusal(router: StartRouter) -> None:
+    async with router() as running:
+        running.workers["decode-0"].fail_at = {0: ("Overloaded", False)}
+        failed, refused = ended("failed"), ended("refused")
+        assert (await running.complete(max_tokens=9)).status_code == 503
+        assert (ended("failed"), ended("refused")) == (failed, refused + 1)
 
 
 async def test_a_key_sees_its_own_requests_alone(router: StartRouter) -> None:

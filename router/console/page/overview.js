@@ -9,6 +9,8 @@ const REMEDIES = {
   short: "handoffs would take longer than these prompts",
   cached: "decode workers hold the prompts' prefixes",
   cheaper: "local prefill costs less: “Explain its placement” in the playground shows the costs",
+  alone: "these requests were in steps that hung, and run alone: the router's log has “worker hung”",
+  no_prefill_worker: "no prefill worker was linked when they were placed: send requests again",
   incompatible: "prefill and decode workers differ in model, dtype or pool settings",
   too_large: "prompts do not fit into the prefill workers' pools",
   left: "prefill workers drain or restart",
