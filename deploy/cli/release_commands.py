@@ -61,7 +61,8 @@ def add_release(commands: Any) -> None:
     leave = add_command(
         steps,
         "leave",
-        "drain the workers that `baton fleet` keeps on this node, before the node ends",
+        "drain the workers that `baton fleet` keeps on this node, which starts none until it joins "
+        "again or restarts",
         _leave,
     )
     leave.add_argument(
@@ -69,6 +70,10 @@ def add_release(commands: Any) -> None:
         help="time limit until they have ended",
     )  # fmt: skip
     add_settings(leave)
+    join = add_command(
+        steps, "join", "let this node start workers again, after `baton release leave`", _join
+    )
+    add_settings(join)
     _add_replace(steps)
 
 
@@ -106,6 +111,12 @@ def _leave(options: argparse.Namespace) -> None:
     cluster = config_of(options).registry.cluster
     if not leave(cluster, os.environ, time.monotonic() + options.within):
         raise Unavailable(f"a worker has not ended within {options.within:g} s: see its log")
+
+
+def _join(options: argparse.Namespace) -> None:
+    from baton.deploy.nodes.node_folder import join
+
+    join(config_of(options).registry.cluster, os.environ)
 
 
 def _replace(options: argparse.Namespace) -> None:

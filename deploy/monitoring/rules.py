@@ -18,6 +18,7 @@ _MET, _FAILED = 'outcome="met"', 'outcome="failed"'
 _DISAGGREGATED = 'decision="disaggregated"'
 _PREFILL, _DECODE = 'peer="prefill"', 'peer="decode"'
 _DECODE_ROLE, _ROUTER_ROLE = 'role="decode"', 'role="router"'
+_PREFILL_ROLE = 'role="prefill"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,8 @@ RECORDINGS = (
 )
 
 _DECISIONS = "baton_disaggregation_decisions_total"
+_READY_PREFILL = series("baton_fleet_ready_workers", _PREFILL_ROLE)
+_READY_DECODE = series("baton_fleet_ready_workers", _DECODE_ROLE)
 ALERTS = (
     Alert(
         name="BatonNoRouter",
@@ -147,12 +150,25 @@ ALERTS = (
     ),
     Alert(
         name="BatonNoReadyDecodeWorker",
-        expr=f"sum(max by (instance) ({series('baton_fleet_ready_workers', _DECODE_ROLE)})) == 0"
+        expr=f"sum(max by (instance) ({_READY_DECODE})) == 0"
         f" and sum({series('baton_links', _DECODE)}) > 0",
         lasts="1m",
         severity="critical",
         summary="Decode workers are linked, and none takes work; requests get 503.",
         runbook='docs/operations.md, "A worker is red or restarts"',
+    ),
+    Alert(  # a fleet without prefill workers has had none for a day
+        name="BatonPrefillWorkersLost",
+        expr=f"(max by (instance) ({_READY_PREFILL}) == 0"
+        f" and on () max(max_over_time({_READY_PREFILL}[1d])) > 0"
+        f" or max by (instance) ({_READY_PREFILL})"
+        f" < 0.5 * max by (instance) ({series('baton_links', _PREFILL)}))"
+        f" and max by (instance) ({_READY_DECODE}) > 0",
+        lasts="5m",
+        severity="warning",
+        summary="A router has no prefill worker left, or most of those linked take no work; decode "
+        "workers compute prompts.",
+        runbook='docs/operations.md, "The first token comes late"',
     ),
     Alert(
         name="BatonProcessRestarts",
@@ -186,6 +202,15 @@ ALERTS = (
         severity="warning",
         summary="Workers that the controller asked for do not get ready; it asks for no more.",
         runbook='docs/operations.md, "Workers do not get ready"',
+    ),
+    Alert(
+        name="BatonControllerLeaderless",
+        expr=f"max by (job) ({series('baton_controller_leads')}) == 0"
+        f" and max by (job) ({series('baton_controller_acts')}) == 1",
+        lasts="5m",
+        severity="warning",
+        summary="No role controller leads: roles and number of workers stay as they are.",
+        runbook='docs/operations.md, "The controller changes no role"',
     ),
     Alert(
         name="BatonRayDown",

@@ -42,8 +42,9 @@ def node_folder(cluster: str, environ: Mapping[str, str]) -> Path:
 
 
 def leave(cluster: str, environ: Mapping[str, str], deadline_s: float) -> bool:
-    """Drain the workers of this node, which starts none before its machine or container starts
-    again; whether they had ended at `deadline_s` of the monotonic clock. Raises ConfigError."""
+    """Drain the workers of this node, which starts none before `join`, or before its machine or
+    container starts again; whether they had ended at `deadline_s` of the monotonic clock. Raises
+    ConfigError."""
     folder = node_folder(cluster, environ)
     write_private(folder / LEAVING, _machine_start())
     for lock in folder.glob("*.lock"):
@@ -51,8 +52,13 @@ def leave(cluster: str, environ: Mapping[str, str], deadline_s: float) -> bool:
     return wait_unkept(folder, deadline_s)
 
 
+def join(cluster: str, environ: Mapping[str, str]) -> None:
+    """Let this node start workers again after `leave`. Raises ConfigError."""
+    (node_folder(cluster, environ) / LEAVING).unlink(missing_ok=True)
+
+
 def is_leaving(folder: Path) -> bool:
-    """Whether `leave` was called since the machine or container started."""
+    """Whether `leave` was called since the machine or container started, and no `join` after it."""
     try:
         return (folder / LEAVING).read_text() == _machine_start()
     except FileNotFoundError:

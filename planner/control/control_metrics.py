@@ -56,3 +56,6 @@ OVERDUE_WORKERS = gauge(
 CONTROL_LEADS = gauge(
     "baton_controller_leads", "Whether this role controller is the one that acts."
 )
+CONTROL_ACTS = gauge(
+    "baton_controller_acts", "Whether this role controller has --act, so that it may lead."
+)

@@ -90,6 +90,7 @@ class RoleLoop:
     async def tick(self) -> Decision | None:
         """Read, decide and act once. Return the decision; None before the first reading."""
         leads = self._acts and await self._lead()
+        control_metrics.CONTROL_ACTS.set(self._acts)
         control_metrics.CONTROL_LEADS.set(leads)
         if not leads and self._sizes is not None:
             self._sizes.rest()

@@ -141,6 +141,9 @@ ROUTER = 'baton_links{job="b",instance="router",peer="prefill"}'
 
 
 READY = 'baton_fleet_ready_workers{job="b",instance="router",role="decode"}'
+READY_PREFILL = READY.replace("decode", "prefill")
+CONTROLLER = 'baton_controller_{1}{{job="b",instance="{0}"}}'
+BOTH_ACT = {CONTROLLER.format(each, "acts"): "1x60" for each in ("a", "b")}
 STARTED = 'process_start_time_seconds{job="b",instance="d"}'
 REGISTRY = 'baton_registry_up{{job="b",instance="{0}"}}'
 DRIVER = 'baton_{0}_workers{{job="b",instance="f",role="decode"}}'
@@ -149,7 +152,7 @@ HANDOFF = 'baton_oldest_handoff_seconds{job="b",instance="d",state="offered"}'
 QUARANTINE = 'baton_quarantined_blocks{job="b",instance="d"}'
 PAIRS = 'baton_degraded_pairs{job="b",instance="d"}'
 OVERDUE = 'baton_overdue_workers{{job="b",instance="{0}",reason="{1}"}}'
-OF_WORKER = {"instance": "d"}
+OF_WORKER, OF_ROUTER = {"instance": "d"}, {"instance": "router"}
 ROLE = 'baton_role{{job="b",instance="{0}",role="{1}"}}'
 WORKER_STAYS = {ROLE.format("d", "decode"): "1x60", ROLE.format("d", "router"): "0x60"}
 
@@ -215,6 +218,33 @@ CASES = {
         {ROUTER.replace("prefill", "decode"): "2x60", READY: "1x60"},
         fires=False,
     ),
+    "prefill_lost": alert_case(
+        "BatonPrefillWorkersLost",
+        {READY_PREFILL: "2x10 0x50", READY: "2x60", ROUTER: "2x10 0x50"},
+        fires=True,
+        labels=OF_ROUTER,
+    ),
+    "most_prefill_red": alert_case(
+        "BatonPrefillWorkersLost",
+        {READY_PREFILL: "3x10 1x50", READY: "2x60", ROUTER: "3x60"},
+        fires=True,
+        labels=OF_ROUTER,
+    ),
+    "one_prefill_red": alert_case(
+        "BatonPrefillWorkersLost",
+        {READY_PREFILL: "2x10 1x50", READY: "2x60", ROUTER: "2x60"},
+        fires=False,
+    ),
+    "never_prefill": alert_case(
+        "BatonPrefillWorkersLost",
+        {READY_PREFILL: "0x60", READY: "2x60", ROUTER: "0x60"},
+        fires=False,
+    ),
+    "both_roles_lost": alert_case(
+        "BatonPrefillWorkersLost",
+        {READY_PREFILL: "2x10 0x50", READY: "2x10 0x50", ROUTER: "2x10 0x50"},
+        fires=False,
+    ),
     "restarts": alert_case(
         "BatonProcessRestarts", {STARTED: "1x20 2x4 3x4 4x30"}, fires=True, labels=OF_WORKER
     ),
@@ -233,6 +263,24 @@ CASES = {
     ),
     "none_overdue": alert_case(
         "BatonWorkersOverdue", {OVERDUE.format("a", "image"): "1x20 0x40"}, fires=False
+    ),
+    "leaderless": alert_case(
+        "BatonControllerLeaderless",
+        BOTH_ACT | {CONTROLLER.format("a", "leads"): "1x10 0x50"},
+        fires=True,
+        labels={"job": "b"},
+    ),
+    "another_leads": alert_case(
+        "BatonControllerLeaderless",
+        BOTH_ACT
+        | {CONTROLLER.format("a", "leads"): "1x38 0x20"}
+        | {CONTROLLER.format("b", "leads"): "0x39 1x20"},
+        fires=False,
+    ),
+    "controllers_observe": alert_case(
+        "BatonControllerLeaderless",
+        {CONTROLLER.format("a", each): "0x60" for each in ("leads", "acts")},
+        fires=False,
     ),
     "two_percent_fail": alert_case(
         "BatonRequestsFail",

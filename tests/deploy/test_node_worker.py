@@ -295,6 +295,17 @@ def test_a_node_that_leaves_drains_its_worker_and_starts_none(node: Node) -> Non
     assert node.running()
 
 
+def test_a_node_starts_its_worker_again_once_it_joins(node: Node) -> None:
+    node.running()
+    assert leave("baton", ENVIRON, time.monotonic() + WAIT_S)
+    node.lose_actor()
+    assert node.turn().state == "leaving"
+    assert main.main(["release", "join"]) == 0
+    assert node.running()
+    assert main.main(["release", "join"]) == 0  # joining twice does no harm
+    assert node.turn().state == "running"
+
+
 def test_a_node_without_workers_leaves_at_once() -> None:
     assert main.main(["release", "leave", "--within", "5"]) == 0
 

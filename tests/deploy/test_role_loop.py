@@ -36,6 +36,7 @@ async def test_without_act_a_step_is_advice() -> None:
     decisions = await scene.overload()
     assert any(each.step is not None for each in decisions)
     assert scene.ordered == [] and scene.leadership.asked == 0
+    assert metrics.REGISTRY.get_sample_value("baton_controller_acts") == 0
     assert count("taken") > taken
     assert recommended("prefill") == decisions[-1].wanted["prefill"]
     now, more = (
@@ -51,6 +52,7 @@ async def test_a_follower_orders_nothing() -> None:
     assert any(each.step is not None for each in decisions)
     assert scene.ordered == []
     assert metrics.REGISTRY.get_sample_value("baton_controller_leads") == 0
+    assert metrics.REGISTRY.get_sample_value("baton_controller_acts") == 1
 
 
 async def test_leadership_is_asked_again_before_an_order() -> None:

@@ -10,6 +10,7 @@ import helm_python
 import pytest
 import yaml
 
+from baton.runtime.settings.loading import given_names
 from tests.support.chart import FOLDER, Document, Values, example, merged, nested, render
 
 DEMO = example("cpu-demo")
@@ -37,7 +38,9 @@ BAD = {
     "router": ({"adminPort": 8001, "adminKeySecret": "k"}, "give them different ports"),
     "workers.kvPorts": ("9500-9400", "FIRST below LAST"),
     "workers.topologyLabels": (["a", "b", "c", "d"], "topologyLabels|maxItems"),
+    "router.settings": ({"router.drain_s": 5}, "remove it, and use router.drainSeconds"),
     "workers.settings": ({"worker.port": 1}, "which the chart sets itself"),
+    "decode.settings": ({"worker.drain_s": 5}, "remove it, and use workers.drainSeconds"),
     "orchestrator": ("ray", "orchestrator"),
     "prefill.gpu": ({"resource": "amd.com/gpu"}, "amd.com/gpu, a device for which Baton has no"),
     "decode.gpu.resource": ("h200", "decode.gpu.resource is h200, which no device plugin offers"),
@@ -112,6 +115,40 @@ def test_a_bad_value_is_named(path: str) -> None:
         return
     with pytest.raises(helm_python.HelmError, match=words):
         render(values)
+
+
+GIVEN_WAY = {"worker.device"}  # by the chart's default, to a value in settings
+FORMS: tuple[Values, ...] = (
+    {"tls": {"mode": "off"}},
+    {"monitoring": {"otlpEndpoint": "collector:4317"}},
+    {"orchestrator": "kuberay"},
+)
+
+
+def settings_of(values: Values) -> frozenset[str]:
+    """Return the settings that the chart itself gives to routers, workers and drivers of Ray."""
+    found: frozenset[str] = frozenset()
+    for labels, pod in render(values).pods():
+        if labels.get("app.kubernetes.io/component") == "controller":
+            continue  # no values of the chart are settings for it
+        for container in pod["containers"]:
+            variables = {each["name"]: "" for each in container.get("env", [])}
+            arguments = (each.partition("=") for each in container.get("args", []))
+            flags = {rest.partition("=")[0]: "" for name, _, rest in arguments if name == "--set"}
+            found |= given_names(None, variables, flags)
+    return found
+
+
+def test_a_setting_that_the_chart_gives_is_refused() -> None:
+    """In `settings` it would be overridden in silence, or contradict other values."""
+    base = {"model": {"embedded": True}}
+    given = {name: form for form in FORMS for name in settings_of(merged(base, form))}
+    assert {"router.leave_s", "worker.drain_s", "telemetry.otlp_endpoint"} <= set(given)
+    for name in set(given) - GIVEN_WAY:
+        place = "router" if name.startswith("router.") else "workers"
+        words = f"{place}.settings has {name}, which the chart sets itself; remove it"
+        with pytest.raises(helm_python.HelmError, match=words):
+            render(merged(base, given[name], {place: {"settings": {name: 1}}}))
 
 
 SCALED = {"monitoring": {"enabled": True}, "autoscaling": {"mode": "keda"}}

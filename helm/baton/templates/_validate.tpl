@@ -246,12 +246,38 @@ value and the remedy. */}}
 {{- include "baton.fail" (list $ (printf "workers.kvPorts %s contains the port %d of workers.port or workers.adminPort; choose another range" $.Values.workers.kvPorts (int $port))) -}}
 {{- end -}}
 {{- end -}}
-{{- $owned := list "worker.host" "worker.port" "worker.admin_port" "worker.advertise" "worker.tp" "worker.ep" "router.host" "router.port" "router.grpc_port" "registry.location" "registry.password" "registry.cluster" "security.tls" "security.authority" "security.certificate" "security.key" "security.server_name" -}}
-{{- if .Values.redis.enabled -}}{{- $owned = append $owned "registry.authority" -}}{{- end -}}
+{{- /* Settings that the chart gives to processes, each with what to set instead, if anything. */ -}}
+{{- $files := "tls.mode and tls.existingSecrets" -}}
+{{- $owned := dict
+  "registry.cluster" ""
+  "registry.location" "redis.url"
+  "registry.password" "the Secret of secrets.existing"
+  "router.api_keys" "the Secret of secrets.existing"
+  "router.drain_s" "router.drainSeconds"
+  "router.grpc_port" "router.grpcPort"
+  "router.host" ""
+  "router.leave_s" "router.leaveSeconds"
+  "router.port" "router.port"
+  "security.authority" $files
+  "security.certificate" $files
+  "security.key" $files
+  "security.server_name" ""
+  "security.tls" "tls.mode"
+  "worker.admin_port" "workers.adminPort"
+  "worker.advertise" ""
+  "worker.drain_s" "workers.drainSeconds"
+  "worker.ep" "prefill.ep and decode.ep"
+  "worker.host" ""
+  "worker.port" "workers.port"
+  "worker.tp" "prefill.tp and decode.tp"
+-}}
+{{- if .Values.redis.enabled -}}{{- $_ := set $owned "registry.authority" "" -}}{{- end -}}
+{{- if .Values.monitoring.otlpEndpoint -}}{{- $_ := set $owned "telemetry.otlp_endpoint" "monitoring.otlpEndpoint" -}}{{- end -}}
 {{- range $place, $settings := dict "router.settings" .Values.router.settings "workers.settings" .Values.workers.settings "prefill.settings" .Values.prefill.settings "decode.settings" .Values.decode.settings -}}
 {{- range $name, $_ := $settings -}}
-{{- if has $name $owned -}}
-{{- include "baton.fail" (list $ (printf "%s has %s, which the chart sets itself; remove it and use the chart's own value" $place $name)) -}}
+{{- if hasKey $owned $name -}}
+{{- $instead := get $owned $name -}}
+{{- include "baton.fail" (list $ (printf "%s has %s, which the chart sets itself; remove it%s" $place $name ($instead | empty | ternary "" (printf ", and use %s" $instead)))) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
