@@ -58,6 +58,11 @@ def add_release(commands: Any) -> None:
         help="admin port of the decode workers, each address of whose host is one worker; may be "
         "repeated",
     )
+    _add_node_steps(steps)
+    _add_replace(steps)
+
+
+def _add_node_steps(steps: Any) -> None:
     leave = add_command(
         steps,
         "leave",
@@ -74,7 +79,6 @@ def add_release(commands: Any) -> None:
         steps, "join", "let this node start workers again, after `baton release leave`", _join
     )
     add_settings(join)
-    _add_replace(steps)
 
 
 def _add_replace(steps: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the answers of the HTTP API hold, as JSON Schemas: the components of the OpenAPI document.
+"""Describes the answers of the HTTP API as JSON Schemas, the components of the OpenAPI document.
 
 A field that an answer holds only if the request asked for it is not required. Knows no route.
 """
