@@ -255,7 +255,9 @@ def _environment(
             made[variable["name"]] = fields[source["fieldRef"]["fieldPath"]]
         elif "secretKeyRef" in source:
             reference = source["secretKeyRef"]
-            made[variable["name"]] = secrets.held[reference["name"]].data[reference["key"]].decode()
+            held = secrets.held[reference["name"]].data
+            if reference["key"] in held or not reference.get("optional", False):
+                made[variable["name"]] = held[reference["key"]].decode()
         else:
             made[variable["name"]] = variable["value"]
     return made

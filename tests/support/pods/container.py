@@ -114,7 +114,9 @@ class Container:
         first = self._first()
         if first is None:
             raise ProcessLookupError(f"{self.log.stem} has ended")
-        enter = ("nsenter", f"--target={first}", "--all", f"--root=/proc/{first}/root", "--wd=/")
+        of_first = f"/proc/{first}"  # its working directory: another one is outside of its root
+        enter = ("nsenter", f"--target={first}", "--all", f"--root={of_first}/root")
+        enter = (*enter, f"--wd={of_first}/cwd")
         inner = ("env", f"PATH={PATH}", *_rights(self._place), *command)
         return subprocess.run(
             [*enter, *inner],
