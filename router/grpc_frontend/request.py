@@ -2,7 +2,7 @@
 
 Fields have the names and meaning of the HTTP API, so both front ends refuse the same values by the
 same names. This module holds the differences: token ids have a field of their own, `logprobs` is a
-number for chats too, and a schema is sent as text. Knows no call. Stateless.
+number for chats too, and JSON objects are sent as text. Knows no call. Stateless.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from baton.runtime.errors import InvalidRequest
 
 MAX_MESSAGES = 1 << 14  # nested ones included: a tool call counts as two
 _SOURCES = ("prompt", "prompt_tokens", "messages")
+_VARIABLES = "chat_template_kwargs"  # as text, like the parameters of a tool
 
 
 class TokenCompletionRequest(CompletionRequest):
@@ -102,15 +103,17 @@ def _fields(message: Message) -> dict[str, Any]:
     """Return the message's fields by name. Raises InvalidRequest for an unknown field, and for so
     many values that reading them would delay the other requests."""
     sent = _FieldReader().fields(message)
-    functions = {
-        f"tools[{index}].function.parameters": tool["function"]
+    texts = {
+        f"tools[{index}].function.parameters": (tool["function"], "parameters")
         for index, tool in enumerate(sent.get("tools", ()))
         if "parameters" in tool.get("function", ())
     }
-    check_counts(MAX_VALUES, *(function["parameters"].encode() for function in functions.values()))
-    for field, function in functions.items():
+    if _VARIABLES in sent:
+        texts[_VARIABLES] = sent, _VARIABLES
+    check_counts(MAX_VALUES, *(holder[name].encode() for holder, name in texts.values()))
+    for field, (holder, name) in texts.items():
         try:
-            function["parameters"] = orjson.loads(function["parameters"])
+            holder[name] = orjson.loads(holder[name])
         except orjson.JSONDecodeError as error:
             raise InvalidRequest(
                 f"{field} is no JSON: send a JSON object as text", field
