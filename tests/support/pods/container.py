@@ -115,8 +115,8 @@ class Container:
         if first is None:
             raise ProcessLookupError(f"{self.log.stem} has ended")
         of_first = f"/proc/{first}"  # its working directory: another one is outside of its root
-        enter = ("nsenter", f"--target={first}", "--all", f"--root={of_first}/root")
-        enter = (*enter, f"--wd={of_first}/cwd")
+        places = (f"--root={of_first}/root", f"--wd={of_first}/cwd")
+        enter = ("nsenter", f"--target={first}", "--all", *places)
         inner = ("env", f"PATH={PATH}", *_rights(self._place), *command)
         return subprocess.run(
             [*enter, *inner],
