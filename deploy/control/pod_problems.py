@@ -1,10 +1,10 @@
 """The problem that keeps a worker's pod from getting ready, from its status in Kubernetes. Pure.
 
-A container crashes if Kubernetes says that it waits in its back-off, or, while it runs between two
-crashes, if its last run was short and ended with an error. The number of its restarts alone does
-not show that: it grows over the life of a pod, and a drain, which ends with exit code 0, counts in
-it. Volumes that cannot be mounted (a Secret that is missing) are events, not status: such a pod
-shows no problem, and its worker is overdue after the time of a start.
+A container crashes if its last run ended with an error and Kubernetes says that it waits in its
+back-off, or, while it runs between two crashes, if that run was short. The number of its restarts
+alone does not show that: it grows over the life of a pod, and a drain, which ends with exit code 0,
+counts in it. Volumes that cannot be mounted (a Secret that is missing) are events, not status: such
+a pod shows no problem, and its worker is overdue after the time of a start.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _problem_of(pod: Mapping[str, Any]) -> WorkerProblem | None:
         if reason is not None and reason != "crash":
             text = f"{waiting['reason']}: {waiting.get('message', '')}"
             return _problem(reason, name, text)
-        if reason == "crash" or _crashes(container):
+        if (reason == "crash" and _ended_with_error(container)) or _crashes(container):
             return _problem("crash", name, _last_end(container))
     if status.get("phase") == "Failed":
         return _problem("crash", name, str(status.get("message") or status.get("reason", "")))
@@ -64,6 +64,13 @@ def _problem_of(pod: Mapping[str, Any]) -> WorkerProblem | None:
 def _containers(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     yield from status.get("initContainerStatuses") or ()
     yield from status.get("containerStatuses") or ()
+
+
+def _ended_with_error(container: Mapping[str, Any]) -> bool:
+    """Return whether the last run did, as far as is known. A drain ends with exit code 0, also one
+    that comes again and again."""
+    ended = container.get("lastState", {}).get("terminated") or {}
+    return bool(ended.get("exitCode", 1))
 
 
 def _crashes(container: Mapping[str, Any]) -> bool:

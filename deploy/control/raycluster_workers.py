@@ -117,9 +117,11 @@ class RayClusterWorkers:
     async def problems(self, missing: Collection[str]) -> dict[str, WorkerProblem]:
         """Return what pods without a registered worker say. A pod has no worker's name before that:
         the missing workers of a role stand for its group's pods in any order."""
-        hosts, found = set(self._hosts().values()), dict[str, WorkerProblem]()
+        registered, found = self._hosts(), dict[str, WorkerProblem]()
+        hosts = set(registered.values())
         for role in ROLES:
-            names = [each for each in missing if each.startswith(f"{role}-")]
+            unregistered = (each for each in missing if each not in registered)
+            names = [each for each in unregistered if each.startswith(f"{role}-")]
             if not names:
                 continue
             group = self._group(role)

@@ -10,6 +10,7 @@ Nothing else of the object is read or written: the account needs `get` and `patc
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -17,10 +18,13 @@ from urllib.parse import quote
 from baton.deploy.control.kubernetes_calls import call_api
 from baton.deploy.control.pod_problems import pod_problem
 from baton.deploy.host.kubernetes_api import MERGE_PATCH, KubernetesApi
+from baton.planner.control.repeated_event import RepeatedEvent
 from baton.planner.control.worker_count import WorkerCount
 from baton.planner.overdue_workers import WorkerProblem
 from baton.runtime import logs
 from baton.runtime.errors import BatonError
+
+MAX_ASKED = 16  # pods at a time
 
 log = logs.get(__name__)
 
@@ -35,6 +39,9 @@ class StatefulSetScale:
         space = quote(namespace, safe="")
         self._path = f"/apis/apps/v1/namespaces/{space}/statefulsets/{quote(name, safe='')}/scale"
         self._pods_path = f"/api/v1/namespaces/{space}/pods"
+        self._problems: dict[str, WorkerProblem] = {}  # as read last, by worker id
+        self._turn = 0  # of the pods that are asked for next
+        self._unread = RepeatedEvent()
 
     async def count(self) -> WorkerCount:
         return self._count_of(await call_api(self._api, "GET", self._path))
@@ -48,25 +55,34 @@ class StatefulSetScale:
         await self._patch(self._path, seen, workers)
 
     async def problems(self, missing: Collection[str]) -> dict[str, WorkerProblem]:
-        """Return what the pods of these workers say, as far as the API answers for them. Raises
-        BatonError if it answers for none."""
-        asked = (self._problem(name) for name in missing)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        found: dict[str, WorkerProblem] = {}
+        """Return what the pods of these workers said last. MAX_ASKED of them are asked in a call,
+        one after the other in turn. Raises BatonError if the API answers for none of these."""
+        asked = self._next_asked(list(missing))
+        answers = await asyncio.gather(*map(self._problem, asked), return_exceptions=True)
         failures: dict[str, BatonError] = {}
-        for name, answer in zip(missing, answers, strict=True):
+        for name, answer in zip(asked, answers, strict=True):
             if isinstance(answer, BatonError):
                 failures[name] = answer
             elif isinstance(answer, BaseException):
                 raise answer
-            elif answer is not None:
-                found[name] = answer
+            elif answer is None:
+                self._problems.pop(name, None)
+            else:
+                self._problems[name] = answer
         if failures:
             first = next(iter(failures.values()))
-            if len(failures) == len(missing):
+            if len(failures) == len(asked):
                 raise first
-            log.warning("pods not read", pods=list(failures), reason=str(first))
-        return found
+            if self._unread.should_log((tuple(failures), str(first)), time.monotonic()):
+                log.warning("pods not read", pods=list(failures), reason=str(first))
+        self._problems = {name: self._problems[name] for name in missing if name in self._problems}
+        return dict(self._problems)
+
+    def _next_asked(self, names: list[str]) -> list[str]:
+        first = self._turn % max(1, len(names))
+        asked = [*names[first:], *names[:first]][:MAX_ASKED]
+        self._turn = first + len(asked)
+        return asked
 
     async def close(self) -> None:
         """There is nothing to end: no connection outlives its call."""

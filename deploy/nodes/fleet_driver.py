@@ -297,12 +297,10 @@ class FleetDriver:
             self._fleet.end(name)
 
     def _is_gone(self, name: str, report: WorkerReport | None) -> bool:
-        """Return whether a lost actor has nothing to end: it never had a node, or its node is gone
-        and the registry no longer lists its worker. Ray would make it again on another node."""
-        if report is None:
-            return True
+        """Return whether a lost actor has nothing to end: it has reported no node, or its node is
+        gone, and the registry does not list its worker. Ray would make it again on another node."""
         rooms = self._fleet.rooms()  # empty where nodes are packed: nothing is known then
-        if not rooms or report.node in rooms:
+        if report is not None and (not rooms or report.node in rooms):
             return False
         hosts = self._hosts_now()
         return hosts is not None and name not in hosts

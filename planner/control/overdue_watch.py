@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 
 from baton.planner.control import control_metrics
 from baton.planner.control.size_step import WorkerPool, within_call_time
@@ -31,7 +30,6 @@ from baton.runtime.errors import BatonError
 
 PROBLEM_INTERVAL_S = 15.0  # between two readings of problems
 PROBLEM_AFTER_S = 30.0  # for which a worker is missing before its problem is asked for
-MAX_ASKED = 16  # workers whose problems are asked for at a time
 MAX_NAMED = 8  # workers in an event of the log
 REMEDIES: Mapping[OverdueReason, str] = {
     "no_pod": "see the events of the StatefulSet or RayCluster with `kubectl describe`: a quota or "
@@ -86,14 +84,13 @@ class OverdueWatch:
                 await self._reading
 
     def _take_problems(self) -> None:
-        """Take a reading that has ended. One that failed leaves no problem known."""
+        """Take a reading that has ended. One that failed leaves what was known."""
         if self._reading is None or not self._reading.done():
             return
         reading, self._reading = self._reading, None
         try:
             self._problems, self._failure = reading.result(), ""
         except BatonError as error:
-            self._problems = {}
             if str(error) != self._failure:
                 log.warning("worker problems not read", reason=str(error))
             self._failure = str(error)
@@ -103,7 +100,7 @@ class OverdueWatch:
             self._problems = {}
         elif self._reading is None and self._clock() - self._read_s >= PROBLEM_INTERVAL_S:
             self._read_s = self._clock()
-            asked = self._pool.problems(list(islice(names, MAX_ASKED)))
+            asked = self._pool.problems(names)
             self._reading = asyncio.create_task(
                 within_call_time("the reading of workers' problems", asked)
             )

@@ -120,9 +120,8 @@ class RoleLoop:
         step = None if found is None else found.handover
         if step is None or not self._controller.permits(step, len(sample.workers), self._clock()):
             return
-        if await self._lead():
+        if await self._lead() and await self._act(step, sample):
             log.info("role handed over", **asdict(step), reason="the last worker of it may leave")
-            await self._act(step, sample)
 
     async def _lead(self) -> bool:
         if not await self._leadership.hold():
@@ -192,12 +191,13 @@ class RoleLoop:
             return "what the leader before has left is not read"
         return None
 
-    async def _act(self, step: RoleStep, sample: FleetSample) -> None:
+    async def _act(self, step: RoleStep, sample: FleetSample) -> bool:
+        """Order a step. Return whether the worker has accepted it."""
         reason = self._hindrance(sample) or await self._keep(step) or self._hindrance(sample)
         if reason is not None:  # asked twice, since writing may have taken long
             if self._held.should_log((step, reason), self._clock()):
                 log.warning("role step not ordered", **asdict(step), reason=reason)
-            return
+            return False
         try:
             await self._order(step, self._leadership.term)
         except OrderUnanswered as error:
@@ -209,6 +209,8 @@ class RoleLoop:
         else:
             self._controller.took(step, self._clock())
             log.info("role step accepted", **asdict(step), term=self._leadership.term)
+            return True
+        return False
 
     def _log(self, decision: Decision, *, leads: bool) -> None:
         if not self._decided.should_log((decision.reason, decision.step), decision.at_s):

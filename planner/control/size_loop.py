@@ -79,8 +79,10 @@ class SizeLoop:
         return decision
 
     def rest(self) -> None:
-        """Report no overdue workers: another controller leads, or none."""
+        """Report nothing: another controller leads, or none."""
         self._overdue = []
+        self.decision = None
+        control_metrics.ASKED_WORKERS.set(0)
         self._watch.rest()
 
     def report(self) -> dict[str, Any]:
@@ -122,7 +124,9 @@ class SizeLoop:
         try:
             await run.take(seen)
         except (BatonError, StepStopped) as error:
-            if self._stopped.should_log((step, run.drained, str(error)), self._clock()):
+            leaving = None if step.leaving is None else step.leaving.boot_id  # its counters grow
+            said = (step.workers, step.before, leaving, run.drained, str(error))
+            if self._stopped.should_log(said, self._clock()):
                 log.warning(
                     "workers not asked for", **fields, drained=run.drained, reason=str(error)
                 )

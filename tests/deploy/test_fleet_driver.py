@@ -175,6 +175,22 @@ def test_a_smaller_fleet_ends_the_rest() -> None:
     assert scene.fleet.removed == ["decode-1"] and driver.ready() == ["decode-0"]
 
 
+@pytest.mark.parametrize(
+    ("registered", "removed"),
+    [({}, ["decode-1"]), ({"decode-1": "10.0.0.1"}, []), (None, [])],
+)
+def test_an_actor_that_never_answered_may_have_a_worker(
+    registered: dict[str, str] | None, removed: list[str]
+) -> None:
+    """Another driver made it, and its node does not answer: nobody else would end the worker."""
+    scene = DriverScene(order("decode-0"), order("decode-1"))
+    scene.turns(scene.driver)
+    scene.fleet.ends, scene.fleet.silent = False, {"decode-1"}
+    scene.hosts = registered
+    scene.turns(scene.new_driver(order("decode-0")), int(LOST_S) + 4)
+    assert scene.fleet.removed == removed
+
+
 def test_a_worker_that_its_node_gave_up_is_reported_once() -> None:
     scene = DriverScene(order("decode-0"))
     scene.turns(scene.driver)

@@ -87,6 +87,7 @@ def test_a_pods_status_says_what_is_wrong(fault: str) -> None:
         container(restartCount=2, lastState=KILLED, state=RUNS),
         container(restartCount=9, ready=True, lastState=KILLED, state=RUNS),
         container(restartCount=9, lastState=DRAINED, state=RUNS),
+        waiting("CrashLoopBackOff", "back-off", restartCount=9, lastState=DRAINED),
         container(restartCount=9, lastState=SERVED_LONG, state=RUNS),
         container(restartCount=9, lastState=UNTIMED, state=RUNS),
     ],

@@ -287,13 +287,15 @@ async def test_pods_without_a_worker_say_why(site: Site) -> None:
     site.pods.states = [each for each in site.pods.states if each.number != 5]  # a quota
     assert site.pods.numbers() == [1, 2, 3, 4, 6]
     await workers.count()
-    missing = ["decode-3", "decode-4", "decode-5"]
+    missing = ["decode-4", "decode-5", "decode-6"]
     found = await workers.problems(missing)
     assert [found[name].reason for name in missing[:2]] == ["no_node", "no_pod"]
-    assert found["decode-3"].detail == f"pod {pod_name(4)}: no node has room"
-    assert found["decode-4"].detail == "the group decode has 5 of 6 pods"
-    assert "decode-5" not in found, "its pod is there, and starts"
+    assert found["decode-4"].detail == f"pod {pod_name(4)}: no node has room"
+    assert found["decode-5"].detail == "the group decode has 5 of 6 pods"
+    assert "decode-6" not in found, "its pod is there, and starts"
     assert await workers.problems(["prefill-0"]) == {}
+    red = await workers.problems(["decode-1", *missing])
+    assert "decode-1" not in red and red.keys() == found.keys(), "it is registered, and has a pod"
 
 
 class InterruptedNumber(ScriptedNumber):

@@ -7,11 +7,13 @@ import asyncio
 import json
 
 import pytest
+from structlog.testing import capture_logs
 
 from baton.planner.change_history import UNTAKEN_S
 from baton.planner.control import size_loop, size_step
 from baton.planner.control.leadership import TERM_S
 from baton.planner.control.order_rules import OrderUnanswered
+from baton.planner.control.repeated_event import REPEAT_S
 from baton.planner.fleet_size import FAILED_S
 from baton.runtime import metrics
 from baton.runtime.errors import BatonError, Unavailable
@@ -186,7 +188,11 @@ async def test_a_change_that_was_made_without_an_answer_is_seen() -> None:
 async def test_the_last_worker_of_a_role_leaves_after_a_handover() -> None:
     scene = SizedScene()
     scene.pool.last = "p0"  # the only prefill worker has the highest number
-    await scene.calm(35)
+    with capture_logs() as logs:
+        await scene.calm(35)
+    assert [e["worker_id"] for e in logs if e["event"] == "role handed over"] == [
+        each.worker_id for each in scene.ordered
+    ]
     assert [each.role for each in scene.ordered] == ["prefill"]
     taker = scene.ordered[0].worker_id
     assert scene.pool.calls == [] or scene.pool.calls[0] == "check 4"
@@ -199,9 +205,11 @@ async def test_a_handover_keeps_to_the_brakes_of_role_changes() -> None:
     scene = SizedScene()
     scene.pool.last = "p0"
     scene.refusal = Unavailable("the worker of a test keeps its role")
-    await scene.calm(60)
+    with capture_logs() as logs:
+        await scene.calm(60)
     assert len(scene.ordered) == len({each.worker_id for each in scene.ordered})
     assert scene.pool.calls == []
+    assert "role handed over" not in [each["event"] for each in logs], "none has accepted"
 
 
 async def test_leadership_is_renewed_before_a_handover() -> None:
@@ -215,6 +223,25 @@ async def test_leadership_is_renewed_before_a_handover() -> None:
         await scene.calm(1)
         handovers.append(scene.sizes.decision is not None and scene.sizes.decision.handover)
     assert any(handovers) and scene.ordered == []
+
+
+async def test_a_step_that_is_not_taken_is_logged_once_a_minute() -> None:
+    """The counters of the worker that should leave grow in each report."""
+    scene = SizedScene()
+    scene.leadership.broken = True
+    with capture_logs() as logs:
+        await scene.calm(120)
+    said = [each["log_level"] for each in logs if each["event"] == "workers not asked for"]
+    assert 1 <= len(said) <= 2 + 120 / REPEAT_S
+
+
+async def test_a_follower_reports_no_number() -> None:
+    scene = SizedScene()
+    await scene.flood()
+    assert count("baton_asked_workers") == 8.0 and scene.loop.size_report()
+    scene.leadership.leads = False
+    await scene.pass_by(1)
+    assert count("baton_asked_workers") == 0.0 and scene.loop.size_report() == {}
 
 
 async def test_a_number_that_is_not_read_holds_up_no_role(

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from baton.deploy.cli.main import main
 from baton.deploy.control import kubernetes_calls
 from baton.deploy.control.resize_target import ResizeTarget, bounds_of, target_of
-from baton.deploy.control.stateful_set_scale import StatefulSetScale
+from baton.deploy.control.stateful_set_scale import MAX_ASKED, StatefulSetScale
 from baton.deploy.host.kubernetes_api import KubernetesApi, own_namespace
 from baton.planner.control.worker_count import WorkerCount
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
@@ -207,6 +207,17 @@ async def test_a_pod_that_is_not_read_hides_no_other(
     with pytest.raises(BatonError, match="not answered within .* s|403"):
         await scale_of(server, account).problems([slow, forbidden])
     answering.set()
+
+
+async def test_pods_are_asked_for_in_turns(server: SecretsServer, account: Path) -> None:
+    """What is known of the others stays."""
+    names = [f"{NAME}-{number}" for number in range(MAX_ASKED + 4)]
+    server.roles["controller"] = [{"resources": ["pods"], "verbs": ["get"], "resourceNames": names}]
+    scale = scale_of(server, account)
+    assert list(await scale.problems(names)) == names[:MAX_ASKED]
+    assert list(await scale.problems(names)) == names
+    assert list(await scale.problems(names[1:])) == names[1:]
+    assert await scale.problems([]) == {}
 
 
 async def test_a_token_that_was_replaced_is_used(server: SecretsServer, account: Path) -> None:

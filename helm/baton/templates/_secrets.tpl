@@ -69,10 +69,16 @@ models.{{ $root.modelKey }}.{{ $path }}
 {{- $values := list -}}
 {{- $keys := list -}}
 {{- $content := list -}}
+{{- $command := $secret.command -}}
 {{- range $named -}}
 {{- if eq .name $secret.name -}}
 {{- $values = append $values .value | uniq -}}
 {{- $keys = concat $keys .keys | uniq -}}
+{{- if eq .command "generic" -}}{{- $command = .command -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $named -}}
+{{- if and (eq .name $secret.name) (eq .command $command) -}}{{/* the other kinds take no files of any name */}}
 {{- $content = concat $content .content | uniq -}}
 {{- end -}}
 {{- end -}}
@@ -80,7 +86,7 @@ models.{{ $root.modelKey }}.{{ $path }}
 {{- $purpose := join ", " $values -}}
 {{- $live := lookup "v1" "Secret" $.Release.Namespace $secret.name -}}
 {{- if not $live -}}
-{{- $missing = append $missing (dict "purpose" $purpose "command" (printf "%s create secret %s %s %s" $kubectl $secret.command $secret.name (join " " $content))) -}}
+{{- $missing = append $missing (dict "purpose" $purpose "command" (printf "%s create secret %s %s %s" $kubectl $command $secret.name (join " " $content))) -}}
 {{- else -}}
 {{- range $key := $keys -}}
 {{- if not (hasKey ($live.data | default dict) $key) -}}
