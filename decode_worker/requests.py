@@ -15,7 +15,7 @@ from typing import Any
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Request, Sequence
 from baton.decode_worker.step_plan import StepPlan, VerifiedRun
-from baton.engine.scheduling.batch import Drawn
+from baton.engine.scheduling.batch import Drawn, StepResult
 from baton.engine.scheduling.chunks import Chunk
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import handoff_metrics, logs, metrics
@@ -94,17 +94,18 @@ class Requests:
     def record_step(
         self,
         plan: StepPlan,
+        result: StepResult,
         chunks: list[Chunk[Group]],
         begun_wall_s: float,
         ended_wall_s: float,
-        interval_s: float | None,
     ) -> None:
-        """Record when the step ran whose tokens come next, in the timelines of its chunks too.
-        `interval_s` is the time since the step before, if it follows that at once."""
-        if self.step_log.due(ended_wall_s, chunks=bool(chunks), verifies=plan.verifies):
-            spans = [(chunk.start, chunk.end) for chunk in chunks]
+        """Record when the step ran whose tokens come next, in the timelines of `chunks` too: those
+        of its chunks whose prompts go on. Its time is that of all that it computed."""
+        due = self.step_log.due(ended_wall_s, chunks=bool(plan.chunks), verifies=plan.verifies)
+        if due and not result.failed:
+            spans = [(chunk.start, chunk.end) for chunk in plan.chunks]
             contexts = [each.computed for each in plan.decoding]
-            seconds = interval_s or ended_wall_s - begun_wall_s
+            seconds = result.interval_s or ended_wall_s - begun_wall_s
             self.step_log.record(spans, contexts, ended_wall_s, seconds)
         self._step_wall_s = begun_wall_s, ended_wall_s
         for chunk in chunks:

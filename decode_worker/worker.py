@@ -296,7 +296,7 @@ class DecodeWorker:
             result = replace(result, interval_s=over.ended_s - self._last_end_s)
         times = over.started_s + self._wall_offset_s, over.ended_s + self._wall_offset_s
         outcome = self._scheduler.commit(over.plan, result)
-        self._requests.record_step(over.plan, outcome.chunks, *times, result.interval_s)
+        self._requests.record_step(over.plan, result, outcome.chunks, *times)
         process_gauges.show_step(
             "decode", result.device_s, len(over.plan.batch.slices), result.shortages
         )

@@ -301,8 +301,8 @@ class PrefillWorker:
         self._counts.prompt_tokens += tokens
         started = over.started_s + self._wall_offset_s
         ended = over.ended_s + self._wall_offset_s
-        if computed and self._step_log.due(ended, chunks=True):
-            spans = [(chunk.start, chunk.end) for chunk in computed]
+        if not result.failed and self._step_log.due(ended, chunks=True):
+            spans = [(chunk.start, chunk.end) for chunk in over.plan.chunks]  # ended prompts' too
             self._step_log.record(spans, (), ended, ended - started)
         for chunk in computed:
             prompt = chunk.key

@@ -72,7 +72,7 @@ def explain(given: PlacementInput, placement: Placement) -> Explanation:
             prefill.append(_cost(view, costs.parts(view, lacks[name]), lacks[name], obstacle))
     usable = [each for each in _sorted(prefill) if not each.obstacle]
     there = None
-    if usable:
+    if placement.candidates or usable:  # candidates may be workers that are passed over
         best = placement.candidates[0].worker_id if placement.candidates else usable[0].worker_id
         there = costs.remote(views[best], lacks[best])
     decode = []

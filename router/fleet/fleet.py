@@ -223,7 +223,8 @@ class Fleet:
             if link is None or not link.up:
                 self._roster.remove(worker_id)
                 self.slow_start.forget(worker_id)
-                self.timing.forget(worker_id)
+                if link is None:  # else it may return as the boot that it was
+                    self.timing.forget(worker_id)
             else:
                 view = view_of(link, self.index.bit(worker_id), self._costs_of(link))
                 self.slow_start.follow(view)

@@ -226,7 +226,8 @@ class PrefillCosts:
         parts = self.parts(worker, uncached)
         shared_us = (worker.running + worker.queued_requests) * parts.compute_us
         wait_us = min(parts.queue_us, shared_us + worker.costs.step_us)
-        work_us = sum(parts) - parts.queue_us - parts.far_us  # the move is that of the pair
+        # The move is that of the pair, and slow start chooses among prefill workers alone.
+        work_us = sum(parts) - parts.queue_us - parts.far_us - parts.slow_start_us
         return RemotePrefill(worker.costs, wait_us, work_us, parts.compute_us, self.pair_of(worker))
 
     def reads(self, worker: WorkerView, uncached: int) -> bool:

@@ -131,6 +131,8 @@ COMPONENTS: Schema = {
             "object": {"const": "model"},
             "created": _COUNT,
             "owned_by": TEXT,
+            "root": TEXT,
+            "parent": _NULL,
             "max_model_len": _COUNT,
         }
     ),

@@ -52,6 +52,7 @@ MAX_TOKEN_VALUES = 1 << 20  # commas in one whose prompt may be token ids
 RESERVED_VARIABLES = {
     *("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"),
     *("tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length"),
+    *("range", "dict", "namespace", "cycler", "joiner", "raise_exception", "strftime_now"),
 }
 
 

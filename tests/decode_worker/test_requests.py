@@ -13,7 +13,7 @@ from baton.decode_worker.requests import Requests
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Request, RequestUpdate
 from baton.decode_worker.submit_parser import parse_submit
-from baton.engine.scheduling.batch import Drawn
+from baton.engine.scheduling.batch import Drawn, StepResult, failed_result
 from baton.engine.scheduling.blocks import BlockPool
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime.config import StepConfig
@@ -278,3 +278,15 @@ def test_an_ended_request_is_in_no_reference_cycle(how: str) -> None:
         assert emitter() is None
     finally:
         gc.enable()
+
+
+def test_a_step_is_recorded_with_all_that_it_computed() -> None:
+    """Also the chunk of a prompt that was cancelled while it ran: the time is that of both."""
+    bench = Bench()
+    bench.scheduler.admit()
+    plan = bench.scheduler.plan()
+    bench.requests.record_step(plan, failed_result(plan.batch), [], 10.0, 10.25)
+    assert bench.requests.work()["recent_steps"] == []
+    bench.requests.record_step(plan, StepResult(((),)), [], 20.0, 20.5)
+    ((tokens, _, sequences, _, seconds),) = bench.requests.work()["recent_steps"]
+    assert (tokens, sequences, seconds) == (6, 0, 0.5)

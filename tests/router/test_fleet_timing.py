@@ -232,3 +232,22 @@ async def test_reads_count_at_the_distance_of_their_workers(
     places = {each.worker_id: each.topology for each in scene.fleet.views()}
     assert places["decode-0"] == "zone-a/rack-1/host-1"
     assert places["prefill-0"] == "zone-a/rack-2/host-1"
+
+
+@on_virtual_time
+async def test_a_link_that_breaks_for_a_moment_keeps_the_pace(
+    fleet_scene: type[FleetScene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, forgotten = fleet_scene(), list[str]()
+    worker = scene.add("decode-0")
+    await eventually(lambda: scene.names() == ["decode-0"])
+    monkeypatch.setattr(scene.fleet.timing, "forget", forgotten.append)
+    await worker.ends[-1].close()
+    await eventually(lambda: scene.names() == [])
+    await eventually(lambda: scene.names() == ["decode-0"])
+    assert forgotten == []
+    scene.registry.withdraw("decode-0", worker.boot_id.hex())
+    worker.reachable = False
+    await worker.ends[-1].close()
+    await eventually(lambda: scene.fleet.link("decode-0") is None)
+    assert scene.names() == [] and forgotten == ["decode-0"]

@@ -95,3 +95,11 @@ def test_long_prompt_goes_to_idle_decode_worker(streams: dict[str, Any], local: 
     decode = view("decode-0", **pool, **streams)
     prefill = view("prefill-0", **pool, queued_tokens=400_000, running=8)
     assert placed(place(long_need, [decode, prefill], "auto")).local == local
+
+
+def test_slow_start_makes_no_prefill_local() -> None:
+    """It chooses among prefill workers: a lone new one is as far away as before."""
+    worker, plain = view("prefill-0"), PrefillCosts(NEED, frozenset(), SHAPE)
+    deferred = PrefillCosts(NEED, frozenset({worker.boot_id}), SHAPE)
+    assert deferred.parts(worker, 500).slow_start_us > 0
+    assert deferred.remote(worker, 500) == plain.remote(worker, 500)

@@ -11,7 +11,10 @@ import pytest
 
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.dispatch.retry_policy import _reason as migration_reason
-from baton.router.fleet.explain import Explanation
+from baton.router.fleet.explain import Explanation, explain
+from baton.router.fleet.placement import FleetView, PlacementInput, open_groups
+from baton.router.fleet.placement import place as place_on
+from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.request_need import Need
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.slow_start import SlowStart
@@ -20,6 +23,7 @@ from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import errors, metric_factory, metrics
 from baton.runtime.cluster_config import SloConfig
 from baton.runtime.config import PlacementMode
+from baton.runtime.errors import BatonError
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, failed, output
 from tests.support.metric_values import metric_value
@@ -301,3 +305,17 @@ async def test_explain_needs_a_key_and_a_decode_worker(router: StartRouter) -> N
         reply = await running.http.post(url, json=body)
         assert reply.status_code == 503 and "decode worker" in reply.text
         assert (await running.http.post(url, json={"model": "tiny"})).status_code == 400
+
+
+def test_explain_prices_the_candidate_whose_circuit_is_open() -> None:
+    """It is the only one, so it was chosen."""
+    roster = Roster()
+    for name in ("decode-0", "prefill-0"):
+        roster.put(view(name))
+    fleet = FleetView(roster, frozenset({b"prefill-0"}))
+    groups = open_groups(NEED, fleet)
+    assert not isinstance(groups, BatonError)
+    given = PlacementInput(NEED, fleet, groups, lambda kv_format: Holders(), "disaggregated")
+    found = explain(given, place_on(given))
+    assert [each.worker_id for each in found.placement.candidates] == ["prefill-0"]
+    assert found.remote_us is not None

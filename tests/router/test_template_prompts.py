@@ -95,6 +95,7 @@ async def test_variables_reach_the_template() -> None:
         ({"messages": []}, "messages is not a variable"),
         ({"tools": None}, "tools is not a variable"),
         ({"bos_token": "x"}, "bos_token is not a variable"),
+        ({"raise_exception": 1}, "raise_exception is not a variable"),
         ({"a b": 1}, "letters"),
         ({"_x": 1}, "letters"),
         ({"": 1}, "letters"),
