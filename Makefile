@@ -138,10 +138,10 @@ check: $(STAMP) ## format, lint, types, architecture, words, generated code, tar
 	$(BIN)/ruff check .
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync types texts
 
-types: $(STAMP) $(LINKS)
+types: $(STAMP) $(LINKS) ## the part of `make check` that reads types
 	$(BIN)/mypy $(PACKAGES:%=-p baton.%) -p chaos -p benchmarks -p tests.support
 
-texts: $(STAMP)
+texts: $(STAMP) ## the part of `make check` that reads the text of all code
 	$(BIN)/python -P -m pytest -q $(CHECKED)
 
 format: $(STAMP) ## put the code into its format

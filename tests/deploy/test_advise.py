@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -121,6 +123,8 @@ def cluster(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clu
         registry = DirectoryRegistry(instance.folder / "registry", tokens=(TOKEN,))
         address = server.address
         registry.announce(WorkerRecord("decode-0", "b" * 32, "decode", address, address, "tiny", 7))
+        later_s = time.time() + 3600.0  # no process renews it, and commands take long here
+        os.utime(instance.folder / "registry" / "decode-0.worker", (later_s, later_s))
         location = RegistryConfig(location=str(instance.folder / "registry"))
         secrets = ClusterSecrets((TOKEN,), TOKEN)
         yield cluster_at(location, secrets, server.security("client"))
