@@ -168,7 +168,7 @@ ALERTS = (
         severity="warning",
         summary="A router has no prefill worker left, or most of those linked take no work; decode "
         "workers compute prompts.",
-        runbook='docs/operations.md, "The first token comes late"',
+        runbook='docs/operations.md, "KV moves slowly or not at all"',
     ),
     Alert(
         name="BatonProcessRestarts",
