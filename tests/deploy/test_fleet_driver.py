@@ -182,7 +182,7 @@ def test_a_smaller_fleet_ends_the_rest() -> None:
 def test_an_actor_that_never_answered_may_have_a_worker(
     registered: dict[str, str] | None, removed: list[str]
 ) -> None:
-    """Another driver made it, and its node does not answer: no other process would end the worker."""
+    """Another driver made it, and its node does not answer: nothing else would end the worker."""
     scene = DriverScene(order("decode-0"), order("decode-1"))
     scene.turns(scene.driver)
     scene.fleet.ends, scene.fleet.silent = False, {"decode-1"}
