@@ -55,8 +55,8 @@ class StatefulSetScale:
         await self._patch(self._path, seen, workers)
 
     async def problems(self, missing: Collection[str]) -> dict[str, WorkerProblem]:
-        """Return what the pods of these workers said last. MAX_ASKED of them are asked in a call,
-        one after the other in turn. Raises BatonError if the API answers for none of these."""
+        """Return what the pods of these workers said last. Each call asks the API for the next
+        MAX_ASKED of them. Raises BatonError if the API answers for none of these."""
         asked = self._next_asked(list(missing))
         answers = await asyncio.gather(*map(self._problem, asked), return_exceptions=True)
         failures: dict[str, BatonError] = {}
@@ -78,14 +78,14 @@ class StatefulSetScale:
         self._problems = {name: self._problems[name] for name in missing if name in self._problems}
         return dict(self._problems)
 
+    async def close(self) -> None:
+        """There is nothing to end: no connection outlives its call."""
+
     def _next_asked(self, names: list[str]) -> list[str]:
         first = self._turn % max(1, len(names))
         asked = [*names[first:], *names[:first]][:MAX_ASKED]
         self._turn = first + len(asked)
         return asked
-
-    async def close(self) -> None:
-        """There is nothing to end: no connection outlives its call."""
 
     async def _problem(self, name: str) -> WorkerProblem | None:
         path = f"{self._pods_path}/{quote(name, safe='')}"
