@@ -12,9 +12,10 @@ import pytest
 
 from baton.router.requests.chat_prompt import ChatPrompt
 from baton.router.requests.loop_budget import LoopBudget
-from baton.router.requests.openai_schema import ChatRequest
+from baton.router.requests.openai_schema import RESERVED_VARIABLES, ChatRequest
 from baton.router.requests.request_parser import decode_body, parse_fields
 from baton.router.templates.chat_template import ChatTemplate
+from baton.router.templates.template_sandbox import TemplateEnvironment
 from baton.runtime.errors import InvalidRequest
 
 FAMILIES = Path(__file__).parent / "families"
@@ -108,6 +109,10 @@ def test_variables_out_of_bounds_are_refused(variables: object, word: str) -> No
     with pytest.raises(InvalidRequest, match=word) as refused:
         request(chat_template_kwargs=variables)
     assert str(refused.value.field).startswith("chat_template_kwargs")
+
+
+def test_variables_hide_no_function_of_a_template() -> None:
+    assert TemplateEnvironment().globals.keys() <= RESERVED_VARIABLES
 
 
 def test_variables_too_deep_are_refused() -> None:
