@@ -93,10 +93,14 @@ def runtime_folder() -> Path:
     folder = Path(base, "baton") if base else Path(tempfile.gettempdir(), f"baton-{os.getuid()}")
     make_private_folder(folder, "set XDG_RUNTIME_DIR to a folder that this user can write")
     found = folder.lstat()
-    private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
-    if not private or found.st_uid != os.getuid():
+    if found.st_uid != os.getuid():
         raise ConfigError(
-            f"{folder} is not a private folder of this user: remove it, "
+            f"{folder} belongs to another user: run this as the user of `baton serve`, "
+            "or set XDG_RUNTIME_DIR to a folder of your own"
+        )
+    if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077:
+        raise ConfigError(
+            f"{folder} is not a private folder: remove it, "
             "or set XDG_RUNTIME_DIR to a folder of mode 0700"
         )
     return folder

@@ -104,6 +104,17 @@ def test_an_open_runtime_folder_is_refused(runtime_folder: Path) -> None:
         instances.runtime_folder()
 
 
+def test_the_runtime_folder_of_another_user_is_refused(
+    runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be that of a running `baton serve`: the message does not say to remove it."""
+    (runtime_folder / "baton").mkdir(mode=0o700)
+    monkeypatch.setattr(instances.os, "getuid", lambda: 4711)
+    with pytest.raises(ConfigError, match="another user: run this as the user of") as refusal:
+        instances.runtime_folder()
+    assert "remove" not in str(refusal.value)
+
+
 def test_a_link_in_place_of_the_runtime_folder_is_refused(
     runtime_folder: Path, tmp_path: Path
 ) -> None:

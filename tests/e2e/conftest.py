@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from chaos.cluster import Cluster
-from tests.support.machine_speed import slowness
+from tests.support.machine_speed import slowness, timers
 from tests.support.plain_http import NO_AUTHORITIES
 from tests.support.request_load import Choices, RequestLoad, differences
 from tests.support.waiting import eventually, wait_until
@@ -23,10 +23,11 @@ HERE = Path(__file__).parent
 CORRUPTING = (sys.executable, "-P", str(HERE / "corrupting_worker.py"))
 UNDER_WAY = (
     "router.placement=disaggregated",
-    "handoff.lease_s=1.0",
+    *timers(lease_s=1.0),
     "step.chunk_tokens=64",  # long prompts take many steps, so that a fault finds them under way
     "step.prefill_tokens=64",
 )
+PATIENT = (sys.executable, "-P", str(HERE / "patient_worker.py"), f"{slowness():.1f}")
 FAILING = (sys.executable, "-P", str(HERE / "failing_worker.py"))
 
 
@@ -39,6 +40,12 @@ def compare() -> Callable[..., list[str]]:
 def corrupting() -> tuple[str, ...]:
     """The command of a worker whose mover spoils blocks."""
     return CORRUPTING
+
+
+@pytest.fixture(scope="session")
+def patient() -> tuple[str, ...]:
+    """The command of a worker that waits longer for its ranks on slow machines."""
+    return PATIENT
 
 
 @pytest.fixture(scope="session")

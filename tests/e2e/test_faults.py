@@ -13,13 +13,14 @@ import httpx
 import pytest
 
 from chaos.cluster import Cluster
+from tests.support.machine_speed import timers
 from tests.support.request_load import Choices, RequestLoad
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(240)
 
 LEASE_S = 1.0  # as make_busy has it
-SILENCE = "router.link_silence_s=1.5"
+TIMERS = timers(lease_s=LEASE_S, silence_s=1.5)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def load(make_streams: Callable[..., RequestLoad]) -> RequestLoad:
 
 @pytest.fixture(scope="module")
 def kept(kept_busy: Callable[..., Any]) -> Any:
-    return kept_busy(SILENCE)
+    return kept_busy(*TIMERS)
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def mid_stream(cluster: Cluster, name: str) -> Callable[[], bool]:
 async def test_a_prefill_worker_killed_in_a_handoff(
     make_busy: Callable[..., Cluster], under_load: Callable[..., AbstractAsyncContextManager[None]]
 ) -> None:
-    cluster = make_busy(SILENCE).start(2, 1)
+    cluster = make_busy(*TIMERS).start(2, 1)
     async with under_load(cluster, in_handoff(cluster, "prefill-0")):
         cluster.kill("prefill-0")
     assert cluster.total("baton_handoffs_total", outcome="failed") >= 1

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from chaos.cluster import Cluster, Place
-from tests.support.machine_speed import slowness
+from tests.support.machine_speed import slowness, timers
 from tests.support.request_load import Choices, RequestLoad
 
 pytestmark = pytest.mark.timeout(300)
@@ -36,15 +36,17 @@ def speculate(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory, speculate: str) -> Iterator[Cluster]:
+def fleet(
+    tmp_path_factory: pytest.TempPathFactory, speculate: str, patient: tuple[str, ...]
+) -> Iterator[Cluster]:
     settings = (
         "router.placement=disaggregated",
-        "handoff.lease_s=1.0",
+        *timers(lease_s=1.0),
         f"worker.speculate={speculate}",
     )
     cluster = Cluster(tmp_path_factory.mktemp("ranks"), settings, place)
     try:
-        yield cluster.start(2, 2)
+        yield cluster.start(2, 2, command=patient)
     finally:
         cluster.close()
         print(cluster.logs())

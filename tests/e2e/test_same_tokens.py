@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chaos.cluster import Cluster
-from tests.support.machine_speed import slowness
+from tests.support.machine_speed import timers
 from tests.support.request_load import RequestLoad
 
 pytestmark = pytest.mark.timeout(420)
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(420)
 CONCURRENCY = 32
 FEW = 24  # requests in `make test`
 # no lease ends because processes that share two cores have their turn late
-SETTINGS = ("router.placement=disaggregated", f"handoff.lease_s={2.0 * slowness():.1f}")
+SETTINGS = ("router.placement=disaggregated", *timers())
 
 
 Expected = Callable[[int], Awaitable[Any]]

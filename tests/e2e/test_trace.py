@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from chaos.cluster import Cluster
+from tests.support.machine_speed import timers
 from tests.support.waiting import eventually
 
 PHASES = {"request", "queue", "prefill", "chunk", "handoff", "fetch", "decode"}
@@ -63,6 +64,7 @@ def reported(
     servicer, endpoint = shared_collector
     cluster = make_shared_cluster(
         "router.placement=disaggregated",
+        *timers(),
         "step.chunk_tokens=16",
         f"telemetry.otlp_endpoint={endpoint}",
         "telemetry.log_level=debug",

@@ -18,6 +18,13 @@ def slowness() -> float:
     return max(1.0, median(_loop_s() for _ in range(5)) / USUAL_S)
 
 
+def timers(*, lease_s: float = 2.0, silence_s: float = 2.5) -> tuple[str, str]:
+    """Return settings of real processes: timers of the product that end only where processors are
+    too slow for them, so that what the test does to a process is what ends a lease or a link."""
+    lease_s, silence_s = (min(seconds * slowness(), 60.0) for seconds in (lease_s, silence_s))
+    return f"handoff.lease_s={lease_s:.1f}", f"router.link_silence_s={silence_s:.1f}"
+
+
 def _loop_s() -> float:
     begun_s = time.thread_time()
     total = 0
