@@ -1,4 +1,5 @@
-"""Describes the answers of the HTTP API as JSON Schemas, the components of the OpenAPI document.
+"""Describes the answers of the HTTP API, and the chunks of its streams, as JSON Schemas: components
+of the OpenAPI document.
 
 A field that an answer holds only if the request asked for it is not required. Knows no route.
 """
@@ -50,6 +51,7 @@ _USAGE = shape(
         ),
     },
 )
+_USED: Schema = {"usage": _or_null(_USAGE)}  # of a chunk, with `stream_options`
 _HEAD: Schema = {"id": TEXT, "created": _COUNT, "model": TEXT}
 _MESSAGE = shape(
     {"role": {"const": "assistant"}, "content": _or_null(TEXT), "refusal": _NULL},
@@ -72,12 +74,36 @@ _COMPLETION_LOGPROBS = shape(
         "text_offset": list_of(_COUNT),
     }
 )
+_DELTA = shape(  # the first has the role, the last nothing
+    {},
+    {
+        "role": {"const": "assistant"},
+        "content": _or_null(TEXT),
+        "refusal": _NULL,
+        "reasoning_content": TEXT,
+        "tool_calls": list_of(  # a call's first part has its id and name, its second the arguments
+            shape(
+                {"index": _COUNT, "function": shape({"arguments": TEXT}, {"name": TEXT})},
+                {"id": TEXT, "type": {"const": "function"}},
+            )
+        ),
+    },
+)
 _TOKEN_IDS: Schema = {"token_ids": list_of(_COUNT)}  # with `return_token_ids`
 _RANKED = shape({"logprob": _LOGPROB, "rank": _COUNT, "decoded_token": TEXT})
 _OF_PROMPT: Schema = {  # with `return_token_ids` and `prompt_logprobs`
     "prompt_token_ids": list_of(_COUNT),
     "prompt_logprobs": list_of(_or_null({"type": "object", "additionalProperties": _RANKED})),
 }
+_TEXT_CHOICE = shape(
+    {
+        "index": _COUNT,
+        "text": TEXT,
+        "logprobs": _or_null(_COMPLETION_LOGPROBS),
+        "finish_reason": _FINISH,
+    },
+    {**_TOKEN_IDS, **_OF_PROMPT},
+)
 COMPONENTS: Schema = {
     "Error": shape(
         {
@@ -109,19 +135,35 @@ COMPONENTS: Schema = {
         {
             **_HEAD,
             "object": {"const": "text_completion"},
-            "choices": list_of(
+            "choices": list_of(_TEXT_CHOICE),
+            "usage": _USAGE,
+        }
+    ),
+    "ChatCompletionChunk": shape(
+        {
+            **_HEAD,
+            "object": {"const": "chat.completion.chunk"},
+            "choices": list_of(  # empty in the last chunk, which has the usage
                 shape(
                     {
                         "index": _COUNT,
-                        "text": TEXT,
-                        "logprobs": _or_null(_COMPLETION_LOGPROBS),
+                        "delta": _DELTA,
+                        "logprobs": _or_null(_CHAT_LOGPROBS),
                         "finish_reason": _FINISH,
                     },
-                    {**_TOKEN_IDS, **_OF_PROMPT},
+                    _TOKEN_IDS,
                 )
             ),
-            "usage": _USAGE,
-        }
+        },
+        {**_USED, "prompt_token_ids": list_of(_COUNT)},
+    ),
+    "CompletionChunk": shape(
+        {
+            **_HEAD,
+            "object": {"const": "text_completion"},
+            "choices": list_of(_TEXT_CHOICE),
+        },
+        _USED,
     ),
     "Tokens": shape({"count": _COUNT, "max_model_len": _COUNT, "tokens": list_of(_COUNT)}),
     "Text": shape({"prompt": TEXT}),

@@ -40,11 +40,7 @@ _BODIES: dict[str, type[Body]] = {
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
-_EVENT: Schema = {  # of a stream
-    "type": "object",
-    "properties": {"data": {"type": "string", "description": "a chunk as JSON, or [DONE]"}},
-    "required": ["data"],
-}
+_CHUNKS = {CHAT_PATH: "ChatCompletionChunk", COMPLETION_PATH: "CompletionChunk"}
 _ABOUT = (
     "Fields that are not named here are refused by name, unless they change nothing: a null, or a "
     "value of OpenAI's or vLLM's APIs that has no effect on the answer. Requests that do not fit "
@@ -105,8 +101,8 @@ def _requests() -> tuple[dict[type[Body], Schema], Schema]:
 def _operation(path: str, components: Schema, body: Schema) -> Schema:
     about, answer = _POSTED[path]
     content: Schema = {"application/json": {"schema": answer}}
-    if path in (CHAT_PATH, COMPLETION_PATH):
-        content["text/event-stream"] = {"schema": _EVENT}
+    if path in _CHUNKS:
+        content["text/event-stream"] = {"schema": _event(_CHUNKS[path])}
     seconds = {"type": "string", "pattern": r"^[1-9][0-9]{0,2}(\.[0-9]{1,3})?$"}
     return {
         "operationId": path.removeprefix("/v1").strip("/").replace("/", "_"),
@@ -122,6 +118,17 @@ def _operation(path: str, components: Schema, body: Schema) -> Schema:
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
         "responses": {"200": {"description": about, "content": content}, **_errors(_ERRORS)},
     }
+
+
+def _event(chunk: str) -> Schema:
+    """Return the schema of a stream's event: this component as JSON, an error as JSON, after which
+    the stream ends, or its end."""
+    body = {
+        **TEXT,
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [reference(chunk), reference("Error")]},
+    }
+    return shape({"data": {"anyOf": [{"const": "[DONE]"}, body]}})
 
 
 def _reading(path: str, about: str, answer: Schema, statuses: tuple[str, ...]) -> Schema:

@@ -65,6 +65,22 @@ def test_an_answer_holds_only_what_is_described(
         strict.validate({**answer, "more": 1})
 
 
+@pytest.mark.parametrize("piece", [RICH, PLAIN])
+@pytest.mark.parametrize("usage", [USAGE, None])
+@pytest.mark.parametrize("kind", [ChatRenderer, CompletionRenderer])
+def test_a_chunk_holds_only_what_is_described(
+    kind: type[ChatRenderer | CompletionRenderer], usage: Usage | None, piece: ChoiceDelta
+) -> None:
+    head = ResponseHead("id-1", 123, "tiny", include_usage=usage is not None, token_ids=True)
+    made = kind(head, token_bytes, True)
+    bodies = [made.opening(piece, usage), *made.chunks(piece, usage), made.usage_chunk(USAGE)]
+    name = "ChatCompletionChunk" if kind is ChatRenderer else "CompletionChunk"
+    strict = jsonschema.Draft202012Validator(closed(COMPONENTS[name]))
+    for body in bodies:
+        if body is not None:
+            strict.validate(json.loads(body))
+
+
 def test_a_refusal_holds_only_what_is_described() -> None:
     body = error_body(InvalidRequest("give a number", "n"))
     jsonschema.Draft202012Validator(closed(COMPONENTS["Error"])).validate(body)
