@@ -102,6 +102,9 @@ class FleetReports:
             answer = await stub.Status(control_pb2.StatusRequest(worker=boot, term=term), **terms)
         except grpc.aio.AioRpcError as error:
             log.debug("worker not reached", worker=record.worker_id, detail=error.details())
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                # A channel keeps the certificate that it was opened with: the next one is renewed.
+                await self._channels.pop(record.boot_id).close()
             return WorkerSample(record.worker_id, record.boot_id, record.role, "unreachable")
         return sample_of(record, answer)
 

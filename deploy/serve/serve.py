@@ -335,8 +335,8 @@ class Serving:
             instance.end_job(ROUTER_JOB, self._hurried_after(OPEN_REQUESTS))
         except OSError as error:  # as without descriptors: then it ends with the others
             self._progress(f"the router could not be stopped before the workers: {error}")
-        instance.end(self._hurried_after(OTHERS), lambda: self._sweep(instance.instance_id))
-        self._progress("stopped; no process is left")
+        ended = instance.end(self._hurried_after(OTHERS), lambda: self._sweep(instance.instance_id))
+        self._progress(f"stopped; {'no process is left' if ended else 'some processes still end'}")
 
     def _hurried_after(self, waits_for: str) -> Callable[[], bool]:
         """Return a callable that returns whether to hurry, and after REPORT_AFTER_S reports what is

@@ -152,7 +152,7 @@ class Supervisor:
             return child, os.pidfd_open(child.pid)
         except OSError:
             _signal_group(child, signal.SIGKILL)
-            child.wait(WAKE_S)
+            self._reap(child)
             raise
 
     def _watch(self, child: subprocess.Popen[bytes], ended: int, began: float) -> bool:
@@ -168,7 +168,7 @@ class Supervisor:
                 if ready:
                     # The unreaped leader still holds its group's number: no stranger is hit.
                     _signal_group(child, signal.SIGKILL)
-                    child.wait(WAKE_S)
+                    self._reap(child)
                     return self._stop_read in ready
         finally:
             os.close(ended)
@@ -180,6 +180,16 @@ class Supervisor:
         if ready == [self._hurry_read] and not select.select([ended], [], [], SIGNAL_GAP_S)[0]:
             _signal_group(child, signal.SIGTERM)
             select.select([ended], [], [], HURRY_TIMEOUT_S)
+
+    def _reap(self, child: subprocess.Popen[bytes]) -> None:
+        """Wait for a killed child. One that waits for a device or a disk in the kernel ends later:
+        until then this supervisor keeps its lock, so that no second child takes its place."""
+        while True:
+            try:
+                child.wait(WAKE_S)
+                return
+            except subprocess.TimeoutExpired:
+                _print(f"{self._job.name} (process {child.pid}) does not end, though it is killed")
 
     def _bound_log(self) -> None:
         try:

@@ -8,10 +8,8 @@ one that waits in a collective operation is killed.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
-import signal
 import socket
 import sys
 from contextlib import nullcontext
@@ -31,21 +29,19 @@ from baton.engine.device_ranks.pool_memory import mapped
 from baton.engine.execution.device_runner import graph_device
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.ranks.layout_arrays import from_arrays
-from baton.engine.ranks.rank_link import receive, refuse
+from baton.engine.ranks.rank_link import end_with_leader, receive, refuse
 from baton.engine.ranks.rank_message import BELL, SLOT_BYTES, SLOTS, read_arrays, slot_of
 from baton.engine.ranks.rank_options import RankOptions
 from baton.engine.ranks.shared_memory import SharedMemory
 from baton.engine.scheduling.compile_clock import clock
 from baton.runtime.errors import BatonError
 
-_PR_SET_PDEATHSIG = 1
 _MAX_HANDLE_BYTES = 1 << 16
 
 
 def main() -> None:
     """Serve the socket whose descriptor is the first argument."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals all; the leader handles it
+    end_with_leader()
     link = socket.socket(fileno=int(sys.argv[1]))
     options, descriptors = receive(link)
     device = device_of(options)

@@ -1,8 +1,11 @@
-"""Reads what a leader sends its ranks before they serve, and reports what a rank refuses."""
+"""What a rank does with its leader before it serves: reads what that sends, and reports what it
+refuses."""
 
 from __future__ import annotations
 
+import ctypes
 import json
+import signal
 import socket
 import sys
 from typing import NoReturn
@@ -11,6 +14,15 @@ from baton.engine.ranks.rank_options import RankOptions
 from baton.runtime.errors import BatonError
 
 _MAX_MESSAGE_BYTES = 1 << 16  # of one message
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_leader() -> None:
+    """Let the leader alone end this process. Ctrl-C, a supervisor and systemd signal all processes
+    of a worker at once, and the leader needs its ranks until it has drained."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def receive(link: socket.socket) -> tuple[RankOptions, list[int]]:

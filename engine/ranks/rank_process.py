@@ -8,9 +8,7 @@ leader has ended, or when another rank does not take part in a sum.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import signal
 import socket
 import sys
 
@@ -19,18 +17,15 @@ import torch
 from baton.engine.ranks.layout_arrays import from_arrays
 from baton.engine.ranks.logits_board import LogitsBoard
 from baton.engine.ranks.rank_decoder import RankDecoder
-from baton.engine.ranks.rank_link import receive, refuse
+from baton.engine.ranks.rank_link import end_with_leader, receive, refuse
 from baton.engine.ranks.rank_message import BELL, Command, read_arrays, slot_of
 from baton.engine.ranks.rank_parts import RankParts, load_rank
 from baton.runtime.errors import BatonError
 
-_PR_SET_PDEATHSIG = 1
-
 
 def main() -> None:
     """Serve the socket whose descriptor is the first argument."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals all; the leader handles it
+    end_with_leader()
     link = socket.socket(fileno=int(sys.argv[1]))
     options, memories = receive(link)
     try:

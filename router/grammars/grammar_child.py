@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import signal
 import struct
 import sys
 from pathlib import Path
@@ -39,6 +40,8 @@ _OWN_PLACE = re.compile(r"at 1\(\d+\): ")  # in the text that is made of a patte
 
 
 def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes of a router at once
+        signal.signal(number, signal.SIG_IGN)  # the router, which drains, ends this one
     source, answers = sys.stdin.buffer, sys.stdout.buffer
     opening = json.loads(_read(source) or b"{}")
     try:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
@@ -22,11 +23,14 @@ from baton.planner.control import order_rules
 from baton.proto import control_pb2
 from baton.runtime.cluster_config import RegistryConfig
 from baton.runtime.errors import ConfigError, Unavailable
+from baton.runtime.grpc_links import open_channel
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 from baton.runtime.settings.loading import load
+from baton.runtime.tls import Tls
 from tests.support.control_server import ControlServer, served_control
 from tests.support.machine_speed import slowness
 
+UNUSED = "127.0.0.1:9"  # where no process listens
 TOKEN = "the instance's secret"  # as the control port has it
 SECRETS = ClusterSecrets((TOKEN,), TOKEN)
 WORK = {
@@ -97,6 +101,24 @@ async def test_a_worker_reports_its_counters_and_queues(reports: FleetReports) -
 async def test_readings_share_a_connection(reports: FleetReports, worker: ControlServer) -> None:
     for _ in range(3):
         assert (await reports.read()).workers[0].state == "ready"
+
+
+async def test_a_worker_that_was_lost_is_called_by_a_renewed_certificate(
+    instance: Instance, reports: FleetReports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A channel keeps the certificate that it was opened with, so it is not opened again itself."""
+    opened: list[str] = []
+
+    def noted(address: str, tls: Tls) -> grpc.aio.Channel:
+        opened.append(address)
+        return open_channel(address, tls)
+
+    monkeypatch.setattr("baton.deploy.control.fleet_reports.open_channel", noted)
+    announce(instance, "decode-0", UNUSED)
+    for _ in range(2):
+        (found,) = (await reports.read()).workers
+        assert found.state == "unreachable"
+    assert opened == [UNUSED, UNUSED]
 
 
 @pytest.mark.parametrize(

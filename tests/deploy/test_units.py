@@ -100,6 +100,13 @@ def test_a_unit_confines_its_process(unit: Path) -> None:
     assert not re.search(r"(?i)(token|password|key)=\S", text.replace(".key=%d", ""))
 
 
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_systemd_signals_the_main_process_alone(unit: Path) -> None:
+    """To `baton serve`, which stops its processes in order; a second signal would cut requests off.
+    What is left of a service at its end is killed."""
+    assert "KillMode=mixed" in without_comments(unit).splitlines()
+
+
 @pytest.mark.parametrize("name", ["baton-worker@", "baton-router"])
 def test_a_process_that_ends_by_itself_is_started_again(name: str) -> None:
     """`baton drain` ends a worker with exit code 0."""

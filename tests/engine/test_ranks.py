@@ -228,6 +228,15 @@ def test_a_rank_that_stands_still_ends_the_step(qwen3, make: Make) -> None:
         greedy(runner, [1, 2, 3], 1)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_processes_leaves_ranks_to_the_leader(qwen3, make: Make, number) -> None:
+    """The leader drains then, and computes with its ranks until the last answer."""
+    runner = make(qwen3)
+    (process,) = runner.group.process_ids
+    os.kill(process, number)
+    assert greedy(runner, [1, 2, 3], 4) == qwen3.greedy([1, 2, 3], 4)
+
+
 def test_ranks_end_with_their_runner(qwen3, make: Make) -> None:
     runner = make(qwen3)
     (process,) = runner.group.process_ids

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -264,6 +267,29 @@ async def test_a_constraint_that_takes_too_long_ends_the_process(
         await validator.grammar(Constraint("regex", "b", "f"))
     monkeypatch.setattr(validator, "_answer_s", 30.0)
     assert (await validator.grammar(Constraint("regex", "c", "f"))).text
+
+
+def grammar_processes() -> list[int]:
+    """The process ids of this process's children that compile grammars."""
+    found = subprocess.run(
+        ["pgrep", "-P", str(os.getpid()), "-f", "grammar_child"],
+        capture_output=True,
+        text=True,
+        check=False,  # 1: there is none
+    )
+    return [int(each) for each in found.stdout.split()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_to_all_processes_leaves_grammars_to_the_router(
+    validator: GrammarValidator, number: signal.Signals
+) -> None:
+    """A router that drains still validates what it has accepted."""
+    await validator.grammar(Constraint("regex", "a", "f"))
+    (process,) = grammar_processes()
+    os.kill(process, number)
+    assert (await validator.grammar(Constraint("regex", "b", "f"))).text
+    assert grammar_processes() == [process]
 
 
 @pytest.mark.parametrize("answer", [b"{no JSON", b"\xff", b"[]", b'{"neither": 1}'])
