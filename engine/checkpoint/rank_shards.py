@@ -40,6 +40,7 @@ _STRAIGHT = {
     "weight_zero_point": (0, 1),
     "weight_g_idx": (None, 0),
 }
+_SCALES = ("scales", "qzeros", "weight_scale", "weight_scale_inv", "weight_zero_point")
 _ORDERS = ("g_idx", "weight_g_idx")  # the group of each column
 
 Side = Literal["output", "input"]
@@ -148,13 +149,36 @@ class RankShards(Shards):
             return None  # one scale for the matrix
         size = stored.shape[axis]
         bounds = [(start * size, end * size) for start, end in cut.runs]
-        if any(bound % cut.whole for pair in bounds for bound in pair):
+        divides = any(bound % cut.whole for pair in bounds for bound in pair)
+        if divides or self._has_ragged_block(found, size, cut.side):
             raise stored.error(
                 f"has {size} entries on axis {axis}, which {split.ranks} ranks cannot share: the "
                 "split divides a packed word or a group of scales; reduce worker.tp"
                 f"{self._or_whole(stored.name)}"
             )
         return axis, [(start // cut.whole, end // cut.whole) for start, end in bounds]
+
+    def _has_ragged_block(self, found: re.Match[str], count: int, side: Side) -> bool:
+        """Return whether the last of `count` blocks or groups of scales is smaller than the others.
+        Ranges of such scales are no ranges of the matrix: it has fewer rows or columns."""
+        form = self._spec.quantization
+        if form is None or found["tensor"] not in _SCALES:
+            return False
+        each = form.block_rows if side == "output" else form.group
+        return each > 1 and self._matrix_size(found, side) != count * each
+
+    def _matrix_size(self, found: re.Match[str], side: Side) -> int:
+        """Return the rows or columns of a quantised module's whole matrix."""
+        form, prefix = self._spec.quantization, found.string.removesuffix(found["tensor"])
+        assert form is not None
+        if f"{prefix}qweight" in self:
+            words = self.find_whole(f"{prefix}qweight").shape[0 if side == "input" else 1]
+            packed = (side == "output") == (form.layout == "awq")
+        else:
+            packed = f"{prefix}weight_packed" in self and side == "input"
+            name = "weight_packed" if f"{prefix}weight_packed" in self else "weight"
+            words = self.find_whole(f"{prefix}{name}").shape[0 if side == "output" else 1]
+        return words * (32 // form.bits if packed else 1)
 
     def _or_whole(self, name: str) -> str:
         """Return a further remedy for an expert's tensor."""

@@ -79,6 +79,11 @@ def build_rank_runner(
     ep: int = 1,
 ) -> RankRunner:
     """Same as `build_rank_engine`, for a caller that runs steps in its own thread."""
+    if options.dtype == "float16":
+        raise ConfigError(
+            f"worker.dtype is float16, which the {ranks} ranks of a CPU worker cannot sum: give "
+            "auto, bfloat16 or float32, or set worker.tp to 1"
+        )
     whole = read_spec(folder, options.max_context)
     check_split(whole, ranks, ep)
     memories = _memories(ranks, whole.vocab_size)

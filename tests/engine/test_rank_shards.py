@@ -110,7 +110,7 @@ def test_quantised_shares_have_their_scales(tmp_path, spec, form, module) -> Non
     named = {f"{name}.{key}": value.contiguous() for key, value in tensors.items()}
     save_file(named, tmp_path / "model.safetensors")
     parts = []
-    for shards in ranks_of(tmp_path, spec):
+    for shards in ranks_of(tmp_path, replace(spec, quantization=stored)):
         found = read_quantized(shards, stored, name, 64, 64)
         assert found is not None
         parts.append(found.dequantized())
@@ -125,6 +125,28 @@ def test_a_group_that_ranks_would_cut_is_refused(tmp_path, spec) -> None:
     shards = ranks_of(tmp_path, spec)[0]
     with pytest.raises(ModelError, match="which 2 ranks cannot share"):
         shards.find(f"{LAYER}.mlp.down_proj.scales")
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "cut"),
+    [
+        ("mlp.up_proj", (112, 64), 4),  # 3.5 blocks of rows: four scales, two for each rank
+        ("mlp.up_proj", (60, 64), 2),
+        ("mlp.down_proj", (64, 112), 4),
+    ],
+)
+def test_a_cut_last_block_is_not_shared(tmp_path, spec, module, shape, cut) -> None:
+    """Though the number of scales divides: a rank's rows would begin within a block."""
+    tensors = {
+        f"{LAYER}.{module}.weight": torch.zeros(shape).to(torch.float8_e4m3fn),
+        f"{LAYER}.{module}.weight_scale_inv": torch.ones(-(-shape[0] // 32), -(-shape[1] // 32)),
+    }
+    assert cut in tensors[f"{LAYER}.{module}.weight_scale_inv"].shape
+    save_file(tensors, tmp_path / "model.safetensors")
+    in_blocks = replace(spec, quantization=FORMS["fp8"][0])
+    shards = ranks_of(tmp_path, in_blocks)[1]
+    with pytest.raises(ModelError, match="group of scales; reduce worker.tp"):
+        shards.find(f"{LAYER}.{module}.weight_scale_inv")
 
 
 def test_a_permuted_input_is_refused(tmp_path, spec) -> None:

@@ -250,6 +250,12 @@ def test_a_number_of_ranks_that_does_not_divide_is_refused(qwen3, make: Make) ->
         make(qwen3, ranks=3)
 
 
+def test_float16_is_refused_before_a_rank_loads(qwen3) -> None:
+    options = EngineOptions(blocks=80, block_size=8, dtype="float16", threads=1)
+    with pytest.raises(ConfigError, match=r"worker\.dtype is float16.*give auto, bfloat16"):
+        build_rank_runner(qwen3.folder, 2, options)
+
+
 def test_what_a_rank_cannot_load_is_raised_here(references, make: Make, tmp_path) -> None:
     reference = references("llama")
     with pytest.raises(ModelError, match="no readable|config.json"):
