@@ -102,6 +102,7 @@ def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> Non
         (("serve", "--dtype", "f8"), "--dtype: worker.dtype is 'f8': give one of auto, float32"),
         (("doctor", "--set", "router.prot=1"), "--set: there is no setting router.prot; did you"),
         (("doctor", "--set", "router.port=x"), "--set: router.port is 'x': give a whole number"),
+        (("serve", "--registry", "redis://[::1:1"), "--registry: registry.location is no URL of"),
         (("faults", "--seeds", "0"), "--seeds: '0': give a whole number from 1"),
         (("faults", "--from", "-5"), "--from: '-5': give a whole number from 0"),
         (("faults", "--jobs", "2000"), "--jobs: '2000': give a whole number from 1 to 1024"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ def test_a_folder_is_a_registry_of_this_host(tmp_path: Path) -> None:
         ("redis://host/zero", "no URL of a server"),
         ("redis://host/-1", "no URL of a server"),
         ("redis://host/0?db=3", "no URL of a server"),
+        ("redis://[::1:6379", "no URL of a server"),
     ],
 )
 def test_a_location_that_is_none_is_refused(location: str, words: str) -> None:
@@ -72,3 +74,16 @@ def test_a_password_on_a_command_line_is_refused_unshown() -> None:
     assert "hunter2" not in str(refused.value)
     check_argument("redis://user@host:6379/0")
     check_argument("/some/folder")
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["redis://:hunt[er2@host", "redis://:hunt/er2@host", "redis://user:12#hunter2@host"],
+)
+def test_a_malformed_url_is_refused_without_its_password(location: str) -> None:
+    with pytest.raises(ConfigError, match="no URL of a server") as refused:
+        check_argument(location)
+    with pytest.raises(ConfigError, match="no URL of a server") as opened:
+        open_registry(RegistryConfig(location=location), PLAIN, ("t",))
+    for error in (refused.value, opened.value):
+        assert "er2" not in "".join(traceback.format_exception(error, limit=0))
