@@ -102,6 +102,9 @@ class ServeOptions:
         return folder_of(registry) is None
 
     def _check_over_nodes(self) -> None:
+        from baton.runtime.shared_registry.registry_location import check_argument
+
+        check_argument(self.config.registry.location)  # the router's, and the driver's
         if self.config_file is not None:
             raise ConfigError(
                 f"--config {self.config_file} is a file of this host, and workers start on other "

@@ -63,8 +63,8 @@ def check_argument(location: str) -> None:
     for a malformed URL."""
     if holds_password(location):
         raise ConfigError(
-            "--registry holds a password, and other users of this host see command lines: set "
-            "BATON_REGISTRY__PASSWORD instead"
+            "registry.location holds a password and goes on a command line, which other users of "
+            "this host see: take it out, and set BATON_REGISTRY__PASSWORD"
         )
 
 

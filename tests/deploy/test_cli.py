@@ -182,6 +182,19 @@ def test_a_malformed_setting_is_refused(capsys: pytest.CaptureFixture[str], text
     assert ended.value.code == 2 and "write it as section.key=value" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "text", ["registry.password=hunter2", " registry.location = redis://:hunter2@db"]
+)
+def test_a_password_given_by_set_is_refused_unshown(
+    capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.main(["cluster", "status", "--set", text])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and "set BATON_REGISTRY__PASSWORD" in error
+    assert "hunter2" not in error
+
+
 def test_the_demo_is_disaggregated_by_default() -> None:
     parse = main.parser().parse_args
     assert flags_of(parse(["demo"]))["router.placement"] == "disaggregated"
