@@ -28,7 +28,7 @@ import signal
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -81,6 +81,17 @@ def make_private_folder(folder: Path, remedy: str) -> None:
     except OSError as error:
         raise ConfigError(
             f"{folder} cannot be made ({error.strerror or error}): {remedy}"
+        ) from error
+
+
+@contextlib.contextmanager
+def writing(folder: Path, remedy: str) -> Iterator[None]:
+    """Raise ConfigError with the remedy if the context cannot write in the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be written ({error.strerror or error}): {remedy}"
         ) from error
 
 
