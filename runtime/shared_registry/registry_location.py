@@ -24,6 +24,8 @@ from baton.runtime.shared_registry.signed_entry import EntrySigner
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+    from baton.runtime.shared_registry.tls_connection import RedisTls
+
 SCHEMES = ("redis", "rediss")
 PORT = 6379
 MAX_CONNECTIONS = 16
@@ -66,6 +68,19 @@ def check_argument(location: str) -> None:
             "registry.location holds a password and goes on a command line, which other users of "
             "this host see: take it out, and set BATON_REGISTRY__PASSWORD"
         )
+
+
+def check_tls_files(registry: RegistryConfig, security: SecurityConfig) -> None:
+    """Raise ConfigError if a certificate file for a rediss:// server cannot be used. For the start
+    of a process: one that runs reads the files at each connection, and tries again."""
+    if folder_of(registry) is not None or not registry.location.startswith("rediss://"):
+        return
+    try:
+        _tls_of(registry, security).context()
+    except ModuleNotFoundError as error:
+        raise _not_installed() from error
+    except OSError as error:
+        raise ConfigError(f"{error}: give a PEM file that this user may read") from error
 
 
 def open_registry(
@@ -187,15 +202,21 @@ def _malformed() -> ConfigError:
 def _tls_client(
     registry: RegistryConfig, security: SecurityConfig, options: dict[str, Any]
 ) -> Redis:
-    """This process shows its own certificate if it has one."""
     from redis.asyncio import ConnectionPool, Redis
 
-    from baton.runtime.shared_registry.tls_connection import RedisTls, TlsConnection
+    from baton.runtime.shared_registry.tls_connection import TlsConnection
 
-    tls = RedisTls(
+    tls = _tls_of(registry, security)
+    return Redis.from_pool(ConnectionPool(connection_class=TlsConnection, tls=tls, **options))
+
+
+def _tls_of(registry: RegistryConfig, security: SecurityConfig) -> RedisTls:
+    """This process shows its own certificate if it has one."""
+    from baton.runtime.shared_registry.tls_connection import RedisTls
+
+    return RedisTls(
         authority=registry.authority or security.authority,
         certificate=security.certificate,
         key=security.key,
         system=not registry.authority,
     )
-    return Redis.from_pool(ConnectionPool(connection_class=TlsConnection, tls=tls, **options))
