@@ -7,8 +7,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baton.deploy.serve.flag_values import FLAG_SETTINGS, assignment, proposer_settings
-from baton.runtime.errors import ConfigError
+from baton.deploy.serve.flag_values import (
+    FLAG_SETTINGS,
+    assignment,
+    location,
+    proposer_settings,
+)
 
 if TYPE_CHECKING:
     from baton.runtime.config import Config
@@ -37,17 +41,7 @@ def add_settings(command: argparse.ArgumentParser, *, file: bool = True) -> None
 
 def add_registry(command: Any, text: str) -> None:
     """Add --registry to a command or a group of options."""
-    command.add_argument("--registry", metavar="DIR|URL", type=_location, help=text)
-
-
-def _location(text: str) -> str:
-    from baton.runtime.shared_registry.registry_location import check_argument
-
-    try:
-        check_argument(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
+    command.add_argument("--registry", metavar="DIR|URL", type=location, help=text)
 
 
 def flags_of(options: argparse.Namespace) -> dict[str, str]:

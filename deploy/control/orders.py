@@ -29,7 +29,11 @@ from baton.runtime.grpc_links import ERROR_KEY, credentials, open_channel, trans
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 from baton.runtime.registry_client import ANSWER_S, RegistryClient, hung
 from baton.runtime.settings.loading import load
-from baton.runtime.shared_registry.registry_location import folder_of, open_registry
+from baton.runtime.shared_registry.registry_location import (
+    check_tls_files,
+    folder_of,
+    open_registry,
+)
 from baton.runtime.tls import Tls
 
 CONNECT_TIMEOUT_S = 15.0
@@ -105,9 +109,10 @@ def cluster_at(
     registry: RegistryConfig, secrets: ClusterSecrets, security: SecurityConfig, name: str = ""
 ) -> Cluster:
     """Return the cluster of workers that were started alone. Raises ConfigError if the registry's
-    folder does not exist or if others can write it."""
+    folder does not exist or if others can write it, or for a server's certificate files."""
     folder = folder_of(registry)
     if folder is None:
+        check_tls_files(registry, security)
         return Cluster(name or f"cluster {registry.cluster}", registry, secrets, security)
     if not folder.is_dir():
         raise ConfigError(f"there is no registry {folder}: give the folder that workers were given")

@@ -41,9 +41,12 @@ class Subject:
     hosts: tuple[x509.GeneralName, ...]
 
 
-def new_issuer(name: str, begin: datetime, end: datetime) -> Issuer:
-    """Return a new authority, whose certificate it has signed itself."""
-    own, key = _named(name), new_key()
+def new_issuer(
+    name: str, begin: datetime, end: datetime, key: ec.EllipticCurvePrivateKey | None = None
+) -> Issuer:
+    """Return a new authority, whose certificate it has signed itself, with this key or a new
+    one."""
+    own, key = _named(name), key or new_key()
     certificate = (
         _unsigned(own, own, key.public_key(), begin, end)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

@@ -28,7 +28,7 @@ import signal
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -45,6 +45,9 @@ CLIENT_SETTINGS = "client.json"
 STOP_DEADLINE_S = 30.0
 LOG_BYTES = 64 << 20  # a longer log becomes its .1
 PID_TIMEOUT_S = 1.0  # for a supervisor to write its pid
+RUNTIME_SPACE = (
+    "free space on its disk, or set XDG_RUNTIME_DIR to a folder that this user can write"
+)
 KILL_S = 5.0  # for a supervisor to kill a child after its grace, and to end
 
 JobState = Literal["running", "waiting", "failed", "stopped"]
@@ -81,6 +84,17 @@ def make_private_folder(folder: Path, remedy: str) -> None:
     except OSError as error:
         raise ConfigError(
             f"{folder} cannot be made ({error.strerror or error}): {remedy}"
+        ) from error
+
+
+@contextlib.contextmanager
+def writing(folder: Path, remedy: str) -> Iterator[None]:
+    """Raise ConfigError with the remedy if the context cannot write in the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be written ({error.strerror or error}): {remedy}"
         ) from error
 
 
@@ -121,10 +135,15 @@ class Instance:
         """Take the folder `name` for this process. None: `stopped` returned true while the
         children of an earlier instance were still ending.
 
-        Raises ConfigError when a live instance holds it, or the children of a dead one do not
-        end within STOP_DEADLINE_S.
+        Raises ConfigError when a live instance holds it, when the children of a dead one do not
+        end within STOP_DEADLINE_S, or when it cannot be written.
         """
         folder = runtime_folder() / name
+        with writing(folder, RUNTIME_SPACE):
+            return cls._claim(folder, stopped)
+
+    @classmethod
+    def _claim(cls, folder: Path, stopped: Callable[[], bool]) -> Instance | None:
         lifeline = _lock_lifeline(folder)
         if lifeline is None:
             raise ConfigError(

@@ -29,11 +29,11 @@ from baton.deploy.host.certificate_forms import (
     process_certificate,
     read_key,
 )
-from baton.deploy.host.instance import make_private_folder, write_private
+from baton.deploy.host.instance import make_private_folder, write_private, writing
 from baton.runtime.errors import ConfigError
 
 MAX_HOSTS = 64
-WRITABLE = "give a folder that this user can write"
+WRITABLE = "give a folder that this user can write, or free space on its disk"
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _AUTHORITY = "authority"
 
@@ -49,16 +49,18 @@ class Request:
 
 
 def create_authority(folder: Path, days: int, now: datetime | None = None) -> Path:
-    """Make an authority in `folder` and return its certificate's file. Raises ConfigError if there
-    is one already, or if the folder cannot be written."""
+    """Make an authority in `folder` and return its certificate's file. A key without a certificate
+    is of a call that failed, which this one completes. Raises ConfigError if there is an authority
+    already, or if the folder cannot be written."""
     begin = (now or datetime.now(UTC)) - SKEW
     files = files_of(folder, _AUTHORITY)
-    if files.key.exists() or files.certificate.exists():
-        raise ConfigError(f"{folder} has an authority already: give another folder")
-    issuer = new_issuer("Baton cluster", begin, begin + timedelta(days=days))
-    make_private_folder(folder, WRITABLE)
-    write_private(files.key, key_pem_of(issuer.key))
-    write_private(files.certificate, pem_of(issuer.certificate))
+    with writing(folder, WRITABLE):
+        if files.certificate.exists():
+            raise ConfigError(f"{folder} has an authority already: give another folder")
+        make_private_folder(folder, WRITABLE)
+        key = _kept_key(files.key)
+        issuer = new_issuer("Baton cluster", begin, begin + timedelta(days=days), key)
+        write_private(files.certificate, pem_of(issuer.certificate))
     return files.certificate
 
 
@@ -82,11 +84,12 @@ def issue(
         raise ConfigError(f"the authority in {folder} has ended: create another one")
     make_private_folder(out, WRITABLE)
     files = files_of(out, request.name)
-    key = _kept_key(files.key)
-    subject = Subject(request.name, key.public_key(), hosts)
-    certificate = process_certificate(subject, issuer, begin, end)
-    write_private(files.certificate, pem_of(certificate))
-    write_private(files.authority, pem_of(issuer.certificate))
+    with writing(out, WRITABLE):
+        key = _kept_key(files.key)
+        subject = Subject(request.name, key.public_key(), hosts)
+        certificate = process_certificate(subject, issuer, begin, end)
+        write_private(files.certificate, pem_of(certificate))
+        write_private(files.authority, pem_of(issuer.certificate))
     return files
 
 
@@ -103,7 +106,7 @@ def _read_issuer(folder: Path) -> Issuer:
 
 
 def _kept_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Return the key of an earlier certificate, or write a new one."""
+    """Return the key of an earlier call, or write a new one."""
     if path.exists():
         return _read_key(path)
     key = new_key()

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
-from urllib.parse import urlsplit
 
 from baton.deploy.nodes.worker_order import EMBEDDED, WorkerOrder
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError
 from baton.runtime.registry import Role
-from baton.runtime.shared_registry.registry_location import folder_of
+from baton.runtime.shared_registry.registry_location import folder_of, holds_password
 
 SECRET_SETTINGS = ("registry.password", "router.api_keys")
 OF_ONE_NODE = ("worker.host", "worker.advertise", "worker.port", "worker.admin_port")
@@ -43,7 +42,7 @@ class FleetOptions:
                 f"registry.location is the folder {self.config.registry.location}, which other "
                 "nodes do not see: give --registry redis://HOST:PORT"
             )
-        if urlsplit(self.config.registry.location).password is not None:
+        if holds_password(self.config.registry.location):
             raise ConfigError(
                 "registry.location holds a password, and Ray would store it: set "
                 "BATON_REGISTRY__PASSWORD in the environment of each node"

@@ -17,7 +17,11 @@ from baton.router.fleet.dialer import GrpcDialer
 from baton.router.server import serve_router
 from baton.runtime import logs, process_memory
 from baton.runtime.config import Config
-from baton.runtime.shared_registry.registry_location import open_registry, open_reports
+from baton.runtime.shared_registry.registry_location import (
+    check_tls_files,
+    open_registry,
+    open_reports,
+)
 from baton.runtime.telemetry import tracing
 from baton.runtime.tls import tls_of
 
@@ -59,6 +63,7 @@ def run_router(
         if address_file is not None and admin is not None:
             write_private(admin_address_file(address_file), address_of(admin.host, port))
 
+    check_tls_files(config.registry, config.security)
     registry = open_registry(config.registry, config.security, secrets.accepted, deletes_dead=True)
     reports = open_reports(config.registry, config.security, secrets.accepted)
 

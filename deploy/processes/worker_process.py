@@ -61,7 +61,11 @@ from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.grammar.vocabulary import TOKENIZER_FILE, read_vocabulary
 from baton.runtime.grpc_links import open_port
 from baton.runtime.registry import Role, WorkerRecord
-from baton.runtime.shared_registry.registry_location import folder_of, open_registry
+from baton.runtime.shared_registry.registry_location import (
+    check_tls_files,
+    folder_of,
+    open_registry,
+)
 from baton.runtime.telemetry import tracing
 from baton.runtime.tls import tls_of
 from baton.runtime.worker.announcer import announce, withdraw
@@ -91,6 +95,7 @@ def run_worker(
     split = {"ranks": config.worker.tp, "expert_groups": config.worker.ep}
     tracing.setup(worker_id, config.telemetry.otlp_endpoint, of_process=split)
     # before the model: they may have to be refused
+    check_tls_files(config.registry, config.security)
     registry = open_registry(config.registry, config.security, secrets.accepted)
     registry_folder = folder_of(config.registry)
     advertised = advertised_host(config.worker, many_hosts=registry_folder is None)

@@ -116,11 +116,30 @@ def proposer_settings(text: str) -> dict[str, str]:
 
 
 def assignment(text: str) -> str:
-    """Parse SECTION.KEY=VALUE; the setting must exist."""
-    name, equals, value = text.partition("=")
+    """Parse SECTION.KEY=VALUE; the setting must exist, and be no password of the registry."""
+    given, equals, value = text.partition("=")
+    name = given.strip()
     if not equals or name.count(".") != 1:
         raise ArgumentTypeError(f"{text!r}: write it as section.key=value")
-    _check(name.strip(), value.strip())
+    _check(name, value.strip())
+    if name == "registry.password":
+        raise ArgumentTypeError(
+            f"{name} is a secret, and other users of this host see command lines: set "
+            "BATON_REGISTRY__PASSWORD"
+        )
+    if name == "registry.location":
+        location(value.strip())
+    return text
+
+
+def location(text: str) -> str:
+    """Parse the location of a registry, without a password."""
+    from baton.runtime.shared_registry.registry_location import check_argument
+
+    try:
+        check_argument(text)
+    except ConfigError as error:
+        raise ArgumentTypeError(str(error)) from error
     return text
 
 

@@ -5,7 +5,7 @@
 
 The workers register on a Redis server, since other nodes do not see this host's folder. They end
 with `baton serve`: its end is the driver's SIGTERM, which drains them. What `baton fleet` refuses
-(a secret on the command line, say) ends the driver, whose message `baton serve` shows.
+(`worker.port` for all nodes, say) ends the driver, whose message `baton serve` shows.
 """
 
 from __future__ import annotations

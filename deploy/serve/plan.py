@@ -6,7 +6,7 @@ Secrets and settings travel by environment, never on a command line that others 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -102,6 +102,9 @@ class ServeOptions:
         return folder_of(registry) is None
 
     def _check_over_nodes(self) -> None:
+        from baton.runtime.shared_registry.registry_location import check_argument
+
+        check_argument(self.config.registry.location)  # the router's, and the driver's
         if self.config_file is not None:
             raise ConfigError(
                 f"--config {self.config_file} is a file of this host, and workers start on other "
@@ -302,6 +305,15 @@ def _memory_fraction(options: ServeOptions, inherited: Mapping[str, str], gpus: 
         return fraction
     given = given_names(options.config_file, inherited, options.flags or {})
     return on_gpu(options.config, given).pool.memory_fraction
+
+
+def switched_off(options: ServeOptions, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield a warning for each protection that the user has switched off."""
+    if options.config.security.tls == "off":
+        yield "security.tls is off: processes communicate in plain text"
+    asked = environ.get("RAY_AUTH_MODE", "token").lower()  # as Ray reads it
+    if options.launcher == "ray" and not options.ray_address and asked != "token":
+        yield f"RAY_AUTH_MODE is {asked}: any client that reaches this host's Ray can run code here"
 
 
 def _workers(options: ServeOptions) -> int:

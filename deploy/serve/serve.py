@@ -13,7 +13,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,12 +24,14 @@ from baton.deploy.host.gpus import visible_gpus
 from baton.deploy.host.instance import (
     ADMIN_KEY,
     ADMIN_KEY_FILE,
+    RUNTIME_SPACE,
     TOKEN_KEY,
     Instance,
     processes_of,
     read_progress,
     read_status,
     write_private,
+    writing,
 )
 from baton.deploy.host.job_log import keep_logs, log_end
 from baton.deploy.host.packages import check_worker_packages
@@ -111,7 +113,8 @@ class Serving:
         if instance is None:
             return
         try:
-            launcher = self._prepare(instance, model)
+            with writing(instance.folder, RUNTIME_SPACE):
+                launcher = self._prepare(instance, model)
             url = self._until_ready(instance, launcher)
             if url is not None:
                 self._announce(url, model, instance.folder)
@@ -142,7 +145,7 @@ class Serving:
             f"starting the router, {options.prefill} prefill and {options.decode} decode workers "
             f"({options.launcher} launcher; logs in {logs})"
         )
-        for warning in _switched_off(options):
+        for warning in plan.switched_off(options, os.environ):
             self._progress(f"WARNING: {warning}")
         if gpus:
             placed = plan.devices(options, gpus).items()
@@ -384,15 +387,6 @@ def _announced_workers(registry: DirectoryRegistry) -> list[WorkerRecord]:
         return answer_within(registry.workers)
     except TimeoutError:
         return []
-
-
-def _switched_off(options: ServeOptions) -> Iterator[str]:
-    """Yield a warning for each protection that the user has switched off."""
-    if options.config.security.tls == "off":
-        yield "security.tls is off: processes communicate in plain text"
-    asked = os.environ.get("RAY_AUTH_MODE", "token").lower()  # as Ray reads it
-    if options.launcher == "ray" and not options.ray_address and asked != "token":
-        yield f"RAY_AUTH_MODE is {asked}: any client that reaches this host's Ray can run code here"
 
 
 def _print(line: str) -> None:

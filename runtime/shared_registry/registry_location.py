@@ -24,6 +24,8 @@ from baton.runtime.shared_registry.signed_entry import EntrySigner
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+    from baton.runtime.shared_registry.tls_connection import RedisTls
+
 SCHEMES = ("redis", "rediss")
 PORT = 6379
 MAX_CONNECTIONS = 16
@@ -48,13 +50,37 @@ def folder_of(registry: RegistryConfig) -> Path | None:
     return None
 
 
+def holds_password(location: str) -> bool:
+    """Whether it is a server's URL with a password. Raises ConfigError for a malformed URL, of
+    which any part may be one."""
+    if "://" not in location:
+        return False
+    url = _split(location)
+    _parts(url)
+    return url.password is not None
+
+
 def check_argument(location: str) -> None:
-    """Raise ConfigError for a password on a command line, which other users of the host see."""
-    if "://" in location and urlsplit(location).password is not None:
+    """Raise ConfigError for a password on a command line, which other users of the host see, and
+    for a malformed URL."""
+    if holds_password(location):
         raise ConfigError(
-            "--registry holds a password, and other users of this host see command lines: set "
-            "BATON_REGISTRY__PASSWORD instead"
+            "registry.location holds a password and goes on a command line, which other users of "
+            "this host see: take it out, and set BATON_REGISTRY__PASSWORD"
         )
+
+
+def check_tls_files(registry: RegistryConfig, security: SecurityConfig) -> None:
+    """Raise ConfigError if a certificate file for a rediss:// server cannot be used. For the start
+    of a process: one that runs reads the files at each connection, and tries again."""
+    if folder_of(registry) is not None or not registry.location.startswith("rediss://"):
+        return
+    try:
+        _tls_of(registry, security).context()
+    except ModuleNotFoundError as error:
+        raise _not_installed() from error
+    except OSError as error:
+        raise ConfigError(f"{error}: give a PEM file that this user may read") from error
 
 
 def open_registry(
@@ -118,7 +144,7 @@ def address_without_secrets(registry: RegistryConfig) -> str:
     folder = folder_of(registry)
     if folder is not None:
         return str(folder)
-    url = urlsplit(registry.location)
+    url = _split(registry.location)
     host, port, database = _parts(url)
     return f"{url.scheme}://{host}:{port}/{database}"
 
@@ -129,7 +155,7 @@ def open_server(registry: RegistryConfig, security: SecurityConfig) -> tuple[Red
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
 
-    url = urlsplit(registry.location)
+    url = _split(registry.location)
     host, port, database = _parts(url)
     options: dict[str, Any] = {
         "host": host,
@@ -147,32 +173,50 @@ def open_server(registry: RegistryConfig, security: SecurityConfig) -> tuple[Red
     return Redis(**options), address_without_secrets(registry)
 
 
+def _split(location: str) -> SplitResult:
+    try:
+        return urlsplit(location)
+    except ValueError:
+        raise _malformed() from None  # its text may hold the password
+
+
 def _parts(url: SplitResult) -> tuple[str, int, int]:
     try:
         host, port = url.hostname, url.port or PORT
         database = int(url.path.strip("/") or "0")
     except ValueError:
         host, port, database = None, PORT, 0
-    if not host or url.query or database < 0:
-        raise ConfigError(
-            "registry.location is no URL of a server: write redis://HOST:PORT/DATABASE (rediss:// "
-            "for TLS), and the password as registry.password"
-        )
+    if not host or url.query or url.fragment or database < 0:
+        raise _malformed()
     return host, port, database
+
+
+def _malformed() -> ConfigError:
+    """Return the error, which shows no part of the URL: the password may stand in any."""
+    return ConfigError(
+        "registry.location is no URL of a server: write redis://HOST:PORT/DATABASE (rediss:// "
+        "for TLS), and the password as registry.password"
+    )
 
 
 def _tls_client(
     registry: RegistryConfig, security: SecurityConfig, options: dict[str, Any]
 ) -> Redis:
-    """This process shows its own certificate if it has one."""
     from redis.asyncio import ConnectionPool, Redis
 
-    from baton.runtime.shared_registry.tls_connection import RedisTls, TlsConnection
+    from baton.runtime.shared_registry.tls_connection import TlsConnection
 
-    tls = RedisTls(
+    tls = _tls_of(registry, security)
+    return Redis.from_pool(ConnectionPool(connection_class=TlsConnection, tls=tls, **options))
+
+
+def _tls_of(registry: RegistryConfig, security: SecurityConfig) -> RedisTls:
+    """This process shows its own certificate if it has one."""
+    from baton.runtime.shared_registry.tls_connection import RedisTls
+
+    return RedisTls(
         authority=registry.authority or security.authority,
         certificate=security.certificate,
         key=security.key,
         system=not registry.authority,
     )
-    return Redis.from_pool(ConnectionPool(connection_class=TlsConnection, tls=tls, **options))

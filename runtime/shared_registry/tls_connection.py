@@ -7,7 +7,9 @@ the certificate that is there by then. Open connections keep theirs. Holds no st
 
 from __future__ import annotations
 
+import contextlib
 import ssl
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,17 +27,29 @@ class RedisTls:
     system: bool
 
     def context(self) -> ssl.SSLContext:
-        """Read the files. The server must bear the name by which it is called. Raises OSError for
-        a file that is missing or unusable."""
-        if self.system:
-            context = ssl.create_default_context()
-            if self.authority:
-                context.load_verify_locations(self.authority)
-        else:
-            context = ssl.create_default_context(cafile=self.authority)
+        """Read the files. The server must bear the name by which it is called. Raises OSError,
+        which names setting and file, for one that is missing or unusable."""
+        setting = "security.authority" if self.system else "registry.authority"
+        with _named(f"{setting}: {self.authority}"):
+            if self.system:
+                context = ssl.create_default_context()
+                if self.authority:
+                    context.load_verify_locations(self.authority)
+            else:
+                context = ssl.create_default_context(cafile=self.authority)
         if self.certificate:
-            context.load_cert_chain(self.certificate, self.key)
+            with _named(f"security.certificate: {self.certificate}, security.key: {self.key}"):
+                context.load_cert_chain(self.certificate, self.key)
         return context
+
+
+@contextlib.contextmanager
+def _named(files: str) -> Iterator[None]:
+    """OpenSSL's errors name no file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{files} cannot be used ({error.strerror or error})") from error
 
 
 class TlsConnection(SSLConnection):

@@ -102,6 +102,7 @@ def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> Non
         (("serve", "--dtype", "f8"), "--dtype: worker.dtype is 'f8': give one of auto, float32"),
         (("doctor", "--set", "router.prot=1"), "--set: there is no setting router.prot; did you"),
         (("doctor", "--set", "router.port=x"), "--set: router.port is 'x': give a whole number"),
+        (("serve", "--registry", "redis://[::1:1"), "--registry: registry.location is no URL of"),
         (("faults", "--seeds", "0"), "--seeds: '0': give a whole number from 1"),
         (("faults", "--from", "-5"), "--from: '-5': give a whole number from 0"),
         (("faults", "--jobs", "2000"), "--jobs: '2000': give a whole number from 1 to 1024"),
@@ -179,6 +180,19 @@ def test_a_malformed_setting_is_refused(capsys: pytest.CaptureFixture[str], text
     with pytest.raises(SystemExit) as ended:
         main.main(["serve", "--set", text])
     assert ended.value.code == 2 and "write it as section.key=value" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["registry.password=hunter2", " registry.location = redis://:hunter2@db"]
+)
+def test_a_password_given_by_set_is_refused_unshown(
+    capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.main(["cluster", "status", "--set", text])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and "set BATON_REGISTRY__PASSWORD" in error
+    assert "hunter2" not in error
 
 
 def test_the_demo_is_disaggregated_by_default() -> None:

@@ -113,6 +113,16 @@ def test_what_nodes_cannot_have_is_refused(
         options(*given).check()
 
 
+def test_a_password_of_the_environment_reaches_no_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BATON_REGISTRY__LOCATION", "redis://:hunter2@db:6379/0")
+    serve = _serve_options(parser().parse_args([*SERVE[:3], *PLAIN]))
+    with pytest.raises(ConfigError, match="set BATON_REGISTRY__PASSWORD") as refused:
+        serve.check()
+    assert "hunter2" not in str(refused.value)
+
+
 def test_a_token_of_this_host_alone_is_refused(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_ranks_share_the_cores_that_ray_reserves(
     [
         ({"registry.location": "/run/registry"}, {}, "registry.location is the folder .*redis://"),
         ({"registry.location": "redis://:secret@db"}, {}, "BATON_REGISTRY__PASSWORD"),
+        ({"registry.location": "redis://:secret[@db"}, {}, "no URL of a server"),
         (REDIS | {"registry.password": "secret"}, {}, "registry.password is a secret"),
         (REDIS | {"router.api_keys": "secret-secret"}, {}, "router.api_keys is a secret"),
         (REDIS | {"worker.port": "9000"}, {}, "set BATON_WORKER__PORT in the environment"),

@@ -60,6 +60,12 @@ def test_a_second_claim_of_the_same_name_names_the_remedy() -> None:
     Instance.claim("port-1").end()
 
 
+def test_a_folder_that_cannot_be_written_names_the_remedy() -> None:
+    (instances.runtime_folder() / "port-1").touch()  # a file in its place
+    with pytest.raises(ConfigError, match=r"port-1 cannot be written \(.*XDG_RUNTIME_DIR"):
+        Instance.claim("port-1")
+
+
 def test_what_a_killed_instance_left_is_cleared() -> None:
     code = (
         "import os, signal\n"

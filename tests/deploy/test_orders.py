@@ -69,6 +69,12 @@ def announce_later(
     return thread
 
 
+def test_a_cluster_whose_authority_is_missing_is_refused(tmp_path: Path) -> None:
+    registry = RegistryConfig(location="rediss://host", authority=str(tmp_path / "no.pem"))
+    with pytest.raises(ConfigError, match=r"registry\.authority: .*no\.pem cannot be used"):
+        cluster_at(registry, SECRETS, SecurityConfig(tls="off"))
+
+
 def test_a_drain_is_ordered_and_its_end_awaited(ready: Instance, worker: ControlServer) -> None:
     announce(ready, "decode-0", worker.address)
     announce(ready, "decode-1", worker.address, boot="d")

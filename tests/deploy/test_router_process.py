@@ -17,6 +17,7 @@ from baton.router.console.admin_port import AdminAccess
 from baton.runtime import dead_entries, registry_client
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.config import Config
+from baton.runtime.errors import ConfigError
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from baton.runtime.registry_client import RegistryClient
 
@@ -53,6 +54,23 @@ def test_what_the_start_has_made_is_no_more_looked_through(
     assert before == 0 and after > 10_000  # modules, classes, functions
     assert address.read_text() == "127.0.0.1:8000"
     assert admin_address_file(address).read_text() == "127.0.0.1:9402"
+
+
+def test_a_router_with_a_wrong_authority_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def serve(*_: Any, **__: Any) -> None: ...
+
+    monkeypatch.setattr(router_process, "serve_router", serve)
+    registry = RegistryConfig(location="rediss://host", authority=str(tmp_path / "no.pem"))
+    with pytest.raises(ConfigError, match=r"registry\.authority: .*no\.pem cannot be used"):
+        router_process.run_router(
+            Config(security=SecurityConfig(tls="off"), registry=registry),
+            model_folder=tmp_path,
+            model_name="m",
+            secrets=ClusterSecrets(("t",), "t"),
+            address_file=None,
+        )
 
 
 def test_a_router_deletes_the_entries_of_dead_workers(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -25,11 +27,11 @@ from baton.deploy.host.instance import (
 from baton.deploy.serve import serve
 from baton.deploy.serve.flag_values import NO_ADMIN
 from baton.deploy.serve.model_source import ModelSource
-from baton.deploy.serve.plan import ServeOptions
+from baton.deploy.serve.plan import ServeOptions, switched_off
 from baton.deploy.serve.serve import Serving
 from baton.router.console.admin_port import AdminAccess
 from baton.runtime.cluster_config import SecurityConfig
-from baton.runtime.config import Config
+from baton.runtime.config import Config, RouterConfig, WorkerConfig
 from baton.runtime.errors import BatonError, ConfigError
 from tests.support import serving_phases
 
@@ -66,6 +68,20 @@ def test_without_an_admin_port_there_is_no_key(instance: Instance) -> None:
     assert not (instance.folder / ADMIN_KEY_FILE).exists()
 
 
+def test_a_full_runtime_folder_ends_the_start_with_a_remedy(
+    stand_in_model: Path, runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(serve, "write_private", fail)
+    config = Config(router=RouterConfig(port=0), worker=WorkerConfig(device="cpu"))
+    options = ServeOptions(config, model=str(stand_in_model), launcher="process")
+    with pytest.raises(ConfigError, match=r"cannot be written \(No space.*XDG_RUNTIME_DIR"):
+        Serving(options, lambda _: None).run()
+    assert list((runtime_folder / "baton").iterdir()) == []
+
+
 def test_tls_that_is_off_is_said_and_makes_no_certificates(instance: Instance) -> None:
     _, said = prepared(instance, security=SecurityConfig(tls="off"))
     assert "WARNING: security.tls is off" in "".join(said)
@@ -75,18 +91,14 @@ def test_tls_that_is_off_is_said_and_makes_no_certificates(instance: Instance) -
 @pytest.mark.parametrize(
     ("mode", "reported"), [("disabled", True), ("Token", False), (None, False)]
 )
-def test_a_ray_that_asks_for_no_token_is_said(
-    monkeypatch: pytest.MonkeyPatch, mode: str | None, reported: bool
-) -> None:
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    if mode is not None:
-        monkeypatch.setenv("RAY_AUTH_MODE", mode)
-    said = list(serve._switched_off(ServeOptions(Config(), launcher="ray")))
+def test_a_ray_that_asks_for_no_token_is_said(mode: str | None, reported: bool) -> None:
+    environ = {} if mode is None else {"RAY_AUTH_MODE": mode}
+    said = list(switched_off(ServeOptions(Config(), launcher="ray"), environ))
     assert [word for line in said for word in line.split()[:3]] == (
         ["RAY_AUTH_MODE", "is", "disabled:"] if reported else []
     )
     joined = ServeOptions(Config(), launcher="ray", ray_address="10.0.0.1:6379")
-    assert not list(serve._switched_off(joined))  # that one's owner has decided
+    assert not list(switched_off(joined, environ))  # that one's owner has decided
 
 
 def test_certificates_are_renewed_while_it_serves(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -96,6 +97,29 @@ def test_no_certificate_outlives_its_authority(authority: Path, tmp_path: Path) 
 def test_an_authority_is_not_replaced(authority: Path) -> None:
     with pytest.raises(ConfigError, match="has an authority already"):
         create_authority(authority, 100)
+
+
+def test_an_unfinished_authority_is_completed(tmp_path: Path) -> None:
+    folder = tmp_path / "authority"
+    draft = folder / f"authority.pem.{os.getpid()}.draft"
+    draft.mkdir(parents=True)  # its certificate cannot be written
+    with pytest.raises(ConfigError, match=r"authority cannot be written \(Is a dir.*free space"):
+        create_authority(folder, 100, NOON)
+    key = (folder / "authority.key").read_bytes()
+    draft.rmdir()
+    create_authority(folder, 100, NOON)
+    assert (folder / "authority.key").read_bytes() == key
+    read(security(issue(folder, tmp_path / "out", WORKER, NOON)), NOON)
+
+
+@pytest.mark.parametrize("name", ["decode-0.key", "decode-0.pem", "authority.pem"])
+def test_a_file_that_cannot_be_written_is_a_wrong_folder(
+    name: str, authority: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    (out / f"{name}.{os.getpid()}.draft").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=rf"{out} cannot be written \(Is a dir.*free space"):
+        issue(authority, out, WORKER, NOON)
 
 
 @pytest.mark.parametrize("name", ["", "authority", "a/b", "../x", "a" * 64, "-x"])

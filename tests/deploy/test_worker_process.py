@@ -104,6 +104,27 @@ def test_a_start_under_a_live_id_is_refused_before_loading(
     assert list(tmp_path.glob("*.worker")) == []
 
 
+def test_a_worker_with_a_wrong_authority_does_not_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "setup", lambda *_, **__: None)  # this and the next: the process's
+    monkeypatch.setattr(worker_process, "SWITCH_INTERVAL_S", sys.getswitchinterval())
+    registry = RegistryConfig(location="rediss://host", authority=str(tmp_path / "no.pem"))
+    plain = Config(
+        security=SecurityConfig(tls="off"),
+        registry=registry,
+        worker=WorkerConfig(advertise="127.0.0.1"),
+    )
+    with pytest.raises(ConfigError, match=r"registry\.authority: .*no\.pem cannot be used"):
+        run_worker(
+            plain,
+            role="decode",
+            worker_id="decode-0",
+            model_folder=tmp_path / "no-model",
+            secrets=ClusterSecrets(("secret",), "secret"),
+        )
+
+
 async def test_a_failure_in_a_workers_end_is_raised_after_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

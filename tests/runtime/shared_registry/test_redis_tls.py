@@ -16,7 +16,7 @@ from baton.deploy.host.authority import CertificateFiles
 from baton.deploy.host.stored_authority import Request, create_authority, issue
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.registry_client import RegistryUnavailable
-from baton.runtime.shared_registry.registry_location import open_registry
+from baton.runtime.shared_registry.registry_location import check_tls_files, open_registry
 from chaos.redis_server import RedisServer, running_server
 from tests.runtime.shared_registry.conftest import ONE, TOKEN
 from tests.support.redis_proxy import running_proxy
@@ -134,6 +134,26 @@ async def test_a_replaced_certificate_is_read_at_the_next_try(tmp_path: Path, se
             await eventually(announced)
         finally:
             await client.close()
+
+
+async def test_a_file_that_is_gone_later_is_named_and_read_again(tmp_path: Path) -> None:
+    own = security(issued(tmp_path, "ours", "worker"))
+    authority = tmp_path / "registry.pem"
+    shutil.copyfile(own.authority, authority)
+    config = RegistryConfig(location="rediss://127.0.0.1:1/0", authority=str(authority))
+    check_tls_files(config, own)
+    client = open_registry(config, own, (TOKEN,))
+    named = f"registry.authority: {authority} cannot be used"
+    try:
+        authority.unlink()
+        with pytest.raises(RegistryUnavailable, match=named):
+            await client.announce(ONE)
+        shutil.copyfile(own.authority, authority)
+        with pytest.raises(RegistryUnavailable) as refused:  # nothing listens there
+            await client.announce(ONE)
+    finally:
+        await client.close()
+    assert named not in str(refused.value)
 
 
 @pytest.mark.parametrize("alone", [True, False])

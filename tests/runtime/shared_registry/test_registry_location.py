@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from baton.runtime.errors import ConfigError
 from baton.runtime.registry_client import ThreadedRegistry
 from baton.runtime.shared_registry.registry_location import (
     check_argument,
+    check_tls_files,
     folder_of,
     open_registry,
 )
@@ -53,6 +56,7 @@ def test_a_folder_is_a_registry_of_this_host(tmp_path: Path) -> None:
         ("redis://host/zero", "no URL of a server"),
         ("redis://host/-1", "no URL of a server"),
         ("redis://host/0?db=3", "no URL of a server"),
+        ("redis://[::1:6379", "no URL of a server"),
     ],
 )
 def test_a_location_that_is_none_is_refused(location: str, words: str) -> None:
@@ -72,3 +76,37 @@ def test_a_password_on_a_command_line_is_refused_unshown() -> None:
     assert "hunter2" not in str(refused.value)
     check_argument("redis://user@host:6379/0")
     check_argument("/some/folder")
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["redis://:hunt[er2@host", "redis://:hunt/er2@host", "redis://user:12#hunter2@host"],
+)
+def test_a_malformed_url_is_refused_without_its_password(location: str) -> None:
+    with pytest.raises(ConfigError, match="no URL of a server") as refused:
+        check_argument(location)
+    with pytest.raises(ConfigError, match="no URL of a server") as opened:
+        open_registry(RegistryConfig(location=location), PLAIN, ("t",))
+    for error in (refused.value, opened.value):
+        assert "er2" not in "".join(traceback.format_exception(error, limit=0))
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_a_wrong_authority_is_refused_at_the_start_by_name(
+    content: str | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "authority.pem"
+    if content is not None:
+        file.write_text(content)
+    config = RegistryConfig(location="rediss://host", authority=str(file))
+    with pytest.raises(ConfigError, match=rf"registry\.authority: {file} cannot be used \(.*PEM"):
+        check_tls_files(config, PLAIN)
+    check_tls_files(replace(config, location="redis://host"), PLAIN)  # which reads no file
+
+
+def test_other_files_of_a_server_over_tls_are_named(tmp_path: Path) -> None:
+    config, no = RegistryConfig(location="rediss://host"), str(tmp_path / "no.pem")
+    with pytest.raises(ConfigError, match=rf"security\.authority: {no} cannot be used"):
+        check_tls_files(config, SecurityConfig("on", authority=no))
+    with pytest.raises(ConfigError, match=rf"security\.certificate: {no}, security\.key: {no} "):
+        check_tls_files(config, SecurityConfig("on", certificate=no, key=no))
