@@ -192,7 +192,9 @@ class DecodeScheduler:
             sequence.batch_index, sequence.under_way = index, sequence.under_way + 1
         for chunk in chunks:
             chunk.key.under_way += 1
-        self._under_way += bool(slices)
+        if slices:
+            self._turns.take()
+            self._under_way += 1
         self._verifying += verifies
         copies = tuple(self.reservations.take_copies(decoding))
         return StepPlan(StepBatch(tuple(slices), copies), decoding, chunks, verifies, looked)
