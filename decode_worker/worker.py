@@ -191,6 +191,11 @@ class DecodeWorker:
         except BatonError as error:
             for sequence in request.sequences:
                 self._requests.fail(sequence, error)
+        except Exception as error:  # should be impossible: one request ends, not all
+            log.exception("grammar failed", request_id=request.request_id)
+            for sequence in request.sequences:
+                reason = f"the grammar could not be used: {type(error).__name__}"
+                self._requests.fail(sequence, EngineError(reason))
         self._admit()
 
     def cancel(self, request_id: str, attempt: int, choices: Collection[int] = ()) -> None:

@@ -166,6 +166,10 @@ class PrefillWorker:
                 self._scheduler.submit(prompt)
         except BatonError as error:
             prompt.events.put_nowait(error)
+        except Exception as error:  # should be impossible: one prompt ends, not all
+            log.exception("grammar failed", request_id=prompt.request_id)
+            reason = f"the grammar could not be used: {type(error).__name__}"
+            prompt.events.put_nowait(EngineError(reason))
         self._admit_waiting()
 
     def attach(
