@@ -279,10 +279,8 @@ class DecodeWorker:
         for group in self._scheduler.admit():
             now_wall = self._wall()
             request = group.request
-            self._requests.record_admission(group, now_wall)
-            request.cached_tokens = max(request.cached_tokens, group.held * self._pool.block_size)
-            metrics.PREFIX_QUERIED_TOKENS.inc(len(group.tokens))
-            metrics.PREFIX_CACHED_TOKENS.inc(group.held * self._pool.block_size)
+            cached_tokens = group.held * self._pool.block_size
+            self._requests.record_admission(group, cached_tokens, now_wall)
             if group.phase is Phase.FETCHING:
                 with logs.bind_request(request.request_id, attempt=request.attempt):
                     fetch = self._fetches[group] = asyncio.create_task(self._fetch(group))
