@@ -179,7 +179,7 @@ class Requests:
             raise HandoffError("a first token is outside the vocabulary")
         self._take_scores(group, first)
         for sequence in group.sequences:
-            if sequence.length == len(group.tokens):
+            if sequence.length == len(group.tokens) and not sequence.ended:
                 token = by_choice[sequence.choice]
                 top = tuple((entry.token, entry.logprob) for entry in token.top)
                 logprob = token.logprob if token.HasField("logprob") else None

@@ -378,9 +378,9 @@ class DecodeScheduler:
         self.reservations.publish(group, chunk.start // self._pool.block_size, chunk.end)
         if not chunk.last:
             return
-        undrawn = group.undrawn()
+        drawn = zip(group.undrawn(), result.drawn[index], strict=True)
         self._run(group)
-        outcome.drawn += list(zip(undrawn, result.drawn[index], strict=True))
+        outcome.drawn += [(sequence, token) for sequence, token in drawn if not sequence.ended]
 
     def _run(self, group: Group) -> None:
         """Let the group's living sequences run, in the order of their arrival."""
