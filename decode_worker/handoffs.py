@@ -147,12 +147,21 @@ class Handoffs:
         self._report_prefill(group.request, candidate.boot_id)
         self.open += 1
         outcome = "cancelled"
+
+        def take_first(first: handoff_pb2.FirstTokens) -> None:
+            nonlocal outcome
+            wanted = group.live
+            group.request.timeline.take_first(first, candidate.worker_id, self._wall())
+            on_first(group, first)
+            if wanted and not group.live:  # they were its last: it needs no KV
+                outcome = "completed"
+
         try:
             with tracing.span(
                 tracing.HANDOFF, group.request.trace, worker=candidate.worker_id
             ) as context:
                 opening = self._opening(group, candidate, tracing.inject(context))
-                report = await self._read(group, candidate, opening, on_first)
+                report = await self._read(group, candidate, opening, take_first)
                 group.request.timeline.take_fetch(report, self._wall_offset_s)
                 # not before the group is in the batch
                 asyncio.get_running_loop().call_soon(self._record_fetch, report, context)
@@ -169,14 +178,10 @@ class Handoffs:
         group: Group,
         candidate: worker_pb2.Candidate,
         opening: handoff_pb2.OpenHandoff,
-        on_first: OnFirst,
+        take_first: Callable[[handoff_pb2.FirstTokens], None],
     ) -> FetchReport:
         def quarantine(blocks: Sequence[int], settled: asyncio.Future[None]) -> None:
             self._quarantine(group, list(blocks), settled)
-
-        def take_first(first: handoff_pb2.FirstTokens) -> None:
-            group.request.timeline.take_first(first, candidate.worker_id, self._wall())
-            on_first(group, first)
 
         async with self._reads.reader(candidate, quarantine) as reader:
             group.request.timeline.mark("connect", self._wall())
@@ -243,7 +248,8 @@ class Handoffs:
     def _quarantine(self, group: Group, blocks: list[int], settled: asyncio.Future[None]) -> None:
         self._scheduler.reservations.quarantine(group, blocks)
         handoff_metrics.QUARANTINED_BLOCKS.inc(len(blocks))
-        log.warning("blocks quarantined", blocks=len(blocks))
+        log_at = log.warning if group.live else log.info  # READs of an ended group are called off
+        log_at("blocks quarantined", blocks=len(blocks))
 
         def lift(_: asyncio.Future[None]) -> None:
             self._pool.release(blocks, Hold.QUARANTINED)

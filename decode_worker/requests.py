@@ -76,15 +76,22 @@ class Requests:
         if count > self._preemptions:
             self._preemptions, self._preempted_wall_s = count, self._wall()
 
-    def record_admission(self, group: Group, now_wall_s: float) -> None:
-        """Record that a group has credit, and its blocks: for the first time or again."""
+    def record_admission(self, group: Group, cached_tokens: int, now_wall_s: float) -> None:
+        """Record that a group has credit, and its blocks, of which some hold `cached_tokens`: for
+        the first time, when its request is counted, or again."""
         request = group.request
-        metrics.QUEUE_SECONDS.observe(now_wall_s - request.arrived_wall_s)
-        tracing.record(tracing.QUEUE, request.arrived_wall_s, now_wall_s, request.trace)
-        if group.local == "recompute":
+        if group.local == "recompute":  # what is cached may be its own
             request.timeline.preempt(self._preempted_wall_s, now_wall_s)
         else:
             request.timeline.mark("credit wait", now_wall_s)
+            request.cached_tokens = max(request.cached_tokens, cached_tokens)
+        if request.admitted:
+            return
+        request.admitted = True
+        metrics.QUEUE_SECONDS.observe(now_wall_s - request.arrived_wall_s)
+        metrics.PREFIX_QUERIED_TOKENS.inc(len(group.tokens))
+        metrics.PREFIX_CACHED_TOKENS.inc(cached_tokens)
+        tracing.record(tracing.QUEUE, request.arrived_wall_s, now_wall_s, request.trace)
 
     def work(self) -> dict[str, Any]:
         """Return the part of the worker's audit that planners read: counters, and recent steps."""
@@ -172,7 +179,7 @@ class Requests:
             raise HandoffError("a first token is outside the vocabulary")
         self._take_scores(group, first)
         for sequence in group.sequences:
-            if sequence.length == len(group.tokens):
+            if sequence.length == len(group.tokens) and not sequence.ended:
                 token = by_choice[sequence.choice]
                 top = tuple((entry.token, entry.logprob) for entry in token.top)
                 logprob = token.logprob if token.HasField("logprob") else None

@@ -192,7 +192,9 @@ class DecodeScheduler:
             sequence.batch_index, sequence.under_way = index, sequence.under_way + 1
         for chunk in chunks:
             chunk.key.under_way += 1
-        self._under_way += bool(slices)
+        if slices:
+            self._turns.take()
+            self._under_way += 1
         self._verifying += verifies
         copies = tuple(self.reservations.take_copies(decoding))
         return StepPlan(StepBatch(tuple(slices), copies), decoding, chunks, verifies, looked)
@@ -376,9 +378,9 @@ class DecodeScheduler:
         self.reservations.publish(group, chunk.start // self._pool.block_size, chunk.end)
         if not chunk.last:
             return
-        undrawn = group.undrawn()
+        drawn = zip(group.undrawn(), result.drawn[index], strict=True)
         self._run(group)
-        outcome.drawn += list(zip(undrawn, result.drawn[index], strict=True))
+        outcome.drawn += [(sequence, token) for sequence, token in drawn if not sequence.ended]
 
     def _run(self, group: Group) -> None:
         """Let the group's living sequences run, in the order of their arrival."""

@@ -68,6 +68,7 @@ class Request:
     emit: Callable[[RequestUpdate], None]
     source: worker_pb2.Source | None = None  # where a prefill worker may READ leading blocks
     sequences: list[Sequence] = field(default_factory=list)
+    admitted: bool = False  # its first group had credit once
     cached_tokens: int = 0
     first_token_wall_s: float = 0.0  # 0: none yet
     batched_wall_s: float = 0.0  # its handoff over, it entered the batch; 0: it had none

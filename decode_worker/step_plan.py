@@ -60,6 +60,7 @@ class RequestTurns:
     def __init__(self) -> None:
         self._turns = 0  # steps planned for one request alone
         self._was_alone = False
+        self._next: Request | None = None  # has the next step alone; None: the others share it
 
     def next(self, computable: Collection[Request]) -> Callable[[Request], bool]:
         """Return a predicate: does a request take part in the next step? `computable` are the
@@ -68,8 +69,15 @@ class RequestTurns:
         others = alone and any(not each.alone for each in computable)
         if alone and not (self._was_alone and others):
             request = min(alone, key=lambda each: (each.last_turn, each.arrived_s))
-            self._turns += 1
-            request.last_turn, self._was_alone = self._turns, True
+            self._next = request
             return lambda each: each is request
-        self._was_alone = False
+        self._next = None
         return lambda each: not each.alone
+
+    def take(self) -> None:
+        """Record that the next step was planned. Until then the requests that take part in it keep
+        their turn: a plan without a block for them is empty, and they are planned again."""
+        self._was_alone = self._next is not None
+        if self._next is not None:
+            self._turns += 1
+            self._next.last_turn = self._turns

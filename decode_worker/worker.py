@@ -191,6 +191,11 @@ class DecodeWorker:
         except BatonError as error:
             for sequence in request.sequences:
                 self._requests.fail(sequence, error)
+        except Exception as error:  # should be impossible: one request ends, not all
+            log.exception("grammar failed", request_id=request.request_id)
+            for sequence in request.sequences:
+                reason = f"the grammar could not be used: {type(error).__name__}"
+                self._requests.fail(sequence, EngineError(reason))
         self._admit()
 
     def cancel(self, request_id: str, attempt: int, choices: Collection[int] = ()) -> None:
@@ -274,10 +279,8 @@ class DecodeWorker:
         for group in self._scheduler.admit():
             now_wall = self._wall()
             request = group.request
-            self._requests.record_admission(group, now_wall)
-            request.cached_tokens = max(request.cached_tokens, group.held * self._pool.block_size)
-            metrics.PREFIX_QUERIED_TOKENS.inc(len(group.tokens))
-            metrics.PREFIX_CACHED_TOKENS.inc(group.held * self._pool.block_size)
+            cached_tokens = group.held * self._pool.block_size
+            self._requests.record_admission(group, cached_tokens, now_wall)
             if group.phase is Phase.FETCHING:
                 with logs.bind_request(request.request_id, attempt=request.attempt):
                     fetch = self._fetches[group] = asyncio.create_task(self._fetch(group))

@@ -95,7 +95,7 @@ class PrefillWorker:
         )
         self.health, self.draining = self.loop.health, self.loop.draining
         self._grammars = grammars or GrammarCompiler(None)
-        self._compiling: set[asyncio.Task[None]] = set()  # grammars of prompts not yet queued
+        self._compiling: dict[asyncio.Task[None], Prompt] = {}  # grammars of prompts not yet queued
         self._pool = pool
         self._mover, self._limits, self._step = mover, limits, config.step
         self._peers = peers
@@ -147,8 +147,8 @@ class PrefillWorker:
         if opening.sampling.HasField("grammar"):
             self._grammars.check(opening.sampling.grammar)
             compiling = asyncio.create_task(self._queue_constrained(prompt, opening))
-            self._compiling.add(compiling)
-            compiling.add_done_callback(self._compiling.discard)
+            self._compiling[compiling] = prompt
+            compiling.add_done_callback(self._compiling.pop)
         else:
             self._scheduler.submit(prompt)
             self._admit_waiting()
@@ -166,6 +166,10 @@ class PrefillWorker:
                 self._scheduler.submit(prompt)
         except BatonError as error:
             prompt.events.put_nowait(error)
+        except Exception as error:  # should be impossible: one prompt ends, not all
+            log.exception("grammar failed", request_id=prompt.request_id)
+            reason = f"the grammar could not be used: {type(error).__name__}"
+            prompt.events.put_nowait(EngineError(reason))
         self._admit_waiting()
 
     def attach(
@@ -255,9 +259,10 @@ class PrefillWorker:
         try:
             await self.loop.run()
         finally:
-            for compiling in self._compiling:
-                compiling.cancel()
             ending = Draining if self.draining.is_set() else WorkerLost
+            for compiling, prompt in self._compiling.items():
+                compiling.cancel()
+                prompt.events.put_nowait(ending("the prefill worker is stopping"))
             self._scheduler.stop(ending("the prefill worker is stopping"))
             await self._reads.close()
 

@@ -11,12 +11,13 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from opentelemetry.context import Context
 
 from baton.proto import worker_pb2
 from baton.runtime import metrics
-from baton.runtime.errors import InvalidRequest, Unavailable
+from baton.runtime.errors import BatonError, EngineError, InvalidRequest, Unavailable
 from baton.runtime.grammar.choice_masks import ChoiceMasks, InlineMasks, MaskThreads, Reasoning
 from baton.runtime.grammar.matcher import MAX_GRAMMAR_BYTES, CompiledGrammar, compile_grammar
 from baton.runtime.grammar.vocabulary import Vocabulary
@@ -62,7 +63,8 @@ class GrammarCompiler:
         self, message: worker_pb2.Grammar, trace: Context | None = None
     ) -> CompiledGrammar:
         """Return the grammar, compiled now or before; a span under `trace` shows the wait. Raises
-        the same as `check`, and InvalidRequest if the grammar is invalid or over the limits."""
+        the same as `check`, InvalidRequest if the grammar is invalid or over the limits, and
+        EngineError if it could not be compiled, which the next request tries again."""
         self.check(message)
         found = self._kept.get(message.text)
         known = found is not None
@@ -96,10 +98,16 @@ class GrammarCompiler:
             made = loop.create_future()
             try:
                 made.set_result(_measured(text, self._vocabulary))
-            except InvalidRequest as error:
+            except BatonError as error:
                 made.set_exception(error)
-        made.add_done_callback(lambda over: over.cancelled() or over.exception())
+        made.add_done_callback(partial(self._forget_failed, text))
         return made
+
+    def _forget_failed(self, text: str, over: asyncio.Future[CompiledGrammar]) -> None:
+        """Keep a grammar that was compiled or is invalid, and no other outcome."""
+        failure = over.cancelled() or over.exception()
+        if failure and not isinstance(failure, InvalidRequest) and self._kept.get(text) is over:
+            del self._kept[text]
 
     def _mask_threads(self) -> MaskThreads:
         if not self._threads:
@@ -116,4 +124,10 @@ class GrammarCompiler:
 
 def _measured(text: str, vocabulary: Vocabulary) -> CompiledGrammar:
     with metrics.GRAMMAR_COMPILE_SECONDS.time():
-        return compile_grammar(text, vocabulary)
+        try:
+            return compile_grammar(text, vocabulary)
+        except BatonError:
+            raise
+        except BaseException as error:  # a panic of llguidance is no Exception
+            reason = f"{type(error).__name__}: {error}"
+            raise EngineError(f"the grammar could not be compiled: {reason}") from error

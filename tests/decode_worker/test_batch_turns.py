@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.support.scheduler_bench import Bench
+import pytest
+
+from baton.decode_worker.sequences import Phase, Request, Sequence
+from baton.decode_worker.step_plan import StepPlan
+from baton.engine.scheduling.blocks import Hold
+from tests.support.scheduler_bench import SIZE, Bench
 
 
 def test_requests_that_are_alone_share_no_step_and_take_turns() -> None:
@@ -68,4 +73,65 @@ def test_a_lone_request_that_preempts_itself_frees_the_step() -> None:
     assert [sequence.request for sequence in plan.decoding] == [older]
     bench.end(older)
     bench.end(alone)
+    bench.pool.check()
+
+
+def one_ahead(bench: Bench, under_way: list[StepPlan]) -> None:
+    """Plan the next step beside the one under way; commit the older one, or that one if no step
+    could be planned beside it."""
+    if plan := bench.scheduler.plan():
+        under_way.append(plan)
+    if not plan or len(under_way) == 2:
+        bench.commit(under_way.pop(0))
+
+
+def up_to_its_last_slot(bench: Bench, request: Request) -> Sequence:
+    """Compute the request until its blocks have room for one token more."""
+    (sequence,) = request.sequences
+    while not sequence.blocks or sequence.computed + 1 < len(sequence.blocks) * SIZE:
+        bench.step()
+    return sequence
+
+
+@pytest.mark.parametrize("grower_is_alone", [False, True])
+def test_a_turn_without_a_block_is_kept(grower_is_alone: bool) -> None:
+    """Beside a step of the other request nothing is preempted. A turn that was used up there would
+    come again beside the next such step, until the other request is over."""
+    bench = Bench(blocks=24, expected_growth_tokens=1, local_prefill_tokens=4)
+    grows = bench.submit([1] * 7, max_tokens=40)
+    sequence = up_to_its_last_slot(bench, grows)
+    computes = bench.submit([2] * 48, max_tokens=4)
+    (grows if grower_is_alone else computes).alone = True
+    bench.scheduler.admit()
+    taken = bench.pool.allocate(bench.pool.available, Hold.USED)
+    room, under_way = len(sequence.blocks) * SIZE, list[StepPlan]()
+    for _ in range(8):
+        one_ahead(bench, under_way)
+    assert bench.scheduler.preemptions == 1 and sequence.computed > room
+    for plan in under_way:
+        bench.commit(plan)
+    bench.end(grows), bench.end(computes)
+    bench.pool.release(taken, Hold.USED)
+    bench.pool.check()
+
+
+def test_a_turn_is_kept_until_a_grant_gives_its_block() -> None:
+    """A step of the other request in between would let the grant take its blocks again."""
+    bench = Bench(blocks=26, expected_growth_tokens=1, local_prefill_tokens=4, waiting_share=1.0)
+    grows = bench.submit([1] * 7, max_tokens=40)
+    sequence = up_to_its_last_slot(bench, grows)
+    computes = bench.submit([2] * 48, max_tokens=4)
+    computes.alone = True
+    bench.scheduler.admit()
+    fetching = bench.grant([3] * 16)
+    taken = bench.pool.allocate(bench.pool.available, Hold.USED)
+    room = len(sequence.blocks) * SIZE
+    for _ in range(6):
+        bench.step()
+        if bench.scheduler.starved and bench.scheduler.granted[-1].phase is Phase.FETCHING:
+            bench.scheduler.requeue(bench.scheduler.granted[-1])
+    assert sequence.computed > room and bench.scheduler.preemptions == 0
+    for request in (grows, computes, fetching.request):
+        bench.end(request)
+    bench.pool.release(taken, Hold.USED)
     bench.pool.check()

@@ -15,6 +15,7 @@ from baton.runtime.config import Config, PoolConfig, StepConfig
 from baton.runtime.telemetry import tracing
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
+from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.metric_values import metric_value
 
 SpansOf = Callable[[str], list[Span]]
@@ -39,6 +40,8 @@ def attributes(span: Span) -> dict[str, Any]:
 def counted() -> dict[str, float]:
     found = {"preemptions": metric_value(metrics.PREEMPTIONS.labels("running"))}
     found |= {kind: metric_value(metrics.TOKENS.labels(kind)) for kind in ("prompt", "recomputed")}
+    found["queried"] = metric_value(metrics.PREFIX_QUERIED_TOKENS)
+    found["cached"] = metric_value(metrics.PREFIX_CACHED_TOKENS)
     for reason in REASONS:
         found[reason] = metric_value(handoff_metrics.LOCAL_PREFILLS.labels(reason))
     return found
@@ -129,6 +132,7 @@ async def test_recomputed_tokens_are_reported_and_counted_apart(
     preempted = cluster.decode["decode-0"].worker.audit()["preemptions"]
     assert news["preemptions"] == preempted > 0
     assert news["prompt"] == 9 * 3  # once each, however often they were computed
+    assert (news["queried"], len(spans("queue"))) == (9 * 3, 9)
     again = [
         reported for chunk in spans("chunk") if (reported := attributes(chunk))["local"] != "placed"
     ]
@@ -140,3 +144,24 @@ async def test_recomputed_tokens_are_reported_and_counted_apart(
         bytes.fromhex(f"{number + 1:032x}") for number in range(9)
     }
     assert all(request.end().end == worker_pb2.LENGTH for request in requests)
+
+
+@on_virtual_time
+async def test_own_blocks_of_a_preempted_prompt_are_not_reported() -> None:
+    """It is preempted between two of its chunks, and finds those before in the cache."""
+    step = StepConfig(local_prefill_tokens=4, expected_growth_tokens=1, waiting_share=1.0)
+    cluster = Cluster(Config(pool=PoolConfig(block_size=4), step=step), lambda batch: 0.01)
+    worker, client = cluster.add_decode("decode-0", 12).worker, Client(cluster, "decode-0")
+    before = counted()
+    old = client.submit([1] * 8, max_tokens=16, local=True)
+    async with asyncio.timeout(5):
+        while len(old.tokens()) < 7:
+            await asyncio.sleep(0.001)
+    young = client.submit([2] * 28, max_tokens=1, local=True)
+    await asyncio.gather(old.finished(), young.finished())
+    await cluster.quiet()
+    assert worker.audit()["preemptions"] == 1 and young.tokens() == young.expected()
+    news = since(before)
+    assert (news["prompt"], news["recompute"], news["recomputed"]) == (36, 1, 0)
+    assert (news["queried"], news["cached"], young.outputs[0].cached_tokens) == (36, 0, 0)
+    await cluster.close()

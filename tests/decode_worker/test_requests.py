@@ -16,9 +16,11 @@ from baton.decode_worker.submit_parser import parse_submit
 from baton.engine.scheduling.batch import Drawn, StepResult, failed_result
 from baton.engine.scheduling.blocks import BlockPool
 from baton.proto import handoff_pb2, worker_pb2
+from baton.runtime import metrics
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import BatonError, DeadlineExceeded, EngineError, HandoffError, WorkerLost
 from baton.runtime.wire import ModelLimits
+from tests.support.metric_values import metric_value
 
 LIMITS = ModelLimits(
     vocab_size=100, max_context=64, fingerprint="model", kv_dtype="float32", key=b"key"
@@ -233,9 +235,11 @@ def test_a_choice_cancelled_before_it_gets_no_first_token() -> None:
     bench = Bench(n=2, local=False)
     group = bench.fetching()
     bench.requests.fail(bench.sequences[0], EngineError("x"))
+    before = metric_value(metrics.TOKENS.labels("output"))
     bench.requests.accept_first(group, first_tokens((0, 20), (1, 21)))
     assert bench.said(0) == [(0, None, worker_pb2.FAILED)]
     assert bench.said(1) == [(0, 21, 0)]
+    assert metric_value(metrics.TOKENS.labels("output")) - before == 1
 
 
 def test_an_ended_waiting_request_holds_nothing() -> None:

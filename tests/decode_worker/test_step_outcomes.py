@@ -26,6 +26,24 @@ def test_a_sequence_that_ends_during_a_step_is_freed_after_it() -> None:
     assert bench.pool.available == bench.pool.total
 
 
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_choice_that_ended_before_its_first_token_has_none(planned: bool) -> None:
+    """Also where its draw was planned before it ended: the step has a token for it."""
+    bench = Bench()
+    request = bench.submit([1] * 6, n=2)
+    gone, stays = request.sequences
+    bench.scheduler.admit()
+    if not planned:
+        bench.scheduler.end(gone)
+    plan = bench.scheduler.plan()
+    if planned:
+        bench.scheduler.end(gone)
+    outcome = bench.scheduler.commit(plan, bench.result(plan))
+    assert [sequence for sequence, _ in outcome.drawn] == [stays] and outcome.tokens == 1
+    bench.scheduler.end(stays)
+    assert bench.pool.available == bench.pool.total
+
+
 def test_a_failed_step_names_its_sequences_and_leaves_the_others() -> None:
     bench = Bench()
     inside = bench.submit([1] * 6)

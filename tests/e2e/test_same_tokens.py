@@ -54,7 +54,7 @@ async def test_mixed_requests_give_the_tokens_of_one_process(
     found = compare(answers, await expected(requests))
     assert not found, f"{len(found)} choices differ:\n" + "\n".join(found[:5])
     completed = cluster.total("baton_handoffs_total", outcome="completed")
-    # a request that ends with its first token needs no KV: its handoff is cut short
+    # a request whose router finds a stop string in its first token needs no KV: it is cut short
     short = cluster.total("baton_handoffs_total", outcome="cancelled")
     assert completed + short == requests and completed > requests / 2
     assert cluster.total("baton_handoffs_total", outcome="failed") == 0

@@ -7,13 +7,18 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from opentelemetry.context import Context
 
 from baton.kv_transfer.memory_mover import Fate
 from baton.proto import worker_pb2
 from baton.runtime.errors import Draining
+from baton.runtime.grammar.grammar_compiler import GrammarCompiler
+from baton.runtime.grammar.grammar_text import choice_grammar
+from baton.runtime.grammar.matcher import CompiledGrammar
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.grammar_scene import END, small_vocabulary, text_of
 
 MakeCluster = Callable[..., Cluster]
 STEP_S = 0.01
@@ -140,4 +145,35 @@ async def test_a_prompt_unfinished_by_a_drain_is_prefilled_by_another(
     assert cluster.prefill["prefill-1"].engine.steps > 0
     assert node.pool.counts().pinned == 0 and node.worker.audit()["open_handoffs"] == 0
     del cluster.prefill["prefill-0"]  # a step that nobody awaits may still write to its blocks
+    await cluster.quiet()
+
+
+@on_virtual_time
+async def test_a_prompt_whose_grammar_compiles_goes_elsewhere(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not in the queue yet as its prefill worker ends."""
+    cluster = make_cluster(prefill=0, decode=0, step_s=STEP_S)
+    cluster.vocabulary = small_vocabulary()
+    node, _ = (cluster.add_prefill(f"prefill-{number}", 64) for number in range(2))
+    cluster.add_decode("decode-0", 64)
+    compiled, compiling = GrammarCompiler.compiled, list[GrammarCompiler]()
+
+    async def endless_at_the_first(
+        self: GrammarCompiler, message: worker_pb2.Grammar, trace: Context | None = None
+    ) -> CompiledGrammar:
+        compiling.append(self)
+        if len(compiling) == 2:  # the decode worker's is the first
+            await asyncio.Event().wait()
+        return await compiled(self, message, trace)
+
+    monkeypatch.setattr(GrammarCompiler, "compiled", endless_at_the_first)
+    grammar = worker_pb2.Grammar(text=choice_grammar(["yes"]), vocabulary=cluster.vocabulary.digest)
+    client = Client(cluster, "decode-0")
+    request = client.submit(list(range(30)), grammar=grammar, stop=(END,))
+    await until(lambda: len(compiling) == 2)
+    await node.worker.drain(0.02)
+    node.task.cancel()
+    await request.finished(1)
+    assert text_of(request.tokens()) == "yes" and not request.asked[-1].failed_boot_ids
     await cluster.quiet()

@@ -16,6 +16,7 @@ from baton.router.text.call_form import CallableTools
 from baton.router.text.call_forms import FORMS
 from baton.router.text.tool_calls import ToolCallParser
 from baton.runtime.errors import Unavailable
+from baton.runtime.grammar import grammar_compiler
 from baton.runtime.grammar import matcher as matchers
 from baton.runtime.grammar.choice_masks import TokenMask
 from baton.runtime.grammar.grammar_compiler import GrammarCompiler
@@ -30,7 +31,14 @@ from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.fleet.oracle_proposer import OracleProposer
 from baton.simulation.virtual.virtual_time import on_virtual_time
-from tests.support.grammar_scene import CLOSING, END, OPENING, small_vocabulary, text_of
+from tests.support.grammar_scene import (
+    CLOSING,
+    END,
+    OPENING,
+    RustPanic,
+    small_vocabulary,
+    text_of,
+)
 
 MakeCluster = Callable[..., Cluster]
 PROMPT = list(range(30))
@@ -202,6 +210,47 @@ async def test_a_bad_grammar_fails_its_request_alone(
     await bad.finished()
     assert bad.end().failure.code == "InvalidRequest"
     check_valid(await answer(good))
+    await client.cluster.quiet()
+
+
+@pytest.mark.parametrize("at_prefill", [False, True])
+@pytest.mark.parametrize(
+    ("owner", "part", "accident"),
+    [
+        (grammar_compiler, "compile_grammar", MemoryError()),
+        (grammar_compiler, "compile_grammar", RustPanic()),
+        (GrammarCompiler, "masks", RuntimeError("can't start new thread")),
+    ],
+)
+@on_virtual_time
+async def test_an_accident_with_a_grammar_ends_one_attempt(
+    start: Callable[..., Client],
+    vocabulary: Vocabulary,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    part: str,
+    accident: BaseException,
+    at_prefill: bool,
+) -> None:
+    """On the decode worker the request fails at once; on a prefill worker another computes it."""
+    client, real, calls = start(), getattr(owner, part), iter(range(100))
+
+    def fails_once(*given: Any) -> Any:
+        if next(calls) == at_prefill:
+            raise accident
+        return real(*given)
+
+    monkeypatch.setattr(owner, part, fails_once)
+    text = choice_grammar(["yes"])
+    request = ask(client, vocabulary, text)
+    await request.finished(1)
+    if at_prefill:
+        assert text_of(request.tokens()) == "yes"
+        failed = client.cluster.prefill["prefill-0"].worker.boot_id
+        assert list(request.asked[-1].failed_boot_ids) == [failed]
+    else:
+        assert request.end().failure.code == "EngineError" and request.end().failure.retryable
+    assert text_of(await answer(ask(client, vocabulary, text))) == "yes"
     await client.cluster.quiet()
 
 

@@ -13,12 +13,13 @@ import structlog
 
 from baton.kv_transfer.memory_mover import Fate
 from baton.proto import handoff_pb2
-from baton.runtime import logs
+from baton.runtime import handoff_metrics, logs
 from baton.runtime.errors import Overloaded
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.grant_admission import before_each_admission
+from tests.support.metric_values import metric_value
 from tests.support.worker_parts import decode_scheduler
 
 TOKEN = 48_613  # of every prompt here; no log may hold it
@@ -157,3 +158,27 @@ async def test_a_request_that_fails_on_its_decode_worker_is_named(
     assert [(e["request_id"], e["choice"]) for e in failed] == [("request-0", 0), ("request-0", 1)]
     assert {(e["code"], e["level"]) for e in failed} == {("EngineError", "error")}
     await cluster.quiet()
+
+
+def ended_handoffs() -> list[float]:
+    outcomes = ("completed", "cancelled", "failed")
+    return [metric_value(handoff_metrics.HANDOFFS.labels(outcome)) for outcome in outcomes]
+
+
+@on_virtual_time
+async def test_a_first_token_that_ends_its_request_is_no_fault(
+    make_cluster: MakeCluster, events: Events
+) -> None:
+    """The READs of its blocks are called off, of which nothing warns."""
+    cluster, before = make_cluster(), ended_handoffs()
+    cluster.exchange.decide = lambda attempt: Fate(stuck=True)
+    request = Client(cluster, "decode-0").submit([TOKEN] * 22, max_tokens=1)
+    await request.finished()
+    await asyncio.sleep(0.01)
+    cluster.exchange.release_stuck()
+    await cluster.quiet()
+    assert request.tokens() == request.expected()
+    outcomes = zip(ended_handoffs(), before, strict=True)
+    assert [value - earlier for value, earlier in outcomes] == [1, 0, 0]
+    levels = {event["level"] for event in events() if event["event"] == "blocks quarantined"}
+    assert levels == {"info"}

@@ -11,6 +11,10 @@ OPENING = TOKENS.index(b"<think>")
 CLOSING = TOKENS.index(b"</think>")
 
 
+class RustPanic(BaseException):
+    """Stands for the panic of a Rust library, which is no Exception either."""
+
+
 def small_vocabulary() -> Vocabulary:
     return build_vocabulary(TOKENS, [END], [OPENING, CLOSING])
 

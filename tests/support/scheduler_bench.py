@@ -76,10 +76,14 @@ class Bench:
         self.scheduler.admit()
         plan = self.scheduler.plan()
         if plan:
-            for sequence, token in self.scheduler.commit(plan, self.result(plan)).drawn:
-                if not sequence.ended:
-                    sequence.output.append(token.token)
+            self.commit(plan)
         return plan
+
+    def commit(self, plan: StepPlan) -> None:
+        """The step is over, and its tokens are accepted."""
+        for sequence, token in self.scheduler.commit(plan, self.result(plan)).drawn:
+            if not sequence.ended:
+                sequence.output.append(token.token)
 
     def end(self, request: Request) -> None:
         for sequence in request.sequences:
