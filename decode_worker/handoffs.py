@@ -81,7 +81,7 @@ class Handoffs:
         on_room: Callable[[], None],
     ) -> None:
         self._peers = peers
-        self._reads = HandoffReads(peers, mover, boot_id, config, limits, pool.block_size)
+        self._reads = HandoffReads(peers, mover, config, limits, pool.block_size)
         self._kv_dtype = limits.kv_dtype
         self._boot_id = boot_id
         self._config = config

@@ -27,9 +27,10 @@ class FetchLedger:
     each: a block, or where block sizes differ see `peer.ratio`.
 
     `tags` are the granter's of the full blocks, one fewer than `cells` if the last block is
-    partial: their identities, or `converted_tag`s. `each` is how many of the granter's blocks an
-    index has, `slabs` how many checksums. `read_slabs`: the places of those that are read (see
-    `ReadShape.slabs`); empty: all. Raises ValueError if their numbers do not match.
+    partial: their identities, or `converted_tag`s. `slabs` is how many checksums an index has,
+    `each` how many of the granter's blocks, which hold `block_size` tokens each. `read_slabs`: the
+    places of those that are read (see `ReadShape.slabs`); empty: all. Raises ValueError if the
+    numbers of cells and tags do not match.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class FetchLedger:
         tags: Sequence[bytes],
         peer: PeerPool,
         slabs: int,
+        block_size: int,
         each: int = 1,
         read_slabs: Sequence[int] = (),
     ) -> None:
@@ -48,6 +50,7 @@ class FetchLedger:
         self.end = self.first + len(cells)
         self._full = self.first + len(tags)  # earlier indices are full blocks
         self._tokens = len(opening.tokens)
+        self._partial = self._tokens - self._full * block_size  # tokens of the last block
         self._handoff_id = opening.handoff_id
         self._peer = peer
         self._slabs, self._read_slabs = slabs, list(read_slabs)
@@ -183,20 +186,13 @@ class FetchLedger:
 
     def _check_partial(self, indices: range, tokens: int) -> None:
         alone_and_last = len(indices) == 1 and indices.stop == self.end > self._full
-        if not alone_and_last or not self._fits(tokens) or self._full < indices.start:
+        if not alone_and_last or tokens != self._partial or self._full < indices.start:
             raise HandoffError(
                 f"the granter offers {tokens} tokens in indices {indices.start} to {indices.stop}: "
                 f"no partial last block of {self._tokens} tokens"
             )
         if indices.start in self._offered:
             raise HandoffError(f"the granter offers index {indices.start} twice")
-
-    def _fits(self, tokens: int) -> bool:
-        """Return whether the full blocks can hold the rest of the tokens in equal parts."""
-        if self._full == 0:
-            return tokens == self._tokens
-        size, rest = divmod(self._tokens - tokens, self._full)
-        return rest == 0 and size > tokens
 
 
 class Window:

@@ -23,6 +23,7 @@ PROTOCOL_VERSION = 1
 BOOT_ID_BYTES = 16
 MAX_POOL_BLOCKS = 1 << 24  # NIXL keeps a descriptor of each
 MAX_METADATA_BYTES = 1 << 20
+MAX_BLOCK_TOKENS = 256  # as of `pool.block_size`: so many pieces a READ of unlike blocks may have
 MAX_RANKS = 64
 
 _MAY_DIFFER = {"tp_size", "tp_rank", "bridged_dtypes", "bridges_sizes"}
@@ -102,7 +103,8 @@ def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessa
     bridged = not ranked and (
         ours.kv_dtype in other.bridged_dtypes and other.kv_dtype in ours.bridged_dtypes
     )
-    sizes_fit = ours.block_size == other.block_size or (
+    other_size = ours.block_size != other.block_size
+    sizes_fit = not other_size or (
         not ranked
         and ours.bridges_sizes
         and other.bridges_sizes
@@ -123,7 +125,7 @@ def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessa
     ]
     if ranked:
         pairs.append(("slab_bytes", _slab_bytes(mine), _slab_bytes(theirs)))
-    elif ours.tp_size == other.tp_size and not bridged and sizes_fit:
+    elif (ours.tp_size == other.tp_size or other_size) and not bridged and sizes_fit:
         own_bytes = mine.pool.block_bytes * other.block_size // max(1, ours.block_size)
         pairs.append(("block_bytes", own_bytes, theirs.pool.block_bytes))
     wrong = [
@@ -185,6 +187,11 @@ def peer_pool(theirs: handoff_pb2.HandshakeMessage) -> PeerPool:
             f"worker {theirs.worker_id} describes {pool.num_blocks} blocks with "
             f"{len(pool.metadata)} bytes of metadata: the limits are {MAX_POOL_BLOCKS} blocks and "
             f"{MAX_METADATA_BYTES} bytes"
+        )
+    if (tokens := theirs.compatibility.block_size) > MAX_BLOCK_TOKENS:
+        raise Incompatible(
+            f"worker {theirs.worker_id} describes blocks of {tokens} tokens: the limit is "
+            f"{MAX_BLOCK_TOKENS}"
         )
     if pool.memory not in MEMORY_KINDS:
         known = " and ".join(MEMORY_KINDS)

@@ -57,9 +57,9 @@ class _Landed:
 class HandoffReader:
     """The reader of one handoff; `fetch` is called once.
 
-    `peer` is the granter's boot id, connected in `mover`; `own` is the local one. `quarantine`
-    receives the destination blocks of an unfinished READ, and the future that completes when no
-    byte of it can land any more.
+    `peer` is the granter's boot id, connected in `mover`; `block_size` is that of the own blocks,
+    in tokens. `quarantine` receives the destination blocks of an unfinished READ, and the future
+    that completes when no byte of it can land any more.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class HandoffReader:
         link: ReaderLink,
         mover: Mover,
         peer: bytes,
-        own: bytes,
+        block_size: int,
         config: HandoffConfig,
         quarantine: Quarantine,
     ) -> None:
         self._mover = mover
         self._peer = peer
-        self._own = own
+        self._block_size = block_size
         self._config = config
         self._quarantine = quarantine
         self._session = ReaderSession(link, config, self._on_message, self._fail)
@@ -131,6 +131,7 @@ class HandoffReader:
                 tags,
                 peer,
                 shape.granter_slabs or self._mover.slabs,
+                peer.block_size or self._block_size,
                 shape.granter_parts,
                 shape.slabs,
             )

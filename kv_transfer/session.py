@@ -70,9 +70,12 @@ class ReaderSession:
         self._closing = asyncio.create_task(self._close(list(unsettled)))
 
     async def finished(self) -> None:
-        """Wait for the stream's end, bounded by the lease and CLOSE_TIMEOUT_S."""
-        if self._closing is not None:
-            await waits.done_within(self._closing)
+        """Wait for the stream's end, bounded by the lease and CLOSE_TIMEOUT_S. Ends a stream that
+        was never used: its granter would wait for the opening."""
+        if self._closing is None:
+            self.leave([])
+        assert self._closing is not None
+        await waits.done_within(self._closing)
 
     async def _speak(self, opening: handoff_pb2.OpenHandoff) -> None:
         try:

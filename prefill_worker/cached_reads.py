@@ -61,7 +61,7 @@ class CachedReads:
         on_end: Callable[[], None],
     ) -> None:
         self._peers = peers
-        self._reads = HandoffReads(peers, mover, boot_id, config, limits, block_size)
+        self._reads = HandoffReads(peers, mover, config, limits, block_size)
         self._kv_dtype = limits.kv_dtype
         self._boot_id = boot_id
         self._config = config

@@ -9,6 +9,9 @@ handoff ends.
                      └▶ reading: its source's blocks ──▶─┘
                      ◀─ if quarantined destinations cannot be replaced
 
+The first of the queue is refused if it does not fit beside a quarantine even in an empty pool: the
+quarantine may last, another worker may have room, and the prompts behind it go on.
+
 One step may be planned while another runs; they are committed in their order.
 """
 
@@ -117,13 +120,18 @@ class PrefillScheduler:
         self._waiting.append(prompt)
 
     def admit(self) -> list[Prompt]:
-        """Give waiting prompts their blocks, oldest first, until one does not fit. One with
-        `reading_to` waits for its READ (`read_ended`); the others are computed."""
+        """Give waiting prompts their blocks, oldest first, until one has to wait for those of
+        others. One with `reading_to` waits for its READ (`read_ended`); the others are computed."""
         admitted = []
         while self._waiting and self.computing + self.reading < self._config.max_prompts:
             prompt = self._waiting[0]
             if not self._reserve(prompt):
-                break
+                if self._fits_beside_quarantine(prompt):
+                    break
+                self._waiting.popleft()
+                self._free(prompt)
+                self.fail(prompt, Overloaded("too much of the worker's pool is in quarantine"))
+                continue
             self._waiting.popleft()
             prompt.offered = max(prompt.offered, min(prompt.held_blocks, prompt.cached))
             self._offer(prompt, prompt.cached)
@@ -167,6 +175,8 @@ class PrefillScheduler:
             self._free(prompt)
             self._end_reserve(prompt)
             if not prompt.ended:
+                if self._waiting:  # only the first of the queue keeps the blocks that match
+                    self._free(self._waiting[0])
                 self._waiting.appendleft(prompt)
             return
         fresh = self._pool.allocate(len(missing), Hold.USED)
@@ -308,6 +318,12 @@ class PrefillScheduler:
         self._on_fresh([*fresh, *prompt.reserve])
         prompt.blocks += fresh
         return True
+
+    def _fits_beside_quarantine(self, prompt: Prompt) -> bool:
+        """Return whether a prompt would fit if no other held a block. It keeps targets that it has
+        taken, if it was admitted before."""
+        usable = self._pool.total - self._pool.quarantined - len(prompt.targets)
+        return self._blocks_for(prompt) + self._targets_for(prompt) <= usable
 
     def _targets_for(self, prompt: Prompt) -> int:
         """Return the blocks that its converted ones need, less those that it has offered."""

@@ -98,7 +98,7 @@ class IdleFetch:
         count = -(-len(tokens) // block_tokens)
         link = HoldingLink(ClientLink(self._stub.Open(metadata=self._metadata)), count)
         reader = HandoffReader(
-            link, self._mover, self._candidate.boot_id, self._own, self._config, _no_quarantine
+            link, self._mover, self._candidate.boot_id, block_tokens, self._config, _no_quarantine
         )
         lease_ms = round(self._config.lease_s * 1000)
         opening = open_handoff(self._candidate.boot_id, self._own, tokens, lease_ms)

@@ -193,7 +193,9 @@ class WorkerProcess:
         self._worker, health = served.worker, served.worker.health
         watches = [
             asyncio.create_task(announce(boot.registry, record)),
-            asyncio.create_task(_watch_quarantine(pool, QUARANTINE_SHARE)),
+            asyncio.create_task(
+                _watch_quarantine(pool, QUARANTINE_SHARE, config.handoff.read_timeout_s)
+            ),
             asyncio.create_task(health.watch()),
             asyncio.create_task(process_memory.collect_periodically()),
             asyncio.create_task(
@@ -335,15 +337,18 @@ async def _watch_steps(health: StepHealth, within_s: float, hurry: Callable[[], 
     )
 
 
-async def _watch_quarantine(pool: BlockPool, limit: float) -> None:
-    """End the process, so that its supervisor restarts it, when too much of the pool is in
-    quarantine."""
-    quarantined = 0
-    while quarantined <= limit * pool.total:
+async def _watch_quarantine(pool: BlockPool, limit: float, within_s: float) -> None:
+    """End the process, so that its supervisor restarts it, when too much of the pool has been in
+    quarantine for `within_s`: a READ that was cancelled ends by itself, mostly in milliseconds."""
+    clock = asyncio.get_running_loop().time
+    well_s, quarantined = clock(), 0
+    while clock() - well_s <= within_s:
         # No event tells of a quarantined block, and the pool is counted at little cost.
         await asyncio.sleep(QUARANTINE_POLL_S)
-        quarantined = pool.counts().quarantined
+        quarantined = pool.quarantined
+        if quarantined <= limit * pool.total:
+            well_s = clock()
     raise EngineError(
-        f"{quarantined} of {pool.total} blocks are in quarantine: the worker "
-        "restarts; look for peers that are slow or stopped"
+        f"{quarantined} of {pool.total} blocks are in quarantine, and too many have been for "
+        f"{within_s:g} s: the worker restarts; look for peers that are slow or stopped"
     )

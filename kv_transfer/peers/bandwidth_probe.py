@@ -128,4 +128,11 @@ class BandwidthProbe:
 
     def _quarantine(self, blocks: list[int], settled: asyncio.Future[None]) -> None:
         self._pool.quarantine(blocks)
-        settled.add_done_callback(lambda _: self._pool.end_quarantine(blocks))
+        handoff_metrics.QUARANTINED_BLOCKS.inc(len(blocks))
+        log.warning("blocks quarantined", blocks=len(blocks))
+
+        def lift(_: asyncio.Future[None]) -> None:
+            self._pool.end_quarantine(blocks)
+            handoff_metrics.QUARANTINED_BLOCKS.dec(len(blocks))
+
+        settled.add_done_callback(lift)

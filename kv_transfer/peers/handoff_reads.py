@@ -40,7 +40,6 @@ class HandoffReads:
         self,
         peers: Peers,
         mover: Mover,
-        boot_id: bytes,
         config: HandoffConfig,
         limits: ModelLimits,
         block_size: int,
@@ -49,7 +48,6 @@ class HandoffReads:
         self._block_size = block_size
         self._peers = peers
         self._mover = mover
-        self._boot_id = boot_id
         self._config = config
         self._closing: dict[asyncio.Task[None], float] = {}  # begun at
         self._open: set[HandoffReader] = set()
@@ -68,7 +66,7 @@ class HandoffReads:
         link = await self._peers.open(granter, contact_s)
         self._streams.setdefault(granter.boot_id, set()).add(link)
         reader = HandoffReader(
-            link, self._mover, granter.boot_id, self._boot_id, self._config, quarantine
+            link, self._mover, granter.boot_id, self._block_size, self._config, quarantine
         )
         reader.report.transport = self._peers.transport(granter.boot_id)
         self._open.add(reader)

@@ -114,7 +114,7 @@ async def test_steps_that_keep_failing_end_the_worker_quickly(
 
 
 async def watched(pool: BlockPool, limit: float) -> asyncio.Task[None]:
-    task = asyncio.create_task(_watch_quarantine(pool, limit))
+    task = asyncio.create_task(_watch_quarantine(pool, limit, within_s=0.01))
     await asyncio.sleep(0.05)  # many looks; what is within the limit must pass them all
     return task
 
@@ -133,6 +133,22 @@ async def test_a_worker_ends_when_too_much_is_in_quarantine(
     pool.convert(blocks[2:3], Hold.LEASED, Hold.QUARANTINED)
     with pytest.raises(EngineError, match="3 of 8 blocks are in quarantine"):
         await asyncio.wait_for(task, 30)
+
+
+@on_virtual_time
+async def test_a_quarantine_that_passes_ends_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router dies, and the READs of all its requests are cancelled at once."""
+    monkeypatch.setattr(worker_process, "QUARANTINE_POLL_S", 0.001)
+    pool = BlockPool(8, 4)
+    task = await watched(pool, limit=0.25)
+    for _ in range(4):  # in all for longer than a worker bears at once
+        blocks = pool.allocate(8, Hold.QUARANTINED)
+        await asyncio.sleep(0.005)
+        pool.release(blocks, Hold.QUARANTINED)
+        await asyncio.sleep(0.005)
+    assert not task.done()
+    task.cancel()
+    await asyncio.wait({task})
 
 
 @on_virtual_time

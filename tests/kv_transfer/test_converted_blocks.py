@@ -169,7 +169,7 @@ class Pair:
             )  # fmt: skip
         )
         reader = HandoffReader(
-            near, self.reader, GRANTER, READER, self.config,
+            near, self.reader, GRANTER, TOKENS, self.config,
             lambda blocks, settled: self.quarantined.extend(blocks),
         )  # fmt: skip
         tags = [converted_tag(name_of(index), "other") for index in range(held, 5)]
@@ -323,7 +323,8 @@ def test_a_dtype_that_is_not_converted_to_is_named() -> None:
 
 def test_an_offer_that_lacks_a_part_is_refused() -> None:
     peer = PeerPool(GRANTER, "memory", b"", 0, 64, 8)
-    ledger = FetchLedger(Pair("half").opening(), [(1,), (2,)], [b"a", b"b"], peer, SLABS, each=2)
+    opening, cells = Pair("half").opening(), [(1,), (2,)]
+    ledger = FetchLedger(opening, cells, [b"a", b"b"], peer, SLABS, TOKENS, each=2)
     with pytest.raises(HandoffError, match="3 blocks; each index needs 2"):
         ledger.record_offer(handoff_pb2.Offer(first=0, blocks=[1, 2, 3]))
     with pytest.raises(HandoffError, match="block 8 of a pool of 8"):

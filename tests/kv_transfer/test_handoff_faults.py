@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from baton.kv_transfer.memory_mover import Fate
+from baton.kv_transfer.reader import HandoffReader
 from baton.proto import handoff_pb2
 from baton.runtime.errors import (
     BatonError,
@@ -304,3 +305,20 @@ def test_an_unknown_peer_fails_and_hangs_up() -> None:
 
     handoff_stage.on_virtual_time(main)
     assert not prompt.ended_at and not stage.sent
+
+
+def test_a_stream_on_which_nothing_is_fetched_is_closed() -> None:
+    """Its reader found beforehand that the blocks do not suit it."""
+    stage, prompt = handoff_stage.Stage(), handoff_stage.ScriptedPrompt([])
+
+    async def main() -> None:
+        link, size = stage.granter_link(prompt), handoff_stage.BLOCK_TOKENS
+        reader = HandoffReader(
+            link, stage.reader, handoff_stage.GRANTER, size, stage.config, stage.quarantine_blocks
+        )
+        await reader.finished()
+        (report,) = await stage.ended()
+        assert report.end == "refused" and isinstance(report.failure, LinkClosed)
+
+    _, loop = handoff_stage.on_virtual_time(main)
+    assert loop.time() < stage.config.lease_s / 2

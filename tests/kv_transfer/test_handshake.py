@@ -13,6 +13,7 @@ from baton.kv_transfer.mover import PeerPool
 from baton.proto import handoff_pb2
 from baton.proto.handoff_pb2 import HandshakeMessage
 from baton.runtime.errors import Incompatible
+from baton.runtime.settings.checks import declared_settings
 
 VERSIONS = {"nixl": "1.5.1", "ucx": "1.23.0"}
 POOL = PeerPool(b"b" * 16, "nixl", b"meta", 1 << 40, 4096, 100, 1, "VRAM", VERSIONS, kv_heads=8)
@@ -121,6 +122,14 @@ def test_what_cannot_be_a_pool_is_refused(changes: dict[str, int | bytes], says:
     theirs = hello(dataclasses.replace(POOL, **changes))
     with pytest.raises(Incompatible, match=says):
         handshake.peer_pool(theirs)
+
+
+def test_blocks_of_more_tokens_than_a_setting_allows_are_refused() -> None:
+    """A READ would be cut into as many pieces as the own blocks that hold one."""
+    assert declared_settings()["pool.block_size"].high == handshake.MAX_BLOCK_TOKENS == 256
+    handshake.peer_pool(of_size(256))
+    with pytest.raises(Incompatible, match="worker-1 describes blocks of 512 tokens"):
+        handshake.peer_pool(of_size(512))
 
 
 def of_dtype(kv_dtype: str, bridged: list[str], block_bytes: int) -> HandshakeMessage:
@@ -241,8 +250,9 @@ def test_sizes_that_are_not_bridged_are_named(
     assert said in str(caught.value)
 
 
-def test_blocks_of_unlike_sizes_hold_as_many_bytes_a_token() -> None:
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_blocks_of_unlike_sizes_hold_as_many_bytes_a_token(tp_size: int) -> None:
     other = of_size(32)
-    other.pool.block_bytes -= 256
+    other.pool.block_bytes, other.compatibility.tp_size = 7936, tp_size
     with pytest.raises(Incompatible, match="block_bytes 8192 here, 7936 there"):
         handshake.check(of_size(16), other)

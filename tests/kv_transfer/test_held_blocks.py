@@ -29,7 +29,8 @@ def ledger() -> FetchLedger:
         versions={},
     )
     names = [bytes([number]) * 16 for number in range(COUNT)]
-    return FetchLedger(opening, [(10 + place,) for place in range(COUNT)], names, pool, slabs=1)
+    cells = [(10 + place,) for place in range(COUNT)]
+    return FetchLedger(opening, cells, names, pool, slabs=1, block_size=4)
 
 
 def offer(first: int, count: int) -> handoff_pb2.Offer:

@@ -27,6 +27,7 @@ from tests.support import handoff_stage
 
 OWN = [20, 3, 21, 5, 9, 30]
 CELLS = [(block,) for block in OWN]
+SHAPE = handoff_stage.SLABS, handoff_stage.BLOCK_TOKENS
 OPENED = pb.GranterMessage(opened=pb.Opened(lease_ms=2000))
 
 
@@ -158,21 +159,27 @@ def test_identities_must_fit_the_blocks() -> None:
     stage = handoff_stage.Stage()
     pool = stage.granter.describe()
     with pytest.raises(ValueError, match="do not match"):
-        FetchLedger(stage.opening(), CELLS, [b"x"] * 4, pool, handoff_stage.SLABS)
-    places = FetchLedger(stage.opening(), CELLS, [b"x"] * 6, pool, handoff_stage.SLABS)
+        FetchLedger(stage.opening(), CELLS, [b"x"] * 4, pool, *SHAPE)
+    places = FetchLedger(stage.opening(), CELLS, [b"x"] * 6, pool, *SHAPE)
     assert list(places.record_offer(pb.Offer(first=2, blocks=[9, 8]))) == [2, 3]
     assert places.own([2, 3]) == [21, 5] and places.remote([3, 2]) == [8, 9]
     assert places.seeds([3]) == [block_seed(handoff_stage.GRANTER, 8, b"x")]
     assert not places.all_offered and not places.complete
 
 
-def test_a_prompt_shorter_than_a_block() -> None:
+@pytest.mark.parametrize("full", [0, 1])
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_a_partial_block_has_the_rest_of_the_prompt(full: int, tokens: int) -> None:
+    """Of 7 tokens, 6 and 5 would fill a block of another size."""
     stage = handoff_stage.Stage()
-    opening = pb.OpenHandoff(handoff_id=b"h" * 16, tokens=[1, 2, 3])
-    places = FetchLedger(opening, [(7,)], [], stage.granter.describe(), handoff_stage.SLABS)
-    with pytest.raises(HandoffError):
-        places.record_offer(pb.Offer(first=0, blocks=[1], partial_tokens=2))
-    assert list(places.record_offer(pb.Offer(first=0, blocks=[1], partial_tokens=3))) == [0]
+    opening = pb.OpenHandoff(
+        handoff_id=b"h" * 16, tokens=range(full * handoff_stage.BLOCK_TOKENS + 3)
+    )
+    tags = [b"x"] * full
+    places = FetchLedger(opening, CELLS[: full + 1], tags, stage.granter.describe(), *SHAPE)
+    with pytest.raises(HandoffError, match=f"offers {tokens} tokens in indices"):
+        places.record_offer(pb.Offer(first=full, blocks=[1], partial_tokens=tokens))
+    assert list(places.record_offer(pb.Offer(first=full, blocks=[1], partial_tokens=3))) == [full]
 
 
 Change = Callable[[pb.OpenHandoff], object]

@@ -1,4 +1,5 @@
-"""A prompt that waits for blocks matches cached ones and reads others; it frees all at its end."""
+"""A prompt that waits for blocks matches cached ones and reads others; it frees all at its end. A
+quarantine blocks no prompt for as long as it lasts."""
 
 from __future__ import annotations
 
@@ -6,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from baton.engine.scheduling.blocks import BlockPool
+from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.prefill_worker.prompts import Prompt
 from baton.proto import worker_pb2
 from baton.runtime.errors import Overloaded
-from tests.support.prefill_bench import PrefillBench
+from tests.support.prefill_bench import PrefillBench, events
+
+REFUSED = ['Overloaded("too much of the worker\'s pool is in quarantine")']
 
 
 class CountedPool:
@@ -93,3 +96,51 @@ def test_a_source_that_fails_while_a_prompt_waits_is_not_read(fails: bool) -> No
     assert bench.scheduler.admit() == [second]
     assert second.reading_to == (0 if fails else 2)
     assert bench.scheduler.reading == (0 if fails else 1)
+
+
+@pytest.mark.parametrize(("tokens", "converted_each"), [(52, 0), (20, 2)])
+def test_a_prompt_too_large_beside_a_quarantine_is_refused(
+    tokens: int, converted_each: int
+) -> None:
+    bench = PrefillBench(blocks=20)
+    cached = bench.submit([1] * 9)
+    bench.run()
+    cached.end()
+    quarantined = bench.pool.allocate(8, Hold.QUARANTINED)
+    large = bench.submit([1] * tokens, converted_each=converted_each)
+    small = bench.submit([2] * 12)
+    assert bench.scheduler.admit() == [small]
+    assert events(large) == REFUSED and bench.scheduler.waiting == 0
+    large.end(), small.end()
+    bench.pool.release(quarantined, Hold.QUARANTINED)
+    bench.pool.check()
+    assert bench.pool.available == bench.pool.total
+
+
+def test_a_prompt_that_fits_beside_a_quarantine_waits_its_turn() -> None:
+    bench = PrefillBench(blocks=20)
+    bench.pool.allocate(8, Hold.QUARANTINED)
+    first, large, small = (bench.submit([n] * tokens) for n, tokens in ((1, 4), (2, 48), (3, 4)))
+    assert bench.scheduler.admit() == [first]
+    assert events(large) == events(small) == [] and bench.scheduler.waiting == 2
+    first.end()
+    assert bench.scheduler.admit() == [large]
+
+
+def test_prompt_whose_read_was_lost_takes_matches_of_the_next() -> None:
+    bench = PrefillBench(blocks=20)
+    cached = list(range(33))
+    before = bench.submit(cached)
+    bench.run()
+    before.end()
+    reads = bench.submit(list(range(100, 148)))
+    worker = worker_pb2.Candidate(worker_id="decode-0", boot_id=b"d" * 16)
+    reads.source = worker_pb2.Source(worker=worker, blocks=8)
+    waits = bench.submit([*cached, *range(200, 232)])
+    assert bench.scheduler.admit() == [reads] and len(waits.blocks) == 8
+    quarantined = reads.blocks[:2]
+    bench.scheduler.quarantine(reads, quarantined)
+    bench.scheduler.read_ended(reads, 0)
+    assert bench.scheduler.admit() == [reads]
+    reads.end()
+    assert bench.scheduler.admit() == [waits] and waits.cached > 0

@@ -6,6 +6,7 @@ import pytest
 
 from baton.kv_transfer.granter import Computed
 from baton.prefill_worker.prompts import Prompt
+from baton.proto import worker_pb2
 from baton.runtime.errors import InvalidRequest
 from tests.support.prefill_bench import PrefillBench, events
 
@@ -68,3 +69,23 @@ def test_the_end_frees_targets_that_were_not_offered(steps: int) -> None:
     assert bench.pool.counts().pinned == len(prompt.targets) == 4 * steps
     bench.pool.unpin(prompt.targets)
     assert bench.pool.available == bench.pool.total
+
+
+def test_prompt_that_keeps_targets_may_not_fit_a_quarantine() -> None:
+    bench = PrefillBench(blocks=20)
+    cached = bench.submit([1] * 9)
+    bench.run()
+    cached.end()
+    worker = worker_pb2.Candidate(worker_id="decode-0", boot_id=b"d" * 16)
+    source = worker_pb2.Source(worker=worker, blocks=6)
+    prompt = bench.submit([1] * 40, converted_each=1, source=source)
+    behind = bench.submit([2] * 4)
+    assert bench.scheduler.admit() == [prompt] and len(prompt.targets) == 2
+    bench.scheduler.quarantine(prompt, prompt.blocks[2:4])
+    bench.scheduler.read_ended(prompt, 0)
+    assert bench.scheduler.admit() == [behind]
+    assert events(prompt)[-1].startswith("Overloaded")
+    prompt.end(), behind.end()
+    bench.pool.unpin(prompt.targets)
+    bench.pool.check()
+    assert bench.pool.available == 18

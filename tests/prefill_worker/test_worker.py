@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from baton.engine.scheduling.blocks import Hold
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import handoff_metrics, metrics
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
@@ -143,4 +144,20 @@ async def test_the_end_of_a_grant_admits_the_prompt_that_waits(
     await link.close()  # its lease ends soon
     async with asyncio.timeout(5):
         await waiting.finished()
+    await cluster.quiet()
+
+
+@on_virtual_time
+async def test_next_candidate_is_asked_beside_a_large_quarantine(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster()
+    first, second = cluster.prefill["prefill-0"], cluster.add_prefill("prefill-1", 128)
+    quarantined = first.pool.allocate(120, Hold.QUARANTINED)
+    client = Client(cluster, "decode-0")
+    large, small = client.submit([1] * 40, max_tokens=1), client.submit([2] * 3, max_tokens=1)
+    await asyncio.gather(large.finished(within_s=1.0), small.finished(within_s=1.0))
+    assert large.tokens() == large.expected() and small.tokens() == small.expected()
+    assert (first.engine.steps, second.engine.steps) == (1, 3)  # 3 of 16 tokens at most
+    first.pool.release(quarantined, Hold.QUARANTINED)
     await cluster.quiet()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from baton.engine.scheduling.blocks import Hold
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.kv_transfer.peers.peer_client import HandoffLink
 from baton.prefill_worker.cached_reads import CONTACT_S
@@ -255,8 +256,9 @@ async def test_a_cancelled_request_ends_its_reads(steps: int) -> None:
 
 @on_virtual_time
 async def test_lost_destinations_make_a_prompt_wait_again() -> None:
-    talk = Talk(blocks=18)  # as many as the prompt needs
+    talk = Talk(blocks=20)  # the prompt needs 18
     prompt = await talk.first_turn()
+    held = talk.prefill.pool.allocate(2, Hold.USED)
     talk.faults(lambda attempt: Fate(stuck=True) if attempt.checksummed else None)
     queried, queued = counted(metrics.PREFIX_QUERIED_TOKENS), metric_sum(metrics.QUEUE_SECONDS)
     request = talk.second_turn(prompt)
@@ -264,10 +266,25 @@ async def test_lost_destinations_make_a_prompt_wait_again() -> None:
     counts = talk.prefill.pool.counts()
     assert counts.quarantined == 2 and not request.ended.is_set()
     assert talk.prefill.worker.audit()["waiting"] == 1
+    talk.prefill.pool.release(held, Hold.USED)
     talk.cluster.exchange.release_stuck()
     await talk.answered(request)
     assert counted(metrics.PREFIX_QUERIED_TOKENS) - queried == 2 * len(prompt)  # once at each end
     assert metric_sum(metrics.QUEUE_SECONDS) - queued < 0.5  # not from its arrival again
+
+
+@on_virtual_time
+async def test_lost_destinations_may_leave_too_few_for_a_prompt() -> None:
+    """Its reader asks again until there is room, as it asks any worker that is full."""
+    talk = Talk(blocks=18)  # as many as the prompt needs
+    prompt = await talk.first_turn()
+    talk.faults(lambda attempt: Fate(stuck=True) if attempt.checksummed else None)
+    request = talk.second_turn(prompt)
+    await asyncio.sleep(1.5)
+    assert talk.prefill.pool.counts().quarantined == 2 and not request.ended.is_set()
+    assert talk.prefill.worker.audit()["waiting"] == 0
+    talk.cluster.exchange.release_stuck()
+    await talk.answered(request)
 
 
 @pytest.mark.parametrize("wait_s", [0.05, 5.0])

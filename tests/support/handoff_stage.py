@@ -152,7 +152,7 @@ class Stage:
     ) -> FetchReport:
         await self.reader.connect(self.granter.describe())
         reader = HandoffReader(
-            link, self.reader, GRANTER, READER, self.config, self.quarantine_blocks
+            link, self.reader, GRANTER, BLOCK_TOKENS, self.config, self.quarantine_blocks
         )
         self.readers.append(reader)
         return await reader.fetch(opening, own, identities, self.first.append)

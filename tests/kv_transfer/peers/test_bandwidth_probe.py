@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.kv_transfer import preflight
@@ -111,13 +112,17 @@ async def test_an_unreadable_peer_is_refused_and_its_reads_quarantined(
     monkeypatch.setattr(preflight, "READ_TIMEOUT_S", 0.02)
     bench = Bench()
     bench.exchange.decide = lambda attempt: Fate(stuck=True)
-    with pytest.raises(PreflightFailed):
+    before = metric_value(handoff_metrics.QUARANTINED_BLOCKS)
+    with capture_logs() as logs, pytest.raises(PreflightFailed):
         await bench.check()
     counts = bench.pool.counts()
     assert counts.quarantined == 4 and counts.leased == 0
+    assert metric_value(handoff_metrics.QUARANTINED_BLOCKS) == before + 4
+    assert [(line["event"], line["blocks"]) for line in logs] == [("blocks quarantined", 4)]
     bench.exchange.release_stuck()
     await asyncio.sleep(0)
     assert bench.pool.counts().free == 16
+    assert metric_value(handoff_metrics.QUARANTINED_BLOCKS) == before
 
 
 async def test_a_cancelled_check_keeps_its_blocks_until_its_read_lands() -> None:
