@@ -1,4 +1,4 @@
-"""What a rank does with its leader before it serves: reads what that sends, and reports what it
+"""Serves a rank before its first step: reads what its leader sends, and reports what the rank
 refuses."""
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ async def test_readings_share_a_connection(reports: FleetReports, worker: Contro
         assert (await reports.read()).workers[0].state == "ready"
 
 
-async def test_a_worker_that_was_lost_is_called_by_a_renewed_certificate(
+async def test_a_lost_worker_is_called_by_a_renewed_certificate(
     instance: Instance, reports: FleetReports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A channel keeps the certificate that it was opened with, so it is not opened again itself."""
