@@ -169,7 +169,6 @@ def _exit_code(report: BenchReport, wanted_share: float | None) -> int:
 def _plan(options: argparse.Namespace, url: str) -> BenchPlan:
     from baton.deploy.bench.bench_run import BenchPlan, RequestForm
     from baton.deploy.bench.http_client import ServerAddress
-    from baton.planner.traces import BLOCK_TOKENS
 
     api_key = _api_key(options.api_key_file)
     address = ServerAddress.parse(url, api_key)
@@ -191,7 +190,7 @@ def _plan(options: argparse.Namespace, url: str) -> BenchPlan:
         warm_up=options.warmup,
         timeout_s=options.timeout,
         seed=options.seed,
-        block_tokens=BLOCK_TOKENS * options.scale,
+        scale=options.scale,
         token_ids=options.token_ids,
         tokens_per_word=options.tokens_per_word,
     )
