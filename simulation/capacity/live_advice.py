@@ -140,12 +140,13 @@ def _best(
     now: Alternative,
     traffic: list[TraceRequest],
 ) -> Alternative | None:
-    """Return the first change of these kinds with its range, if it gains enough over `now`."""
-    best = next((each for each in sorted_changes if each.change.kind in kinds), None)
-    if best is None:
-        return None
-    ranged = _with_range(fleet, best, traffic)
-    return ranged if _gains(ranged, now, fleet.objectives) else None
+    """Return the first change of these kinds that gains enough over `now`, with its range."""
+    for each in sorted_changes:
+        if each.change.kind in kinds and _gains(each.times, now.times, fleet.objectives):
+            ranged = _with_range(fleet, each, traffic)
+            if fleet.objectives == Objectives() or _is_certain(ranged, now):
+                return ranged
+    return None
 
 
 def changes(fleet: MeasuredFleet) -> list[Change]:
@@ -315,9 +316,14 @@ def _rank(times: Times) -> tuple[float, float]:
     return -times.good_share, times.end_s
 
 
-def _gains(best: Alternative, now: Alternative, objectives: Objectives) -> bool:
-    """Return whether a change is better by more than chance and the timing model's error."""
+def _gains(times: Times, now: Times, objectives: Objectives) -> bool:
+    """Return whether the times after a change are better by more than chance."""
     if objectives == Objectives():
-        return best.times.end_s < (1 - MIN_SPEEDUP) * now.times.end_s
-    assert best.low is not None and now.low is not None
-    return best.times.good_share >= now.times.good_share + MIN_GAIN and best.low >= now.low
+        return times.end_s < (1 - MIN_SPEEDUP) * now.end_s
+    return times.good_share >= now.good_share + MIN_GAIN
+
+
+def _is_certain(ranged: Alternative, now: Alternative) -> bool:
+    """Return whether the timing model's error leaves a change no worse than `now`."""
+    assert ranged.low is not None and now.low is not None
+    return ranged.low >= now.low
