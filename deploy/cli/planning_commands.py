@@ -116,8 +116,9 @@ def add_simulate(commands: Any) -> None:
         help="workers that compute prompts and decode; instead of --prefill and --decode",
     )  # fmt: skip
     command.add_argument(
-        "--local-chunk-tokens", type=whole(1, 1 << 20), default=512, metavar="N",
-        help="prompt tokens in a step of a decode or colocated worker (default: %(default)s)",
+        "--local-chunk-tokens", type=whole(16, 1 << 20), default=512, metavar="N",
+        help="prompt tokens in a step of a decode or colocated worker (default: %(default)s; a "
+        "server's is 128)",
     )  # fmt: skip
     command.add_argument(
         "--placement", type=setting("router.placement"), metavar="{auto,disaggregated,local}",
