@@ -22,6 +22,7 @@ from baton.planner.timing_fit import Fit
 from baton.planner.timing_model import StepTiming, TimingModel
 from baton.planner.traced_requests import TracedRequest, traffic_of
 from baton.planner.traces import TraceRequest
+from baton.runtime.config import PlacementMode, RouterConfig
 from baton.simulation.capacity.capacity_report import meets
 from baton.simulation.capacity.capacity_run import run_fleet
 from baton.simulation.capacity.layout import CapacityScenario, Layout, Objectives
@@ -45,7 +46,7 @@ Kind = Literal["none", "order", "setting", "worker", "guess"]
 class MeasuredFleet:
     """A running fleet as far as it is known: its layout, the timing model of its workers, the
     requests that it served of late, and its objectives. `speculates`: steps verify proposals.
-    `narrow_kv`: its KV is stored in 8 bits already."""
+    `narrow_kv`: its KV is stored in 8 bits already. `placement`: of prompts, by its routers."""
 
     layout: Layout
     fit: Fit
@@ -53,6 +54,7 @@ class MeasuredFleet:
     objectives: Objectives
     speculates: bool = False
     narrow_kv: bool = False
+    placement: PlacementMode = RouterConfig().placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +263,7 @@ def simulated(
     fleet: MeasuredFleet, layout: Layout, timing: TimingModel, traffic: list[TraceRequest]
 ) -> Times:
     """Return the times of a layout with this traffic, without the first WARM_SHARE of it."""
-    scenario = CapacityScenario(layout, fleet.objectives)
+    scenario = CapacityScenario(layout, fleet.objectives, placement=fleet.placement)
     records = run_fleet(scenario, timing, traffic).records[_warm(len(traffic)) :]
     return simulated_times(records, fleet.objectives)
 

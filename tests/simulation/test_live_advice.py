@@ -9,7 +9,7 @@ import pytest
 from baton.planner.timing_fit import Fit, FitError
 from baton.planner.timing_model import ChunkTiming, StepTiming, TimingModel
 from baton.planner.trace_distributions import draw_trace
-from baton.planner.traced_requests import traced_requests
+from baton.planner.traced_requests import traced_requests, traffic_of
 from baton.planner.traces import TraceRequest, in_order
 from baton.simulation.capacity.advice_text import advice_json, advice_table, findings, ttft_shares
 from baton.simulation.capacity.layout import CapacityScenario, Layout, Objectives
@@ -19,6 +19,7 @@ from baton.simulation.capacity.live_advice import (
     Times,
     advise,
     changes,
+    simulated,
 )
 from tests.support.traced_records import record, simulated_records
 
@@ -64,6 +65,15 @@ def test_prefill_workers_are_wanted_where_prompts_wait(crowded: Advised) -> None
     low, high = found.recommended.low, found.recommended.high
     assert low is not None and high is not None
     assert low <= found.recommended.times.good_share <= high
+
+
+def test_prompts_are_placed_as_the_routers_place_them(crowded: Advised) -> None:
+    """One prefill worker has more prompts than it can compute; three decode workers have room."""
+    measured, _ = crowded
+    traffic = traffic_of(measured.requests)[:40]
+    divided = simulated(replace(measured, placement="disaggregated"), LAYOUT, MODEL, traffic)
+    local = simulated(replace(measured, placement="local"), LAYOUT, MODEL, traffic)
+    assert divided.ttft_s > 1.5 * local.ttft_s
 
 
 def test_nothing_is_changed_where_all_is_well(at_ease: Advised) -> None:
