@@ -198,6 +198,7 @@ def test_report_counts_what_meets_the_objectives() -> None:
     assert report.cost_per_million == pytest.approx(3.6 * 8 * report.seconds / 3600 / 7 * 1e6)
     assert report.roles["prefill"].busy == pytest.approx(0.301 / report.seconds, rel=0.01)
     text = table(report)
+    assert "1048576 tokens of KV a worker" in text
     assert "1 prefill, 1 decode (8 GPUs)" in text and "3 of 3 finished" in text
 
 

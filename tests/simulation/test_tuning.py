@@ -214,6 +214,7 @@ def test_a_search_that_cannot_try_each_size_is_refused() -> None:
         tune(few, sizes, TRACE[:2], quiet)
     found = tune(replace(few, simulations=25), sizes, TRACE[:2], quiet)
     assert {each.layout.gpus_per_worker for each in found} == {1, 2, 4}
+    assert "worker with 4 GPUs: 1048576 tokens of KV" in tuning_table(found, few)
 
 
 def test_the_error_of_the_model_is_the_larger_median() -> None:
