@@ -37,7 +37,9 @@ _Part = TypeVar("_Part")
 
 
 def write_fit(fit: Fit, path: Path) -> None:
-    """Write a fitted model and its errors."""
+    """Write a fitted model and its errors. Raises ConfigError for a model that `read_fit` would
+    refuse."""
+    _require_times(fit.model, "the fit")
     path.write_text(json.dumps(fit_to_json(fit), indent=2) + "\n")
 
 
@@ -72,17 +74,27 @@ def fit_from_json(found: object, source: str) -> Fit:
         _part(HostTiming, values, source, "host"),
         _part(Roofline, values, source, "roofline"),
     )
-    if not model.chunk.per_token_s or not (model.step.fixed_s or model.step.per_sequence_s):
-        raise ConfigError(
-            f"{source}: chunk.per_token_s is 0, or step.fixed_s and step.per_sequence_s are: "
-            "steps would take no time; measure them, or write an estimate"
-        )
+    _require_times(model, source)
     errors = {}
     for kind, error in _object(values.get("errors", {}), source, "errors").items():
         if kind not in AMOUNTS:
             raise ConfigError(f"{source}: errors.{kind} is not one of {', '.join(AMOUNTS)}")
         errors[kind] = _error(error, source, f"errors.{kind}")
     return Fit(model, errors)
+
+
+def _require_times(model: TimingModel, source: str) -> None:
+    """Raise ConfigError if a chunk or a decode step would take no time."""
+    chunk, step, attention = model.chunk, model.step, model.attention
+    for kind, terms in (
+        ("chunk", (chunk.fixed_s, chunk.per_token_s, attention.per_pair_s)),
+        ("step", (step.fixed_s, step.per_sequence_s, attention.per_context_token_s)),
+    ):
+        if not any(terms):
+            raise ConfigError(
+                f"{source}: all times of kind {kind!r} are 0, so these steps would take no time: "
+                "measure them, or write an estimate"
+            )
 
 
 def read_samples(path: Path) -> list[TimingSample]:

@@ -70,7 +70,8 @@ def fit_timing(
     roofline: Roofline | None = None,
 ) -> Fit:
     """Fit all kinds that were measured; the others cost nothing. Raises ConfigError without chunk
-    or step samples, or with fewer samples of a kind than it has coefficients."""
+    or step samples, with fewer samples of a kind than it has coefficients, or if all chunks have
+    the same length."""
     by_kind = {kind: [s for s in samples if s.kind == kind] for kind in AMOUNTS}
     for kind, found in by_kind.items():
         wanted = len(AMOUNTS[kind]) + (kind != "attention")
@@ -79,6 +80,12 @@ def fit_timing(
                 f"{len(found)} samples of kind {kind!r}, and its fit needs {wanted} at least: "
                 "record more of them"
             )
+    lengths = {each.amounts[0] for each in by_kind["chunk"]}
+    if len(lengths) == 1:
+        raise ConfigError(
+            f"all samples of kind 'chunk' have {lengths.pop():g} tokens, which does not tell what "
+            "a token costs: measure prompts of different lengths"
+        )
     attention = _fit_attention(by_kind["attention"])
     alone = (None, None) if attention is None else attention
     chunk, pair_s = _fit_beside(by_kind["chunk"], alone[0])

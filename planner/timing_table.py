@@ -20,6 +20,11 @@ def fit_lines(fit: Fit, missing: tuple[str, ...] = ()) -> list[str]:
     free = [kind for kind in FREE_KINDS if kind not in fit.errors]
     if free:
         lines.append(f"not measured, so it costs nothing: {', '.join(free)}")
+    if not (fit.model.chunk.per_token_s or fit.model.attention.per_pair_s):
+        lines.append(
+            "a step costs the same for every length of its chunks: this fit needs prompts of "
+            "different lengths"
+        )
     lines += [f"not covered: {each}" for each in missing]
     return lines
 

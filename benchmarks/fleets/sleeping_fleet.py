@@ -29,6 +29,7 @@ from baton.planner.timing_fit import Fit
 from baton.planner.timing_model import TimingModel
 from baton.planner.traces import TraceRequest
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig, SloConfig
+from baton.runtime.config import Config
 from baton.simulation.capacity.layout import Layout, Objectives
 from baton.simulation.capacity.live_advice import MeasuredFleet
 from benchmarks.fleets.routed_workers import MODEL, RoutedWorkers
@@ -123,7 +124,7 @@ def _fleet(workers: RoutedWorkers, requests: int, objectives: Objectives) -> Mea
     records = RouterAdmin(f"http://{workers.admin_address}", KEY).traces()[:requests]
     sample = asyncio.run(_reports(workers))
     slo = SloConfig(ttft_s=objectives.ttft_s, itl_s=objectives.itl_s)
-    return measured_fleet(sample, records, slo)
+    return measured_fleet(sample, records, Config(slo=slo))
 
 
 async def _reports(workers: RoutedWorkers) -> FleetSample:

@@ -60,7 +60,8 @@ class RequestForm:
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
     """All that a run needs. `token_ids`: the lowest and the highest id that prompts are made of;
-    None: words. `warm_up`: so many of the first requests are not measured."""
+    None: words. `warm_up`: so many of the first requests are not measured. `scale`: blocks of
+    prompts are so many times as long as their request says."""
 
     address: ServerAddress
     form: RequestForm
@@ -68,7 +69,7 @@ class BenchPlan:
     warm_up: int = 0
     timeout_s: float = 600.0
     seed: int = 0
-    block_tokens: float = 512.0
+    scale: float = 1.0
     token_ids: tuple[int, int] | None = None
     tokens_per_word: float | None = None  # None: measured
 
@@ -149,7 +150,7 @@ class _Run:
     async def _measured_prompts(self) -> Prompts:
         plan = self._plan
         if plan.token_ids is not None:
-            return TokenIdPrompts(*plan.token_ids, plan.seed, plan.block_tokens)
+            return TokenIdPrompts(*plan.token_ids, plan.seed, plan.scale)
         if plan.tokens_per_word is not None:
             rate = TokenRate(plan.tokens_per_word)
         else:
@@ -159,7 +160,7 @@ class _Run:
                 rate = TokenRate.measured(*counts)
             except ValueError as error:
                 raise ConfigError(f"prompt lengths: {error}; give --tokens-per-word") from error
-        return TextPrompts(rate, plan.seed, plan.block_tokens)
+        return TextPrompts(rate, plan.seed, plan.scale)
 
     async def _probe(self, prompts: TextPrompts, words: int) -> int:
         """Return how many tokens a prompt of so many words has, as the server counts them."""

@@ -2,9 +2,10 @@
 
     TraceRequest.blocks  ─▶  a piece for each block: eight words of its hash, then a part of the
                              fixed text that begins where the hash says
+    the rest             ─▶  a piece of the request's own
 
-The same block has the same piece, so prompts whose first blocks are equal begin with equal text.
-A prompt without hashes is one piece of its own. Pieces are words, of which a tokenizer makes some
+The same block has the same piece, so prompts whose first blocks are equal begin with equal text,
+and differ where a trace names no more blocks. Pieces are words, of which a tokenizer makes some
 number of tokens (`TokenRate`, measured by two requests), or token ids, whose length is exact.
 """
 
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 
-from baton.planner.traces import BLOCK_TOKENS, TraceRequest
+from baton.planner.traces import TraceRequest
 
 VOCABULARY = """
 air apple arm autumn baker barn bean bell bird blanket boat book bottle bread bridge brother
@@ -50,12 +51,12 @@ class TokenRate:
 
 
 class TextPrompts:
-    """Makes prompts of words. `block_tokens`: tokens that a hash of the trace stands for."""
+    """Makes prompts of words. `scale`: blocks are so many times as long as requests say."""
 
-    def __init__(self, rate: TokenRate, seed: int, block_tokens: float = BLOCK_TOKENS) -> None:
+    def __init__(self, rate: TokenRate, seed: int, scale: float = 1.0) -> None:
         self._rate = rate
         self._seed = seed
-        self._block_parts = block_tokens / rate.tokens_per_word
+        self._parts_per_token = scale / rate.tokens_per_word
         rng = random.Random(TEXT_PARTS)
         words = rng.choices(WORDS, k=TEXT_PARTS)
         self._text = " ".join(words) + " "
@@ -65,7 +66,7 @@ class TextPrompts:
         """Return the prompt of a request with its number in the load."""
         tokens = asked.prompt_tokens - self._rate.overhead_tokens
         parts = max(1, round(tokens / self._rate.tokens_per_word))
-        pieces = _pieces(asked, f"{self._seed} {number}", parts, self._block_parts)
+        pieces = _pieces(asked, f"{self._seed} {number}", parts, self._parts_per_token)
         return " ".join(self._piece(key, count) for key, count in pieces)
 
     def words(self, count: int, key: str) -> str:
@@ -86,18 +87,18 @@ class TextPrompts:
 class TokenIdPrompts:
     """Makes prompts of token ids from `low` to `high`, both included."""
 
-    def __init__(self, low: int, high: int, seed: int, block_tokens: float = BLOCK_TOKENS) -> None:
+    def __init__(self, low: int, high: int, seed: int, scale: float = 1.0) -> None:
         self._low = low
         self._ids = high - low + 1
         self._seed = seed
-        self._block_parts = block_tokens
+        self._parts_per_token = scale
         rng = random.Random(TEXT_PARTS)
         self._text = [low + rng.randrange(self._ids) for _ in range(TEXT_PARTS)]
 
     def prompt(self, number: int, asked: TraceRequest) -> list[int]:
         """Return the prompt of a request with its number in the load."""
         key = f"{self._seed} {number}"
-        pieces = _pieces(asked, key, asked.prompt_tokens, self._block_parts)
+        pieces = _pieces(asked, key, asked.prompt_tokens, self._parts_per_token)
         return [each for piece in pieces for each in self._piece(*piece)]
 
     def _piece(self, key: str, count: int) -> list[int]:
@@ -109,16 +110,16 @@ class TokenIdPrompts:
 
 
 def _pieces(
-    asked: TraceRequest, own_key: str, parts: int, block_parts: float
+    asked: TraceRequest, own_key: str, parts: int, parts_per_token: float
 ) -> Iterator[tuple[str, int]]:
     """Yield the key and the number of parts of each piece; together they have `parts`."""
-    if not asked.blocks:
-        yield f"request {own_key}", parts
-        return
-    edges = [min(round(place * block_parts), parts) for place in range(len(asked.blocks))]
-    for block, (first, end) in zip(asked.blocks, pairwise([*edges, parts]), strict=True):
+    block_parts = asked.block_tokens * parts_per_token
+    edges = [min(round(place * block_parts), parts) for place in range(len(asked.blocks) + 1)]
+    for block, (first, end) in zip(asked.blocks, pairwise(edges), strict=True):
         if end > first:
             yield f"block {block}", end - first
+    if parts > edges[-1]:
+        yield f"request {own_key}", parts - edges[-1]
 
 
 def _mark(key: str, choices: int) -> tuple[int, list[int]]:

@@ -151,12 +151,18 @@ def _bench(options: argparse.Namespace) -> int:
         plot_bench(options.plot, result, report, objectives)
     if report.interrupted:
         return INTERRUPTED_EXIT
-    return _exit_code(report, options.fail_under_goodput)
+    return _exit_code(report, options)
 
 
-def _exit_code(report: BenchReport, wanted_share: float | None) -> int:
-    if report.requests and not report.finished:
+def _exit_code(report: BenchReport, options: argparse.Namespace) -> int:
+    if not report.requests:
+        raise BatonError(
+            f"no request was measured: the load ended within the first {options.warmup} requests, "
+            "which are left out; reduce --warmup or give more requests or a longer --duration"
+        )
+    if not report.finished:
         raise BatonError("no request finished: the errors above say why")
+    wanted_share: float | None = options.fail_under_goodput
     if wanted_share is None or report.good_share >= wanted_share:
         return 0
     print(
@@ -169,7 +175,6 @@ def _exit_code(report: BenchReport, wanted_share: float | None) -> int:
 def _plan(options: argparse.Namespace, url: str) -> BenchPlan:
     from baton.deploy.bench.bench_run import BenchPlan, RequestForm
     from baton.deploy.bench.http_client import ServerAddress
-    from baton.planner.traces import BLOCK_TOKENS
 
     api_key = _api_key(options.api_key_file)
     address = ServerAddress.parse(url, api_key)
@@ -191,7 +196,7 @@ def _plan(options: argparse.Namespace, url: str) -> BenchPlan:
         warm_up=options.warmup,
         timeout_s=options.timeout,
         seed=options.seed,
-        block_tokens=BLOCK_TOKENS * options.scale,
+        scale=options.scale,
         token_ids=options.token_ids,
         tokens_per_word=options.tokens_per_word,
     )

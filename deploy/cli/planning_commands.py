@@ -116,8 +116,9 @@ def add_simulate(commands: Any) -> None:
         help="workers that compute prompts and decode; instead of --prefill and --decode",
     )  # fmt: skip
     command.add_argument(
-        "--local-chunk-tokens", type=whole(1, 1 << 20), default=512, metavar="N",
-        help="prompt tokens in a step of a decode or colocated worker (default: %(default)s)",
+        "--local-chunk-tokens", type=whole(16, 1 << 20), default=512, metavar="N",
+        help="prompt tokens in a step of a decode or colocated worker (default: %(default)s; a "
+        "server's is 128)",
     )  # fmt: skip
     command.add_argument(
         "--placement", type=setting("router.placement"), metavar="{auto,disaggregated,local}",
@@ -158,7 +159,8 @@ def add_traffic(command: argparse.ArgumentParser, *, sizes: bool = False) -> Non
         command.add_argument(
             "--pool-tokens", type=by_gpus(whole(512, 1 << 40)), action="append", default=[],
             metavar="[GPUS=]N",
-            help="tokens of KV of the pool of a worker with so many GPUs (default: 1048576)",
+            help="tokens of KV of the pool of a worker with so many GPUs (default: 1048576; the "
+            "`memory` line of `baton size` has the real number)",
         )  # fmt: skip
     else:
         command.add_argument(
@@ -166,7 +168,8 @@ def add_traffic(command: argparse.ArgumentParser, *, sizes: bool = False) -> Non
         )  # fmt: skip
         command.add_argument(
             "--pool-tokens", type=whole(512, 1 << 40), default=DEFAULT_POOL_TOKENS, metavar="N",
-            help="tokens of KV of each worker's pool (default: %(default)s)",
+            help="tokens of KV of each worker's pool (default: %(default)s; the `memory` line of "
+            "`baton size` has the real number)",
         )  # fmt: skip
     command.add_argument(
         "--chunk-tokens", type=whole(512, 1 << 20), default=8192, metavar="N",

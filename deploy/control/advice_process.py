@@ -26,7 +26,6 @@ from baton.planner.timing_file import write_fit
 from baton.planner.traced_requests import traffic_of
 from baton.planner.traces import write_traffic
 from baton.runtime import logs
-from baton.runtime.cluster_config import SloConfig
 from baton.runtime.config import Config
 from baton.runtime.errors import BatonError, ConfigError
 from baton.simulation.capacity.advice_text import advice_json, advice_table
@@ -41,10 +40,10 @@ log = logs.get(__name__)
 class Adviser:
     """Reads one cluster and its routers. `close` ends the connections to workers."""
 
-    def __init__(self, cluster: Cluster, routers: Sequence[RouterAdmin], slo: SloConfig) -> None:
+    def __init__(self, cluster: Cluster, routers: Sequence[RouterAdmin], config: Config) -> None:
         self._reports = FleetReports(cluster, time.monotonic, ANSWER_S)
         self._routers = routers
-        self._slo = slo
+        self._config = config
 
     async def read(self) -> MeasuredFleet:
         """Read the fleet, and fit its timing model. Raises Unavailable if something does not
@@ -54,7 +53,7 @@ class Adviser:
         )
         sample = await self._reports.read()
         records = [record for answer in answers for record in answer]
-        return await asyncio.to_thread(measured_fleet, sample, records, self._slo)
+        return await asyncio.to_thread(measured_fleet, sample, records, self._config)
 
     async def advise(self) -> tuple[MeasuredFleet, FleetAdvice]:
         """Read and simulate. Raises like `read`."""
@@ -80,7 +79,7 @@ def run_once(
 ) -> None:
     """Print the advice; write what it was computed from into the folder `save`. Raises
     BatonError."""
-    fleet, advice = asyncio.run(_once(Adviser(cluster, routers, config.slo)))
+    fleet, advice = asyncio.run(_once(Adviser(cluster, routers, config)))
     if save is not None:
         save_fleet(fleet, save)
     if as_json:
@@ -94,7 +93,7 @@ def read_fleet(config: Config, cluster: Cluster, routers: Sequence[RouterAdmin])
     BatonError."""
 
     async def read() -> MeasuredFleet:
-        adviser = Adviser(cluster, routers, config.slo)
+        adviser = Adviser(cluster, routers, config)
         try:
             return await adviser.read()
         finally:
@@ -117,7 +116,7 @@ def save_fleet(fleet: MeasuredFleet, folder: Path) -> None:
 def run_watch(config: Config, cluster: Cluster, routers: Sequence[RouterAdmin]) -> None:
     """Advise until SIGTERM or SIGINT. What cannot be read is logged, and read again later."""
     logs.setup("adviser", config.telemetry.log_level)
-    asyncio.run(_watch(Adviser(cluster, routers, config.slo)))
+    asyncio.run(_watch(Adviser(cluster, routers, config)))
 
 
 async def _once(adviser: Adviser) -> tuple[MeasuredFleet, FleetAdvice]:

@@ -24,7 +24,7 @@ from baton.planner.traced_requests import (
     transfer_samples,
 )
 from baton.planner.traces import BLOCK_TOKENS
-from baton.runtime.cluster_config import SloConfig
+from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError
 from baton.simulation.capacity.layout import Layout, Objectives
 from baton.simulation.capacity.live_advice import MIN_REQUESTS, MeasuredFleet
@@ -36,9 +36,10 @@ BLOCKS_OF_A_PROMPT = 16  # in the simulation: more blocks cost time and change l
 
 
 def measured_fleet(
-    sample: FleetSample, records: Sequence[Mapping[str, Any]], slo: SloConfig
+    sample: FleetSample, records: Sequence[Mapping[str, Any]], config: Config
 ) -> MeasuredFleet:
-    """Return the fleet. Raises ConfigError if too little is known of it, with what is missing."""
+    """Return the fleet, with the objectives and the placement of the settings. Raises ConfigError
+    if too little is known of it, with what is missing."""
     requests = recent(traced_requests(records))
     prefill, decode = (sample.of(role, "ready") for role in ("prefill", "decode"))
     workers = [*prefill, *decode]
@@ -50,7 +51,7 @@ def measured_fleet(
     kept = [each for each in others if _count(others, each.kind) >= MIN_SAMPLES]
     size = decode[0].block_tokens
     fit = fit_steps_together("this fleet", kv_bytes_per_token(requests, size), steps, kept)
-    objectives = Objectives(slo.ttft_s or math.inf, slo.itl_s or math.inf)
+    objectives = Objectives(config.slo.ttft_s or math.inf, config.slo.itl_s or math.inf)
     return MeasuredFleet(
         layout,
         fit,
@@ -58,6 +59,7 @@ def measured_fleet(
         objectives,
         speculates=any(each.verifying_steps for each in decode),
         narrow_kv=any(each.narrow_kv for each in decode),
+        placement=config.router.placement,
     )
 
 

@@ -37,6 +37,7 @@ class CapacityReport:
     met all objectives, of all of the trace. `cost_per_million`: of a million output tokens."""
 
     layout: str
+    pool_tokens: int  # of each worker
     timing: str
     requests: int
     finished: int
@@ -79,6 +80,7 @@ def make_report(
     }
     return CapacityReport(
         layout=layout.name,
+        pool_tokens=layout.pool_tokens,
         timing=timing.name,
         requests=len(fleet.records),
         finished=len(finished),
@@ -118,6 +120,7 @@ def table(report: CapacityReport) -> str:
     refused = ", ".join(f"{count} {code}" for code, count in sorted(report.refused.items()))
     lines = [
         f"layout          {report.layout} ({report.gpus} GPUs), timing: {report.timing}",
+        f"pool            {report.pool_tokens} tokens of KV a worker",
         f"requests        {report.finished} of {report.requests} finished"
         + (f"; refused: {refused}" if refused else ""),
         f"time            {report.seconds:.1f} s simulated in {report.wall_s:.1f} s",

@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from baton.planner.timing_model import TimingModel
 from baton.planner.traces import TraceRequest
@@ -41,6 +42,7 @@ def run_fleet(
 ) -> CapacityFleet:
     """Same as `simulate`, but return the fleet at its end. `begun` is called before time passes;
     `placer` places requests."""
+    scenario = replace(scenario, layout=scenario.layout.with_blocks_of_chunks())
     timeline = EventQueue()
     with _without_collection():
         fleet = CapacityFleet(timeline, timing, scenario, trace, placer)

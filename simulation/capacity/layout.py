@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from baton.planner.traces import BLOCK_TOKENS
 from baton.runtime.config import PlacementMode, RouterConfig, StepConfig
@@ -24,7 +24,7 @@ class Layout:
     local_chunk_tokens: int = 512  # of all prompts in a step of a decode or colocated worker
     max_sequences: int = 256
     gpus_per_worker: int = 1
-    block_tokens: int = BLOCK_TOKENS  # smaller ones cost time, and divide a trace's blocks
+    block_tokens: int = BLOCK_TOKENS  # at most; smaller ones cost time, and divide a trace's blocks
     prefill_tokens: int = 0  # of all prompts in a prefill worker's step; 0: `chunk_tokens`
 
     def __post_init__(self) -> None:
@@ -58,6 +58,14 @@ class Layout:
     @property
     def blocks(self) -> int:
         return self.pool_tokens // self.block_tokens
+
+    def with_blocks_of_chunks(self) -> Layout:
+        """Return the layout with blocks that are no longer than its chunks: a scheduler computes a
+        block at least."""
+        chunk = self.local_chunk_tokens
+        if not self.colocated:
+            chunk = min(chunk, self.chunk_tokens)
+        return replace(self, block_tokens=min(self.block_tokens, 1 << (chunk.bit_length() - 1)))
 
     def steps(self) -> StepConfig:
         """Return the settings of a worker's steps."""

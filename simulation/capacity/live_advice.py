@@ -22,6 +22,7 @@ from baton.planner.timing_fit import Fit
 from baton.planner.timing_model import StepTiming, TimingModel
 from baton.planner.traced_requests import TracedRequest, traffic_of
 from baton.planner.traces import TraceRequest
+from baton.runtime.config import PlacementMode, RouterConfig
 from baton.simulation.capacity.capacity_report import meets
 from baton.simulation.capacity.capacity_run import run_fleet
 from baton.simulation.capacity.layout import CapacityScenario, Layout, Objectives
@@ -45,7 +46,7 @@ Kind = Literal["none", "order", "setting", "worker", "guess"]
 class MeasuredFleet:
     """A running fleet as far as it is known: its layout, the timing model of its workers, the
     requests that it served of late, and its objectives. `speculates`: steps verify proposals.
-    `narrow_kv`: its KV is stored in 8 bits already."""
+    `narrow_kv`: its KV is stored in 8 bits already. `placement`: of prompts, by its routers."""
 
     layout: Layout
     fit: Fit
@@ -53,6 +54,7 @@ class MeasuredFleet:
     objectives: Objectives
     speculates: bool = False
     narrow_kv: bool = False
+    placement: PlacementMode = RouterConfig().placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +142,13 @@ def _best(
     now: Alternative,
     traffic: list[TraceRequest],
 ) -> Alternative | None:
-    """Return the first change of these kinds with its range, if it gains enough over `now`."""
-    best = next((each for each in sorted_changes if each.change.kind in kinds), None)
-    if best is None:
-        return None
-    ranged = _with_range(fleet, best, traffic)
-    return ranged if _gains(ranged, now, fleet.objectives) else None
+    """Return the first change of these kinds that gains enough over `now`, with its range."""
+    for each in sorted_changes:
+        if each.change.kind in kinds and _gains(each.times, now.times, fleet.objectives):
+            ranged = _with_range(fleet, each, traffic)
+            if fleet.objectives == Objectives() or _is_certain(ranged, now):
+                return ranged
+    return None
 
 
 def changes(fleet: MeasuredFleet) -> list[Change]:
@@ -260,7 +263,7 @@ def simulated(
     fleet: MeasuredFleet, layout: Layout, timing: TimingModel, traffic: list[TraceRequest]
 ) -> Times:
     """Return the times of a layout with this traffic, without the first WARM_SHARE of it."""
-    scenario = CapacityScenario(layout, fleet.objectives)
+    scenario = CapacityScenario(layout, fleet.objectives, placement=fleet.placement)
     records = run_fleet(scenario, timing, traffic).records[_warm(len(traffic)) :]
     return simulated_times(records, fleet.objectives)
 
@@ -315,9 +318,14 @@ def _rank(times: Times) -> tuple[float, float]:
     return -times.good_share, times.end_s
 
 
-def _gains(best: Alternative, now: Alternative, objectives: Objectives) -> bool:
-    """Return whether a change is better by more than chance and the timing model's error."""
+def _gains(times: Times, now: Times, objectives: Objectives) -> bool:
+    """Return whether the times after a change are better by more than chance."""
     if objectives == Objectives():
-        return best.times.end_s < (1 - MIN_SPEEDUP) * now.times.end_s
-    assert best.low is not None and now.low is not None
-    return best.times.good_share >= now.times.good_share + MIN_GAIN and best.low >= now.low
+        return times.end_s < (1 - MIN_SPEEDUP) * now.end_s
+    return times.good_share >= now.good_share + MIN_GAIN
+
+
+def _is_certain(ranged: Alternative, now: Alternative) -> bool:
+    """Return whether the timing model's error leaves a change no worse than `now`."""
+    assert ranged.low is not None and now.low is not None
+    return ranged.low >= now.low

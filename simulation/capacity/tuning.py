@@ -91,12 +91,18 @@ def tune(
     search: Search, sizes: Sequence[WorkerSize], trace: list[TraceRequest], progress: Progress
 ) -> list[Advice]:
     """Return all candidates that were simulated, the best first. Raises ConfigError without an
-    objective, or if there are GPUs for no worker."""
+    objective, if there are GPUs for no worker, or if the first candidates are too many."""
     if math.isinf(search.objectives.ttft_s) and math.isinf(search.objectives.itl_s):
         raise ConfigError("there is no objective to search for: give --slo ttft=500ms,itl=40ms")
     allowed = search.simulations - AFTERWARDS
+    first = first_candidates(search.gpus, search.base, sizes, int(FIRST_SHARE * allowed))
+    if len(first) > allowed:
+        raise ConfigError(
+            f"--simulations {search.simulations} is too few for {len(sizes)} sizes of a worker: "
+            f"give {len(first) + AFTERWARDS} or more, or fewer sizes"
+        )
     tried = _Tried(search, trace, progress, allowed)
-    for each in first_candidates(search.gpus, search.base, sizes, int(FIRST_SHARE * allowed)):
+    for each in first:
         tried.simulate(each)
     for kind in (False, True):
         best = min(

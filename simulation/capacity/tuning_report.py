@@ -25,9 +25,16 @@ def tuning_table(found: Sequence[Advice], search: Search) -> str:
     lines += [_row(each) for each in shown[:MAX_ROWS]]
     if more := len(found) - len(shown[:MAX_ROWS]):
         lines.append(f"... and {more} more of {len(found)}, equal to these or below them")
-    return "\n".join(
-        [*lines, "", verdict(found, search), "", *how_to_set(named(found, search), search)]
-    )
+    how = how_to_set(named(found, search), search)
+    return "\n".join([*lines, "", *_pools(found), verdict(found, search), "", *how])
+
+
+def _pools(found: Sequence[Advice]) -> list[str]:
+    pools = sorted({(each.layout.gpus_per_worker, each.layout.pool_tokens) for each in found})
+    return [
+        f"pool of a worker with {gpus} GPUs: {pool} tokens of KV (--pool-tokens)"
+        for gpus, pool in pools
+    ]
 
 
 def _equal(one: Advice, other: Advice) -> bool:

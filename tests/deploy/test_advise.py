@@ -23,6 +23,7 @@ from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.host.instance import Instance
 from baton.planner.control.worker_report import ANSWER_TIMEOUT_S
 from baton.runtime.cluster_config import RegistryConfig, SloConfig
+from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from tests.support.control_server import served_control
@@ -31,6 +32,7 @@ from tests.support.traced_records import record
 
 TOKEN = "the instance's secret"  # as the control port has it
 KEY = "the-operators-key-0123456789"
+SETTINGS = Config(slo=SloConfig(0.5, 0.05))
 RECORDS = [record(5.0 + 0.2 * n, path=[["chunk", 90_000, 64, "d0"]]) for n in range(40)]
 
 
@@ -131,7 +133,7 @@ def cluster(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clu
 
 
 async def test_advice_is_of_the_worker_and_the_traces(cluster: Cluster, admin: AdminStub) -> None:
-    adviser = Adviser(cluster, [RouterAdmin(admin.url, KEY)], SloConfig(0.5, 0.05))
+    adviser = Adviser(cluster, [RouterAdmin(admin.url, KEY)], SETTINGS)
     try:
         fleet, advice = await adviser.advise()
     finally:
@@ -147,7 +149,7 @@ async def test_a_busy_worker_gets_more_time_for_advice(
     """Longer than a controller's turn waits: the limit of advice is its own."""
     assert ANSWER_S > ANSWER_TIMEOUT_S
     monkeypatch.setattr(advice_process, "ANSWER_S", 0.0)  # none can answer so soon
-    adviser = Adviser(cluster, [RouterAdmin(admin.url, KEY)], SloConfig(0.5, 0.05))
+    adviser = Adviser(cluster, [RouterAdmin(admin.url, KEY)], SETTINGS)
     try:
         with pytest.raises(ConfigError, match="no decode worker answers"):
             await adviser.read()
@@ -158,7 +160,7 @@ async def test_a_busy_worker_gets_more_time_for_advice(
 async def test_advice_is_posted_to_each_console(
     cluster: Cluster, admin: AdminStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adviser = Adviser(cluster, [RouterAdmin(admin.url, KEY)] * 2, SloConfig(0.5, 0.05))
+    adviser = Adviser(cluster, [RouterAdmin(admin.url, KEY)] * 2, SETTINGS)
     try:
         await advice_process.advise_and_post(adviser)
         admin.records = []  # too little: logged, and read again later

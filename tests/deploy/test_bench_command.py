@@ -249,6 +249,21 @@ def test_no_finished_request_is_a_failure(
     assert "2 http 503: full" in shown.out and "no request finished" in shown.err
 
 
+def test_a_run_of_warm_up_requests_alone_is_a_failure(
+    report: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the trace's ten requests the duration leaves two, and both are part of the warm-up."""
+    trace = tmp_path / "trace.jsonl"
+    times_s = [0.0, 0.01, *(60.0 + n for n in range(8))]
+    rows = [{"arrived_s": at_s, "prompt_tokens": 9, "output_tokens": 2} for at_s in times_s]
+    trace.write_text("\n".join(json.dumps(row) for row in rows))
+    flags = ["--trace", str(trace), "--duration", "1", "--warmup", "5", "--tokens-per-word", "2"]
+    with openai_stub() as stub:
+        found = report(stub, *flags, code=1)
+    assert (len(stub.received), found["requests"]) == (2, 0)
+    assert "within the first 5 requests" in capsys.readouterr().err
+
+
 def test_the_key_comes_from_the_environment_or_a_file(
     report: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,12 +66,33 @@ def test_prompts_without_hashes_differ_from_their_start() -> None:
 def test_a_scaled_trace_shares_scaled_prefixes() -> None:
     trace = scaled([asked(1500, 1, 2, 3), asked(1500, 1, 2, 4)], 0.1)
     assert [each.prompt_tokens for each in trace] == [150, 150]
-    prompts = TokenIdPrompts(0, 5000, 0, block_tokens=51.2)
+    prompts = TokenIdPrompts(0, 5000, 0, scale=0.1)
     first, second = (prompts.prompt(number, each) for number, each in enumerate(trace))
     shared = next(
         at for at, pair in enumerate(zip(first, second, strict=True)) if len(set(pair)) > 1
     )
     assert shared == 102
+
+
+def test_blocks_have_the_length_that_their_request_says() -> None:
+    """Blocks of 16 tokens: two of 62 are equal, and the prompts differ after 32 tokens."""
+    trace = [
+        TraceRequest(0.0, 1000, 1, (1, 2, *range(low, low + 60)), block_tokens=16)
+        for low in (100, 200)
+    ]
+    ids = TokenIdPrompts(0, 5000, 0)
+    first, second = (ids.prompt(number, each) for number, each in enumerate(trace))
+    assert first[:32] == second[:32] and first[32] != second[32]
+    words = TextPrompts(TokenRate(2.0), 0)
+    first, second = (words.prompt(number, each).split() for number, each in enumerate(trace))
+    assert first[:16] == second[:16] and first[16:24] != second[16:24]
+
+
+def test_text_after_the_named_blocks_is_the_requests_own() -> None:
+    prompts = TokenIdPrompts(0, 5000, 0)
+    first, second = (prompts.prompt(number, asked(1500, 7, 8)) for number in range(2))
+    assert len(first) == len(second) == 1500
+    assert first[:1024] == second[:1024] and first[1024:1032] != second[1024:1032]
 
 
 def test_the_token_rate_is_the_line_through_two_prompts() -> None:

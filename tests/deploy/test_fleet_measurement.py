@@ -14,12 +14,13 @@ from baton.planner.step_samples import StepLimits, StepSample
 from baton.planner.timing_model import ChunkTiming, StepTiming, StepWork, TimingModel
 from baton.planner.traced_requests import traced_requests
 from baton.runtime.cluster_config import SloConfig
+from baton.runtime.config import Config, RouterConfig
 from baton.runtime.errors import ConfigError
 from tests.support.traced_records import record
 
 TRUE = TimingModel("true", 1.0, ChunkTiming(0.01, 1e-4), StepTiming(0.02, 1e-3))
 LIMITS = StepLimits(512, 256, 128, 64)
-SLO = SloConfig(ttft_s=0.5, itl_s=0.0)
+SETTINGS = Config(slo=SloConfig(ttft_s=0.5, itl_s=0.0))
 
 
 def steps(*, prompts: bool, decodes: bool) -> tuple[StepSample, ...]:
@@ -49,7 +50,7 @@ RECORDS = [record(float(n)) for n in range(30)]
 def test_the_layout_is_that_of_the_workers_that_are_ready() -> None:
     gone = worker("d1", "decode", state="draining")
     smaller = worker("d2", "decode", kv_tokens=4096)
-    fleet = measured_fleet(sample(*PAIR, gone, smaller), RECORDS, SLO)
+    fleet = measured_fleet(sample(*PAIR, gone, smaller), RECORDS, SETTINGS)
     layout = fleet.layout
     assert (layout.prefill, layout.decode, layout.colocated) == (1, 2, 0)
     assert (layout.chunk_tokens, layout.prefill_tokens) == (256, 512)
@@ -59,7 +60,7 @@ def test_the_layout_is_that_of_the_workers_that_are_ready() -> None:
 
 
 def test_the_speeds_are_those_of_the_steps_and_traces() -> None:
-    fleet = measured_fleet(sample(*PAIR), RECORDS, SLO)
+    fleet = measured_fleet(sample(*PAIR), RECORDS, SETTINGS)
     work = StepWork(100, 0, 0, 0)
     assert fleet.fit.model.step_s(work) == pytest.approx(TRUE.step_s(work), rel=0.01)
     assert fleet.fit.model.host_s(64) == pytest.approx(0.01, rel=0.01)
@@ -68,14 +69,20 @@ def test_the_speeds_are_those_of_the_steps_and_traces() -> None:
 def test_decode_workers_alone_are_colocated() -> None:
     both = steps(prompts=True, decodes=True) + steps(prompts=False, decodes=True)
     alone = worker("d0", "decode", recent_steps=both, verifying_steps=3, narrow_kv=True)
-    fleet = measured_fleet(sample(alone), RECORDS, SLO)
+    fleet = measured_fleet(sample(alone), RECORDS, SETTINGS)
     assert (fleet.layout.colocated, fleet.layout.local_chunk_tokens) == (1, 128)
     assert fleet.speculates and fleet.narrow_kv
 
 
+def test_placement_is_that_of_the_settings() -> None:
+    assert measured_fleet(sample(*PAIR), RECORDS, SETTINGS).placement == "auto"
+    settings = replace(SETTINGS, router=RouterConfig(placement="disaggregated"))
+    assert measured_fleet(sample(*PAIR), RECORDS, settings).placement == "disaggregated"
+
+
 def test_long_prompts_are_simulated_in_larger_blocks() -> None:
     long = [record(float(n), prompt_tokens=3000) for n in range(30)]
-    assert measured_fleet(sample(*PAIR), long, SLO).layout.block_tokens == 128
+    assert measured_fleet(sample(*PAIR), long, SETTINGS).layout.block_tokens == 128
 
 
 def test_only_the_last_minutes_count() -> None:
@@ -100,4 +107,4 @@ def test_too_little_is_an_error_that_says_what_lacks(
     workers: tuple[WorkerSample, ...], records: list[dict[str, Any]], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        measured_fleet(sample(*workers), records, SLO)
+        measured_fleet(sample(*workers), records, SETTINGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,12 @@ import pytest
 
 from baton.planner.measured_points import PointFilter, read_points
 from baton.planner.timing_file import fit_from_json, fit_to_json, read_fit, read_samples, write_fit
-from baton.planner.timing_fit import TimingSample, fit_timing, non_negative_least_squares
+from baton.planner.timing_fit import (
+    Fit,
+    TimingSample,
+    fit_timing,
+    non_negative_least_squares,
+)
 from baton.planner.timing_model import (
     AttentionTiming,
     ChunkTiming,
@@ -22,6 +28,7 @@ from baton.planner.timing_model import (
     TimingModel,
     TransferTiming,
 )
+from baton.planner.timing_table import fit_lines
 from baton.runtime.errors import ConfigError
 from baton.runtime.worker.attention_pairs import causal_pairs
 from tests.support.shared_traces import shared_trace
@@ -133,6 +140,25 @@ def test_fit_refuses_too_few_samples() -> None:
         fit_timing("few", 1000, samples(0)[:8])
 
 
+def test_fit_refuses_chunks_of_one_length() -> None:
+    equal = [TimingSample("chunk", (512.0, 131_328.0), 0.02 + n * 1e-4) for n in range(9)]
+    others = [each for each in samples(0) if each.kind != "chunk"]
+    with pytest.raises(ConfigError, match="have 512 tokens, .* prompts of different lengths"):
+        fit_timing("equal", 1000, equal + others)
+
+
+def test_a_model_of_one_term_is_read_and_of_none_not_written(tmp_path: Path) -> None:
+    """Recorded steps of one length have a fit without a time for each token."""
+    flat = replace(MODEL, chunk=ChunkTiming(0.02), attention=AttentionTiming())
+    write_fit(Fit(flat), tmp_path / "flat.json")
+    assert read_fit(tmp_path / "flat.json").model == flat
+    assert "needs prompts of different lengths" in fit_lines(Fit(flat))[-1]
+    assert all("different" not in line for line in fit_lines(Fit(MODEL)))
+    with pytest.raises(ConfigError, match="the fit: all times of kind 'chunk' are 0"):
+        write_fit(Fit(replace(flat, chunk=ChunkTiming())), tmp_path / "none.json")
+    assert not (tmp_path / "none.json").exists()
+
+
 def test_model_survives_its_file(tmp_path: Path) -> None:
     fit = fit_timing("kept", 1000, samples(noise=0.05), Roofline(parameters=7e9))
     write_fit(fit, tmp_path / "timing.json")
@@ -148,7 +174,8 @@ def test_model_survives_its_file(tmp_path: Path) -> None:
         ({"chunk": {"per_token_s": True}}, "chunk.per_token_s has to be a number, not bool"),
         ({"chunk": {"per_token_s": float("nan")}}, "chunk.per_token_s is nan"),
         ({"chunk": {"per_token_s": 10**400}}, "chunk.per_token_s is 10{39}; it has to be finite"),
-        ({"chunk": {}}, "chunk.per_token_s is 0"),
+        ({"chunk": {}, "attention": {}}, "all times of kind 'chunk' are 0"),
+        ({"step": {}, "attention": {}}, "all times of kind 'step' are 0"),
         ({"step": []}, "step has to be a JSON object, not list"),
         ({"name": ""}, "name has to be 1 to 200 characters"),
         ({"errors": {"chunk": {"samples": 1}}}, "field errors.chunk.median is missing"),

@@ -88,10 +88,12 @@ def test_one_request_on_a_colocated_worker_moves_nothing() -> None:
     assert record.end_s == pytest.approx(record.first_s + 2 * 0.011)
 
 
-def test_a_prompt_delays_the_tokens_of_a_colocated_worker() -> None:
-    layout = Layout(colocated=1, local_chunk_tokens=512)
+@pytest.mark.parametrize("chunk", [512, 128])
+def test_a_prompt_delays_the_tokens_of_a_colocated_worker(chunk: int) -> None:
+    """By one chunk, also where that is less than a block of the trace."""
+    layout = Layout(colocated=1, local_chunk_tokens=chunk)
     first, second = records(layout, [TraceRequest(0.0, 1, 100), TraceRequest(0.5, 512, 1)])
-    assert first.longest_gap_s == pytest.approx(0.011 + 512e-4)
+    assert first.longest_gap_s == pytest.approx(0.011 + chunk * 1e-4)
     assert second.tokens == 1 and second.end_s == second.first_s
 
 
@@ -196,6 +198,7 @@ def test_report_counts_what_meets_the_objectives() -> None:
     assert report.cost_per_million == pytest.approx(3.6 * 8 * report.seconds / 3600 / 7 * 1e6)
     assert report.roles["prefill"].busy == pytest.approx(0.301 / report.seconds, rel=0.01)
     text = table(report)
+    assert "1048576 tokens of KV a worker" in text
     assert "1 prefill, 1 decode (8 GPUs)" in text and "3 of 3 finished" in text
 
 

@@ -9,11 +9,18 @@ import pytest
 from baton.planner.timing_fit import Fit, FitError
 from baton.planner.timing_model import ChunkTiming, StepTiming, TimingModel
 from baton.planner.trace_distributions import draw_trace
-from baton.planner.traced_requests import traced_requests
+from baton.planner.traced_requests import traced_requests, traffic_of
 from baton.planner.traces import TraceRequest, in_order
 from baton.simulation.capacity.advice_text import advice_json, advice_table, findings, ttft_shares
 from baton.simulation.capacity.layout import CapacityScenario, Layout, Objectives
-from baton.simulation.capacity.live_advice import FleetAdvice, MeasuredFleet, advise, changes
+from baton.simulation.capacity.live_advice import (
+    FleetAdvice,
+    MeasuredFleet,
+    Times,
+    advise,
+    changes,
+    simulated,
+)
 from tests.support.traced_records import record, simulated_records
 
 MODEL = TimingModel("test", 1e5, ChunkTiming(0.004, 2e-4), StepTiming(0.008, 3e-4))
@@ -58,6 +65,15 @@ def test_prefill_workers_are_wanted_where_prompts_wait(crowded: Advised) -> None
     low, high = found.recommended.low, found.recommended.high
     assert low is not None and high is not None
     assert low <= found.recommended.times.good_share <= high
+
+
+def test_prompts_are_placed_as_the_routers_place_them(crowded: Advised) -> None:
+    """One prefill worker has more prompts than it can compute; three decode workers have room."""
+    measured, _ = crowded
+    traffic = traffic_of(measured.requests)[:40]
+    divided = simulated(replace(measured, placement="disaggregated"), LAYOUT, MODEL, traffic)
+    local = simulated(replace(measured, placement="local"), LAYOUT, MODEL, traffic)
+    assert divided.ttft_s > 1.5 * local.ttft_s
 
 
 def test_nothing_is_changed_where_all_is_well(at_ease: Advised) -> None:
@@ -120,6 +136,27 @@ def test_without_objectives_the_time_to_the_end_counts() -> None:
     assert found.recommended is not None
     assert found.recommended.times.end_s < 0.9 * found.now.times.end_s
     assert "objective" not in findings(measured, found)[2].text
+
+
+def test_the_next_change_counts_where_the_best_is_uncertain(
+    at_ease: Advised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best change fails where all takes longer; the second gains less, and does not."""
+    measured, found = at_ease
+    shares = {"as it is": 0.6, "2 prefill, 2 decode": 0.9, "4 colocated": 0.8}
+
+    def scripted(
+        fleet: MeasuredFleet, layout: Layout, timing: TimingModel, traffic: list[TraceRequest]
+    ) -> Times:
+        name = "as it is" if layout == LAYOUT else layout.name
+        uncertain = name == "2 prefill, 2 decode" and timing != MODEL
+        return replace(found.measured, good_share=0.5 if uncertain else shares.get(name, 0.61))
+
+    monkeypatch.setattr("baton.simulation.capacity.live_advice.simulated", scripted)
+    recommended = advise(measured).recommended
+    assert recommended is not None and recommended.change.name == "4 colocated"
+    shares["4 colocated"] = 0.62  # too little
+    assert advise(measured).recommended is None
 
 
 def test_sentences_name_cause_change_and_error(crowded: Advised) -> None:

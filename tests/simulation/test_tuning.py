@@ -206,6 +206,17 @@ def test_a_search_without_objective_or_worker_is_refused() -> None:
         tune(search(Objectives(1.0), gpus=1), SIZES, TRACE, quiet)
 
 
+def test_a_search_that_cannot_try_each_size_is_refused() -> None:
+    """Three sizes have five first candidates each, and of 24 simulations 14 are for candidates."""
+    sizes = [WorkerSize(gpus, FIT, 1 << 20) for gpus in (1, 2, 4)]
+    few = search(Objectives(0.5, 0.02))
+    with pytest.raises(ConfigError, match="--simulations 24 is too few .*: give 25 or more"):
+        tune(few, sizes, TRACE[:2], quiet)
+    found = tune(replace(few, simulations=25), sizes, TRACE[:2], quiet)
+    assert {each.layout.gpus_per_worker for each in found} == {1, 2, 4}
+    assert "worker with 4 GPUs: 1048576 tokens of KV" in tuning_table(found, few)
+
+
 def test_the_error_of_the_model_is_the_larger_median() -> None:
     assert timing_error(FIT.errors) == 0.10 and timing_error({}) == 0.0
 
