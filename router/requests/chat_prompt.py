@@ -147,8 +147,9 @@ def _is_long(value: Any) -> bool:
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Convert the messages. Raises InvalidRequest for a message without content, calls in a
-    message that is not an assistant's, and a tool's message that answers no earlier call."""
+    """Convert the messages. Raises InvalidRequest for a message without content, calls or
+    reasoning in a message that is not an assistant's, and a tool's message that answers no earlier
+    call."""
     called: set[str] = set()
     plain = []
     for place, message in enumerate(messages):
@@ -156,12 +157,11 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         made: dict[str, Any] = {"role": message.role, "content": _content(message, field)}
         if message.name is not None:
             made["name"] = message.name
+        if message.role != "assistant":
+            _check_no_assistant(message, field)
+        if reasoning := message.reasoning_content or message.reasoning:
+            made["reasoning_content"] = reasoning
         if message.tool_calls:
-            if message.role != "assistant":
-                raise InvalidRequest(
-                    f"{field}.tool_calls: only an assistant calls, leave it out",
-                    f"{field}.tool_calls",
-                )
             made["tool_calls"] = [_call(call) for call in message.tool_calls]
             called.update(call.id for call in message.tool_calls)
         if message.tool_call_id is not None:
@@ -180,6 +180,15 @@ def _content(message: Message, field: str) -> str | None:
     if message.role == "assistant" and message.tool_calls:
         return None
     raise InvalidRequest(f"{field}.content is missing: add a text", f"{field}.content")
+
+
+def _check_no_assistant(message: Message, field: str) -> None:
+    for name in ("tool_calls", "reasoning_content", "reasoning"):
+        if getattr(message, name):
+            raise InvalidRequest(
+                f"{field}.{name}: only an assistant's message has it, leave it out",
+                f"{field}.{name}",
+            )
 
 
 def _check_answer(answered: str | None, called: set[str], field: str) -> None:

@@ -151,6 +151,8 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
+    reasoning_content: str | None = None  # of an assistant's message, like `tool_calls`
+    reasoning: str | None = None  # another name of it
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
     tool_call_id: CallId | None = None
     refusal: None = None

@@ -81,6 +81,14 @@ CALLED = {"role": "assistant", "tool_calls": [call()]}
             "messages[0].tool_calls",
             "only an assistant",
         ),
+        *(
+            (
+                [{"role": "user", "content": "x", name: "thought"}],
+                f"messages[0].{name}",
+                "only an assistant",
+            )
+            for name in ("reasoning_content", "reasoning")
+        ),
     ],
 )
 def test_messages_that_make_no_sense(given: list[dict[str, Any]], field: str, word: str) -> None:

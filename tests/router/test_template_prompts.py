@@ -81,6 +81,36 @@ async def test_null_content_is_what_the_template_can_print(content: str, printed
     assert f"<assistant>{printed}|" in text
 
 
+@pytest.mark.parametrize(
+    ("family", "printed"),
+    [
+        ("qwen3", "<think>\n{}\n</think>\n\n<tool_call>"),
+        ("nemotron_3", "<think>\n{}\n</think>\n"),
+        ("gpt_oss", "<|channel|>analysis<|message|>{}<|end|>"),
+    ],
+)
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+async def test_reasoning_before_a_call_reaches_the_template(
+    family: str, printed: str, name: str
+) -> None:
+    called = {**CALLED, name: "I look it up."}
+    text = await prompt_of(source(family), messages=[ASKED, called, RESULT], tools=[TOOL])
+    assert printed.format("I look it up.") in text
+    silent = await prompt_of(
+        source(family), messages=[ASKED, {**CALLED, name: ""}, RESULT], tools=[TOOL]
+    )
+    assert silent == await prompt_of(source(family), messages=[ASKED, CALLED, RESULT], tools=[TOOL])
+
+
+async def test_reasoning_beside_a_content_is_never_refused() -> None:
+    """gpt-oss's template takes one of both before a call: the content stays."""
+    called = {**CALLED, "content": "Let me see.", "reasoning_content": "I look it up."}
+    for family in WITH_CALLS:
+        text = await prompt_of(source(family), messages=[ASKED, called, RESULT], tools=[TOOL])
+        assert "found it" in text
+        assert family != "gpt_oss" or "<|message|>Let me see.<|end|>" in text
+
+
 async def test_variables_reach_the_template() -> None:
     assert "<think>" not in await prompt_of(source("qwen3"))
     off = await prompt_of(source("qwen3"), chat_template_kwargs={"enable_thinking": False})
