@@ -177,8 +177,8 @@ def _content(message: Message, field: str) -> str | None:
         return "\n".join(part.text for part in message.content)
     if message.content is not None:
         return message.content
-    if message.role == "assistant" and message.tool_calls:
-        return None
+    if message.role == "assistant":
+        return None if message.tool_calls else ""  # servers answer null where there is no text
     raise InvalidRequest(f"{field}.content is missing: add a text", f"{field}.content")
 
 

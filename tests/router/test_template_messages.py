@@ -44,6 +44,12 @@ def test_no_arguments(text: str) -> None:
     assert made["tool_calls"][0]["function"]["arguments"] == {}
 
 
+@pytest.mark.parametrize("fields", [{}, {"content": None}, {"content": None, "tool_calls": []}])
+def test_an_answer_without_text_may_be_sent_back(fields: dict[str, Any]) -> None:
+    (made,) = plain_messages(messages({"role": "assistant", **fields}))
+    assert made == {"role": "assistant", "content": ""}
+
+
 def test_a_call_may_be_answered_later_and_twice() -> None:
     made = plain_messages(
         messages(
@@ -62,8 +68,8 @@ CALLED = {"role": "assistant", "tool_calls": [call()]}
 @pytest.mark.parametrize(
     ("given", "field", "word"),
     [
-        ([{"role": "assistant"}], "messages[0].content", "missing"),
-        ([{"role": "assistant", "tool_calls": []}], "messages[0].content", "missing"),
+        ([{"role": "user"}], "messages[0].content", "missing"),
+        ([{"role": "system", "content": None}], "messages[0].content", "missing"),
         ([CALLED, {"role": "tool", "tool_call_id": "1"}], "messages[1].content", "missing"),
         ([CALLED, {"role": "tool", "content": "x"}], "messages[1].tool_call_id", "add the id"),
         (
