@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import orjson
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -20,7 +19,6 @@ from baton.router.requests.constraint_schema import ResponseFormat, StructuredOu
 from baton.router.requests.schema_body import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
-    MAX_DEPTH,
     MAX_SCHEMA_VALUES,
     PART_FIELDS,
     STREAM_FIELDS,
@@ -30,6 +28,7 @@ from baton.router.requests.schema_body import (
     count_values,
     few_fields,
 )
+from baton.router.text.call_arguments import read_arguments
 
 MAX_PROMPTS = 128  # of one completion
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -67,13 +66,9 @@ def _object_text(value: Any) -> Any:
     """Refuse arguments that are no JSON object; an empty text stands for no arguments."""
     if isinstance(value, str) and value.strip():
         try:
-            found = orjson.loads(value)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise PydanticCustomError("no_object", "it should be the text of a JSON object")
-        if value.count("[") + value.count("{") > MAX_DEPTH:  # else it cannot be too deep
-            count_values(found)
+            read_arguments(value)
+        except ValueError as error:
+            raise PydanticCustomError("no_object", "{fault}", {"fault": str(error)}) from error
     return value
 
 

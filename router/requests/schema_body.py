@@ -96,7 +96,7 @@ PART_FIELDS: Neutral = {"cache_control": _a(dict)}
 
 UNSUPPORTED = "unsupported"  # the type of the error; its context names the field
 MAX_FIELDS = 128  # of one object
-MAX_DEPTH = 32  # of lists and objects in a schema, or in a call's arguments
+MAX_DEPTH = 32  # of lists and objects in a schema, or in variables of a template
 MAX_SCHEMA_VALUES = 8192  # of one function, or of one answer
 MAX_VALUES = 1 << 16  # commas in a body
 
