@@ -136,7 +136,8 @@ few_fields = at_most(MAX_FIELDS, "fields")
 class Body(BaseModel):
     """A request model. `neutral` maps fields that are not served to the values that are dropped."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    # An error's text holds no input, so that a traceback in the log has no text of a client.
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
     max_values: ClassVar[int] = MAX_VALUES
     neutral: ClassVar[Neutral] = {}
 

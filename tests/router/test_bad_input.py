@@ -318,6 +318,13 @@ def test_neutral_fields_take_null_and_refuse_something(fields: Neutral) -> None:
         assert neutral(None) and not neutral(object())
 
 
+def test_error_of_a_body_does_not_repeat_its_values() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse_fields({"model": "m", "prompt": "a", "user": ["secret"]}, CompletionRequest)
+    fault = refused.value.__cause__
+    assert isinstance(fault, ValidationError) and "secret" not in repr(fault)
+
+
 # one fault repeated as often as a body can hold it: each must cost one complaint, not many
 MANY = 10_000
 REPEATED: list[tuple[type[Body], dict[str, Any]]] = [
