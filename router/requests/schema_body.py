@@ -65,7 +65,7 @@ GENERATION_FIELDS: Neutral = {
     "metadata": _a(dict),
     "modalities": _one_of(None, ["text"]),
     "parallel_tool_calls": _ANY_BOOL,  # means nothing without tools
-    "prediction": _NULL,
+    "prediction": _a(dict),  # a hint of what the answer may be
     "priority": _one_of(None, 0),
     "prompt_cache_key": _a(str),
     "prompt_cache_retention": _a(str),
@@ -89,7 +89,7 @@ GENERATION_FIELDS: Neutral = {
 
 CHAT_FIELDS: Neutral = {**GENERATION_FIELDS, "add_special_tokens": _OFF}
 COMPLETION_FIELDS: Neutral = {**GENERATION_FIELDS, "add_special_tokens": _ON}
-STREAM_FIELDS: Neutral = {"include_obfuscation": _OFF}
+STREAM_FIELDS: Neutral = {"include_obfuscation": _ANY_BOOL}  # whether chunks are padded
 TOKENIZE_FIELDS: Neutral = {**PROMPT_FIELDS, "return_token_strs": _OFF}
 PART_FIELDS: Neutral = {"cache_control": _a(dict)}
 

@@ -108,7 +108,7 @@ class Validator:
         self, request: ChatRequest, limits: ContextLimits, mark: Mark = unmarked
     ) -> ValidatedRequest:
         self.check_model(request.model)
-        if request.top_logprobs is not None and not request.logprobs:
+        if request.top_logprobs and not request.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
         if request.max_tokens is not None and request.max_completion_tokens is not None:
             raise InvalidRequest(

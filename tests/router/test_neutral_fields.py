@@ -20,6 +20,7 @@ HINTS: dict[str, Any] = {
     "prompt_cache_retention": "24h",
     "safety_identifier": "user-9",
     "metadata": {"trace": "a"},
+    "prediction": {"type": "content", "content": "the quick brown fox"},
     "store": False,
     "service_tier": "auto",
     "verbosity": "medium",
@@ -47,7 +48,8 @@ REQUESTING: list[tuple[dict[str, Any], str]] = [
     ({"prompt_cache_key": 5}, "prompt_cache_key"),
     ({"metadata": "a"}, "metadata"),
     ({"a_field_of_next_year": 1}, "a_field_of_next_year"),
-    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options."),
+    ({"prediction": "a"}, "prediction"),
+    ({"stream": True, "stream_options": {"include_obfuscation": 1}}, "stream_options."),
 ]
 # a turn as LiteLLM and LangChain send back what servers sent them
 ECHOED: dict[str, Any] = {
@@ -138,8 +140,10 @@ async def test_neutral_values_and_hints_are_accepted(router: StartRouter, route:
         reply = await running.http.post(route, json=hinted)
         assert reply.status_code == 200, reply.text
         assert reply.json()["choices"] == plain["choices"]
-        streamed = body_of(route, stream=True, stream_options={"include_obfuscation": False})
-        assert (await running.http.post(route, json=streamed)).status_code == 200
+        for padded in (False, True):
+            options = {"include_obfuscation": padded}
+            streamed = body_of(route, stream=True, stream_options=options)
+            assert (await running.http.post(route, json=streamed)).status_code == 200
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETE])
