@@ -174,16 +174,17 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def _content(message: Message, field: str) -> str | None:
     if isinstance(message.content, list):
-        return "\n".join(part.text for part in message.content)
+        texts = [part.text for part in message.content]
+        return "\n".join(filter(None, texts) if message.role == "assistant" else texts)
     if message.content is not None:
         return message.content
-    if message.role == "assistant":
-        return None if message.tool_calls else ""  # servers answer null where there is no text
+    if message.role == "assistant":  # servers answer null where there is no text
+        return message.refusal or (None if message.tool_calls else "")
     raise InvalidRequest(f"{field}.content is missing: add a text", f"{field}.content")
 
 
 def _check_no_assistant(message: Message, field: str) -> None:
-    for name in ("tool_calls", "reasoning_content", "reasoning"):
+    for name in ("tool_calls", "reasoning_content", "reasoning", "refusal"):
         if getattr(message, name):
             raise InvalidRequest(
                 f"{field}.{name}: only an assistant's message has it, leave it out",

@@ -150,7 +150,7 @@ class Message(Body):
     reasoning: str | None = None  # another name of it
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
     tool_call_id: CallId | None = None
-    refusal: None = None
+    refusal: str | None = None  # of an assistant's message, in place of content
     audio: None = None
     function_call: None = None
     annotations: Annotated[list[Any], Field(fail_fast=True, max_length=0)] | None = None
@@ -165,6 +165,9 @@ class Message(Body):
         kept = {name: value[name] for name in _ECHOED & value.keys()}
         if isinstance(parts := kept.get("content"), list):
             kept["content"] = [_plain_part(part) for part in parts]
+            if not (kept.get("reasoning_content") or kept.get("reasoning")):
+                thoughts = [thought for thought in map(_thought, parts) if thought]
+                kept["reasoning_content"] = "\n".join(thoughts) or None
         return kept
 
 
@@ -172,9 +175,25 @@ _ECHOED = Message.model_fields.keys() - {"annotations"}
 
 
 def _plain_part(part: Any) -> Any:
-    if not isinstance(part, dict) or part.get("type") != "text":
+    """Return a part of an assistant's message as text. Reasoning becomes an empty one, so that an
+    error counts the parts as they were sent."""
+    if not isinstance(part, dict):
+        return part
+    if part.get("type") == "refusal":
+        return {"type": "text", "text": part.get("refusal")}
+    if _thought(part) is not None:
+        return {"type": "text", "text": ""}
+    if part.get("type") != "text":
         return part
     return {name: part[name] for name in ("type", "text") if name in part}
+
+
+def _thought(part: Any) -> str | None:
+    """Return the text of a part that is reasoning, and None for any other."""
+    if not isinstance(part, dict) or part.get("type") not in ("thinking", "reasoning"):
+        return None
+    text = part.get(part["type"], part.get("text"))
+    return text if isinstance(text, str) else None
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]

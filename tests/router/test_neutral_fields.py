@@ -73,6 +73,8 @@ ECHOED: dict[str, Any] = {
         }
     ],
 }
+REFUSAL: dict[str, Any] = {"type": "refusal", "refusal": "I do not."}
+THINKING: dict[str, Any] = {"type": "thinking", "thinking": "May I?"}
 ANSWERED: dict[str, Any] = {"role": "tool", "tool_call_id": "call_1", "content": "12:00"}
 ASKED: dict[str, Any] = {"role": "user", "content": "hi"}
 TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time", "strict": None}}
@@ -185,7 +187,13 @@ async def test_unknown_fields_of_other_messages_are_refused(router: StartRouter)
         for message, param in (
             ({**ASKED, "audio_url": "a"}, "messages[0].audio_url"),
             ({"role": "user", "content": [{**part, "image": "a"}]}, "messages[0].content[0].image"),
-            ({"role": "assistant", "content": "a", "refusal": "no"}, "messages[0].refusal"),
+            ({**ASKED, "refusal": "no"}, "messages[0].refusal"),
+            ({"role": "user", "content": [REFUSAL]}, "messages[0].content[0].type"),
+            ({"role": "user", "content": [THINKING]}, "messages[0].content[0].type"),
+            (
+                {"role": "assistant", "content": [THINKING, {"type": "image_url"}]},
+                "messages[0].content[1].type",
+            ),
         ):
             reply = await running.chat(messages=[message])
             assert reply.status_code == 400

@@ -50,6 +50,33 @@ def test_an_answer_without_text_may_be_sent_back(fields: dict[str, Any]) -> None
     assert made == {"role": "assistant", "content": ""}
 
 
+TEXT, REFUSED = {"type": "text", "text": "Well."}, {"type": "refusal", "refusal": "I do not."}
+THOUGHT = {"type": "thinking", "thinking": "May I?", "signature": "x"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "content", "reasoning"),
+    [
+        ({"content": [TEXT, REFUSED]}, "Well.\nI do not.", None),
+        ({"content": None, "refusal": "I do not."}, "I do not.", None),
+        ({"content": "Well.", "refusal": None}, "Well.", None),
+        ({"content": "Well.", "refusal": "I do not."}, "Well.", None),
+        ({"content": [THOUGHT, TEXT]}, "Well.", "May I?"),
+        ({"content": [THOUGHT, {"type": "reasoning", "reasoning": "No."}]}, "", "May I?\nNo."),
+        ({"content": [{"type": "reasoning", "text": "No."}, REFUSED]}, "I do not.", "No."),
+        ({"content": [THOUGHT, TEXT], "reasoning_content": "Hm."}, "Well.", "Hm."),
+        ({"content": [THOUGHT, TEXT], "reasoning": "Hm."}, "Well.", "Hm."),
+        ({"content": [{**THOUGHT, "thinking": ""}, TEXT]}, "Well.", None),
+    ],
+)
+def test_refusals_are_text_and_thoughts_are_reasoning(
+    fields: dict[str, Any], content: str, reasoning: str | None
+) -> None:
+    (made,) = plain_messages(messages({"role": "assistant", **fields}))
+    expected = {"role": "assistant", "content": content}
+    assert made == (expected if reasoning is None else {**expected, "reasoning_content": reasoning})
+
+
 def test_a_call_may_be_answered_later_and_twice() -> None:
     made = plain_messages(
         messages(
@@ -93,7 +120,7 @@ CALLED = {"role": "assistant", "tool_calls": [call()]}
                 f"messages[0].{name}",
                 "only an assistant",
             )
-            for name in ("reasoning_content", "reasoning")
+            for name in ("reasoning_content", "reasoning", "refusal")
         ),
     ],
 )
