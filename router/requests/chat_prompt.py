@@ -16,7 +16,7 @@ import orjson
 
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import ChatRequest, Message, Tool, ToolCall
-from baton.router.templates.chat_template import ChatTemplate
+from baton.router.templates.chat_template import EFFORT, ChatTemplate
 from baton.router.templates.tool_support import support_of
 from baton.router.text.call_form import CallableTools
 from baton.router.text.call_forms import FORMS
@@ -65,6 +65,21 @@ class ChatPrompt:
         schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
         parallel = request.parallel_tool_calls is not False
         return tools, CallableTools(self._form, frozenset(schemas), parallel, schemas)
+
+    def variables(self, request: ChatRequest, tools: Sequence[Tool]) -> Mapping[str, Any] | None:
+        """Return the template's own variables for a chat whose prompt has these tools. Raises
+        InvalidRequest for a reasoning_effort that the template does not read."""
+        given, effort = request.chat_template_kwargs, request.reasoning_effort
+        if effort is None or self._template is None:
+            return given
+        if not self._template.reads_effort(bool(tools)):
+            raise InvalidRequest(
+                f"{EFFORT}: the chat template of {self._model!r} reads no {EFFORT}: leave it out",
+                EFFORT,
+            )
+        if given and EFFORT in given:
+            raise InvalidRequest(f"{EFFORT} is in chat_template_kwargs too: give one", EFFORT)
+        return {**(given or {}), EFFORT: effort}
 
     def plain(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[str, Any]]:
         """Return the messages in the template's form. Raises InvalidRequest, which names the field

@@ -283,6 +283,7 @@ class ChatRequest(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     chat_template_kwargs: Variables | None = None  # such as enable_thinking
+    reasoning_effort: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None

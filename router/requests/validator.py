@@ -117,7 +117,7 @@ class Validator:
         tools, calling = self._chat_prompt.tools(request)
         constraint = chat_constraint(request, calling, self._tokenizer.token_id)
         prompt = await self.chat_tokens(
-            request.messages, limits, tools, request.chat_template_kwargs, mark
+            request.messages, limits, tools, self._chat_prompt.variables(request, tools), mark
         )
         top = (request.top_logprobs or 0) if request.logprobs else None
         asked, field = request.max_tokens, "max_tokens"

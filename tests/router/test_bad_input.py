@@ -194,7 +194,9 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str]] = [
         "before",
     ),
     (CHAT, {"response_format": {"type": "json_schema"}}, 400, "response_format.json_schema", "add"),
-    (CHAT, {"reasoning_effort": "high"}, 400, "reasoning_effort", "not supported"),
+    (CHAT, {"reasoning_effort": "high"}, 400, "reasoning_effort", "'tiny' reads no"),
+    (CHAT, {"reasoning_effort": 3}, 400, "reasoning_effort", "string"),
+    (COMPLETE, {"reasoning_effort": "high"}, 400, "reasoning_effort", "not supported"),
 ]
 
 
