@@ -12,12 +12,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import ChatRequest, Message, Tool, ToolCall
 from baton.router.templates.chat_template import EFFORT, ChatTemplate
 from baton.router.templates.tool_support import support_of
+from baton.router.text.call_arguments import read_arguments
 from baton.router.text.call_form import CallableTools
 from baton.router.text.call_forms import FORMS
 from baton.router.text.control_tokens import ControlTokens, GuardedChat
@@ -222,7 +221,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
     arguments = call.function.arguments
     function = {
         "name": call.function.name,
-        "arguments": orjson.loads(arguments) if arguments.strip() else {},
+        "arguments": read_arguments(arguments) if arguments.strip() else {},
     }
     return {"id": call.id, "type": "function", "function": function}
 

@@ -12,6 +12,7 @@ requests. Stateless; called once for each model.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -114,7 +115,9 @@ class ToolSupport:
         return blake2b(given.encode(), digest_size=16).hexdigest()[:_SHORT_LENGTH]
 
     def _arguments(self, given: dict[str, Any]) -> dict[str, Any] | str:
-        return orjson.dumps(given).decode() if self.text_arguments else given
+        if not self.text_arguments:
+            return given
+        return json.dumps(given, ensure_ascii=False, separators=(",", ":"))
 
 
 def support_of(template: ChatTemplate | None) -> ToolSupport:

@@ -6,11 +6,14 @@ range, nesting that templates would follow for long. Stateless.
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import orjson
 
 MAX_DEPTH = 32  # of lists and objects in a call's arguments
+_WIDE = re.compile("[0-9]{19}")  # a number over 64 bits has as many digits at least
 
 
 def read_arguments(text: str) -> dict[str, Any]:
@@ -24,6 +27,9 @@ def read_arguments(text: str) -> dict[str, Any]:
         raise ValueError("it should be the text of a JSON object")
     if text.count("[") + text.count("{") > MAX_DEPTH and _is_too_deep(found):
         raise ValueError(f"it is nested over {MAX_DEPTH} deep, make it flatter")
+    if _WIDE.search(text):
+        exact: dict[str, Any] = json.loads(text)  # orjson rounds such a number
+        return exact
     return found
 
 

@@ -50,6 +50,16 @@ def test_an_answer_without_text_may_be_sent_back(fields: dict[str, Any]) -> None
     assert made == {"role": "assistant", "content": ""}
 
 
+@pytest.mark.parametrize("number", [1 << 63, 1 << 64, -(1 << 63) - 1, 10**300, 0.1, 1e23])
+def test_numbers_of_arguments_are_those_that_were_sent(number: float) -> None:
+    (made,) = plain_messages(
+        messages(
+            {"role": "assistant", "tool_calls": [call("1", f'{{"a": ["{number}", {number}]}}')]}
+        )
+    )
+    assert made["tool_calls"][0]["function"]["arguments"] == {"a": [str(number), number]}
+
+
 TEXT, REFUSED = {"type": "text", "text": "Well."}, {"type": "refusal", "refusal": "I do not."}
 THOUGHT = {"type": "thinking", "thinking": "May I?", "signature": "x"}
 
