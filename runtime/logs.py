@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
 from collections.abc import MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -66,6 +67,15 @@ def get(name: str) -> FilteringBoundLogger:
 def bind_request(request_id: str, **fields: object) -> AbstractContextManager[None]:
     """Within the block, and in tasks started there, every event carries the request's id."""
     return bound_contextvars(request_id=request_id, **fields)
+
+
+def fault_of(error: BaseException) -> str:
+    """Return the type of an unexpected error and the line that raised it. Neither has a client's
+    text, which the error's own text may repeat."""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        place = f" at {frame.f_code.co_filename}:{line}"
+    return type(error).__name__ + place
 
 
 def _withhold_text(_: object, __: str, event: _Event) -> _Event:

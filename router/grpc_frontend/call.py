@@ -187,7 +187,7 @@ class CallGuard:
                     await call.end_with(Cancelled("the client accepts no more messages"))
                 except Exception as error:
                     # A defect ends its own call, and the log has it: the server serves the others.
-                    log.error("unexpected error", error=repr(error))
+                    log.error("unexpected error", error=logs.fault_of(error))
                     await call.end_with(BatonError("unexpected"))
                 finally:
                     self._calls[keyless] -= 1

@@ -234,7 +234,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
-        log.error("unexpected error", path=request.url.path[:200], error=repr(error))
+        log.error("unexpected error", path=request.url.path[:200], error=logs.fault_of(error))
         return error_response(BatonError("unexpected"))
 
 

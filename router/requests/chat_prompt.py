@@ -12,12 +12,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import ChatRequest, Message, Tool, ToolCall
-from baton.router.templates.chat_template import ChatTemplate
+from baton.router.templates.chat_template import EFFORT, ChatTemplate
 from baton.router.templates.tool_support import support_of
+from baton.router.text.call_arguments import read_arguments
 from baton.router.text.call_form import CallableTools
 from baton.router.text.call_forms import FORMS
 from baton.router.text.control_tokens import ControlTokens, GuardedChat
@@ -65,6 +64,21 @@ class ChatPrompt:
         schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
         parallel = request.parallel_tool_calls is not False
         return tools, CallableTools(self._form, frozenset(schemas), parallel, schemas)
+
+    def variables(self, request: ChatRequest, tools: Sequence[Tool]) -> Mapping[str, Any] | None:
+        """Return the template's own variables for a chat whose prompt has these tools. Raises
+        InvalidRequest for a reasoning_effort that the template does not read."""
+        given, effort = request.chat_template_kwargs, request.reasoning_effort
+        if effort is None or self._template is None:
+            return given
+        if not self._template.reads_effort(bool(tools)):
+            raise InvalidRequest(
+                f"{EFFORT}: the chat template of {self._model!r} reads no {EFFORT}: leave it out",
+                EFFORT,
+            )
+        if given and EFFORT in given:
+            raise InvalidRequest(f"{EFFORT} is in chat_template_kwargs too: give one", EFFORT)
+        return {**(given or {}), EFFORT: effort}
 
     def plain(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[str, Any]]:
         """Return the messages in the template's form. Raises InvalidRequest, which names the field
@@ -147,8 +161,9 @@ def _is_long(value: Any) -> bool:
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Convert the messages. Raises InvalidRequest for a message without content, calls in a
-    message that is not an assistant's, and a tool's message that answers no earlier call."""
+    """Convert the messages. Raises InvalidRequest for a message without content, calls or
+    reasoning in a message that is not an assistant's, and a tool's message that answers no earlier
+    call."""
     called: set[str] = set()
     plain = []
     for place, message in enumerate(messages):
@@ -156,12 +171,11 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         made: dict[str, Any] = {"role": message.role, "content": _content(message, field)}
         if message.name is not None:
             made["name"] = message.name
+        if message.role != "assistant":
+            _check_no_assistant(message, field)
+        if reasoning := message.reasoning_content or message.reasoning:
+            made["reasoning_content"] = reasoning
         if message.tool_calls:
-            if message.role != "assistant":
-                raise InvalidRequest(
-                    f"{field}.tool_calls: only an assistant calls, leave it out",
-                    f"{field}.tool_calls",
-                )
             made["tool_calls"] = [_call(call) for call in message.tool_calls]
             called.update(call.id for call in message.tool_calls)
         if message.tool_call_id is not None:
@@ -174,12 +188,22 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def _content(message: Message, field: str) -> str | None:
     if isinstance(message.content, list):
-        return "\n".join(part.text for part in message.content)
+        texts = [part.text for part in message.content]
+        return "\n".join(filter(None, texts) if message.role == "assistant" else texts)
     if message.content is not None:
         return message.content
-    if message.role == "assistant" and message.tool_calls:
-        return None
+    if message.role == "assistant":  # servers answer null where there is no text
+        return message.refusal or (None if message.tool_calls else "")
     raise InvalidRequest(f"{field}.content is missing: add a text", f"{field}.content")
+
+
+def _check_no_assistant(message: Message, field: str) -> None:
+    for name in ("tool_calls", "reasoning_content", "reasoning", "refusal"):
+        if getattr(message, name):
+            raise InvalidRequest(
+                f"{field}.{name}: only an assistant's message has it, leave it out",
+                f"{field}.{name}",
+            )
 
 
 def _check_answer(answered: str | None, called: set[str], field: str) -> None:
@@ -197,7 +221,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
     arguments = call.function.arguments
     function = {
         "name": call.function.name,
-        "arguments": orjson.loads(arguments) if arguments.strip() else {},
+        "arguments": read_arguments(arguments) if arguments.strip() else {},
     }
     return {"id": call.id, "type": "function", "function": function}
 

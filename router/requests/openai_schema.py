@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import orjson
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -20,7 +19,6 @@ from baton.router.requests.constraint_schema import ResponseFormat, StructuredOu
 from baton.router.requests.schema_body import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
-    MAX_DEPTH,
     MAX_SCHEMA_VALUES,
     PART_FIELDS,
     STREAM_FIELDS,
@@ -30,6 +28,7 @@ from baton.router.requests.schema_body import (
     count_values,
     few_fields,
 )
+from baton.router.text.call_arguments import read_arguments
 
 MAX_PROMPTS = 128  # of one completion
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -67,13 +66,9 @@ def _object_text(value: Any) -> Any:
     """Refuse arguments that are no JSON object; an empty text stands for no arguments."""
     if isinstance(value, str) and value.strip():
         try:
-            found = orjson.loads(value)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise PydanticCustomError("no_object", "it should be the text of a JSON object")
-        if value.count("[") + value.count("{") > MAX_DEPTH:  # else it cannot be too deep
-            count_values(found)
+            read_arguments(value)
+        except ValueError as error:
+            raise PydanticCustomError("no_object", "{fault}", {"fault": str(error)}) from error
     return value
 
 
@@ -151,9 +146,11 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
+    reasoning_content: str | None = None  # of an assistant's message, like `tool_calls`
+    reasoning: str | None = None  # another name of it
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
     tool_call_id: CallId | None = None
-    refusal: None = None
+    refusal: str | None = None  # of an assistant's message, in place of content
     audio: None = None
     function_call: None = None
     annotations: Annotated[list[Any], Field(fail_fast=True, max_length=0)] | None = None
@@ -168,6 +165,9 @@ class Message(Body):
         kept = {name: value[name] for name in _ECHOED & value.keys()}
         if isinstance(parts := kept.get("content"), list):
             kept["content"] = [_plain_part(part) for part in parts]
+            if not (kept.get("reasoning_content") or kept.get("reasoning")):
+                thoughts = [thought for thought in map(_thought, parts) if thought]
+                kept["reasoning_content"] = "\n".join(thoughts) or None
         return kept
 
 
@@ -175,9 +175,25 @@ _ECHOED = Message.model_fields.keys() - {"annotations"}
 
 
 def _plain_part(part: Any) -> Any:
-    if not isinstance(part, dict) or part.get("type") != "text":
+    """Return a part of an assistant's message as text. Reasoning becomes an empty one, so that an
+    error counts the parts as they were sent."""
+    if not isinstance(part, dict):
+        return part
+    if part.get("type") == "refusal":
+        return {"type": "text", "text": part.get("refusal")}
+    if _thought(part) is not None:
+        return {"type": "text", "text": ""}
+    if part.get("type") != "text":
         return part
     return {name: part[name] for name in ("type", "text") if name in part}
+
+
+def _thought(part: Any) -> str | None:
+    """Return the text of a part that is reasoning, and None for any other."""
+    if not isinstance(part, dict) or part.get("type") not in ("thinking", "reasoning"):
+        return None
+    text = part.get(part["type"], part.get("text"))
+    return text if isinstance(text, str) else None
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
@@ -267,6 +283,7 @@ class ChatRequest(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     chat_template_kwargs: Variables | None = None  # such as enable_thinking
+    reasoning_effort: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None

@@ -65,7 +65,7 @@ GENERATION_FIELDS: Neutral = {
     "metadata": _a(dict),
     "modalities": _one_of(None, ["text"]),
     "parallel_tool_calls": _ANY_BOOL,  # means nothing without tools
-    "prediction": _NULL,
+    "prediction": _a(dict),  # a hint of what the answer may be
     "priority": _one_of(None, 0),
     "prompt_cache_key": _a(str),
     "prompt_cache_retention": _a(str),
@@ -89,14 +89,14 @@ GENERATION_FIELDS: Neutral = {
 
 CHAT_FIELDS: Neutral = {**GENERATION_FIELDS, "add_special_tokens": _OFF}
 COMPLETION_FIELDS: Neutral = {**GENERATION_FIELDS, "add_special_tokens": _ON}
-STREAM_FIELDS: Neutral = {"include_obfuscation": _OFF}
+STREAM_FIELDS: Neutral = {"include_obfuscation": _ANY_BOOL}  # whether chunks are padded
 TOKENIZE_FIELDS: Neutral = {**PROMPT_FIELDS, "return_token_strs": _OFF}
 PART_FIELDS: Neutral = {"cache_control": _a(dict)}
 
 
 UNSUPPORTED = "unsupported"  # the type of the error; its context names the field
 MAX_FIELDS = 128  # of one object
-MAX_DEPTH = 32  # of lists and objects in a schema, or in a call's arguments
+MAX_DEPTH = 32  # of lists and objects in a schema, or in variables of a template
 MAX_SCHEMA_VALUES = 8192  # of one function, or of one answer
 MAX_VALUES = 1 << 16  # commas in a body
 
@@ -136,7 +136,8 @@ few_fields = at_most(MAX_FIELDS, "fields")
 class Body(BaseModel):
     """A request model. `neutral` maps fields that are not served to the values that are dropped."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    # An error's text holds no input, so that a traceback in the log has no text of a client.
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
     max_values: ClassVar[int] = MAX_VALUES
     neutral: ClassVar[Neutral] = {}
 

@@ -108,7 +108,7 @@ class Validator:
         self, request: ChatRequest, limits: ContextLimits, mark: Mark = unmarked
     ) -> ValidatedRequest:
         self.check_model(request.model)
-        if request.top_logprobs is not None and not request.logprobs:
+        if request.top_logprobs and not request.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
         if request.max_tokens is not None and request.max_completion_tokens is not None:
             raise InvalidRequest(
@@ -117,7 +117,7 @@ class Validator:
         tools, calling = self._chat_prompt.tools(request)
         constraint = chat_constraint(request, calling, self._tokenizer.token_id)
         prompt = await self.chat_tokens(
-            request.messages, limits, tools, request.chat_template_kwargs, mark
+            request.messages, limits, tools, self._chat_prompt.variables(request, tools), mark
         )
         top = (request.top_logprobs or 0) if request.logprobs else None
         asked, field = request.max_tokens, "max_tokens"

@@ -20,6 +20,7 @@ from baton.runtime.errors import InvalidRequest, ModelError
 
 MAX_TEMPLATE_CHARS = 1 << 18  # the longest public templates have some 20,000
 MAX_ERROR_CHARS = 300
+EFFORT = "reasoning_effort"  # a variable of some templates, and OpenAI's field
 
 
 class ChatTemplate:
@@ -31,12 +32,20 @@ class ChatTemplate:
         self._inline, self._apart = _Compiled(sources), _Compiled(sources)
         self._thread_is_free = asyncio.Lock()
         self._special = special
+        self._reads_effort = {
+            name: EFFORT in text and self._inline.reads(EFFORT, text)
+            for name, text in sources.items()
+        }
         self._knows_developer = {name: "developer" in text for name, text in sources.items()}
 
     @property
     def literals(self) -> str:
         """Return all texts in the templates, separated by zeros."""
         return self._inline.literals
+
+    def reads_effort(self, tools: bool) -> bool:
+        """Return whether the template for chats with `tools`, or without, reads EFFORT."""
+        return self._reads_effort[_name(tools)]
 
     def render(
         self,
@@ -78,7 +87,7 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None,
     ) -> tuple[str, dict[str, Any]]:
         """Return the template's name and its variables."""
-        name = "tools" if tools else "chat"
+        name = _name(bool(tools))
         if not self._knows_developer[name]:
             messages = [
                 {**message, "role": "system"} if message["role"] == "developer" else message
@@ -92,6 +101,10 @@ class ChatTemplate:
             "tools": list(tools) if tools else None,
             "add_generation_prompt": answer,
         }
+
+
+def _name(tools: bool) -> str:
+    return "tools" if tools else "chat"
 
 
 class _Compiled:
@@ -118,6 +131,9 @@ class _Compiled:
                 f"the model's chat template does not compile ({error}): repair it, "
                 "or download the model again"
             ) from error
+
+    def reads(self, variable: str, source: str) -> bool:
+        return variable in self._environment.variables(source)
 
     def render(self, name: str, given: dict[str, Any]) -> str:
         """Return the text. Raises InvalidRequest if the template fails."""

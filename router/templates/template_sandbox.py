@@ -20,6 +20,7 @@ from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.filters import FILTERS
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter, safe_range
@@ -109,6 +110,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         yield from (node.data for node in tree.find_all(nodes.TemplateData))
         constants = (node.value for node in tree.find_all(nodes.Const))
         yield from (value for value in constants if isinstance(value, str))
+
+    def variables(self, source: str) -> set[str]:
+        """Return the variables that a template reads and does not set before."""
+        return find_undeclared_variables(self.parse(source))
 
     def join_texts(self, values: Sequence[Any]) -> Any:
         """Return what the operator `~` makes."""

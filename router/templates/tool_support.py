@@ -3,6 +3,7 @@
     one tool              is its name in the prompt?
     a call and its result are they in the prompt, with arguments as an object or as a text?
     a call alone          is a missing content null, absent or empty to it?
+    a call with reasoning is it in the prompt if its name is `thinking`?
     that call's text      which form of `tool_calls.py` reads the same call back?
 
 So there is no list of models: a template that prints calls in a known form is supported. Knows no
@@ -11,6 +12,7 @@ requests. Stateless; called once for each model.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -27,6 +29,7 @@ from baton.runtime.errors import InvalidRequest
 
 NoContent = Literal["null", "absent", "empty"]
 _NO_CONTENT: tuple[NoContent, ...] = get_args(NoContent)
+Thinking = Literal["unread", "alone", "beside_content"]
 _NAME, _RESULT = "look_up_probe", "the result of the probe"
 _ARGUMENTS = {"probe_key": "probe value"}
 _ID = "call_" + "0" * 32  # the form of our own ids
@@ -51,6 +54,7 @@ _CALLED = {
         {"id": _ID, "type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
     ],
 }
+_BESIDE, _THOUGHT = "the probe looks it up", "the probe thinks"
 _ANSWERED = {"role": "tool", "content": _RESULT, "tool_call_id": _ID}
 
 
@@ -59,7 +63,9 @@ class ToolSupport:
     """`tools`: the template prints tools; `calls`: also calls and their results, with tools, and
     `calls_alone` without. `text_arguments`: it requires arguments as text, not as an object.
     `short_ids`: it refuses ids that have not 9 characters. `no_content`: the content that it
-    accepts for a message of calls only. `form` is None if it prints calls in an unknown form."""
+    accepts for a message of calls only. `thinking`: it prints the reasoning before a call by this
+    name; if `alone`, only in a message without content. `form` is None if it prints calls in an
+    unknown form."""
 
     tools: bool = False
     calls: bool = False
@@ -67,11 +73,12 @@ class ToolSupport:
     text_arguments: bool = False
     short_ids: bool = False
     no_content: NoContent = "null"
+    thinking: Thinking = "unread"
     form: CallForm | None = None
 
     def adapted(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the messages with arguments, ids and missing contents as the template requires
-        them."""
+        """Return the messages with arguments, ids, missing contents and reasoning as the template
+        requires them."""
         return [self._adapted(message) for message in messages]
 
     def _adapted(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -80,6 +87,8 @@ class ToolSupport:
             del adapted["content"]
         elif message["content"] is None and self.no_content == "empty":
             adapted["content"] = ""
+        if "reasoning_content" in message and self._prints_thinking(message):
+            adapted["thinking"] = message["reasoning_content"]
         if "tool_call_id" in message:
             adapted["tool_call_id"] = self._id(message["tool_call_id"])
         if "tool_calls" in message:
@@ -96,13 +105,19 @@ class ToolSupport:
             ]
         return adapted
 
+    def _prints_thinking(self, message: dict[str, Any]) -> bool:
+        alone = self.thinking == "alone" and not message["content"]
+        return alone or self.thinking == "beside_content"
+
     def _id(self, given: str) -> str:
         if not self.short_ids or (len(given) == _SHORT_LENGTH and given.isalnum()):
             return given
         return blake2b(given.encode(), digest_size=16).hexdigest()[:_SHORT_LENGTH]
 
     def _arguments(self, given: dict[str, Any]) -> dict[str, Any] | str:
-        return orjson.dumps(given).decode() if self.text_arguments else given
+        if not self.text_arguments:
+            return given
+        return json.dumps(given, ensure_ascii=False, separators=(",", ":"))
 
 
 def support_of(template: ChatTemplate | None) -> ToolSupport:
@@ -117,7 +132,9 @@ def support_of(template: ChatTemplate | None) -> ToolSupport:
         alone = _prints_calls(template, support, None)
         if beside or alone:
             form = _form(template, support, prompt) if tools else None
-            return replace(support, calls=beside, calls_alone=alone, form=form)
+            thinking = _thinking(template, support, [_TOOL] if beside else None)
+            found = replace(support, calls=beside, calls_alone=alone)
+            return replace(found, thinking=thinking, form=form)
     return ToolSupport(tools)
 
 
@@ -130,6 +147,21 @@ def _prints_calls(template: ChatTemplate, support: ToolSupport, tools: Any) -> b
         and all(value in text for value in (_RESULT, *_ARGUMENTS.values()))
         and text.count("None") <= asked.count("None")
     )
+
+
+def _thinking(template: ChatTemplate, support: ToolSupport, tools: Any) -> Thinking:
+    """Return whether the prompt has the reasoning of a call's message as its `thinking`: alone, and
+    beside a content, which gpt-oss's template refuses."""
+    alone, beside = (
+        _THOUGHT in (_render(template, support.adapted([_ASKED, called, _ANSWERED]), tools) or "")
+        for called in (
+            {**_CALLED, "thinking": _THOUGHT},
+            {**_CALLED, "thinking": _THOUGHT, "content": _BESIDE},
+        )
+    )
+    if not alone:
+        return "unread"
+    return "beside_content" if beside else "alone"
 
 
 def _form(template: ChatTemplate, support: ToolSupport, prompt: str | None) -> CallForm | None:

@@ -23,6 +23,7 @@ from baton.runtime.errors import InvalidRequest
 
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # Unicode's noncharacters
 MAX_BROKEN_TOKENS = 4096  # control tokens in one request
+_SPOKEN = ("content", "reasoning_content", "thinking")  # by the model or the application
 _WINDOW_CHARS = 1 << 16  # searched in one call, during which no other thread runs
 
 
@@ -69,8 +70,8 @@ class ControlTokens:
         return frozenset(self._tokens)
 
     def guard(self, given: GuardedChat) -> GuardedChat:
-        """Break the control tokens in all texts. The contents of assistant and system messages
-        keep those that are not special, such as <think>. Raises InvalidRequest for over
+        """Break the control tokens in all texts. The contents of assistant and system messages, and
+        reasoning, keep those that are not special, such as <think>. Raises InvalidRequest for over
         MAX_BROKEN_TOKENS of them, and if the texts contain all possible marks."""
         values = (*given.messages, *given.tools, given.variables)
         found = chain.from_iterable(map(self._found, values))
@@ -121,8 +122,8 @@ class ControlTokens:
 
     def _message(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
         broken: dict[str, Any] = self._broken(message, mark)
-        if _is_trusted(message):
-            broken["content"] = self._special.broken(message["content"], mark)
+        for name in _trusted(message):
+            broken[name] = self._special.broken(message[name], mark)
         return {**broken, "role": message["role"]}
 
     def _broken(self, value: Any, mark: str) -> Any:
@@ -135,8 +136,9 @@ class ControlTokens:
         return value
 
     def _found(self, value: Mapping[str, Any]) -> Iterator[re.Match[str]]:
+        trusted = _trusted(value)
         for name, entry in value.items():
-            search = self._special if name == "content" and _is_trusted(value) else self._any
+            search = self._special if name in trusted else self._any
             for text in (name, *_texts_in(entry)):
                 yield from search.each(text)
 
@@ -181,10 +183,11 @@ class _TextSearch:
         return "".join((*parts, text[at:]))
 
 
-def _is_trusted(message: Mapping[str, Any]) -> bool:
-    """Return whether the model or the application wrote the content, not a user or a tool."""
-    roles = ("assistant", "system", "developer")
-    return message.get("role") in roles and isinstance(message.get("content"), str)
+def _trusted(message: Mapping[str, Any]) -> list[str]:
+    """Return the fields whose text the model or the application wrote, not a user or a tool."""
+    if message.get("role") not in ("assistant", "system", "developer"):
+        return []
+    return [name for name in _SPOKEN if isinstance(message.get(name), str)]
 
 
 def _texts_in(value: Any) -> Iterator[str]:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baton.router.text.call_arguments import read_arguments
 from baton.router.text.call_form import SPACE, CallableTools, NotACall, OpenCall, skip
 
 MAX_SPACE = 64  # characters of whitespace that are held before a possible call
@@ -149,6 +151,7 @@ class ToolCallParser:
             if end is None:
                 return False
             found = begun.calls(self._held, self._tools)
+            _check_arguments(found)
         except NotACall:
             self._begun = None
             self._show(begun.shown, content)
@@ -162,3 +165,12 @@ class ToolCallParser:
         self._begun = None
         self._after_call, self._bare = True, self._form.bare
         return True
+
+
+def _check_arguments(calls: Sequence[tuple[str, str]]) -> None:
+    """Raise NotACall for arguments that the router would refuse when a client sends them back."""
+    try:
+        for _, arguments in calls:
+            read_arguments(arguments)
+    except ValueError as error:
+        raise NotACall from error

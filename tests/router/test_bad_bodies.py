@@ -8,6 +8,10 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import pytest
+from structlog.testing import capture_logs
+
+from baton.router.requests.validator import Validator
 from tests.support.router_process import FAST_ROUTER, StartRouter
 
 CHAT = "/v1/chat/completions"
@@ -124,6 +128,22 @@ async def test_template_refusals_name_messages(router: StartRouter) -> None:
         assert back.json() == {"prompt": text}
         bad = await running.http.post("/detokenize", json={"tokens": [1, 99_999]})
         assert bad.status_code == 400 and check_error(bad)["param"] == "tokens[1]"
+
+
+async def test_a_bug_is_logged_without_the_text_of_the_client(
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: Any) -> str:
+        return "my secret \ud83d".encode().decode()
+
+    monkeypatch.setattr(Validator, "text", broken)
+    async with router() as running:
+        with capture_logs() as reported:
+            reply = await running.http.post("/detokenize", json={"tokens": [1]})
+        assert reply.status_code == 500 and check_error(reply)["code"] == "internal_error"
+    (event,) = [event for event in reported if event["event"] == "unexpected error"]
+    assert event["error"].startswith(f"UnicodeEncodeError at {__file__}:")
+    assert "secret" not in str(event)
 
 
 def minted(reply: Any) -> str:

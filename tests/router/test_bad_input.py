@@ -194,7 +194,9 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str]] = [
         "before",
     ),
     (CHAT, {"response_format": {"type": "json_schema"}}, 400, "response_format.json_schema", "add"),
-    (CHAT, {"reasoning_effort": "high"}, 400, "reasoning_effort", "not supported"),
+    (CHAT, {"reasoning_effort": "high"}, 400, "reasoning_effort", "'tiny' reads no"),
+    (CHAT, {"reasoning_effort": 3}, 400, "reasoning_effort", "string"),
+    (COMPLETE, {"reasoning_effort": "high"}, 400, "reasoning_effort", "not supported"),
 ]
 
 
@@ -316,6 +318,13 @@ def test_no_body_is_an_error_of_ours(router: StartRouter) -> None:
 def test_neutral_fields_take_null_and_refuse_something(fields: Neutral) -> None:
     for neutral in fields.values():
         assert neutral(None) and not neutral(object())
+
+
+def test_error_of_a_body_does_not_repeat_its_values() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse_fields({"model": "m", "prompt": "a", "user": ["secret"]}, CompletionRequest)
+    fault = refused.value.__cause__
+    assert isinstance(fault, ValidationError) and "secret" not in repr(fault)
 
 
 # one fault repeated as often as a body can hold it: each must cost one complaint, not many

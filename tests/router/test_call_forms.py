@@ -45,6 +45,8 @@ GLM = (
     "<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n<arg_key>days</arg_key>\n"
     "<arg_value>[1, 2.5]</arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
 )
+WRITTEN = [("deepseek_v31", V31), ("gpt_oss", HARMONY), ("qwen3_coder", QWEN), ("glm", GLM)]
+UNREADABLE = ('["\\ud83d"]', "[1e999]", "[" * 32 + "]" * 32)  # a client could not send them back
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 
 
@@ -105,6 +107,7 @@ NOT_CALLS = [
     ("gpt_oss", HARMONY[:-1]),
     ("gpt_oss", f"to=functions.{'f' * 300}"),
     ("gpt_oss", f"<|channel|>commentary to=python<|message|>{JSON}"),
+    *((form, text.replace("[1, 2.5]", bad)) for form, text in WRITTEN for bad in UNREADABLE),
     ("qwen3_coder", "<tool_call>\n" + JSON + "\n</tool_call>"),
     ("qwen3_coder", QWEN.replace("=f>", "=unknown>")),
     ("qwen3_coder", QWEN.replace("days", "city")),

@@ -241,6 +241,19 @@ async def test_thoughts_stay_tokens_where_a_user_cannot_write(chat: Chat) -> Non
     assert chat.count(tokens, END) == 3
 
 
+def test_reasoning_is_guarded_as_a_content_is() -> None:
+    control = ControlTokens([ControlToken(END), ControlToken(THINK, special=False)])
+    thought = {"role": "assistant", "content": None, "reasoning_content": f"{THINK}a{END}"}
+    thought["thinking"] = thought["reasoning_content"]
+    made = control.guard(GuardedChat([thought, {**thought, "role": "user"}], [], {}))
+    for name in ("reasoning_content", "thinking"):
+        own, forged = (message[name] for message in made.messages)
+        assert THINK in own and END not in own
+        assert THINK not in forged and END not in forged
+    open_thought = {"role": "assistant", "content": "", "reasoning_content": THINK}
+    assert not control.guard(GuardedChat([open_thought], [], {})).mark
+
+
 async def test_control_tokens_stay_by_setting(tmp_path: Path) -> None:
     chat = Chat(tmp_path, "byte_level", "tokens")
     tokens = await chat.tokens(user(FORGED))

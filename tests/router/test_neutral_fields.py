@@ -20,6 +20,7 @@ HINTS: dict[str, Any] = {
     "prompt_cache_retention": "24h",
     "safety_identifier": "user-9",
     "metadata": {"trace": "a"},
+    "prediction": {"type": "content", "content": "the quick brown fox"},
     "store": False,
     "service_tier": "auto",
     "verbosity": "medium",
@@ -47,7 +48,8 @@ REQUESTING: list[tuple[dict[str, Any], str]] = [
     ({"prompt_cache_key": 5}, "prompt_cache_key"),
     ({"metadata": "a"}, "metadata"),
     ({"a_field_of_next_year": 1}, "a_field_of_next_year"),
-    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options."),
+    ({"prediction": "a"}, "prediction"),
+    ({"stream": True, "stream_options": {"include_obfuscation": 1}}, "stream_options."),
 ]
 # a turn as LiteLLM and LangChain send back what servers sent them
 ECHOED: dict[str, Any] = {
@@ -71,6 +73,8 @@ ECHOED: dict[str, Any] = {
         }
     ],
 }
+REFUSAL: dict[str, Any] = {"type": "refusal", "refusal": "I do not."}
+THINKING: dict[str, Any] = {"type": "thinking", "thinking": "May I?"}
 ANSWERED: dict[str, Any] = {"role": "tool", "tool_call_id": "call_1", "content": "12:00"}
 ASKED: dict[str, Any] = {"role": "user", "content": "hi"}
 TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time", "strict": None}}
@@ -138,8 +142,10 @@ async def test_neutral_values_and_hints_are_accepted(router: StartRouter, route:
         reply = await running.http.post(route, json=hinted)
         assert reply.status_code == 200, reply.text
         assert reply.json()["choices"] == plain["choices"]
-        streamed = body_of(route, stream=True, stream_options={"include_obfuscation": False})
-        assert (await running.http.post(route, json=streamed)).status_code == 200
+        for padded in (False, True):
+            options = {"include_obfuscation": padded}
+            streamed = body_of(route, stream=True, stream_options=options)
+            assert (await running.http.post(route, json=streamed)).status_code == 200
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETE])
@@ -181,7 +187,13 @@ async def test_unknown_fields_of_other_messages_are_refused(router: StartRouter)
         for message, param in (
             ({**ASKED, "audio_url": "a"}, "messages[0].audio_url"),
             ({"role": "user", "content": [{**part, "image": "a"}]}, "messages[0].content[0].image"),
-            ({"role": "assistant", "content": "a", "refusal": "no"}, "messages[0].refusal"),
+            ({**ASKED, "refusal": "no"}, "messages[0].refusal"),
+            ({"role": "user", "content": [REFUSAL]}, "messages[0].content[0].type"),
+            ({"role": "user", "content": [THINKING]}, "messages[0].content[0].type"),
+            (
+                {"role": "assistant", "content": [THINKING, {"type": "image_url"}]},
+                "messages[0].content[1].type",
+            ),
         ):
             reply = await running.chat(messages=[message])
             assert reply.status_code == 400

@@ -138,7 +138,7 @@ def bounded(body: dict[str, Any], suited: bool) -> dict[str, Any]:
         return kept
     for name in ("tools", "logit_bias", "stop_token_ids", "stream_options", "top_logprobs"):
         kept.pop(name, None)
-    for name in ("max_completion_tokens", "min_tokens", "chat_template_kwargs"):
+    for name in ("max_completion_tokens", "min_tokens", "chat_template_kwargs", "reasoning_effort"):
         kept.pop(name, None)
     if isinstance(kept.get("messages"), list):
         kept.pop("prompt", None)

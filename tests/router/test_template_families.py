@@ -53,6 +53,8 @@ CALLING_TWICE: Message = {
         call("weather_of", {}, 2),
     ],
 }
+WHY = "He asks\nfor it. "
+REASONED: Message = {"thinking": WHY, **CALLING, "reasoning_content": WHY}  # by both names
 RESULT: Message = {"role": "tool", "content": '{"now": "17:00"}', "tool_call_id": "call00000"}
 RESULTS: list[Message] = [
     {"role": "tool", "content": "17", "name": "clock", "tool_call_id": "call00001"},
@@ -79,6 +81,7 @@ CHATS: dict[str, list[Message]] = {
     "system_turns": [SYSTEM, USER, ANSWER, USER, ANSWER],
     "call": [USER, CALLING],
     "result": [SYSTEM, USER, CALLING, RESULT],
+    "reasoning": [USER, REASONED, RESULT],
     "calls": [USER, CALLING, RESULT, ANSWER, USER, CALLING_TWICE, *RESULTS],
     "all": [SYSTEM, USER, CALLING_TWICE, *RESULTS, ANSWER, {**USER, "name": "Ann"}],
 }

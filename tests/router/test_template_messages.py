@@ -44,6 +44,49 @@ def test_no_arguments(text: str) -> None:
     assert made["tool_calls"][0]["function"]["arguments"] == {}
 
 
+@pytest.mark.parametrize("fields", [{}, {"content": None}, {"content": None, "tool_calls": []}])
+def test_an_answer_without_text_may_be_sent_back(fields: dict[str, Any]) -> None:
+    (made,) = plain_messages(messages({"role": "assistant", **fields}))
+    assert made == {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize("number", [1 << 63, 1 << 64, -(1 << 63) - 1, 10**300, 0.1, 1e23])
+def test_numbers_of_arguments_are_those_that_were_sent(number: float) -> None:
+    (made,) = plain_messages(
+        messages(
+            {"role": "assistant", "tool_calls": [call("1", f'{{"a": ["{number}", {number}]}}')]}
+        )
+    )
+    assert made["tool_calls"][0]["function"]["arguments"] == {"a": [str(number), number]}
+
+
+TEXT, REFUSED = {"type": "text", "text": "Well."}, {"type": "refusal", "refusal": "I do not."}
+THOUGHT = {"type": "thinking", "thinking": "May I?", "signature": "x"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "content", "reasoning"),
+    [
+        ({"content": [TEXT, REFUSED]}, "Well.\nI do not.", None),
+        ({"content": None, "refusal": "I do not."}, "I do not.", None),
+        ({"content": "Well.", "refusal": None}, "Well.", None),
+        ({"content": "Well.", "refusal": "I do not."}, "Well.", None),
+        ({"content": [THOUGHT, TEXT]}, "Well.", "May I?"),
+        ({"content": [THOUGHT, {"type": "reasoning", "reasoning": "No."}]}, "", "May I?\nNo."),
+        ({"content": [{"type": "reasoning", "text": "No."}, REFUSED]}, "I do not.", "No."),
+        ({"content": [THOUGHT, TEXT], "reasoning_content": "Hm."}, "Well.", "Hm."),
+        ({"content": [THOUGHT, TEXT], "reasoning": "Hm."}, "Well.", "Hm."),
+        ({"content": [{**THOUGHT, "thinking": ""}, TEXT]}, "Well.", None),
+    ],
+)
+def test_refusals_are_text_and_thoughts_are_reasoning(
+    fields: dict[str, Any], content: str, reasoning: str | None
+) -> None:
+    (made,) = plain_messages(messages({"role": "assistant", **fields}))
+    expected = {"role": "assistant", "content": content}
+    assert made == (expected if reasoning is None else {**expected, "reasoning_content": reasoning})
+
+
 def test_a_call_may_be_answered_later_and_twice() -> None:
     made = plain_messages(
         messages(
@@ -62,8 +105,8 @@ CALLED = {"role": "assistant", "tool_calls": [call()]}
 @pytest.mark.parametrize(
     ("given", "field", "word"),
     [
-        ([{"role": "assistant"}], "messages[0].content", "missing"),
-        ([{"role": "assistant", "tool_calls": []}], "messages[0].content", "missing"),
+        ([{"role": "user"}], "messages[0].content", "missing"),
+        ([{"role": "system", "content": None}], "messages[0].content", "missing"),
         ([CALLED, {"role": "tool", "tool_call_id": "1"}], "messages[1].content", "missing"),
         ([CALLED, {"role": "tool", "content": "x"}], "messages[1].tool_call_id", "add the id"),
         (
@@ -80,6 +123,14 @@ CALLED = {"role": "assistant", "tool_calls": [call()]}
             [{"role": "user", "content": "x", "tool_calls": [call()]}],
             "messages[0].tool_calls",
             "only an assistant",
+        ),
+        *(
+            (
+                [{"role": "user", "content": "x", name: "thought"}],
+                f"messages[0].{name}",
+                "only an assistant",
+            )
+            for name in ("reasoning_content", "reasoning", "refusal")
         ),
     ],
 )

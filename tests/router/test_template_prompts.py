@@ -50,7 +50,7 @@ async def prompt_of(template: str, **fields: Any) -> str:
     prompt, asked = ChatPrompt("m", ChatTemplate(template, SPECIAL), "none"), request(**fields)
     tools, _ = prompt.tools(asked)
     plain = prompt.plain(asked.messages, tools)
-    return await prompt.text(plain, tools, asked.chat_template_kwargs, LoopBudget())
+    return await prompt.text(plain, tools, prompt.variables(asked, tools), LoopBudget())
 
 
 @pytest.mark.parametrize("family", WITH_CALLS)
@@ -81,6 +81,36 @@ async def test_null_content_is_what_the_template_can_print(content: str, printed
     assert f"<assistant>{printed}|" in text
 
 
+@pytest.mark.parametrize(
+    ("family", "printed"),
+    [
+        ("qwen3", "<think>\n{}\n</think>\n\n<tool_call>"),
+        ("nemotron_3", "<think>\n{}\n</think>\n"),
+        ("gpt_oss", "<|channel|>analysis<|message|>{}<|end|>"),
+    ],
+)
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+async def test_reasoning_before_a_call_reaches_the_template(
+    family: str, printed: str, name: str
+) -> None:
+    called = {**CALLED, name: "I look it up."}
+    text = await prompt_of(source(family), messages=[ASKED, called, RESULT], tools=[TOOL])
+    assert printed.format("I look it up.") in text
+    silent = await prompt_of(
+        source(family), messages=[ASKED, {**CALLED, name: ""}, RESULT], tools=[TOOL]
+    )
+    assert silent == await prompt_of(source(family), messages=[ASKED, CALLED, RESULT], tools=[TOOL])
+
+
+async def test_reasoning_beside_a_content_is_never_refused() -> None:
+    """gpt-oss's template takes one of both before a call: the content stays."""
+    called = {**CALLED, "content": "Let me see.", "reasoning_content": "I look it up."}
+    for family in WITH_CALLS:
+        text = await prompt_of(source(family), messages=[ASKED, called, RESULT], tools=[TOOL])
+        assert "found it" in text
+        assert family != "gpt_oss" or "<|message|>Let me see.<|end|>" in text
+
+
 async def test_variables_reach_the_template() -> None:
     assert "<think>" not in await prompt_of(source("qwen3"))
     off = await prompt_of(source("qwen3"), chat_template_kwargs={"enable_thinking": False})
@@ -88,6 +118,32 @@ async def test_variables_reach_the_template() -> None:
     nested = {"budget": {"steps": [1, 2]}, "documents": [{"text": "a"}]}
     printed = "{{ budget.steps[1] }}{{ documents[0].text }}"
     assert await prompt_of(printed, chat_template_kwargs=nested) == "2a"
+
+
+async def test_reasoning_effort_reaches_a_template_that_reads_it() -> None:
+    by_name = await prompt_of(source("gpt_oss"), reasoning_effort="high")
+    assert "Reasoning: high\n" in by_name
+    variables = {"reasoning_effort": "high"}
+    assert by_name == await prompt_of(source("gpt_oss"), chat_template_kwargs=variables)
+    fields = {"chat_template_kwargs": {"model_identity": "I am."}, "tools": [TOOL]}
+    text = await prompt_of(source("gpt_oss"), reasoning_effort="low", **fields)
+    assert "Reasoning: low\n" in text and "I am." in text
+    with pytest.raises(InvalidRequest, match="give one"):
+        await prompt_of(source("gpt_oss"), reasoning_effort="high", chat_template_kwargs=variables)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content }}",
+        "{# reasoning_effort #}{{ 'reasoning_effort' }}",
+        "{% set reasoning_effort = 'high' %}{{ reasoning_effort }}",
+    ],
+)
+async def test_reasoning_effort_that_no_template_reads_is_refused(template: str) -> None:
+    with pytest.raises(InvalidRequest, match="'m' reads no reasoning_effort") as refused:
+        await prompt_of(template, reasoning_effort="high")
+    assert refused.value.field == "reasoning_effort"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.router.requests.openai_schema import FunctionCall
 from baton.router.text.call_form import CallableTools
 from baton.router.text.call_forms import FORMS
 from baton.router.text.tool_calls import ParsedCall, ToolCallParser
@@ -18,6 +19,7 @@ from tests.support.machine_speed import slowness
 NAMES = frozenset({"f", "get_weather", "a-b.c"})
 ARGUMENTS = '{"city": "Zürich", "days": [1, 2.50], "note": "</tool_call> } \\" \\u00e9"}'
 ONE = f'{{"name": "f", "arguments": {ARGUMENTS}}}'
+DEEP = '{"a": ' + "[" * 31 + "]" * 31 + "}"
 BARE = f'{{"name": "f", "parameters": {ARGUMENTS}}}'
 
 
@@ -54,6 +56,7 @@ GOOD: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", f"a <tool_call>{ONE}</tool_call> b c ", "ab c ", [("f", ARGUMENTS)]),
     ("hermes", f"<tool_call>\n{ONE}\n", "", [("f", ARGUMENTS)]),  # the end came first
     ("hermes", f"<tool_call>\n{ONE}\n</tool", "", [("f", ARGUMENTS)]),
+    ("hermes", f'<tool_call>{{"name": "f", "arguments": {DEEP}}}', "", [("f", DEEP)]),
     ("llama", BARE, "", [("f", ARGUMENTS)]),
     ("llama", f" \n{BARE} ; {ONE};\n{BARE}\n", "", [("f", ARGUMENTS)] * 3),
     ("llama", f"<|python_tag|>{BARE}", "", [("f", ARGUMENTS)]),
@@ -86,7 +89,8 @@ GOOD: list[tuple[str, str, str, list[tuple[str, str]]]] = [
 def test_calls_are_found(form: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
     assert parsed(form, [text]) == (content, calls)
     assert parsed(form, list(text)) == (content, calls)
-    assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
+    for name, arguments in calls:
+        FunctionCall.model_validate({"name": name.replace(".", "-"), "arguments": arguments})
 
 
 def hermes(inner: str) -> str:
@@ -118,6 +122,9 @@ NOT_CALLS: list[tuple[str, str]] = [
     ("hermes", hermes('{"name": "f", "arguments": {]}')),
     ("hermes", hermes('{"name": "f", "arguments": {"a": ' + "[" * 100 + "]" * 100 + "}}")),
     ("hermes", hermes('{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}")),
+    ("hermes", hermes('{"name": "f", "arguments": {"a": ' + "[" * 32 + "]" * 32 + "}}")),
+    ("hermes", hermes('{"name": "f", "arguments": {"a": "\\ud83d"}}')),
+    ("hermes", hermes('{"name": "f", "arguments": {"a": 1e999}}')),
     ("hermes", hermes("{}")),
     ("hermes", hermes("f(1)")),
     ("hermes", hermes(f"[{ONE}]")),

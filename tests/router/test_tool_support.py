@@ -88,6 +88,11 @@ def test_messages_are_made_to_suit() -> None:
     assert call["id"] == answered["tool_call_id"]
     assert len(call["id"]) == 9 and call["id"].isalnum()
     assert both == [CALLED, ANSWERED] and CALLED["tool_calls"][0]["id"] == "call_12"
+    function = {"name": "f", "arguments": {"é": [1 << 64, 1.5]}}
+    wide = {**CALLED, "tool_calls": [{"id": "call_12", "type": "function", "function": function}]}
+    (called,) = ToolSupport(text_arguments=True).adapted([wide])
+    printed = called["tool_calls"][0]["function"]["arguments"]
+    assert printed == '{"é":[18446744073709551616,1.5]}'
     kept = ToolSupport(short_ids=True).adapted([{**ANSWERED, "tool_call_id": "abcDEF012"}])
     assert kept[0]["tool_call_id"] == "abcDEF012"
     other = ToolSupport(short_ids=True).adapted([{**ANSWERED, "tool_call_id": "call_13"}])

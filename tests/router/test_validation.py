@@ -97,7 +97,12 @@ async def test_null_is_the_default() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
-    [({}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 3}, 3)],
+    [
+        ({}, None),
+        ({"top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 3}, 3),
+    ],
 )
 async def test_chat_logprobs(fields: dict[str, int], expected: int | None) -> None:
     made = await chat(**fields)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,6 +141,15 @@ def test_fields_that_json_does_not_know_do_not_lose_the_line(capsys: Capture) ->
     assert plain["nan"] is None
     assert huge["big"] == str(1 << 80)
     assert surrogate["name"] == "'\\ud800'"
+
+
+def test_a_fault_is_named_without_the_text_of_its_error() -> None:
+    with pytest.raises(UnicodeEncodeError) as raised:
+        "my secret \ud83d".encode()
+    assert "secret" in repr(raised.value)
+    fault = logs.fault_of(raised.value)
+    assert re.fullmatch(rf"UnicodeEncodeError at {re.escape(__file__)}:\d+", fault)
+    assert logs.fault_of(ValueError("secret")) == "ValueError"  # it was not raised
 
 
 def test_routine_logs_of_libraries_are_quiet(capsys: Capture) -> None:
