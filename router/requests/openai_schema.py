@@ -163,6 +163,8 @@ class Message(Body):
             return value
         few_fields(value)
         kept = {name: value[name] for name in _ECHOED & value.keys()}
+        if not isinstance(kept.get("reasoning"), str):
+            kept.pop("reasoning", None)  # of another form, which other servers answer
         if isinstance(parts := kept.get("content"), list):
             kept["content"] = [_plain_part(part) for part in parts]
             if not (kept.get("reasoning_content") or kept.get("reasoning")):

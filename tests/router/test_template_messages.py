@@ -77,6 +77,7 @@ THOUGHT = {"type": "thinking", "thinking": "May I?", "signature": "x"}
         ({"content": [THOUGHT, TEXT], "reasoning_content": "Hm."}, "Well.", "Hm."),
         ({"content": [THOUGHT, TEXT], "reasoning": "Hm."}, "Well.", "Hm."),
         ({"content": [{**THOUGHT, "thinking": ""}, TEXT]}, "Well.", None),
+        ({"content": "Well.", "reasoning": {"of": "another server"}}, "Well.", None),
     ],
 )
 def test_refusals_are_text_and_thoughts_are_reasoning(
