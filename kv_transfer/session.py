@@ -61,21 +61,19 @@ class ReaderSession:
         """Return whether bytes that have landed by now may be used (I2, I3)."""
         return self._lease.trusted(_now())
 
-    def leave(self, unsettled: Sequence[asyncio.Future[None]]) -> None:
+    def leave(self, unsettled: Sequence[asyncio.Future[None]]) -> asyncio.Task[None]:
         """End the session after the fetch. `closed` waits for `unsettled`, the READs that may still
-        land, and is never sent if the lease ends first. Returns at once."""
+        land, and is never sent if the lease ends first. Returns the task of the stream's end."""
         self._leaving.set_result(None)
         if self._alarm is not None:
             self._alarm.cancel()
         self._closing = asyncio.create_task(self._close(list(unsettled)))
+        return self._closing
 
     async def finished(self) -> None:
         """Wait for the stream's end, bounded by the lease and CLOSE_TIMEOUT_S. Ends a stream that
         was never used: its granter would wait for the opening."""
-        if self._closing is None:
-            self.leave([])
-        assert self._closing is not None
-        await waits.done_within(self._closing)
+        await waits.done_within(self._closing or self.leave([]))
 
     async def _speak(self, opening: handoff_pb2.OpenHandoff) -> None:
         try:
