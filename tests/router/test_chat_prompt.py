@@ -197,7 +197,9 @@ def test_any_tools_and_messages_are_a_prompt_or_a_refusal(
     names = {tool["function"]["name"] for tool in body["tools"]}
     assert (calling is not None) == (bool(names) and body["tool_choice"] != "none")
     if calling is not None:
-        assert calling.names == names and all(each in text for each in names)
+        assert calling.names == names
+        if any(message["role"] == "user" for message in body["messages"]):  # Mistral's asks for one
+            assert all(each in text for each in names)
 
 
 PROMPTS: dict[str, ChatPrompt] = {}
