@@ -123,10 +123,13 @@ async def test_ranks_that_drain_cost_no_answer(
     compare: Callable[..., list[str]],
     until: Callable[..., Awaitable[None]],
 ) -> None:
-    """Of the prefill worker with ranks, while decode workers read from it."""
+    """Of the prefill worker with ranks, while decode workers read from it. A supervisor signals all
+    processes of a worker."""
     ranks = ranks_of(fleet, "prefill-0")
     asking = asyncio.create_task(load.run(fleet.url, concurrency=8, salt="ranks drain"))
     await until(lambda: fleet.audit("prefill-0")["open_handoffs"] >= 1)
+    for rank in ranks:
+        os.kill(rank, signal.SIGTERM)
     assert await asyncio.to_thread(fleet.terminate, "prefill-0") == 0
     assert not compare(await asking, expected)
     assert ranks and not any(map(lives, ranks))
