@@ -150,7 +150,7 @@ class RankShards(Shards):
         size = stored.shape[axis]
         bounds = [(start * size, end * size) for start, end in cut.runs]
         divides = any(bound % cut.whole for pair in bounds for bound in pair)
-        if divides or self._has_ragged_block(found, size, cut.side):
+        if divides or self._has_cut_block(found, size, cut.side):
             raise stored.error(
                 f"has {size} entries on axis {axis}, which {split.ranks} ranks cannot share: the "
                 "split divides a packed word or a group of scales; reduce worker.tp"
@@ -158,7 +158,7 @@ class RankShards(Shards):
             )
         return axis, [(start // cut.whole, end // cut.whole) for start, end in bounds]
 
-    def _has_ragged_block(self, found: re.Match[str], count: int, side: Side) -> bool:
+    def _has_cut_block(self, found: re.Match[str], count: int, side: Side) -> bool:
         """Return whether the last of `count` blocks or groups of scales is smaller than the others.
         Ranges of such scales are no ranges of the matrix: it has fewer rows or columns."""
         form = self._spec.quantization
@@ -168,17 +168,17 @@ class RankShards(Shards):
         return each > 1 and self._matrix_size(found, side) != count * each
 
     def _matrix_size(self, found: re.Match[str], side: Side) -> int:
-        """Return the rows or columns of a quantised module's whole matrix."""
+        """Return the rows or columns of a quantised module's whole matrix. Rows are asked of FP8
+        alone, whose blocks have several."""
         form, prefix = self._spec.quantization, found.string.removesuffix(found["tensor"])
         assert form is not None
-        if f"{prefix}qweight" in self:
-            words = self.find_whole(f"{prefix}qweight").shape[0 if side == "input" else 1]
-            packed = (side == "output") == (form.layout == "awq")
-        else:
-            packed = f"{prefix}weight_packed" in self and side == "input"
-            name = "weight_packed" if f"{prefix}weight_packed" in self else "weight"
-            words = self.find_whole(f"{prefix}{name}").shape[0 if side == "output" else 1]
-        return words * (32 // form.bits if packed else 1)
+        stored = (each for each in ("qweight", "weight_packed") if f"{prefix}{each}" in self)
+        name = next(stored, "weight")
+        axes = _TRANSPOSED.get(name) or _STRAIGHT[name]
+        axis = axes[0 if side == "output" else 1]
+        assert axis is not None
+        in_words = name != "weight" and form.layout != "awq"  # AWQ packs rows
+        return self.find_whole(f"{prefix}{name}").shape[axis] * (32 // form.bits if in_words else 1)
 
     def _or_whole(self, name: str) -> str:
         """Return a further remedy for an expert's tensor."""

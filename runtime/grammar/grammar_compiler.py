@@ -126,8 +126,8 @@ def _measured(text: str, vocabulary: Vocabulary) -> CompiledGrammar:
     with metrics.GRAMMAR_COMPILE_SECONDS.time():
         try:
             return compile_grammar(text, vocabulary)
-        except BatonError:
+        except (BatonError, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a panic of llguidance is no Exception
+        except BaseException as error:  # llguidance's panic is one: it ends this grammar alone
             reason = f"{type(error).__name__}: {error}"
             raise EngineError(f"the grammar could not be compiled: {reason}") from error
