@@ -6,6 +6,7 @@ The module needs numba, so only workers with a pool in host memory import it. It
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import numba
@@ -53,7 +54,12 @@ def warm_up() -> None:
 
 
 def _compiled(function: F) -> F:
-    return cast(F, numba.njit(nogil=True, cache=True)(function))
+    """Compile `function` to run without the GIL. The code is cached in a folder if there is one,
+    else compiled at every start."""
+    made: Any = numba.njit(nogil=True)(function)
+    with suppress(RuntimeError):  # no folder can be written
+        made.enable_caching()
+    return cast(F, made)
 
 
 @_compiled

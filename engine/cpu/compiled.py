@@ -96,11 +96,16 @@ def _importable(name: str) -> bool:
     return True
 
 
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton"
+def _user_cache() -> Path | None:
+    """Return the user's folder for cached code, None for a user without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton"
+    except RuntimeError:
+        return None
 
 
 watch_numba()
 _settings: Any = numba.config
 _base = Path(_settings.CACHE_DIR) if _settings.CACHE_DIR else _user_cache()  # NUMBA_CACHE_DIR
-_settings.CACHE_DIR = str(cache_folder(Path(__file__).parents[1], _base))
+if _base is not None:
+    _settings.CACHE_DIR = str(cache_folder(Path(__file__).parents[1], _base))

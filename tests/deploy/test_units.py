@@ -107,6 +107,18 @@ def test_systemd_signals_the_main_process_alone(unit: Path) -> None:
     assert "KillMode=mixed" in without_comments(unit).splitlines()
 
 
+@pytest.mark.parametrize("name", ["baton-worker@", "baton"])
+def test_units_of_workers_have_a_folder_for_kernels(name: str) -> None:
+    """A dynamic user's home is /, which ProtectSystem=strict keeps read-only. The folder of a
+    template's unit is of one instance, since another's user may not write there."""
+    (unit,) = [unit for unit in UNITS if unit.stem == name]
+    text = without_comments(unit)
+    (folder,) = re.findall(r"^CacheDirectory=(\S+)$", text, re.MULTILINE)
+    (given,) = re.findall(r"^Environment=(.*)$", text, re.MULTILINE)
+    assert f"HOME=%C/{folder}" in given.split()
+    assert ("%i" in folder) == name.endswith("@")
+
+
 @pytest.mark.parametrize("name", ["baton-worker@", "baton-router"])
 def test_a_process_that_ends_by_itself_is_started_again(name: str) -> None:
     """`baton drain` ends a worker with exit code 0."""

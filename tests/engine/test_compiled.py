@@ -172,3 +172,24 @@ def test_code_is_kept_in_that_folder_unless_the_user_names_one(tmp_path):
     assert reported(NUMBA_CACHE_DIR="").startswith(f"{tmp_path}/baton/kernels-")
     own = tmp_path / "own"
     assert reported(NUMBA_CACHE_DIR=str(own)).startswith(f"{own}/kernels-")
+
+
+def test_a_user_without_a_home_gets_kernels_without_a_cache():
+    say = """if True:
+        import pwd
+        def unknown(user): raise KeyError(user)
+        pwd.getpwuid = unknown
+        import numba
+        from baton.engine.cpu.compiled import compiled
+        def fill(out): out[0] = 7
+        made = compiled(fill)
+        import numpy
+        out = numpy.zeros(1)
+        made(out)
+        print(numba.config.CACHE_DIR, out[0])
+        """
+    left = {"HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR"}
+    environment = {key: value for key, value in os.environ.items() if key not in left}
+    command = [sys.executable, "-P", "-c", say]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "7.0", done.stderr

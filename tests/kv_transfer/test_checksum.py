@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -158,3 +162,24 @@ def test_a_draft_group_has_sums_of_its_own(seed: int, slabs: int, words: int, he
 def test_groups_that_do_not_fill_a_block_are_refused(slabs: int, draft: SlabGroup) -> None:
     with pytest.raises(ValueError, match=f"{slabs} slabs of 8-byte words and {draft.slabs} of"):
         checksums(some_pool(), [0], [0], slabs, draft)
+
+
+@pytest.mark.parametrize("home", ["/dev/null/none", ""])
+def test_checksums_are_compiled_where_no_folder_can_be_written(home: str) -> None:
+    """Without HOME, the user is one that the system does not know."""
+    code = """if True:
+        import os, pwd
+        def unknown(user): raise KeyError(user)
+        pwd.getpwuid = unknown
+        from baton.kv_transfer.checksum_numba import warm_up
+        warm_up()
+        """
+    # else numba writes beside the module, where this test's user may write
+    kept = {"NUMBA_CACHE_LOCATOR_CLASSES": "UserWideCacheLocator"}
+    left = {"HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR"}
+    environment = {key: value for key, value in os.environ.items() if key not in left} | kept
+    if home:
+        environment["HOME"] = home
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
