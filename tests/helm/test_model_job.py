@@ -7,11 +7,21 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from shutil import copytree
 
+import helm_python
 import pytest
 
 from baton.deploy.serve.hub import FILES
-from tests.support.chart import Document, Release, merged, render
+from tests.support.chart import (
+    FOLDER,
+    Document,
+    Release,
+    Values,
+    merged,
+    release_of,
+    render,
+)
 
 MODEL = {"model": {"repository": "owner/name", "revision": "0a1b2c", "tokenSecret": "hub"}}
 HF = Path(sys.executable).with_name("hf")
@@ -32,6 +42,40 @@ def job(release: Release) -> Document:
     (found,) = [e for e in release.of_kind("Job") if "-model-" in e["metadata"]["name"]]
     (container,) = found["spec"]["template"]["spec"]["containers"]
     return dict(container)
+
+
+def jobs_of(release: Release) -> dict[str, Document]:
+    """The specification of each job that downloads a model, by its name."""
+    found = [e for e in release.of_kind("Job") if "-model-" in e["metadata"]["name"]]
+    return {each["metadata"]["name"]: each["spec"] for each in found}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"image": {"worker": "another"}},
+        {"image": {"pullPolicy": "Always"}},
+        {"image": {"pullSecrets": ["ours"]}},
+        {"model": {"tokenSecret": "another"}},
+        {"model": {"volume": {"existingClaim": "another"}}},
+        {"model": {"revision": "another"}},
+    ],
+    ids=lambda change: str(next(iter(next(iter(change.values()))))),
+)
+def test_another_job_has_another_name(release: Release, change: Values) -> None:
+    """Kubernetes refuses to change a Job's pods; a changed one of the same name fails an upgrade."""
+    other = render(merged(MODEL, change))
+    assert len(jobs_of(release)) == 1 and not jobs_of(release).keys() & jobs_of(other).keys()
+
+
+def test_another_version_of_the_chart_keeps_the_job(release: Release, tmp_path: Path) -> None:
+    """Else each upgrade would end a download that runs."""
+    newer = copytree(FOLDER, tmp_path / "baton") / "Chart.yaml"
+    newer.write_text(re.sub(r"(?m)^(version|appVersion): .*$", r"\1: 9.9.9", newer.read_text()))
+    made = helm_python.Chart.load(str(newer.parent)).render(MODEL, name="chat", namespace="llm")
+    found = release_of(made)
+    assert jobs_of(found) == jobs_of(release)
+    assert "9.9.9" in str(found.documents)
 
 
 def download(job: Document, folder: Path, code: int = 0) -> tuple[int, list[str]]:

@@ -16,7 +16,12 @@ from baton.runtime.errors import BatonError
 from tests.support.chart import example, merged, render
 from tests.support.pods.dns import answered
 from tests.support.pods.kuberay import operated, patched
-from tests.support.pods.manifests import evictions_allowed, hooks_of, service_address
+from tests.support.pods.manifests import (
+    evictions_allowed,
+    hooks_of,
+    refuse_changes,
+    service_address,
+)
 from tests.support.pods.network import Endpoint, policy_rules, selects, service_rules
 from tests.support.pods.pod import Probing, expanded
 from tests.support.pods.scales import Scales
@@ -169,6 +174,18 @@ def test_a_stateful_set_without_a_number_keeps_its_own() -> None:
     assert scales.applied(document)["spec"]["replicas"] == 4
     assert scales.applied(document | {"spec": {"replicas": 2}})["spec"]["replicas"] == 2
     assert scales.applied({"kind": "Service"}) == {"kind": "Service"}
+
+
+def test_an_upgrade_that_changes_an_immutable_field_is_refused() -> None:
+    job = {"kind": "Job", "metadata": {"name": "m"}, "spec": {"template": {"spec": {}}}}
+    refuse_changes(None, job)
+    refuse_changes(job, job)
+    with pytest.raises(ValueError, match="Job m: spec.template: field is immutable"):
+        refuse_changes(job, job | {"spec": {"template": {"spec": {"restartPolicy": "Never"}}}})
+    pool = {"kind": "StatefulSet", "metadata": {"name": "w"}, "spec": {"serviceName": "w"}}
+    refuse_changes(pool, pool | {"spec": {"serviceName": "w", "replicas": 2}})
+    with pytest.raises(ValueError, match="spec.serviceName: field is immutable"):
+        refuse_changes(pool, pool | {"spec": {"serviceName": "v"}})
 
 
 def test_names_in_arguments_are_replaced_and_unknown_ones_stay() -> None:

@@ -24,6 +24,7 @@ from tests.support.pods.manifests import (
     hook_weight,
     hooks_of,
     object_of,
+    refuse_changes,
     service_address,
     target_port,
 )
@@ -95,7 +96,7 @@ class PodCluster:
 
     def apply(self, release: Release, hook: str) -> None:
         """Install or upgrade a release (`hook`: pre-install or pre-upgrade), with its hooks
-        before. Raises RuntimeError for a hook that fails."""
+        before. Raises RuntimeError for a hook that fails, ValueError for an immutable field."""
         hooks = [each for each in release.documents if hook in hooks_of(each)]
         self._grant(release.documents)
         for job in sorted((e for e in hooks if e["kind"] == "Job"), key=hook_weight):
@@ -108,6 +109,8 @@ class PodCluster:
             if name not in self.api.secrets:
                 self.api.put(name, {"auth_token": secrets.token_urlsafe(32).encode()})
         with self._lock:
+            for e in documents:
+                refuse_changes(self._wanted.get((e["kind"], e["metadata"]["name"])), e)
             self._wanted = {
                 (e["kind"], e["metadata"]["name"]): self.api.scales.applied(e) for e in documents
             }

@@ -9,6 +9,25 @@ from tests.support.pods.pod import Pod, port_number
 from tests.support.pods.rayclusters import timestamp
 
 Document = dict[str, Any]
+# What an upgrade may change in the specification; the rest is immutable.
+MUTABLE = {
+    "Job": {"activeDeadlineSeconds", "backoffLimit", "parallelism", "suspend", "ttlSecondsAfterFinished"},
+    "StatefulSet": {
+        "minReadySeconds", "ordinals", "persistentVolumeClaimRetentionPolicy", "replicas",
+        "revisionHistoryLimit", "template", "updateStrategy",
+    },
+}  # fmt: skip
+
+
+def refuse_changes(old: Document | None, new: Document) -> None:
+    """Raise ValueError where an object would change in what Kubernetes keeps immutable."""
+    mutable = MUTABLE.get(new["kind"])
+    if old is None or mutable is None:
+        return
+    for name in sorted((old["spec"].keys() | new["spec"].keys()) - mutable):
+        if old["spec"].get(name) != new["spec"].get(name):
+            kind, called = new["kind"], new["metadata"]["name"]
+            raise ValueError(f"{kind} {called}: spec.{name}: field is immutable")
 
 
 def hooks_of(document: Document) -> list[str]:
