@@ -22,6 +22,7 @@ from tests.support.chart import (
     release_of,
     render,
 )
+from tests.support.waiting import wait_until
 
 MODEL = {"model": {"repository": "owner/name", "revision": "0a1b2c", "tokenSecret": "hub"}}
 HF = Path(sys.executable).with_name("hf")
@@ -63,7 +64,7 @@ def jobs_of(release: Release) -> dict[str, Document]:
     ids=lambda change: str(next(iter(next(iter(change.values()))))),
 )
 def test_another_job_has_another_name(release: Release, change: Values) -> None:
-    """Kubernetes refuses to change a Job's pods; a changed one of the same name fails an upgrade."""
+    """Kubernetes refuses to change a Job's pods: an upgrade would fail."""
     other = render(merged(MODEL, change))
     assert len(jobs_of(release)) == 1 and not jobs_of(release).keys() & jobs_of(other).keys()
 
@@ -123,6 +124,15 @@ def test_a_download_that_failed_does_not_count(job: Document, tmp_path: Path) ->
     assert download(job, tmp_path)[1] != []
 
 
+def ended_by_sigterm(words: list[str]) -> int:
+    """Return the exit code of a shell that gets SIGTERM while it sleeps."""
+    with subprocess.Popen(words) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        wait_until(lambda: children.read_text() != "", 10)
+        process.terminate()
+        return process.wait(10)
+
+
 @pytest.mark.parametrize("orchestrator", ["plain", "kuberay"])
 def test_pods_wait_until_the_model_is_there(orchestrator: str, tmp_path: Path) -> None:
     found = []
@@ -135,6 +145,7 @@ def test_pods_wait_until_the_model_is_there(orchestrator: str, tmp_path: Path) -
             words = [*container["command"], script.replace(waited, str(tmp_path))]
             with pytest.raises(subprocess.TimeoutExpired):
                 subprocess.run(words, timeout=0.3, check=False)
+            assert ended_by_sigterm(words) == 143  # by a handler, which process 1 needs
             (tmp_path / ".complete").touch()
             assert subprocess.run(words, timeout=10, check=False).returncode == 0
             (tmp_path / ".complete").unlink()

@@ -169,8 +169,8 @@ initContainers:
     image: {{ .image }}
     imagePullPolicy: {{ .root.Values.image.pullPolicy }}
     command: [sh, -c]
-    args:
-      - until test -e "{{ include "baton.modelFolder" .root }}/.complete"; do sleep 2; done
+    args: # sh is process 1, which ignores a signal that it has no handler for
+      - trap 'exit 143' TERM; until test -e "{{ include "baton.modelFolder" .root }}/.complete"; do sleep 2; done
     securityContext:
       {{- include "baton.containerSecurity" .root | nindent 6 }}
     resources:

@@ -11,7 +11,7 @@ from tests.support.pods.rayclusters import timestamp
 Document = dict[str, Any]
 # What an upgrade may change in the specification; the rest is immutable.
 MUTABLE = {
-    "Job": {"activeDeadlineSeconds", "backoffLimit", "parallelism", "suspend", "ttlSecondsAfterFinished"},
+    "Job": {"activeDeadlineSeconds", "backoffLimit", "parallelism", "suspend"},
     "StatefulSet": {
         "minReadySeconds", "ordinals", "persistentVolumeClaimRetentionPolicy", "replicas",
         "revisionHistoryLimit", "template", "updateStrategy",
