@@ -65,7 +65,7 @@ topologySpreadConstraints:
 {{/* Settings as `--set` arguments, sorted by name. */}}
 {{- define "baton.settings" -}}
 {{- range $name, $value := . }}
-- --set={{ $name }}={{ include "baton.text" $value }}
+- {{ printf "--set=%s=%s" $name (include "baton.text" $value) | quote }}
 {{- end }}
 {{- end -}}
 
@@ -143,7 +143,7 @@ environment, so that `kubectl exec POD -- baton drain WORKER` has it too. */}}
 {{- if not .root.Values.model.embedded }}
 - name: models
   {{- if .root.Values.model.volume.hostPath }}
-  hostPath: {path: {{ .root.Values.model.volume.hostPath }}, type: Directory}
+  hostPath: {path: {{ .root.Values.model.volume.hostPath | quote }}, type: Directory}
   {{- else }}
   persistentVolumeClaim:
     claimName: {{ .root.Values.model.volume.existingClaim | default (printf "%s-models" (include "baton.fullname" .root)) }}

@@ -34,7 +34,7 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   command: [baton, fleet]
   args:
-    - {{ include "baton.modelFolder" . }}
+    - {{ include "baton.modelFolder" . | quote }}
     - --ray-address=$(POD_IP):6379
     - --prefill={{ .Values.prefill.replicas }}
     - --decode={{ .Values.decode.replicas }}
