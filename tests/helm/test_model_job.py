@@ -7,20 +7,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from shutil import copytree
 
-import helm_python
 import pytest
 
 from baton.deploy.serve.hub import FILES
 from tests.support.chart import (
-    FOLDER,
     Document,
     Release,
     Values,
     merged,
-    release_of,
     render,
+    render_newer,
 )
 from tests.support.waiting import wait_until
 
@@ -71,10 +68,7 @@ def test_another_job_has_another_name(release: Release, change: Values) -> None:
 
 def test_another_version_of_the_chart_keeps_the_job(release: Release, tmp_path: Path) -> None:
     """Else each upgrade would end a download that runs."""
-    newer = copytree(FOLDER, tmp_path / "baton") / "Chart.yaml"
-    newer.write_text(re.sub(r"(?m)^(version|appVersion): .*$", r"\1: 9.9.9", newer.read_text()))
-    made = helm_python.Chart.load(str(newer.parent)).render(MODEL, name="chat", namespace="llm")
-    found = release_of(made)
+    found = render_newer(MODEL, tmp_path)
     assert jobs_of(found) == jobs_of(release)
     assert "9.9.9" in str(found.documents)
 

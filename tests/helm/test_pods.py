@@ -31,7 +31,9 @@ from tests.support.pods.workloads import (
     PodState,
     deployment,
     fully_new,
+    next_actions,
     ray_group,
+    settled,
     stateful_set,
 )
 
@@ -76,6 +78,17 @@ def test_a_ray_group_keeps_its_pods_until_they_are_named() -> None:
     assert ray_group(2, ["p-3"], [*ending, pod(7)], 8) == Actions()
     assert ray_group(2, [], ending, 8) == Actions()  # it counts until it is gone
     assert ray_group(1, [], old, 8).end == ("p-3",)
+
+
+def test_a_stateful_set_keeps_pods_until_they_are_deleted() -> None:
+    strategy = {"updateStrategy": {"type": "OnDelete"}}
+    spec = {"replicas": 2, "template": {}} | strategy
+    document = {"kind": "StatefulSet", "metadata": {"name": "p"}, "spec": spec}
+    old = [pod(0, "old"), pod(1, "old")]
+    assert next_actions(document, old, 0) == Actions() and settled(document, old)
+    assert next_actions(document, old[:1], 0) == Actions(make=(1,))
+    rolling = document | {"spec": {"replicas": 2, "template": {}}}
+    assert next_actions(rolling, old, 0).end == ("p-1",) and not settled(rolling, old)
 
 
 def test_a_budget_counts_the_pods_that_its_controllers_want() -> None:

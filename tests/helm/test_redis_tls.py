@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from baton.deploy.cli.main import parser
-from tests.support.chart import Document, Release, Values, example, merged, render
+from tests.support.chart import (
+    Document,
+    Release,
+    Values,
+    example,
+    merged,
+    render,
+    render_newer,
+)
 
 DEMO = example("cpu-demo")
 KUBERAY: Values = {"orchestrator": "kuberay"}
@@ -55,6 +64,29 @@ def test_the_certificate_bears_the_name_of_each_redis(form: Values, names: list[
     for server in (each.split(".")[0].removeprefix("chat-baton-") for each in names):
         pod = managed.named("StatefulSet", f"baton-{server}")["spec"]["template"]["spec"]
         assert secret_of(pod) == managed.named("Certificate", "baton-redis")["spec"]["secretName"]
+
+
+def test_another_version_of_the_chart_replaces_no_redis(tmp_path: Path) -> None:
+    """They keep the registry and Ray's state in memory alone."""
+    values = merged(DEMO, KUBERAY)
+    now, then = (
+        {
+            each["metadata"]["name"]: each["spec"]
+            for each in release.of_kind("StatefulSet")
+            if each["metadata"]["name"].endswith("redis")
+        }
+        for release in (render(values), render_newer(values, tmp_path))
+    )
+    assert now == then and len(now) == 2
+
+
+def test_no_upgrade_replaces_the_pod_of_rays_state() -> None:
+    release = render(merged(DEMO, KUBERAY))
+    strategies = {
+        server: release.named("StatefulSet", f"baton-{server}")["spec"].get("updateStrategy")
+        for server in ("redis", "ray-redis")
+    }
+    assert strategies == {"redis": None, "ray-redis": {"type": "OnDelete"}}
 
 
 def test_a_redis_of_your_own_gets_no_certificate() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,6 +111,16 @@ def render(values: Values, name: str = "chat", namespace: str = "llm") -> Releas
         notes = {path: text for path, text in manifests.items() if path.endswith("NOTES.txt")}
         manifests = printed | notes
     return release_of(manifests)
+
+
+def render_newer(values: Values, folder: Path) -> Release:
+    """Render the chart as version 9.9.9, from a copy in `folder`."""
+    copy = Path(shutil.copytree(FOLDER, folder / "newer"))
+    text = (copy / "Chart.yaml").read_text()
+    text = re.sub(r"(?m)^(version|appVersion): .*$", r"\1: 9.9.9", text)
+    (copy / "Chart.yaml").write_text(text)
+    newer = helm_python.Chart.load(str(copy))
+    return release_of(newer.render(values, name="chat", namespace="llm"))
 
 
 def release_of(manifests: Mapping[str, str]) -> Release:

@@ -1,10 +1,11 @@
 """The next actions of controllers: pure, from the wish and the pods there are.
 
 A StatefulSet (podManagementPolicy Parallel) makes all missing pods at once, and replaces old ones
-from the last to the first, each once all others are ready. A Deployment (maxSurge 1,
-maxUnavailable 0) adds one new pod, and takes an old one away once as many as wanted are ready. A
-RayGroup stands for a group of a RayCluster (kuberay.py): its pods stay as they are, whatever its
-template has become, until they are named in workersToDelete or deleted.
+from the last to the first, each once all others are ready; with the strategy OnDelete it replaces
+only those that were deleted. A Deployment (maxSurge 1, maxUnavailable 0) adds one new pod, and
+takes an old one away once as many as wanted are ready. A RayGroup stands for a group of a
+RayCluster (kuberay.py): its pods stay as they are, whatever its template has become, until they are
+named in workersToDelete or deleted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 KINDS = ("StatefulSet", "Deployment", "RayGroup")
@@ -40,6 +41,12 @@ class Actions:
 def revision_of(template: dict[str, Any]) -> str:
     """Return what is another for another template."""
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def replaces_old(document: dict[str, Any]) -> bool:
+    """Return whether an object's controller ends pods of an earlier template by itself."""
+    strategy = document["spec"].get("updateStrategy", {})
+    return document["kind"] != "RayGroup" and strategy.get("type") != "OnDelete"
 
 
 def stateful_set(replicas: int, revision: str, pods: Sequence[PodState]) -> Actions:
@@ -95,13 +102,15 @@ def next_actions(document: dict[str, Any], pods: Sequence[PodState], next_number
     revision = revision_of(spec["template"])
     if document["kind"] == "Deployment":
         return deployment(replicas, revision, pods, next_number)
+    if not replaces_old(document):
+        pods = [replace(each, revision=revision) for each in pods]
     return stateful_set(replicas, revision, pods)
 
 
 def settled(document: dict[str, Any], pods: Sequence[PodState]) -> bool:
     """Return whether the controller has nothing left to do, and all its pods are ready."""
     replicas = int(document["spec"]["replicas"])
-    if document["kind"] == "RayGroup":
+    if not replaces_old(document):
         return len(pods) == replicas and all(e.ready and not e.terminating for e in pods)
     return fully_new(replicas, revision_of(document["spec"]["template"]), pods)
 
