@@ -187,7 +187,7 @@ def test_a_command_in_a_workers_pod_has_its_clusters_settings(
                         patch.setenv(name, value)
                 config = config_of(parser().parse_args(["drain", "chat-baton-decode-0"]))
             assert config.registry.location.startswith("redis")
-            assert config.registry.cluster == "chat-baton" + model.removeprefix("baton")
+            assert config.registry.cluster == "llm_chat-baton" + model.removeprefix("baton")
             tls = config.security.tls == "on"
             assert bool(config.security.certificate) == bool(config.security.server_name) == tls
             if "-redis.llm:" in config.registry.location:  # the release's own

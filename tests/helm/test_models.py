@@ -7,6 +7,8 @@ from typing import Any
 import helm_python
 import pytest
 
+from baton.runtime.cluster_config import RegistryConfig
+from baton.runtime.shared_registry.registry_location import key_prefix
 from tests.support.chart import Document, Release, Values, example, merged, render
 
 DEMO = example("cpu-demo")
@@ -74,7 +76,7 @@ def test_models_share_secrets_and_redis_but_no_cluster(release: Release) -> None
     for name in shared:
         assert all(each[name] == found[0][name] for each in found)
     clusters = {each["BATON_REGISTRY__CLUSTER"] for each in found}
-    assert clusters == {"chat-baton", "chat-baton-big", "chat-baton-tiny"}
+    assert clusters == {"llm_chat-baton", "llm_chat-baton-big", "llm_chat-baton-tiny"}
     certificates = {
         volume["secret"]["secretName"]
         for _, pod in release.pods()
@@ -225,3 +227,25 @@ def test_a_long_name_of_a_release_stays_a_name() -> None:
     release = render(BASE, name="a" * 53)
     for document in release.documents:
         assert len(document["metadata"]["name"]) <= 63
+
+
+@pytest.mark.parametrize("orchestrator", ["plain", "kuberay"])
+def test_equal_releases_of_two_namespaces_are_two_clusters(orchestrator: str) -> None:
+    """They may share a Redis server, whose keys begin with the cluster's name."""
+    models = {key: {"model": {"embedded": True}} for key in ("a", "b" * 16)}
+    values = merged(DEMO, {"orchestrator": orchestrator, "models": models})
+    long = "n" * 62
+    found = set[str]()
+    for namespace in ("llm", "test", f"{long}1", f"{long}2"):
+        named = {
+            (labels[NAME], each["value"])
+            for labels, spec in render(values, namespace=namespace).pods()
+            for container in spec["containers"]
+            for each in container.get("env", ())
+            if each["name"] == "BATON_REGISTRY__CLUSTER" and labels[COMPONENT] == "router"
+        }
+        clusters = {cluster for _, cluster in named}
+        assert len(named) == len(clusters) == 3 and not clusters & found
+        found |= clusters
+    for cluster in found:
+        key_prefix(RegistryConfig(cluster=cluster))

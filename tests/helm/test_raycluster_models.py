@@ -86,7 +86,8 @@ def test_each_driver_places_its_model_s_workers_alone(release: Release) -> None:
     assert list(drivers) == list(NAMES)
     clusters = {name: environment_of(each)["BATON_REGISTRY__CLUSTER"] for name, each in
                 drivers.items()}  # fmt: skip
-    assert clusters == {"": "chat-baton", "big": "chat-baton-big", "tiny": "chat-baton-tiny"}
+    own = "llm_chat-baton"
+    assert clusters == {"": own, "big": f"{own}-big", "tiny": f"{own}-tiny"}
     for model, driver in drivers.items():
         orders = orders_of(driver)
         assert {each.cluster for each in orders} == {clusters[model]}

@@ -24,6 +24,14 @@ Groups of a RayCluster have the role in which their workers begin. */}}
 {{- else -}}{{ $release }}{{- end -}}
 {{- end -}}
 
+{{/* The name of a model's cluster on a Redis server, which releases of other namespaces may share.
+It has at most 64 characters. */}}
+{{- define "baton.cluster" -}}
+{{- $whole := printf "%s_%s" .Release.Namespace (include "baton.fullname" .) -}}
+{{- if gt (len $whole) 64 -}}{{ $whole | trunc 55 }}_{{ $whole | sha256sum | trunc 8 }}
+{{- else -}}{{ $whole }}{{- end -}}
+{{- end -}}
+
 {{/* The label that tells a model's pods from those of others of the release. */}}
 {{- define "baton.appName" -}}
 baton{{- with .modelKey -}}-model-{{ . }}{{- end -}}

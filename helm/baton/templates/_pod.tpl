@@ -72,7 +72,7 @@ topologySpreadConstraints:
 {{/* What a router and a worker get alike: who they are, whom they trust, where they meet. In the
 environment, so that `kubectl exec POD -- baton drain WORKER` has it too. */}}
 {{- define "baton.commonSettings" -}}
-{{- $all := dict "registry.cluster" (include "baton.fullname" .) "registry.location" (include "baton.registry" .) -}}
+{{- $all := dict "registry.cluster" (include "baton.cluster" .) "registry.location" (include "baton.registry" .) -}}
 {{- if ne .Values.tls.mode "off" -}}
 {{- $_ := set $all "security.authority" "/etc/baton/tls/ca.crt" -}}
 {{- $_ := set $all "security.certificate" "/etc/baton/tls/tls.crt" -}}
