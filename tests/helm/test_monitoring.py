@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from baton.deploy.monitoring import generate
 from tests.support.chart import FOLDER, Document, Release, Values, merged, render
 
@@ -20,7 +22,7 @@ def test_rules_select_the_release_and_carry_its_name() -> None:
     release = render(MONITORED)
     (rule,) = release.of_kind("PrometheusRule")
     rules = rules_of(release)
-    own = 'namespace="llm",pod=~"chat-baton-.*"'
+    own = 'namespace="llm",app_kubernetes_io_instance="chat"'
     assert len(rules) > 20
     for each in rules:
         if "process_" not in each["expr"] and "baton_" in each["expr"]:
@@ -33,6 +35,24 @@ def test_rules_select_the_release_and_carry_its_name() -> None:
     assert len({group["name"] for group in rule["spec"]["groups"]}) == 2
     for left in (generate.CHART_SELECT, *generate.CHART_LABELS.values()):
         assert left not in str(rule)
+
+
+@pytest.mark.parametrize("monitors", ["pods", "services"])
+def test_series_of_all_pods_bear_the_label_of_their_release(monitors: str) -> None:
+    """Its name, which begins those of pods, may begin another release's name, and is cut in those
+    of a further model's pods."""
+    label = "app.kubernetes.io/instance"
+    names = {"m" * 16: {"model": {"embedded": True}}}
+    values = merged(MONITORED, {"monitoring": {"monitors": monitors}, "models": names})
+    for form in ({}, {"orchestrator": "kuberay"}):
+        release = render(merged(values, form), name="baton-of-the-whole-company-in-production")
+        found = release.of_kind("PodMonitor", "ServiceMonitor")
+        assert len(found) >= 6 and all(label in e["spec"]["podTargetLabels"] for e in found)
+        assert {labels[label] for labels, _ in release.pods()} == {
+            "baton-of-the-whole-company-in-production"
+        }
+    (selected, *_) = [each["expr"] for each in rules_of(release)]
+    assert 'app_kubernetes_io_instance="baton-of-the-whole-company-in-production"' in selected
 
 
 def test_alerts_and_series_of_two_releases_differ() -> None:
