@@ -258,6 +258,9 @@ def test_notes_have_the_exact_request() -> None:
     assert "curl -N http://127.0.0.1:8000/v1/chat/completions" in notes
     assert '"model": "baton-tiny"' in notes and "helm -n llm test chat" in notes
     assert "KV blocks travel between workers as plain text on ports 20000-20999" in notes
+    assert "which networkPolicy admits between workers alone." in notes
+    open_notes = render(merged(DEMO, {"networkPolicy": {"enabled": False}})).notes
+    assert "admits" not in open_notes and "networkPolicy.enabled is false." in open_notes
 
 
 def properties(schema: Document, path: str = "") -> Iterator[tuple[str, Document]]:
