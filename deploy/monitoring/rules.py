@@ -131,6 +131,8 @@ RECORDINGS = (
 _DECISIONS = "baton_disaggregation_decisions_total"
 _READY_PREFILL = series("baton_fleet_ready_workers", _PREFILL_ROLE)
 _READY_DECODE = series("baton_fleet_ready_workers", _DECODE_ROLE)
+# What one model's fleet does is an alert for each job: the routers of a model are one, and another
+# model's must not hide what they lack. Workers and drivers export the same series, with zeros.
 ALERTS = (
     Alert(
         name="BatonNoRouter",
@@ -142,19 +144,21 @@ ALERTS = (
     ),
     Alert(
         name="BatonNoDecodeWorker",
-        expr=f"sum(max by (instance) ({series('baton_links', _DECODE)})) == 0",
+        expr=f"sum by (job) (max by (job, instance) ({series('baton_links', _DECODE)})) == 0"
+        f" and max by (job) ({series('baton_role', _ROUTER_ROLE)}) == 1",
         lasts="1m",
         severity="critical",
-        summary="No router has a link to a decode worker; requests get 503.",
+        summary="No router of this job has a link to a decode worker; requests get 503.",
         runbook='docs/operations.md, "The router\'s /readyz is red"',
     ),
     Alert(
         name="BatonNoReadyDecodeWorker",
-        expr=f"sum(max by (instance) ({_READY_DECODE})) == 0"
-        f" and sum({series('baton_links', _DECODE)}) > 0",
+        expr=f"sum by (job) (max by (job, instance) ({_READY_DECODE})) == 0"
+        f" and sum by (job) ({series('baton_links', _DECODE)}) > 0",
         lasts="1m",
         severity="critical",
-        summary="Decode workers are linked, and none takes work; requests get 503.",
+        summary="Decode workers are linked to this job's routers, and none takes work; requests "
+        "get 503.",
         runbook='docs/operations.md, "A worker is red or restarts"',
     ),
     Alert(  # a fleet without prefill workers has had none for a day
@@ -222,9 +226,9 @@ ALERTS = (
     ),
     Alert(
         name="BatonNothingDisaggregated",
-        expr=f"sum({rate(_DECISIONS, _DISAGGREGATED, '15m')}) == 0"
-        f" and sum({rate(_DECISIONS, window='15m')}) > 0"
-        f" and sum({series('baton_links', _PREFILL)}) > 0",
+        expr=f"sum by (job) ({rate(_DECISIONS, _DISAGGREGATED, '15m')}) == 0"
+        f" and sum by (job) ({rate(_DECISIONS, window='15m')}) > 0"
+        f" and sum by (job) ({series('baton_links', _PREFILL)}) > 0",
         lasts="15m",
         severity="warning",
         summary="Prefill workers are linked, and every prompt is prefilled on decode workers.",
@@ -232,20 +236,21 @@ ALERTS = (
     ),
     Alert(
         name="BatonRequestsFail",
-        expr=f"sum({rate('baton_requests_total', _FAILED, '5m')})"
-        f" > 0.01 * sum({rate('baton_requests_total', window='5m')})",
+        expr=f"sum by (job) ({rate('baton_requests_total', _FAILED, '5m')})"
+        f" > 0.01 * sum by (job) ({rate('baton_requests_total', window='5m')})",
         lasts="5m",
         severity="critical",
-        summary="More than one request in a hundred fails.",
+        summary="More than one request in a hundred of this job's routers fails.",
         runbook='docs/operations.md, "Clients get errors"',
     ),
     Alert(
         name="BatonObjectivesMissed",
-        expr=f"sum({rate('baton_objective_requests_total', _MET, '10m')})"
-        f" < 0.9 * sum({rate('baton_objective_requests_total', window='10m')})",
+        expr=f"sum by (job) ({rate('baton_objective_requests_total', _MET, '10m')})"
+        f" < 0.9 * sum by (job) ({rate('baton_objective_requests_total', window='10m')})",
         lasts="10m",
         severity="warning",
-        summary="More than one request in ten misses slo.ttft_s or slo.itl_s.",
+        summary="More than one request in ten of this job's routers misses slo.ttft_s or "
+        "slo.itl_s.",
         runbook='docs/operations.md, "The first token comes late"',
     ),
     Alert(

@@ -21,6 +21,14 @@ PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 START_S = 30.0
 
 
+def promtool(*arguments: str) -> str:
+    """Run promtool and return what it prints. Raises AssertionError with that if it fails."""
+    assert PROMTOOL is not None
+    done = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 class PrometheusServer:
     """One server that scrapes `targets` (host:port) with these rules. `folder` keeps its data."""
 
