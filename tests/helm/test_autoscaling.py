@@ -9,10 +9,12 @@ import pytest
 
 from baton.runtime import metrics
 from tests.support.chart import Document, Release, Values, example, merged, render
+from tests.support.chart_choices import MONITORED
 
 BASE = merged(
     example("cpu-demo"),
-    {"monitoring": {"enabled": True}, "prefill": {"replicas": 2}, "decode": {"replicas": 1}},
+    MONITORED,
+    {"prefill": {"replicas": 2}, "decode": {"replicas": 1}},
 )
 MODES: dict[str, Values] = {
     "hpa": {"mode": "hpa"},

@@ -10,6 +10,7 @@ import pytest
 from baton.runtime.cluster_config import RegistryConfig
 from baton.runtime.shared_registry.registry_location import key_prefix
 from tests.support.chart import Document, Release, Values, example, merged, render
+from tests.support.chart_choices import MONITORED
 
 DEMO = example("cpu-demo")
 BIG = {
@@ -25,7 +26,7 @@ COMPONENT = "app.kubernetes.io/component"
 
 @pytest.fixture(scope="module")
 def release() -> Release:
-    return render(merged(BASE, {"monitoring": {"enabled": True}}))
+    return render(merged(BASE, MONITORED))
 
 
 def container_of(document: Document) -> Document:
@@ -111,6 +112,7 @@ def admitted(policy: Document) -> set[tuple[str, str]]:
         (peer["podSelector"]["matchLabels"][NAME], component)
         for rule in policy["spec"]["ingress"]
         for peer in rule.get("from", [])
+        if "podSelector" in peer
         for component in peer["podSelector"]["matchExpressions"][0]["values"]
     }
 

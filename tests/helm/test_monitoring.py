@@ -7,9 +7,10 @@ import json
 import pytest
 
 from baton.deploy.monitoring import generate
+from tests.support import chart_choices as choices
 from tests.support.chart import FOLDER, Document, Release, Values, merged, render
 
-MONITORED: Values = {"model": {"embedded": True}, "monitoring": {"enabled": True}}
+MONITORED: Values = merged({"model": {"embedded": True}}, choices.MONITORED)
 
 
 def rules_of(release: Release) -> list[Document]:

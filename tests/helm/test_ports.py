@@ -11,13 +11,14 @@ from baton.deploy.cli.arguments import config_of
 from baton.deploy.cli.main import parser
 from baton.router.http_frontend.routes import ROUTES
 from tests.support.chart import ROOT, Document, Release, Values, example, merged, render
+from tests.support.chart_choices import MONITORED
 
 CHOSEN: Values = {  # no port is a default one
     "router": {"port": 8100, "grpcPort": 8200, "replicas": 2},
     "workers": {"port": 9100, "adminPort": 9200},
     "prefill": {"replicas": 2},
     "decode": {"replicas": 2},
-    "monitoring": {"enabled": True},
+    **MONITORED,
     "models": {"second": {"model": {"embedded": True, "name": "second"}}},
 }
 ROLES: Values = {"autoscaling": {"mode": "baton", "baton": {"ttftSeconds": 2}}}

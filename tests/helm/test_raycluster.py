@@ -27,6 +27,7 @@ from tests.support.chart import (
     merged,
     render,
 )
+from tests.support.chart_choices import MONITORED
 from tests.support.pods.kuberay import operated, patched
 
 KUBERAY = {"orchestrator": "kuberay"}
@@ -44,7 +45,7 @@ CHANGES: tuple[Values, ...] = (
     {"redis": {"enabled": False, "url": "rediss://redis"}, "secrets": {"existing": "mine"}},
     {"tls": {"mode": "off"}},
     {"topologySpread": False},
-    {"monitoring": {"enabled": True, "otlpEndpoint": "otel:4317"}},
+    merged(MONITORED, {"monitoring": {"otlpEndpoint": "otel:4317"}}),
 )
 
 

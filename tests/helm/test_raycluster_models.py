@@ -13,6 +13,7 @@ from baton.deploy.nodes.fleet_plan import FleetOptions
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime.settings.loading import load
 from tests.support.chart import Document, Release, Values, example, merged, nested, render
+from tests.support.chart_choices import MONITORED
 
 MODELS: Values = {
     "big": {
@@ -30,7 +31,7 @@ APP = "app.kubernetes.io/name"
 
 @pytest.fixture(scope="module")
 def release() -> Release:
-    return render(merged(BASE, {"monitoring": {"enabled": True}}))
+    return render(merged(BASE, MONITORED))
 
 
 def cluster_of(release: Release) -> Document:

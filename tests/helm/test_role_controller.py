@@ -13,6 +13,7 @@ from baton.deploy.control.controller_process import service_goals
 from baton.deploy.control.resize_target import ResizeTarget
 from baton.planner.fleet_size import SizeBounds
 from tests.support.chart import Document, Release, Values, example, merged, render
+from tests.support.chart_choices import MONITORED
 
 BASE = merged(
     example("cpu-demo"),
@@ -166,7 +167,7 @@ def reached(policy: Document) -> set[str]:
 
 
 def test_policies_and_budgets_know_no_role() -> None:
-    found = release(monitoring={"enabled": True})
+    found = release(**MONITORED)
     budgets = {each["metadata"]["name"] for each in found.of_kind("PodDisruptionBudget")}
     assert budgets == {"chat-baton-worker"}
     policies = found.of_kind("NetworkPolicy")

@@ -12,6 +12,7 @@ import yaml
 
 from baton.runtime.settings.loading import given_names
 from tests.support.chart import FOLDER, Document, Values, example, merged, nested, render
+from tests.support.chart_choices import MONITORED
 
 DEMO = example("cpu-demo")
 KUBERAY = {"orchestrator": "kuberay"}
@@ -151,7 +152,7 @@ def test_a_setting_that_the_chart_gives_is_refused() -> None:
             render(merged(base, given[name], {place: {"settings": {name: 1}}}))
 
 
-SCALED = {"monitoring": {"enabled": True}, "autoscaling": {"mode": "keda"}}
+SCALED = {**MONITORED, "autoscaling": {"mode": "keda"}}
 
 
 @pytest.mark.parametrize(
@@ -171,6 +172,22 @@ def test_a_bad_autoscaler_is_named(change: Values, words: str) -> None:
     values = merged(DEMO, SCALED, {"decode": {"replicas": 3}}, {"autoscaling": change})
     with pytest.raises(helm_python.HelmError, match=words):
         render(values)
+
+
+KEDA = {"mode": "keda", "keda": {"prometheus": "http://p"}}
+
+
+@pytest.mark.parametrize("scaling", [{}, {"mode": "hpa"}, KEDA], ids=["none", "hpa", "keda"])
+def test_metrics_that_no_peer_may_read_are_refused(scaling: Values) -> None:
+    """Prometheus would see no worker, so no alert of one could fire and nothing could scale."""
+    closed = merged(DEMO, {"monitoring": {"enabled": True}, "autoscaling": scaling})
+    with pytest.raises(helm_python.HelmError) as refused:
+        render(closed)
+    mode = scaling.get("mode", "")
+    for words in ("networkPolicy.monitoring is empty", "networkPolicy.enabled=false", mode):
+        assert words in str(refused.value)
+    render(merged(closed, {"networkPolicy": {"enabled": False}}))
+    render(merged(closed, MONITORED))
 
 
 @pytest.mark.parametrize(

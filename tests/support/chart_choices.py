@@ -17,6 +17,10 @@ SECURED = {
     "authentication": "reader",
     "authModes": "bearer,tls",
 }
+MONITORED: Values = {  # metrics, and a peer that may read them
+    "monitoring": {"enabled": True},
+    "networkPolicy": {"monitoring": [{"namespaceSelector": {}}]},
+}
 CHOICES: dict[str, list[Any]] = {
     "model": [
         {"embedded": True},
@@ -100,18 +104,18 @@ def drawn_choices() -> Iterator[Values]:
 
 
 def fitting(values: Values) -> Values:
-    """Return the values with the metrics that an autoscaler reads, the password of an own Redis,
-    and no certificate for a Redis that the release does not run."""
+    """Return the values with the metrics that an autoscaler reads and a peer that may read them,
+    the password of an own Redis, and no certificate for a Redis that the release does not run."""
+    if values.get("autoscaling", {}).get("mode") in ("hpa", "keda"):
+        values = merged(values, {"monitoring": {"enabled": True}, "orchestrator": "plain"})
+    if values.get("monitoring", {}).get("enabled") and not values.get("networkPolicy"):
+        values = merged(values, MONITORED)
     if values.get("redis", {}).get("url"):
         values = merged(values, {"secrets": {"existing": "mine"}})
-        becomes_plain = values.get("autoscaling", {}).get("mode") in ("hpa", "keda")
-        runs_none = becomes_plain or values.get("orchestrator") != "kuberay"
+        runs_none = values.get("orchestrator") != "kuberay"
         if runs_none and values.get("tls", {}).get("mode") == "existing":
             values = merged(values, {"tls": {"existingSecrets": {"redis": ""}}})
-    mode = values.get("autoscaling", {}).get("mode", "none")
-    if mode == "none":
-        return values
-    if mode == "baton":  # its workers are alike
+    if values.get("autoscaling", {}).get("mode") == "baton":  # its workers are alike
         alike = {**values.get("prefill", {}), "replicas": 3}
         return {**values, "prefill": alike, "decode": alike}
-    return merged(values, {"monitoring": {"enabled": True}, "orchestrator": "plain"})
+    return values

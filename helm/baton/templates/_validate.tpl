@@ -190,6 +190,10 @@ value and the remedy. */}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.monitoring.enabled .Values.networkPolicy.enabled (not .Values.networkPolicy.monitoring) -}}
+{{- $reader := has $scaling.mode (list "hpa" "keda") | ternary (printf ", whose metrics autoscaling.mode %s needs" $scaling.mode) "" -}}
+{{- include "baton.fail" (list $ (printf "monitoring.enabled is true, but networkPolicy.monitoring is empty: no peer may scrape the workers%s; name the peers there, such as {namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}} for the namespace of Prometheus, or set networkPolicy.enabled=false" $reader)) -}}
+{{- end -}}
 {{- if and (eq $scaling.mode "keda") (not $scaling.keda.prometheus) -}}
 {{- include "baton.fail" (list $ "autoscaling.mode is keda, but autoscaling.keda.prometheus is empty; give the URL of Prometheus, such as http://prometheus.monitoring:9090") -}}
 {{- end -}}
