@@ -27,9 +27,19 @@ def test_a_layout_shows_its_worst_error_beside_its_times() -> None:
     figure = found.figure()
     assert figure.name == "layout_1_prefill_3_decode"
     assert figure.value == pytest.approx(0.1)
-    assert "TTFT 200.0 (220.0 simulated, 210.0 with the true steps)" in figure.beside
+    assert "TTFT 200.0 (rounds 200.0 to 200.0; 220.0 simulated, 210.0 with" in figure.beside
     assert figure.beside.endswith("steps took longer than meant by chunk +0.0%, decode +0.0%")
     assert found.errors.tpot_s == pytest.approx(0.05)
+
+
+def test_only_what_no_round_measured_is_an_error() -> None:
+    low, high = TimePair(0.2, 0.5, 0.06), TimePair(0.3, 0.6, 0.07)
+    made = [TimePair(0.24, 0.66, 0.054)]
+    found = LayoutOutcome(LAYOUTS[1], [high, low], made, made, [TIMING])
+    beyond = found.errors_beyond_spread
+    assert beyond.ttft_s == 0.0
+    assert beyond.ttft_p99_s == pytest.approx(0.1)
+    assert beyond.tpot_s == pytest.approx(0.1)
 
 
 def test_slow_steps_are_stated() -> None:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from baton.deploy.host import instance as instance_module
 from baton.deploy.host.instance import Instance, processes_of, read_status
 from baton.deploy.serve import supervisor as supervisor_module
 from baton.deploy.serve.supervisor import Supervisor
 from tests.support.machine_speed import slowness
-from tests.support.supervised_jobs import IDLE, IGNORE_TERM, Start, alive, python_job
+from tests.support.supervised_jobs import (
+    IDLE,
+    IGNORE_TERM,
+    Start,
+    alive,
+    python_job,
+    rule_of,
+    status,
+)
 from tests.support.waiting import wait_until
 
 DRAINS = (
@@ -85,3 +97,56 @@ def test_one_job_ends_while_the_others_go_on(instance: Instance, start: Start) -
     slow = draining(start, "c", grace_s=600.0)
     instance.end_job("c", lambda: True)
     assert not alive(slow) and alive(pids["b"])
+
+
+def test_a_killed_child_that_stays_has_no_successor(
+    instance: Instance, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that waits for a disk in the kernel: the supervisor says so, and waits too."""
+    released = threading.Event()
+    waits: list[float | None] = []
+
+    class Stuck(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            waits.append(timeout)
+            if released.wait(0.02):
+                return super().wait(timeout)
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+
+    said: list[str] = []
+    monkeypatch.setattr(supervisor_module, "_print", said.append)
+    monkeypatch.setattr("baton.deploy.serve.supervisor.subprocess.Popen", Stuck)
+    job = python_job("a", IDLE)
+    supervisor = Supervisor(instance.folder, job, dict(os.environ))
+    rule_of(supervisor).longest_pause_s = 0.02
+    running = threading.Thread(target=supervisor.run)
+    running.start()
+    try:
+        wait_until(lambda: read_status(instance.folder, "a") is not None)
+        wait_until(lambda: status(instance, "a").state == "running")
+        first = status(instance, "a").pid
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: len(waits) >= 3)
+        assert (status(instance, "a").starts, status(instance, "a").pid) == (1, first)
+        assert said[:2] == [f"a (process {first}) does not end, though it is killed"] * 2
+        released.set()
+        wait_until(lambda: status(instance, "a").starts == 2)
+    finally:
+        released.set()
+        supervisor.stop()
+        running.join(60)
+    assert not running.is_alive()
+
+
+def test_an_end_says_that_a_supervisor_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder stays with it: the next `baton serve` at this port finds the lock there."""
+    monkeypatch.setattr(instance_module, "STOP_DEADLINE_S", 0.2)
+    monkeypatch.setattr(instance_module, "KILL_S", 0.1)
+    claimed = Instance.claim("stays")
+    claimed.write_environment({})
+    with (claimed.folder / "a.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert not claimed.end()
+        assert claimed.folder.exists()
+    claimed = Instance.claim("stays")
+    assert claimed.end() and not claimed.folder.exists()
