@@ -115,7 +115,8 @@ class Validator:
                 "max_tokens and max_completion_tokens are the same: give one", "max_tokens"
             )
         tools, calling = self._chat_prompt.tools(request)
-        constraint = chat_constraint(request, calling, self._tokenizer.token_id)
+        token = self._tokenizer.token_id
+        constraint = await self.turns.run(0, chat_constraint, request, calling, token)
         prompt = await self.chat_tokens(
             request.messages, limits, tools, self._chat_prompt.variables(request, tools), mark
         )
@@ -150,9 +151,8 @@ class Validator:
     async def text(self, request: DetokenizeRequest, limits: ContextLimits) -> str:
         self.check_model(request.model)
         self.check_tokens(request.tokens, "tokens", limits)
-        return await self.turns.run(
-            0, self._tokenizer.decode, request.tokens, skip_special_tokens=False
-        )
+        decode = self._tokenizer.decode
+        return await self.turns.run(0, decode, request.tokens, skip_special_tokens=False)
 
     async def chat_tokens(
         self,
