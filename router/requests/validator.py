@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from baton.proto import worker_pb2
 from baton.router.grammars.constraint import Constraint
 from baton.router.grammars.grammar_validator import GrammarValidator
-from baton.router.requests.answer_forms import AnswerForms, reasoning_form
+from baton.router.requests.answer_forms import AnswerForms
 from baton.router.requests.chat_prompt import ChatPrompt
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import (
@@ -82,9 +82,7 @@ class Validator:
         self._end_tokens = end_tokens
         self._max_choices = max_choices
         self._defaults = defaults
-        self._forms = AnswerForms(
-            model, reasoning_form(template, tokenizer), grammars, has_end=bool(end_tokens)
-        )
+        self._forms = AnswerForms(model, template, tokenizer, grammars, has_end=bool(end_tokens))
         self.turns = LoopBudget()
 
     def check_model(self, name: str | None) -> None:
