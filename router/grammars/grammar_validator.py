@@ -3,6 +3,9 @@
     check ─▶ kept answer?  ─ no ─▶ queue (bounded) ─▶ the process ─▶ grammar, or what is wrong
                                      └─ too slow, dead or unreadable: killed, started again
 
+Answers are kept. That none came in time, or the process ended, is kept for seconds: the cause may
+be the machine, and a constraint that stops each process must not be tried for each request.
+
 The process is started with the first constraint: without one it costs nothing. One constraint is
 validated at a time. The event loop never waits for it. Owns the process; `close` ends it.
 """
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import sys
 import time
@@ -31,6 +35,7 @@ START_S = 60.0  # to read a large vocabulary
 ANSWER_S = 3.0  # for one constraint
 MAX_QUEUE = 64
 KEPT_ANSWERS = 512
+UNANSWERED_S = 30.0  # in which a constraint that had no answer is not tried again
 MAX_ANSWER_BYTES = 4 << 20
 
 log = logs.get(__name__)
@@ -55,18 +60,16 @@ class GrammarValidator:
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._open: dict[bytes, asyncio.Task[dict[str, Any]]] = {}  # queued, or in the process
-        self._kept: OrderedDict[bytes, dict[str, Any]] = OrderedDict()
+        self._kept: OrderedDict[bytes, tuple[dict[str, Any], float]] = OrderedDict()
 
     async def grammar(self, constraint: Constraint) -> worker_pb2.Grammar:
         """Return the grammar as workers get it. Raises InvalidRequest that names the field and what
         is wrong, Overloaded if too many constraints wait, Unavailable if the process cannot run."""
         message = constraint.message()
         key = message_key(message)
-        answer = self._kept.get(key)
+        answer = self._kept_answer(key)
         if answer is None:
             answer = await self._asked(key, message)
-        elif key in self._kept:
-            self._kept.move_to_end(key)
         if "error" in answer:
             metrics.GRAMMARS_REFUSED.inc()
             raise InvalidRequest(f"{constraint.field}: {answer['error']}", constraint.field)
@@ -100,19 +103,28 @@ class GrammarValidator:
     async def _answered(self, key: bytes, message: bytes) -> dict[str, Any]:
         try:
             async with self._turn:
-                answer = await self._validated(message)
-            self._keep(key, answer)
+                answer, seconds = await self._validated(message)
+            self._keep(key, answer, seconds)
             return answer
         finally:
             del self._open[key]
 
-    def _keep(self, key: bytes, answer: dict[str, Any]) -> None:
-        self._kept[key] = answer
+    def _kept_answer(self, key: bytes) -> dict[str, Any] | None:
+        answer, until_s = self._kept.get(key, (None, 0.0))
+        if answer is None or time.monotonic() >= until_s:
+            return None
+        self._kept.move_to_end(key)
+        return answer
+
+    def _keep(self, key: bytes, answer: dict[str, Any], seconds: float) -> None:
+        self._kept[key] = answer, time.monotonic() + seconds
+        self._kept.move_to_end(key)
         if len(self._kept) > KEPT_ANSWERS:
             self._kept.popitem(last=False)
 
-    async def _validated(self, message: bytes) -> dict[str, Any]:
-        """Ask the process. One that is cut off in the middle of an answer is ended."""
+    async def _validated(self, message: bytes) -> tuple[dict[str, Any], float]:
+        """Ask the process. Return the answer and for how many seconds it holds. A process that is
+        cut off in the middle of an answer is ended."""
         process = await self._running()
         started_s = time.perf_counter()
         whole = False
@@ -123,15 +135,16 @@ class GrammarValidator:
             whole = True
         except TimeoutError:
             log.warning("grammar validation timed out", seconds=self._answer_s)
-            return {"error": f"it takes over {self._answer_s:g} s to compile: make it smaller"}
+            reason = f"it takes over {self._answer_s:g} s to compile: make it smaller"
+            return {"error": reason}, UNANSWERED_S
         except (asyncio.IncompleteReadError, OSError):
             log.warning("grammar process lost", status=process.returncode)
-            return {"error": "it is too complex to compile: make it smaller"}
+            return {"error": "it is too complex to compile: make it smaller"}, UNANSWERED_S
         finally:
             metrics.GRAMMAR_SECONDS.observe(time.perf_counter() - started_s)
             if not whole:
                 await self._end()
-        return answer
+        return answer, math.inf
 
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:

@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from baton.router.grammars.constraint import MAX_CONSTRAINT_BYTES
+from baton.runtime.errors import InvalidRequest
 from baton.runtime.grammar.grammar_text import quoted
 
 TokenId = Callable[[str], int | None]
+_SLASH = re.compile(r"\\.|/", re.DOTALL)  # or an escape, whose sign is no slash to escape
 ANYTHING = r"/(.|\n)*/"
 
 
@@ -20,6 +23,25 @@ class GrammarTool:
     name: str
     schema: Mapping[str, Any] | None
     free: bool = False
+
+
+class GrammarRules:
+    """The rules of one grammar, as lines. No more are made than a constraint may have bytes."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._left = MAX_CONSTRAINT_BYTES
+
+    def add(self, rule: str, tool: GrammarTool) -> None:
+        """Add a rule of this tool. Raises InvalidRequest beyond the limit."""
+        self._left -= len(rule.encode())
+        if self._left < 0:
+            raise InvalidRequest(
+                f"tools: {tool.name}: the grammar of the calls has over {MAX_CONSTRAINT_BYTES} "
+                "bytes: give fewer or smaller parameters",
+                "tools",
+            )
+        self.lines.append(rule)
 
 
 def spelled(text: str, markers: Sequence[str], token: TokenId) -> str:
@@ -34,4 +56,8 @@ def spelled(text: str, markers: Sequence[str], token: TokenId) -> str:
 
 def regex(pattern: str) -> str:
     """Return a Lark pattern, in which a dot is any character."""
-    return "/(?s:" + re.sub(r"(?<!\\)/", r"\\/", pattern) + ")/"
+    return "/(?s:" + _SLASH.sub(_escaped, pattern) + ")/"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return r"\/" if found.group() == "/" else found.group()

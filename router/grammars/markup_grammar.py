@@ -15,19 +15,30 @@ to is refused by name. Stateless.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
-from baton.router.grammars.lark_text import ANYTHING, GrammarTool, TokenId, regex, spelled
+from baton.router.grammars.lark_text import (
+    ANYTHING,
+    GrammarRules,
+    GrammarTool,
+    TokenId,
+    regex,
+    spelled,
+)
 from baton.router.text.call_form import MAX_HEADER_CHARS
 from baton.router.text.markup_call import MarkupForm
 from baton.router.text.markup_value import ANY_TYPE, branches, enumerated, value_types
 from baton.runtime.errors import InvalidRequest
-from baton.runtime.grammar.grammar_text import CALL_OPTIONS, inline_schema, quoted
+from baton.runtime.grammar.grammar_text import CALL_OPTIONS, inline_schema, objects, quoted
 
 _TEXTLESS = ("title", "description", "default", "examples", "deprecated", "$comment")
 _STRING_KEYS = ("type", "enum", "const", "minLength", "maxLength", "pattern", "format", *_TEXTLESS)
-_OBJECT_KEYS = ("type", "properties", "required", "additionalProperties", "$defs", "definitions")
+_DEFINITIONS = ("$defs", "definitions")
+_OBJECT_KEYS = ("type", "properties", "required", "additionalProperties", *_DEFINITIONS)
+_NAMES = ("$schema", "$id")  # of the whole schema, which ask for nothing
 _DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 _TIME = r"([01][0-9]|2[0-3])(:[0-5][0-9]){2}"
 _ZONE = r"(\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
@@ -49,6 +60,8 @@ _PLAIN = {  # beside strings
 _CONTAINERS = frozenset({"array", "object"})
 _UNBOUNDED = (_PLAIN["null"], _PLAIN["boolean"])
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_DEFINED = re.compile(r"#/(\$defs|definitions)/([^/]+)(/.*)?", re.DOTALL)
+_SIGN = re.compile(r"\\.|[\[\]()|]", re.DOTALL)  # of a pattern's structure, or an escape
 _LOOKS = {  # texts that are read as another type
     "null": "null|None",
     "boolean": "true|false|True|False",
@@ -63,58 +76,88 @@ def markup_rules(form: MarkupForm, tools: Sequence[GrammarTool], token: TokenId)
     """Return the rules of `call`, after its opening. Raises InvalidRequest for a schema that this
     form cannot be held to."""
     names = " | ".join(f"call_{place}" for place in range(len(tools)))
-    rules = [f"call: {names}"]
+    rules = GrammarRules()
     padding = "\n" if form.padded else ""
     closing = f"{form.end}\n{form.closing}" if form.closing else form.end
     for place, tool in enumerate(tools):
         head = f"{padding}{form.name}{tool.name}{form.name_end}\n"
-        made = _Parameters(form, tool, place, token)
-        rules.append(
+        made = _Parameters(form, tool, place, token, rules)
+        rules.add(
             f"call_{place}: {spelled(head, form.markers, token)} {made.sequence} "
-            f"{spelled(closing, form.markers, token)}"
+            f"{spelled(closing, form.markers, token)}",
+            tool,
         )
-        rules += made.rules
-    return rules
+    return [f"call: {names}", *rules.lines]
 
 
 class _Parameters:
-    """The rules of one tool's parameters; `sequence` refers to them."""
+    """Adds the rules of one tool's parameters; `sequence` refers to them."""
 
-    def __init__(self, form: MarkupForm, tool: GrammarTool, place: int, token: TokenId) -> None:
+    def __init__(
+        self,
+        form: MarkupForm,
+        tool: GrammarTool,
+        place: int,
+        token: TokenId,
+        rules: GrammarRules,
+    ) -> None:
         self._form = form
         self._tool = tool
         self._token = token
         self._root = dict(tool.schema or {})
-        self.rules: list[str] = []
-        self._refuse_beside(self._root, (*_OBJECT_KEYS, *_TEXTLESS), "the schema")
+        self._rules = rules
+        self.sequence = self._any(f"p_{place}") if tool.free else self._listed(place)
+
+    def _rule(self, text: str) -> None:
+        self._rules.add(text, self._tool)
+
+    def _any(self, name: str) -> str:
+        """Return any parameters: of a free tool, whose schema asks for nothing."""
+        form = self._form
+        key = spelled(form.key, form.markers, self._token)
+        after = spelled(form.key_end + self._before_value(), form.markers, self._token)
+        value = self._text(f"{name.upper()}_VALUE", ANYTHING)
+        sign = regex(rf"[^<>\r\n]{{1,{MAX_HEADER_CHARS // 2}}}")
+        self._rule(f"{name.upper()}_KEY: {sign}")
+        self._rule(f"{name}: {key} {name.upper()}_KEY {after} {value} {quoted(chr(10))}")
+        return f"{name}*"
+
+    def _listed(self, place: int) -> str:
+        """Return the parameters that the schema has."""
+        self._refuse_beside(self._root, (*_OBJECT_KEYS, *_TEXTLESS, *_NAMES), "the schema")
         properties = self._root.get("properties") or {}
-        required = self._root.get("required") or []
-        schemas = {**{key: {} for key in required}, **properties}
-        ordered = [*properties, *(key for key in required if key not in properties)]
+        required: dict[str, Any] = dict.fromkeys(self._root.get("required") or [], {})
         names = []
-        for number, key in enumerate(ordered):
+        for number, (key, schema) in enumerate({**properties, **required, **properties}.items()):
             name = f"p_{place}_{number}"
-            self._add(name, str(key), schemas[key])
+            self._add(name, str(key), schema)
             names.append(name if key in required else f"{name}?")
-        self.sequence = " ".join(names)
+        return " ".join(names)
+
+    def _before_value(self) -> str:
+        form = self._form
+        return "\n" if form.padded else f"\n{form.value}"
 
     def _add(self, name: str, key: str, schema: Any) -> None:
         form = self._form
         if not key or len(key) > MAX_HEADER_CHARS // 2 or any(sign in key for sign in "<>\r\n"):
             raise self._refused(f"its name {key[:50]!r} cannot be written")
-        padding = "\n" if form.padded else ""
-        head = f"{form.key}{key}{form.key_end}"
-        head += padding if form.padded else f"\n{form.value}"
+        head = f"{form.key}{key}{form.key_end}{self._before_value()}"
         values = self._values(name, key, schema)
         text = spelled(head, form.markers, self._token)
         after = quoted("\n")
-        self.rules.append(f"{name}: {text} ({' | '.join(values)}) {after}")
+        self._rule(f"{name}: {text} ({' | '.join(values)}) {after}")
 
     def _values(self, name: str, key: str, schema: Any) -> list[str]:
         """Return the alternatives of a value, each with the mark at its end."""
         found = branches(schema, self._root) or [{}]
-        if any("string" in value_types(each, self._root) for each in found):
-            texts = [each for branch in found for each in self._texts(key, branch, found)]
+        types = frozenset[str]().union(*(value_types(each, self._root) for each in found))
+        if types - ANY_TYPE:
+            raise self._refused(
+                f"the parameter {key!r}: there is no type {min(types - ANY_TYPE)[:50]!r}"
+            )
+        if "string" in types:
+            texts = [each for branch in found for each in self._texts(key, branch, types)]
             text = self._text(name.upper(), " | ".join(texts))
             beside = enumerate(self._containers(found))
             return [text, *(self._other(f"{name}_{place}", each) for place, each in beside)]
@@ -134,10 +177,9 @@ class _Parameters:
                 made.append({**each, "type": sorted(types & _CONTAINERS)})
         return made
 
-    def _texts(
-        self, key: str, schema: Mapping[str, Any], found: Sequence[Mapping[str, Any]]
-    ) -> list[str]:
-        """Return the texts of one alternative among several, of which some are strings."""
+    def _texts(self, key: str, schema: Mapping[str, Any], every: frozenset[str]) -> list[str]:
+        """Return the texts of one alternative among several, of which some are strings. `every`
+        has the types of all."""
         types = value_types(schema, self._root)
         if types == ANY_TYPE:
             self._refuse_beside(schema, _TEXTLESS, f"the parameter {key!r}, without a type,")
@@ -150,8 +192,7 @@ class _Parameters:
         plain = [_PLAIN[each] for each in sorted(types) if each in _PLAIN]
         texts = [regex(each) for each in plain if not bounded or each in _UNBOUNDED]
         if "string" in types:
-            others = frozenset().union(*(value_types(each, self._root) for each in found))
-            texts.append(self._string(key, schema, others - {"string"}))
+            texts.append(self._string(key, schema, every - {"string"}))
         return texts
 
     def _string(self, key: str, schema: Mapping[str, Any], others: frozenset[str]) -> str:
@@ -165,12 +206,13 @@ class _Parameters:
         if "pattern" in schema:
             parts.append(regex(_searched(str(schema["pattern"]))))
         if "format" in schema:
-            if schema["format"] not in _FORMATS:
+            named = str(schema["format"])
+            if named not in _FORMATS:
                 raise self._refused(
-                    f"the parameter {key!r}: format {str(schema['format'])[:50]!r} is not "
+                    f"the parameter {key!r}: format {named[:50]!r} is not "
                     "supported in this form of calls: leave it out"
                 )
-            parts.append(regex(_FORMATS[schema["format"]]))
+            parts.append(regex(_FORMATS[named]))
         if others and others != ANY_TYPE:
             looks = "|".join(sorted({_LOOKS[each] for each in others}))
             parts.append("~" + regex(rf"[ \t\r\n]*({looks})[ \t\r\n]*"))
@@ -184,17 +226,39 @@ class _Parameters:
         if self._token(form.value_end) is None:
             end = quoted(("\n" if form.padded else "") + form.value_end)
             body = f"(({inner}) {end}) & ~({ANYTHING} {mark} {regex('.+')})"
-            self.rules.append(f"{terminal}: {body}")
+            self._rule(f"{terminal}: {body}")
             return terminal
-        self.rules.append(f"{terminal}: ({inner}) & ~({ANYTHING} {mark} {ANYTHING})")
+        self._rule(f"{terminal}: ({inner}) & ~({ANYTHING} {mark} {ANYTHING})")
         return f"{terminal} {self._end()}"
 
     def _other(self, rule: str, schema: Mapping[str, Any]) -> str:
         """Return a value that is no string as JSON, which `rule` describes."""
-        defined = [key for key in ("$defs", "definitions") if key in self._root]
-        kept: dict[str, Any] = {key: self._root[key] for key in defined}
-        self.rules.append(f"{rule}: {inline_schema({**kept, **schema}, CALL_OPTIONS)}")
+        described = {**self._reached(schema), **schema}
+        self._rule(f"{rule}: {inline_schema(described, CALL_OPTIONS)}")
         return f"{rule} {self._end()}"
+
+    def _reached(self, schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return the definitions of the root that the schema refers to, or one of them does."""
+        kept: dict[str, dict[str, Any]] = {}
+        layer: list[Any] = [dict(schema)]
+        while layer:
+            for each in objects(layer.pop()):
+                reference = each.get("$ref")
+                if not isinstance(reference, str):
+                    continue
+                found = _DEFINED.fullmatch(reference)
+                if found is None:
+                    raise self._refused(
+                        f"the reference {reference[:50]!r} leads to no definition: put what it "
+                        "names into $defs"
+                    )
+                place, name = found[1], unquote(found[2]).replace("~1", "/").replace("~0", "~")
+                defined = self._root.get(place)
+                known = kept.setdefault(place, {})
+                if isinstance(defined, dict) and name in defined and name not in known:
+                    known[name] = defined[name]
+                    layer.append(defined[name])
+        return kept
 
     def _end(self) -> str:
         padding = "\n" if self._form.padded else ""
@@ -214,7 +278,29 @@ class _Parameters:
 
 def _searched(pattern: str) -> str:
     """Return a pattern that matches a whole text in which the given one is found."""
-    start = pattern[1:] if pattern.startswith("^") else f".*{pattern}"
-    if start.endswith("$") and not start.endswith(r"\$"):
-        return f"{start[:-1]}"
-    return f"{start}.*"
+    return "|".join(_whole(each) for each in _alternatives(pattern))
+
+
+def _alternatives(pattern: str) -> Iterator[str]:
+    """Yield the parts of a pattern of which one matches."""
+    groups = classes = start = literal = 0
+    for found in _SIGN.finditer(pattern):
+        sign = found.group()
+        if sign == "[":
+            classes += 1
+            literal = found.end() + pattern.startswith("^", found.end())  # where "]" ends no class
+        elif classes:
+            classes -= sign == "]" and found.start() != literal
+        elif sign in "()":
+            groups += 1 if sign == "(" else -1
+        elif sign == "|" and groups == 0:
+            yield pattern[start : found.start()]
+            start = found.end()
+    yield pattern[start:]
+
+
+def _whole(part: str) -> str:
+    begin = part[1:] if part.startswith("^") else f".*{part}"
+    body = begin.removesuffix("$")
+    escaped = (len(body) - len(body.rstrip("\\"))) % 2
+    return f"{begin}.*" if body == begin or escaped else body

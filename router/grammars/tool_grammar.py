@@ -13,7 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton.router.grammars.lark_text import ANYTHING, GrammarTool, TokenId, regex, spelled
+from baton.router.grammars.lark_text import (
+    ANYTHING,
+    GrammarRules,
+    GrammarTool,
+    TokenId,
+    regex,
+    spelled,
+)
 from baton.router.grammars.markup_grammar import markup_rules
 from baton.router.text.call_form import CallForm
 from baton.router.text.json_call import JsonForm
@@ -41,6 +48,10 @@ class CallRules:
         more = f"({self.between} call)*" if parallel and self.between is not None else ""
         return f"{opening} {self.inside} call {more} {self.last}"
 
+    def text(self, start: Sequence[str]) -> str:
+        """Return the whole grammar."""
+        return "\n".join([*start, *self.rules])
+
 
 def required_calls(
     form: CallForm, tools: Sequence[GrammarTool], parallel: bool, token: TokenId
@@ -48,7 +59,7 @@ def required_calls(
     """Return a Lark grammar of one call, or more if `parallel`."""
     rules = _rules(form, tools, token)
     opening = spelled(rules.opening, form.markers, token)
-    return "\n".join([f"start: {rules.calls(opening, parallel)}", *rules.rules])
+    return rules.text([f"start: {rules.calls(opening, parallel)}"])
 
 
 def strict_calls(
@@ -77,7 +88,7 @@ def strict_calls(
             f"TEXT_AND_OPENING: ({ANYTHING} {opening}){once}{others}",
             f"TEXT: {ANYTHING}{without}",
         ]
-    return "\n".join([*start, *rules.rules])
+    return rules.text(start)
 
 
 def answer_or_calls(
@@ -88,10 +99,11 @@ def answer_or_calls(
     schema: dict[str, Any],
 ) -> str:
     """Return a Lark grammar of JSON that is valid by the schema, or of calls."""
-    calls = required_calls(form, tools, parallel, token).replace("start:", "calls:", 1)
-    answer = _rules(form, tools, token).answer
-    start = ["start: answer | calls", f"answer: {answer} json", f"json: {inline_schema(schema)}"]
-    return "\n".join([*start, calls])
+    rules = _rules(form, tools, token)
+    opening = spelled(rules.opening, form.markers, token)
+    start = ["start: answer | calls", f"answer: {rules.answer} json"]
+    start += [f"json: {inline_schema(schema)}", f"calls: {rules.calls(opening, parallel)}"]
+    return rules.text(start)
 
 
 def _rules(form: CallForm, tools: Sequence[GrammarTool], token: TokenId) -> CallRules:
@@ -150,9 +162,9 @@ def _choice(tools: Sequence[GrammarTool]) -> str:
 
 
 def _argument_rules(tools: Sequence[GrammarTool]) -> list[str]:
-    rules = []
+    rules = GrammarRules()
     for place, tool in enumerate(tools):
         schema = dict(_ANY_OBJECT if tool.free or tool.schema is None else tool.schema)
         value = inline_schema({"type": "object", **schema}, CALL_OPTIONS)
-        rules.append(f"args_{place}: {value}")
-    return rules
+        rules.add(f"args_{place}: {value}", tool)
+    return rules.lines

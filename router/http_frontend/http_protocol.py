@@ -2,7 +2,8 @@
 
 A head (request line and headers) must be small and arrive soon, or the connection is closed:
 uvicorn alone would wait for a head of any size, for any time. The same holds for the rest of a body
-that no route reads. The number of connections is limited: a surplus one is answered 503 and closed,
+that no route reads. The number of requests that wait on a connection is limited, since one read may
+hold thousands. The number of connections is limited: a surplus one is answered 503 and closed,
 unless it asks for health. Bytes that are not HTTP get an error like any other, behind the answers
 to earlier requests. A client that does not read its answers is disconnected, and a client that
 disconnects ends all of its requests. An offer of another protocol is ignored.
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable
 from typing import cast
 
 import httptools
@@ -25,7 +25,9 @@ from baton.router.answers.request_handler import SEND_S
 from baton.router.client_access.error_body import error_body
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded
 
-HEAD_BYTES = 64 << 10  # of an incomplete head, without a read that held other bytes too
+HEAD_BYTES = 64 << 10  # of an incomplete head without a read of other bytes, or of a complete one
+MAX_HEADERS = 256  # of one head
+MAX_PIPELINED = 32  # requests without a complete answer, of one connection
 HEAD_TIMEOUT_S = 20.0
 ALWAYS_SERVED = tuple(  # under any load
     b"%b /%b " % (method, path)
@@ -35,6 +37,10 @@ ALWAYS_SERVED = tuple(  # under any load
 SEND_BYTES = 64 << 10  # or all: a client that reads less in SEND_S is disconnected
 SURPLUS_TIMEOUT_S = 1.0  # in which a surplus connection may send a request, to get an answer
 FRAMING = (b"content-length", b"transfer-encoding")
+
+
+class RequestRefused(Exception):
+    """The connection has refused what the parser reads; this ends the read."""
 
 
 class UpgradeIgnoringParser(httptools.HttpRequestParser):
@@ -48,19 +54,20 @@ class UpgradeIgnoringParser(httptools.HttpRequestParser):
         self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
 
     def feed_data(self, data: bytes | bytearray | memoryview | array[int]) -> None:
-        left = memoryview(data)
+        parser, left = self, memoryview(data)
         while left:
             try:
-                super().feed_data(left)
+                super(UpgradeIgnoringParser, parser).feed_data(left)
                 return
             except httptools.HttpParserUpgrade as offer:
-                self._connection.ignore_upgrade(super().feed_data)
+                parser = self._connection.ignore_upgrade()
                 left = left[offer.args[0] :]
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection. `_head_bytes` counts the bytes since the last complete head, `_tail_bytes`
-    those of them that belong to no body. `_head_alone`: the bytes being read belong to one head.
+    those of them that belong to no body, `_field_bytes` the URL and headers of the head being read.
+    `_head_alone`: the bytes being read belong to one head.
     `_unsent_bytes` were not read by the client when `_send_timer` was set; the timer runs while
     there are any. `_answering` is the request that is being answered, the first of the pipelined
     ones; `cycle` is the last. `_refusal` is the error answer to what came after that, to be sent
@@ -72,6 +79,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _head_alone = True
     _head_bytes = 0
     _tail_bytes = 0
+    _field_bytes = 0
     _unsent_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
     _send_timer: asyncio.TimerHandle | None = None
@@ -133,10 +141,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._head_open and self._head_alone:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES:
-                self._refuse(
-                    b"431 Request Header Fields Too Large",
-                    f"the headers are larger than {HEAD_BYTES} bytes: send less",
-                )
+                self._refuse_head(f"the headers are larger than {HEAD_BYTES} bytes: send less")
 
     def on_response_complete(self) -> None:
         last = not self.pipeline
@@ -147,26 +152,52 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._surplus:
             self.transport.close()
 
-    def ignore_upgrade(self, feed: Callable[[bytes], None]) -> None:
-        """Let the parser read the body after a head that offers another protocol."""
+    def ignore_upgrade(self) -> UpgradeIgnoringParser:
+        """Return the parser that reads what follows a head that offers another protocol: its body
+        first. It is a new one: after `Connection: close` the last one reads no body."""
+        self.parser = parser = UpgradeIgnoringParser(self)
         framing = [line for line in self.headers if line[0] in FRAMING]
         if framing:
+            head = b"".join(b"%s: %s\r\n" % line for line in framing)
             self._in_made_head = True
-            feed(b"POST / HTTP/1.1\r\n" + b"".join(b"%s: %s\r\n" % line for line in framing))
             self.cycle.more_body = True  # the request's task has not begun
-            feed(b"\r\n")
+            httptools.HttpRequestParser.feed_data(parser, b"POST / HTTP/1.1\r\n" + head + b"\r\n")
             self._in_made_head = False
+        return parser
 
     def on_message_begin(self) -> None:
         if self._in_made_head:
             return
+        unanswered = len(self.pipeline) + (self.cycle is not None and not self._answered())
+        if unanswered >= MAX_PIPELINED:
+            self._refuse(
+                b"400 Bad Request",
+                f"{unanswered} requests wait for answers on this connection: read some first",
+            )
+            raise RequestRefused
         super().on_message_begin()
+        self._field_bytes = 0
         self.scope["state"]["begun_s"] = self.loop.time()
         self._expect_head()
 
+    def on_url(self, url: bytes) -> None:
+        if not self._in_made_head:
+            self._add_field(len(url))
+            super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head_open:  # trailers after a chunked body are dropped
+            self._add_field(len(name) + len(value))
             super().on_header(name, value)
+            if len(self.headers) > MAX_HEADERS:
+                self._refuse_head(f"there are over {MAX_HEADERS} headers: send fewer")
+                raise RequestRefused
+
+    def _add_field(self, size: int) -> None:
+        self._field_bytes += size
+        if self._field_bytes > HEAD_BYTES:
+            self._refuse_head(f"the headers are larger than {HEAD_BYTES} bytes: send less")
+            raise RequestRefused
 
     def on_headers_complete(self) -> None:
         if self._in_made_head:
@@ -185,7 +216,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(b"400 Bad Request", "this is not a valid HTTP/1.1 request")
+        if self._refusal is None and not self.transport.is_closing():  # else refused already
+            self._refuse(b"400 Bad Request", "this is not a valid HTTP/1.1 request")
 
     def _answered(self) -> bool:
         """Return whether the last request has been answered."""
@@ -233,6 +265,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: bytes, message: str) -> None:
         self._answer(status, InvalidRequest(message))
+
+    def _refuse_head(self, message: str) -> None:
+        self._refuse(b"431 Request Header Fields Too Large", message)
 
     def _owed(self) -> bool:
         """Return whether earlier requests have to be answered before what is being read."""

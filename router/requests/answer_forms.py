@@ -19,6 +19,7 @@ from baton.router.text.reasoning import AnswerReasoning, ReasoningForm
 from baton.router.text.tokenizer import Tokenizer
 from baton.runtime.errors import InvalidRequest
 
+TAIL_TOKENS = 16  # of a prompt, in which white space follows its last mark
 _MARKS = (("<think>", "</think>"),)  # of Qwen3, DeepSeek-R1 and GLM
 
 
@@ -45,27 +46,31 @@ class AnswerForms:
     def __init__(
         self,
         model: str,
-        form: ReasoningForm | HarmonyForm | None,
+        template: ChatTemplate | None,
+        tokenizer: Tokenizer,
         grammars: GrammarValidator | None,
         *,
         has_end: bool,
     ) -> None:
         self._model = model
-        self._form = form
+        self._form = reasoning_form(template, tokenizer)
+        self._decode = tokenizer.decode
         self._grammars = grammars
         self._has_end = has_end
 
     def reasoning(self, prompt: Sequence[int], shown: bool) -> AnswerReasoning | None:
-        """Return how an answer to this prompt reasons; None for a model that does not."""
+        """Return how an answer to this prompt reasons; None for a model that does not. Only a mark
+        at the prompt's end opens reasoning: others are a message's text."""
         if self._form is None:
             return None
         if isinstance(self._form, HarmonyForm):
             return AnswerReasoning(self._form, False, shown)
-        for token in reversed(prompt):
-            if token in (self._form.opening_token, self._form.closing_token):
-                opened = token == self._form.opening_token
-                return AnswerReasoning(self._form, opened, shown)
-        return AnswerReasoning(self._form, False, shown)
+        last = next((each for each in reversed(prompt[-TAIL_TOKENS:]) if self._is_text(each)), None)
+        return AnswerReasoning(self._form, last == self._form.opening_token, shown)
+
+    def _is_text(self, token: int) -> bool:
+        """Return whether the token is more than white space."""
+        return bool(self._decode([token], skip_special_tokens=False).strip())
 
     async def constrained(
         self,

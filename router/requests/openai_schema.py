@@ -80,6 +80,9 @@ def _schema(value: Any) -> Any:
         raise PydanticCustomError("no_object", 'its type should be "object"')
     if not isinstance(value.get("properties", {}), dict):
         raise PydanticCustomError("no_object", "its properties should be an object")
+    required = value.get("required") or []
+    if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
+        raise PydanticCustomError("no_object", "its required should be a list of names")
     if count_values(value) > MAX_SCHEMA_VALUES:
         raise PydanticCustomError(
             "too_long", "give at most {most} values", {"most": MAX_SCHEMA_VALUES}

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from baton.proto import worker_pb2
 from baton.router.grammars.constraint import Constraint
 from baton.router.grammars.grammar_validator import GrammarValidator
-from baton.router.requests.answer_forms import AnswerForms, reasoning_form
+from baton.router.requests.answer_forms import AnswerForms
 from baton.router.requests.chat_prompt import ChatPrompt
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.openai_schema import (
@@ -82,9 +82,7 @@ class Validator:
         self._end_tokens = end_tokens
         self._max_choices = max_choices
         self._defaults = defaults
-        self._forms = AnswerForms(
-            model, reasoning_form(template, tokenizer), grammars, has_end=bool(end_tokens)
-        )
+        self._forms = AnswerForms(model, template, tokenizer, grammars, has_end=bool(end_tokens))
         self.turns = LoopBudget()
 
     def check_model(self, name: str | None) -> None:
@@ -115,7 +113,8 @@ class Validator:
                 "max_tokens and max_completion_tokens are the same: give one", "max_tokens"
             )
         tools, calling = self._chat_prompt.tools(request)
-        constraint = chat_constraint(request, calling, self._tokenizer.token_id)
+        token = self._tokenizer.token_id
+        constraint = await self.turns.run(0, chat_constraint, request, calling, token)
         prompt = await self.chat_tokens(
             request.messages, limits, tools, self._chat_prompt.variables(request, tools), mark
         )
@@ -150,9 +149,8 @@ class Validator:
     async def text(self, request: DetokenizeRequest, limits: ContextLimits) -> str:
         self.check_model(request.model)
         self.check_tokens(request.tokens, "tokens", limits)
-        return await self.turns.run(
-            0, self._tokenizer.decode, request.tokens, skip_special_tokens=False
-        )
+        decode = self._tokenizer.decode
+        return await self.turns.run(0, decode, request.tokens, skip_special_tokens=False)
 
     async def chat_tokens(
         self,

@@ -27,6 +27,11 @@ class OpenCall(Protocol):
 
     shown: int
 
+    @property
+    def read(self) -> int:
+        """Return up to where it has read the held text."""
+        ...
+
     def moved(self, count: int) -> None:
         """Follow a cut of `count` characters on the left of the held text."""
         ...

@@ -120,6 +120,10 @@ class OpenJsonCall:
         self._json: JsonScanner | None = None
         self._checked = False
 
+    @property
+    def read(self) -> int:
+        return self._at if self._json is None else max(self._at, self._json.at)
+
     def moved(self, count: int) -> None:
         self._at -= count
         self.shown -= count

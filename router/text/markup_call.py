@@ -77,6 +77,10 @@ class OpenMarkupCall:
         self._value_end = ValueEnd(form.value_end, at)
         self._values: dict[str, str] = {}
 
+    @property
+    def read(self) -> int:
+        return max(self._at, self._value_end.read)
+
     def moved(self, count: int) -> None:
         self._at -= count
         self.shown -= count

@@ -66,6 +66,10 @@ class OpenNamedCall:
         self._json: JsonScanner | None = None
         self._closed = 0  # closings that were read
 
+    @property
+    def read(self) -> int:
+        return self._at if self._json is None else max(self._at, self._json.at)
+
     def moved(self, count: int) -> None:
         self._at -= count
         self.shown -= count

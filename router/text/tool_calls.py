@@ -6,8 +6,10 @@
 
 Text that may still become a call is held back, so no part of a call is ever shown; text that cannot
 become one is content, including its markers. Whitespace around a call belongs to it. The result is
-the same as for text that comes character by character, however it is split. Knows no form of calls
-(call_forms.py), no tokens and no transport. One parser serves one choice, and owns its state.
+the same as for text that comes character by character, however it is split. What looked like a call
+and is none is read again, since a call may begin in it. That is bounded: beyond the bound the rest
+of the answer is content. Knows no form of calls (call_forms.py), no tokens and no transport. One
+parser serves one choice, and owns its state.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from baton.router.text.call_arguments import read_arguments
 from baton.router.text.call_form import SPACE, CallableTools, NotACall, OpenCall, skip
 
 MAX_SPACE = 64  # characters of whitespace that are held before a possible call
+REREAD_CHARS = 64 << 10  # within what looked like calls, and REREAD_SHARE of the text before
+REREAD_SHARE = 4
 _BETWEEN = re.compile(r"[ \t\r\n;]*")  # bare calls
 
 
@@ -49,6 +53,9 @@ class ToolCallParser:
         self._longest = max(map(len, calling.form.openings))
         self._held = ""
         self._start = 0  # of the held text, within one push
+        self._dropped = 0  # characters before the held text
+        self._reread = 0  # characters
+        self._content_only = False
         self._begun: OpenCall | None = None
         self._bare = calling.form.bare  # a call without its opening may begin here
         self._after_call = False
@@ -82,6 +89,7 @@ class ToolCallParser:
             self._held = ""
         elif self._start:
             self._held = self._held[self._start :]
+            self._dropped += self._start
             if self._begun is not None:
                 self._begun.moved(self._start)
         self._start = 0
@@ -90,6 +98,9 @@ class ToolCallParser:
 
     def _seek(self, content: list[str], final: bool) -> bool:
         """Show what is certainly content. Return whether a call begins at the held text."""
+        if self._content_only:
+            self._show(len(self._held), content)
+            return False
         if self._after_call and not self._skip_epilogue(final):
             return False
         if self._bare:
@@ -154,6 +165,9 @@ class ToolCallParser:
             _check_arguments(found)
         except NotACall:
             self._begun = None
+            self._reread += max(0, begun.read - begun.shown)
+            allowed = REREAD_CHARS + REREAD_SHARE * (self._dropped + begun.read)
+            self._content_only = self._reread > allowed
             self._show(begun.shown, content)
             return True
         parallel = self._tools.parallel

@@ -6,8 +6,9 @@ r"""Where a value in markup ends: at its first closing mark that is not within a
 
 A text that only begins like JSON ends at its first mark too. It is known to be no JSON at a line
 break within a string, which stands after a mark as models write it, or at the next mark at the
-latest. Each character is searched for marks once, and read as JSON at most once more. Owned by one
-call.
+latest. Each character is searched for marks once, and read as JSON at most once more. Where many
+calls begin within one value, each of them reads on to its end: tool_calls.py bounds that. Owned by
+one call.
 """
 
 from __future__ import annotations
@@ -28,9 +29,15 @@ class ValueEnd:
         self._start = start
         self._searched = start
         self._first: int | None = None  # where the first mark begins
-        self._read = start  # up to here as JSON
+        self._read = start  # as JSON, up to here
         self._in_string = False
         self._outside = re.compile(r'["\\]|' + re.escape(mark))
+
+    @property
+    def read(self) -> int:
+        """Return up to where the text was read."""
+        searched = self._searched if self._first is None else self._first + len(self._mark)
+        return max(searched, self._read)
 
     def moved(self, count: int) -> None:
         """Follow a cut of `count` characters on the left of the held text."""

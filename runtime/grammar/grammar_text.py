@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from llguidance import LLMatcher
@@ -95,7 +95,7 @@ def quoted(text: str) -> str:
 
 def prepared_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a copy without options for llguidance, with objects closed where that is safe."""
-    closes = not any("allOf" in each for _, each in subschemas(schema))
+    closes = not any("allOf" in each for each in objects(schema, _DATA_KEYS))
     made: dict[str, Any] = _prepared(schema, closes)
     return made
 
@@ -151,8 +151,21 @@ def _names_members(schema: dict[str, Any]) -> bool:
     return named and not any(key in schema for key in (*_OPEN_KEYS, *_COMBINED))
 
 
+def objects(value: Any, skipped: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """Yield each object in a value, but for those below a `skipped` key."""
+    layer = [value]
+    while layer:
+        each = layer.pop()
+        if isinstance(each, list):
+            layer += each
+        elif isinstance(each, dict):
+            yield each
+            layer += [inner for key, inner in each.items() if key not in skipped]
+
+
 def subschemas(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each object of a schema with its path, the outermost first."""
+    """Yield each object of a schema with its path, the outermost first. Paths take memory: each
+    has the names of all objects around it."""
     layer = [(path, schema)]
     while layer:
         place, each = layer.pop()

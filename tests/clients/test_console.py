@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from baton.router.console import console_state
+from baton.router.console import console_feed, console_state
 from baton.router.console.admin_port import AdminAccess
 from tests.router.test_console import ADVICE
 from tests.support.machine_speed import slowness
@@ -162,6 +162,22 @@ async def test_prefill_workers_without_prompts_are_reported(
         found = await seen(await browse(running, "warning"))
     assert "3 stayed on decode workers (configured)" in found["text"]
     assert "router.placement is local" in found["text"] and found["problems"] == []
+    assert "router.placement is local" in found["alert"]
+    assert "3" not in found["alert"]  # it would be read out each time the count changes
+
+
+async def test_a_hidden_page_asks_for_one_frame() -> None:
+    """A tab in the background kept a thousand draws for when it is shown again."""
+    async with fleet() as running:
+        found = await seen(await browse(running, "hidden"))
+    assert found["frames"] == [1, 1] and found["model"]
+
+
+async def test_a_refused_page_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_feed, "MAX_VIEWERS", 0)
+    async with fleet() as running:
+        found = await seen(await browse(running, "refused"))
+    assert "0 consoles are open at this router: close one" in found["text"]
 
 
 @pytest.mark.nightly

@@ -145,6 +145,16 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (CHAT, tool(parameters=[]), 400, "tools[0].function.parameters", "dictionary"),
     (CHAT, tool(parameters={"type": "string"}), 400, "tools[0].function.parameters", "object"),
     (CHAT, tool(parameters={"properties": []}), 400, "tools[0].function.parameters", "object"),
+    *(
+        (
+            CHAT,
+            tool(parameters={"required": required}, strict=True),
+            400,
+            "tools[0].function.parameters",
+            "list of names",
+        )
+        for required in (5, "a", [[1]], [{"a": 1}], ["a", 1])
+    ),
     (CHAT, tool(parameters=nested(40)), 400, "tools[0].function.parameters", "flatter"),
     (
         CHAT,

@@ -4,12 +4,15 @@ the schema forbids is not admitted."""
 from __future__ import annotations
 
 import json
+import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
 
+from baton.router.grammars.constraint import MAX_CONSTRAINT_BYTES
 from baton.router.grammars.lark_text import GrammarTool
 from baton.router.grammars.tool_grammar import answer_or_calls, required_calls, strict_calls
 from baton.router.text.call_form import CallableTools
@@ -19,6 +22,7 @@ from baton.runtime.errors import InvalidRequest
 from baton.runtime.grammar.grammar_text import lark_grammar
 from baton.runtime.grammar.matcher import compile_grammar
 from baton.runtime.grammar.vocabulary import Vocabulary, read_vocabulary
+from tests.support.machine_speed import slowness
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -149,6 +153,13 @@ def test_answer_of_a_schema_may_be_a_call(model: Model) -> None:
     [
         ({"type": "string", "pattern": "^[a-c]+$"}, ["abc"], ["abd", ""]),
         ({"type": "string", "pattern": "b"}, ["abc"], ["ac"]),
+        ({"type": "string", "pattern": r"^a\\/b$"}, ["a\\/b"], ["a/b", "a\\/bc"]),
+        ({"type": "string", "pattern": r"^a\/b/$"}, ["a/b/"], ["a\\/b/", "a/b"]),
+        ({"type": "string", "pattern": r"^a\\$"}, ["a\\"], ["a$", "a\\b"]),
+        ({"type": "string", "pattern": r"^a\$"}, ["a$", "a$b"], ["a", "a\\"]),
+        ({"type": "string", "pattern": "cat|dog"}, ["a cat.", "dog", "the dog"], ["do", "ca"]),
+        ({"type": "string", "pattern": "^cat|dog$"}, ["cats", "a dog"], ["a cat", "dogs"]),
+        ({"type": "string", "pattern": "^(a|b)[|)]$"}, ["a|", "b)"], ["a", "b", "c|"]),
         ({"type": "string", "format": "date"}, ["2026-11-24"], ["2026-13-01", "today"]),
         ({"type": "string", "minLength": 2}, ["ab", "a\nb"], ["a"]),
         ({"type": "string", "const": "x / y"}, ["x / y"], ["x"]),
@@ -228,9 +239,94 @@ def test_strings_in_a_list_may_have_marks(model_folder: Path, tmp_path: Path, na
         ({"properties": {"a": {"type": "string", "contentEncoding": "x"}}}, "'contentEncoding'"),
         ({"anyOf": [{"required": ["a"]}]}, "the schema has 'anyOf'"),
         ({"properties": {"<a>": {}}}, "'<a>' cannot be written"),
+        ({"properties": {"a": {"type": ["string", "text"]}}}, "'a': there is no type 'text'"),
+        ({"properties": {"a": {"type": "string", "format": ["date"]}}}, "'a': format"),
+        ({"properties": {"a": {"type": "array", "items": {"$ref": "#"}}}}, "reference '#' leads"),
     ],
 )
 def test_schema_that_markup_cannot_follow_is_refused(schema: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words) as refused:
         required_calls(FORMS["glm"], [GrammarTool("f", schema)], True, lambda text: None)
     assert refused.value.field == "tools"
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm"])
+@pytest.mark.parametrize("marked", [True, False])
+def test_free_tool_takes_any_parameters_in_markup(
+    model_folder: Path, tmp_path: Path, name: str, marked: bool
+) -> None:
+    """Its schema was refused, or followed, only because another tool was strict."""
+    (tmp_path / "tokenizer.json").write_bytes((model_folder / "tokenizer.json").read_bytes())
+    model = Model(tmp_path, name, marked)
+    schema = {"type": "object", "anyOf": [{"required": ["a"]}], "minProperties": 1}
+    tools = [GrammarTool("g", SCHEMA), GrammarTool("f", schema, free=True)]
+    lark = strict_calls(model.form, tools, True, model.token)
+    for arguments in ({}, {"a": "x"}, {"city": "Bonn", "any thing": [1, {"b": None}], "n": -1}):
+        text = written(name, arguments)
+        assert model.admits(lark, f"Well. {text}"), arguments
+    assert not model.admits(lark, written(name, {"city": "Bonn", "n": -1}).replace("f", "g", 1))
+    assert not model.admits(lark, written(name, {"a": "x</parameter>y</arg_value>z"}))
+
+
+def test_root_may_have_an_id_and_the_name_of_its_dialect() -> None:
+    names = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "f"}
+    tool = GrammarTool("f", {"type": "object", **names, "$comment": "x", "properties": {"a": {}}})
+    assert "a" in required_calls(FORMS["glm"], [tool], True, lambda text: None)
+
+
+def defined(value: dict[str, Any], count: int, own: bool) -> dict[str, Any]:
+    """Parameters that refer to one definition, or each to its own."""
+    names = [f"d{number}" if own else "d" for number in range(count)]
+    return {
+        "type": "object",
+        "properties": {f"p{at}": {"$ref": f"#/$defs/{name}"} for at, name in enumerate(names)},
+        "$defs": dict.fromkeys(names, value),
+    }
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm", "hermes", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("schema", "refused"),
+    [
+        (defined({"type": "integer"}, 850, True), True),
+        (defined({"enum": [f"value {n}" for n in range(300)]}, 300, False), True),
+        (defined({"type": "array", "items": {"$ref": "#/$defs/d"}}, 850, False), True),
+        (
+            {
+                "type": "object",
+                "properties": {f"p{n}": {"type": "integer"} for n in range(300)},
+                "$defs": {f"d{n}": {"type": "integer", "title": "x" * 99} for n in range(200)},
+            },
+            False,
+        ),
+    ],
+    ids=["own definitions", "enumeration", "recursive", "unused definitions"],
+)
+def test_rules_of_large_schemas_take_little_time(
+    name: str, schema: dict[str, Any], refused: bool
+) -> None:
+    """Each parameter had all definitions beside it: a body of 28 KB made a grammar of 7 MB, while
+    the event loop waited."""
+    began_s = time.process_time()
+    try:
+        made = required_calls(FORMS[name], [GrammarTool("f", schema)], True, lambda text: None)
+    except InvalidRequest as error:
+        assert error.field == "tools" and "tools: f: the grammar" in str(error)
+        assert refused
+    else:
+        assert len(made) <= MAX_CONSTRAINT_BYTES
+        assert not refused or name in ("hermes", "gpt_oss")  # whose rules have the schema once
+    assert time.process_time() - began_s < 0.2 * slowness()
+
+
+@pytest.mark.parametrize("name", ["glm", "hermes"])
+def test_long_names_around_many_objects_take_no_memory(name: str) -> None:
+    """Each object had its path, which has the names of all objects around it."""
+    schema = {"type": "object", "properties": {"a": {"x" * 200_000: [{}] * 2000}}}
+    tracemalloc.start()
+    with pytest.raises(InvalidRequest):
+        required_calls(FORMS[name], [GrammarTool("f", schema)], True, lambda text: None)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 << 20

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 
+from baton.router.http_frontend.http_protocol import MAX_PIPELINED
+from tests.support.machine_speed import slowness
 from tests.support.router_process import StartRouter
 
 Ask = Callable[..., Awaitable[tuple[list[int], bytes]]]
@@ -26,17 +30,19 @@ async def ask(router: StartRouter) -> AsyncIterator[Ask]:
         host, port = running.url.removeprefix("http://").split(":")
 
         async def send(*parts: bytes) -> tuple[list[int], bytes]:
-            reader, writer = await asyncio.open_connection(host, int(port))
-            try:
-                for part in parts:
-                    writer.write(part)
-                    await writer.drain()
-                    # Each part has to come by itself.
-                    await asyncio.sleep(0.05)
-                async with asyncio.timeout(30):
-                    answers = await reader.read()
-            finally:
-                writer.close()
+            loop, answers = asyncio.get_running_loop(), b""
+            with socket.socket() as client:
+                client.setblocking(False)
+                await loop.sock_connect(client, (host, int(port)))
+                with suppress(ConnectionError):  # a refusal, which does not read on
+                    for part in parts:
+                        await loop.sock_sendall(client, part)
+                        # Each part has to come by itself.
+                        await asyncio.sleep(0.05)
+                with suppress(ConnectionError):
+                    async with asyncio.timeout(30):
+                        while piece := await loop.sock_recv(client, 1 << 16):
+                            answers += piece
             return [int(status) for status in re.findall(rb"HTTP/1.1 (\d+)", answers)], answers
 
         yield send
@@ -93,10 +99,50 @@ async def test_no_request_is_smuggled_in_a_body_behind_such_an_offer(ask: Ask) -
     assert statuses == [400, 200] and b"not valid JSON" in answers
 
 
-async def test_very_many_offers_in_one_read_are_answered(ask: Ask) -> None:
+async def test_several_offers_in_one_read_are_answered(ask: Ask) -> None:
     one = b"GET /livez HTTP/1.1\r\n" + OFFER + b"\r\n"
-    statuses, _ = await ask(one * 1200 + LAST)
-    assert statuses == [200] * 1201
+    statuses, _ = await ask(one * 20 + LAST)
+    assert statuses == [200] * 21
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_closing_request_may_offer_another_protocol(ask: Ask, chunked: bool) -> None:
+    """Its body was not read, and its answer waited for it."""
+    head = COMPLETE + b"Connection: close, Upgrade\r\nUpgrade: h2c\r\n"
+    if chunked:
+        sent = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+    else:
+        sent = b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+    async with asyncio.timeout(5 * slowness()):
+        statuses, answers = await ask(head + sent)
+    assert statuses == [200] and answers.count(b"data: [DONE]") == 1
+
+
+@pytest.mark.parametrize("offer", [b"", OFFER], ids=["plain", "offers"])
+async def test_pipelined_requests_are_bounded(ask: Ask, offer: bytes) -> None:
+    """One read began a thousand requests, in one turn of the event loop."""
+    statuses, answers = await ask((b"GET /livez HTTP/1.1\r\n" + offer + b"\r\n") * 1000)
+    assert statuses == [200] * (len(statuses) - 1) + [400]
+    assert len(statuses) <= MAX_PIPELINED + 1
+    assert b"32 requests wait" in answers and b"connection: close" in answers
+
+
+@pytest.mark.parametrize(
+    ("head", "word"),
+    [
+        (b"".join(b"X-%d: %s\r\n" % (n, b"a" * 8000) for n in range(25)), b"65536 bytes"),
+        (b"a: b\r\n" * 10_000, b"256 headers"),
+        (b"X-Long: %s\r\n" % (b"a" * (200 << 10)), b"65536 bytes"),
+    ],
+    ids=["200 KiB", "10000 headers", "one header"],
+)
+async def test_a_complete_head_in_one_read_is_bounded(ask: Ask, head: bytes, word: bytes) -> None:
+    """The bounds held only for a head that came in several reads."""
+    live = b"GET /livez HTTP/1.1\r\n"
+    statuses, answers = await ask(live + head + b"\r\n")
+    assert statuses == [431] and word in answers
+    statuses, _ = await ask(live + b"\r\n" + live + head + b"\r\n" + LAST)
+    assert statuses == [200, 431]
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,28 @@ async def test_without_reasoning_an_answer_is_content(
             assert answer.json()["choices"][0]["message"]["content"] == "the dog"
 
 
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("mark", ["<think>", "</think>"])
+async def test_marks_in_a_message_open_no_reasoning(
+    router: StartRouter, thinking_model: Callable[..., Path], mark: str, special: bool
+) -> None:
+    """A system message that names the mark turned the whole answer into reasoning."""
+    folder = thinking_model(special)
+    messages = [
+        {"role": "system", "content": f"Never write {mark} tags."},
+        {"role": "user", "content": f"hi {mark}\n"},
+    ]
+    async with router(folder) as running:
+        await says(running, folder, "the dog")
+        for variables in ({}, {"closed": True}):
+            answer = await running.chat(messages=messages, chat_template_kwargs=variables)
+            message = answer.json()["choices"][0]["message"]
+            assert (message["content"], message.get("reasoning_content")) == ("the dog", None)
+        opened = {"opened": True}
+        answer = await running.chat(messages=messages, chat_template_kwargs=opened)
+        assert answer.json()["choices"][0]["message"]["reasoning_content"] == "the dog"
+
+
 @pytest.mark.parametrize(
     ("variables", "opened"), [({}, False), ({"opened": True}, True), ({"closed": True}, False)]
 )

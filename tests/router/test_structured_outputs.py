@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,18 @@ async def test_a_constraint_that_takes_too_long_ends_the_process(
     assert (await validator.grammar(Constraint("regex", "c", "f"))).text
 
 
+class LaterClock:
+    """The module `time`, with a monotonic clock that is some seconds ahead."""
+
+    perf_counter = staticmethod(time.perf_counter)
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._seconds
+
+
 def grammar_processes() -> list[int]:
     """The process ids of this process's children that compile grammars."""
     found = subprocess.run(
@@ -305,6 +318,24 @@ async def test_a_broken_answer_of_the_process_is_unavailable(
         with pytest.raises(Unavailable, match="unreadable answer"):
             await validator.grammar(Constraint("regex", "a", "f"))
     assert (await validator.grammar(Constraint("regex", "a", "f"))).text
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_constraint_without_an_answer_is_tried_again_later(
+    validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """That its process stood still once was held against it from then on."""
+    await validator.grammar(Constraint("regex", "a", "f"))
+    monkeypatch.setattr(validator, "_answer_s", 1.0)
+    (process,) = grammar_processes()
+    os.kill(process, number)
+    for _ in range(2):  # then from the kept answers
+        with pytest.raises(InvalidRequest, match="to compile: make it smaller"):
+            await validator.grammar(Constraint("regex", "b", "f"))
+    assert grammar_processes() == []  # and it starts none
+    monkeypatch.setattr(validator, "_answer_s", 30.0)
+    monkeypatch.setattr(grammar_validator, "time", LaterClock(31.0))
+    assert (await validator.grammar(Constraint("regex", "b", "f"))).text
 
 
 async def test_a_caller_that_leaves_does_not_end_a_validation(validator: GrammarValidator) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.router.requests.openai_schema import FunctionCall
+from baton.router.text import tool_calls
 from baton.router.text.call_form import CallableTools
 from baton.router.text.call_forms import FORMS
 from baton.router.text.tool_calls import ParsedCall, ToolCallParser
@@ -272,7 +273,10 @@ def test_no_text_is_read_again_and_again(start: str, piece: str) -> None:
         ("mistral", "[TOOL_CALLS]?"),
         ("llama", "<|python_tag|>{}"),
         ("qwen3_coder", "<tool_call><function="),
+        ("qwen3_coder", '<function=f><parameter=a>["'),
+        ("qwen3_coder", "<function=f><parameter=a>b"),
         ("glm", "<tool_call>f<arg_key>"),
+        ("glm", '<tool_call>f<arg_key>a</arg_key><arg_value>["'),
         ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"),
         ("gpt_oss", "to=functions.f"),
     ],
@@ -281,7 +285,7 @@ def test_what_comes_at_once_is_not_copied_for_each_false_opening(form: str, piec
     """It took 25 times as long for five times as many."""
 
     def seconds(count: int) -> float:
-        text = piece * count
+        text = piece * count + "</parameter></arg_value>x"
         parser = ToolCallParser(CallableTools(FORMS[form], NAMES))
         started = time.process_time()
         first, _ = parser.push(text)
@@ -291,3 +295,18 @@ def test_what_comes_at_once_is_not_copied_for_each_false_opening(form: str, piec
         return took_s
 
     assert seconds(25_000) < 12 * seconds(5_000)
+
+
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_calls_after_many_false_openings_are_content(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the text is cut, they are so from the same place on."""
+    monkeypatch.setattr(tool_calls, "REREAD_CHARS", 800)
+    call = "<function=f><parameter=a>1</parameter></function>"
+    text = '<function=f><parameter=a>["' * count + "</parameter>x" + call
+    whole = parsed("qwen3_coder", [text])
+    assert (
+        whole == parsed("qwen3_coder", list(text)) == parsed("qwen3_coder", [text[:50], text[50:]])
+    )
+    assert bool(whole[1]) == (count < 40)

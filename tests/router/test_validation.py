@@ -243,7 +243,8 @@ async def test_each_step_has_a_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch)
         ("next", len(body)),
         [*((name, 0) for name in ("plain_tools", "guard", "render"))],
     )
-    assert steps == [begun, ("decode_body", 0), ("parse_fields", 0), ("plain", 0), *printed]
+    checked = [("decode_body", 0), ("parse_fields", 0), ("chat_constraint", 0)]
+    assert steps == [begun, *checked, ("plain", 0), *printed]
     steps.clear()
     asked = await made.parsed(b'{"model":"m","prompt":[1,2]}', CompletionRequest)
     await made.completion(asked, LIMITS)

@@ -29,6 +29,7 @@ const state = {
 
 // A panel is a function of the state.
 const panels = [];
+let pending = false; // a frame is asked for
 
 function take(message) {
   if (message.whole) {
@@ -54,19 +55,21 @@ function take(message) {
     const added = message.traces.filter((trace) => !known.has(trace.id));
     state.traces = [...added, ...state.traces].slice(0, MAX_TRACES);
   }
+  if (pending) return; // a hidden page draws no frame
+  pending = true;
   requestAnimationFrame(draw);
 }
 
 function draw() {
+  pending = false;
   setText(byId("model"), state.model);
   for (const panel of panels) panel(state);
 }
 
-function report(connection) {
+function report(connection, problem) {
   const node = byId("connection");
-  if (node.dataset.state === connection) return;
-  node.dataset.state = connection;
-  setText(node, connection === "live" ? "live" : "connection lost, trying again");
+  if (node.dataset.state !== connection) node.dataset.state = connection;
+  setText(node, connection === "live" ? "live" : `${problem || "connection lost"}, trying again`);
 }
 
 /** Ask for the key, and resolve once one is given. */
@@ -78,17 +81,18 @@ function askForKey(problem) {
   if (!dialog.open) dialog.showModal();
   input.focus();
   return new Promise((resolve) => {
-    form.addEventListener(
-      "submit",
-      (event) => {
-        event.preventDefault();
-        saveKey(input.value.trim());
-        input.value = "";
-        dialog.close();
-        resolve();
-      },
-      { once: true },
-    );
+    form.onsubmit = (event) => {
+      event.preventDefault();
+      const key = input.value.trim();
+      if (!/^[\x21-\x7e]+$/.test(key)) {
+        setText(byId("key-error"), "A key has letters, digits and signs of ASCII only.");
+        return; // a header with other characters cannot be sent
+      }
+      saveKey(key);
+      input.value = "";
+      dialog.close();
+      resolve();
+    };
   });
 }
 

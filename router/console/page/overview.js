@@ -100,5 +100,7 @@ function drawWarning(state) {
   const [label, times] = reasons.sort((a, b) => b[1] - a[1])[0];
   const reason = label.replace("local ", "");
   const why = REMEDIES[reason] ?? reason;
-  setText(node, `No prompt goes to the prefill workers: ${count(times)} stayed on decode workers (${reason}). ${why}.`);
+  // The count changes each second, and is no part of what a screen reader reads out as an alert.
+  setText(byId("warning-text"), `No prompt goes to the prefill workers. ${why}.`);
+  setText(byId("warning-count"), `${count(times)} stayed on decode workers (${reason}).`);
 }

@@ -3,7 +3,7 @@
 
 import { byId, el, setText } from "./dom.js";
 import { milliseconds, plural } from "./format.js";
-import { call, events } from "./stream.js";
+import { call, events, refusal } from "./stream.js";
 import { TokenView } from "./tokens.js";
 import { waterfall } from "./waterfall.js";
 
@@ -55,10 +55,7 @@ function body(model) {
 async function post(path, asked, signal) {
   const headers = { "content-type": "application/json" };
   const response = await call(path, { method: "POST", headers, body: JSON.stringify(asked), signal });
-  if (!response.ok) {
-    const found = await response.json();
-    throw new Error(found.error?.message ?? `The router answered ${response.status}.`);
-  }
+  if (!response.ok) throw new Error(await refusal(response));
   return response;
 }
 

@@ -15,6 +15,12 @@ export function call(path, options = {}) {
   return fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
 }
 
+/** The error's message in a response that is none of success. */
+export async function refusal(response) {
+  const found = await response.json().catch(() => ({}));
+  return found.error?.message ?? `The router answered ${response.status}.`;
+}
+
 /** Yield the data of each server-sent event of a response. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -34,14 +40,15 @@ export async function* events(response) {
 }
 
 /**
- * Follow the stream for ever. `take` gets each message, `report` the state of the connection, and
- * `refused` is called, and waited for, when the key is not accepted.
+ * Follow the stream for ever. `take` gets each message, `report` the state of the connection and why
+ * the router refused it, and `refused` is called, and waited for, when the key is not accepted.
  */
 export async function follow(take, report, refused) {
   let pause = FIRST_PAUSE_MS;
   for (;;) {
     if (!savedKey()) await refused("");
     const abort = new AbortController();
+    let problem = "";
     let watch = setTimeout(() => abort.abort(), SILENCE_MS);
     try {
       const response = await call("/console/stream", { signal: abort.signal });
@@ -50,7 +57,10 @@ export async function follow(take, report, refused) {
         await refused("This key is not accepted.");
         continue;
       }
-      if (!response.ok) throw new Error(`status ${response.status}`);
+      if (!response.ok) {
+        problem = await refusal(response);
+        throw new Error(problem);
+      }
       for await (const data of events(response)) {
         clearTimeout(watch);
         watch = setTimeout(() => abort.abort(), SILENCE_MS);
@@ -63,7 +73,7 @@ export async function follow(take, report, refused) {
     } finally {
       clearTimeout(watch);
     }
-    report("lost");
+    report("lost", problem);
     await new Promise((resolve) => setTimeout(resolve, pause));
     pause = Math.min(2 * pause, LONGEST_PAUSE_MS);
   }

@@ -1,6 +1,6 @@
 """Drives the console in headless Chromium, and prints what it saw as one JSON object.
 
-console_page.py URL KEY CHROMIUM SECONDS panels|stream|kill|axe|narrow|warning
+console_page.py URL KEY CHROMIUM SECONDS panels|stream|kill|axe|narrow|warning|hidden|refused
 
 What is waited for comes within SECONDS, or the program fails.
 """
@@ -56,7 +56,10 @@ def opened(browser: Browser, url: str, key: str, **options: Any) -> tuple[Page, 
 def panels(browser: Browser, url: str, key: str) -> dict[str, Any]:
     page = blank(browser)
     page.goto(url)
-    page.get_by_label("Key", exact=True).fill("a wrong key")
+    page.get_by_label("Key", exact=True).fill("a-wröng-key")  # no header can have it
+    page.keyboard.press("Enter")
+    expect(page.locator("#key-error")).to_contain_text("ASCII only")
+    page.get_by_label("Key", exact=True).fill("a-wrong-key")
     page.keyboard.press("Enter")
     expect(page.locator("#key-error")).to_have_text("This key is not accepted.")
     page.close()
@@ -209,12 +212,51 @@ def narrow(browser: Browser, url: str, key: str) -> dict[str, Any]:
 def warning(browser: Browser, url: str, key: str) -> dict[str, Any]:
     page, problems = opened(browser, url, key)
     page.locator("#warning").wait_for()
-    return {"text": page.locator("#warning").inner_text(), "problems": problems}
+    found = {"text": page.locator("#warning").inner_text(), "problems": problems}
+    return {**found, "alert": page.locator("#warning [role=alert]").inner_text()}
+
+
+# As of a hidden page, which draws no frames: the script counts those that are asked for, and each
+# message of the stream.
+FRAMELESS = """() => {
+  window.frames = [];
+  window.messages = 0;
+  window.requestAnimationFrame = (draw) => window.frames.push(draw);
+  const parse = JSON.parse;
+  JSON.parse = (text) => { window.messages += 1; return parse(text); };
+}"""
+
+
+def hidden(browser: Browser, url: str, key: str) -> dict[str, Any]:
+    page = blank(browser)
+    page.add_init_script(f"({FRAMELESS})()")
+    page.goto(url)
+    page.get_by_label("Key", exact=True).fill(key)
+    page.keyboard.press("Enter")
+    frames = []
+    for _ in range(2):
+        begun_s = time.monotonic()
+        while page.evaluate("() => window.messages") < 3:  # `wait_for_function` needs frames
+            assert time.monotonic() - begun_s < LIMIT_MS / 1000
+            page.wait_for_timeout(100)
+        frames.append(page.evaluate("() => window.frames.length"))
+        page.evaluate("() => { for (const draw of window.frames.splice(0)) draw(0); }")
+        page.evaluate("() => { window.messages = 0; }")
+    return {"frames": frames, "model": page.locator("#model").inner_text()}
+
+
+def refused(browser: Browser, url: str, key: str) -> dict[str, Any]:
+    page = blank(browser)
+    page.goto(url)
+    page.get_by_label("Key", exact=True).fill(key)
+    page.keyboard.press("Enter")
+    expect(page.locator("#connection")).to_have_attribute("data-state", "lost")
+    return {"text": page.locator("#connection").inner_text()}
 
 
 PARTS: dict[str, Callable[[Browser, str, str], dict[str, Any]]] = {
     "panels": panels, "stream": stream, "kill": kill, "axe": axe, "narrow": narrow,
-    "warning": warning,
+    "warning": warning, "hidden": hidden, "refused": refused,
 }  # fmt: skip
 
 
