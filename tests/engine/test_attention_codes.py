@@ -71,6 +71,17 @@ class Case:
         found.pool.memory.copy_(self.pool.memory)
         return found
 
+    def copied_between(self):
+        """Return this case with a rank's view of a pool whose other heads are no numbers."""
+        found, wide = copy(self), copy(self.model)
+        wide.kv_heads = self.kv_heads + 2
+        whole = KvPool(wide, BLOCKS, SIZE, self.pool.dtype, quant=self.codes)
+        whole.scales.fill_(torch.nan)
+        found.pool = whole.of_heads(range(1, 1 + self.kv_heads))
+        found.pool.tensor.view(torch.uint8).copy_(self.pool.tensor.view(torch.uint8))
+        found.pool.scales.copy_(self.pool.scales)
+        return found
+
     def queries(self, rows):
         return torch.randn(rows, self.heads, self.dim).to(self.pool.dtype)
 
@@ -247,13 +258,14 @@ def test_large_scores_and_views(name):
 VIEWS = {
     "beside-three-heads": lambda case: case.copied_beside(3, 64),
     "beside-two-heads": lambda case: case.copied_beside(2, 32),
+    "of-a-rank": lambda case: case.copied_between(),
 }
 
 
 @pytest.mark.parametrize("view", list(VIEWS))
 @pytest.mark.parametrize("case", ["plain", "odd-group", "window"], indirect=True)
 def test_part_of_a_block_computes_as_a_whole_one(case, view):
-    """Where a block also holds a draft's KV, which is no number."""
+    """Where a block also holds a draft's KV or other ranks' heads, which are no numbers."""
     layout = case.batch(*MIXED)
     queries = case.queries(len(layout.tokens))
     part = VIEWS[view](case)

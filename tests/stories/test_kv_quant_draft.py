@@ -68,6 +68,8 @@ async def answers(
         ("int8", 2, (1, 1)),  # the model itself: most proposals are accepted
         ("int8", 3, (1, 1)),
         pytest.param("fp8_e4m3", 2, (1, 1), marks=nightly),
+        pytest.param("int8", 2, (2, 1), marks=nightly),  # the ranks share the draft model
+        pytest.param("int8", 3, (1, 2), marks=nightly),  # the leader computes it alone
     ],
 )
 async def test_a_draft_changes_no_token(
