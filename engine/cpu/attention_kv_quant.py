@@ -32,7 +32,7 @@ class KvQuantAttention(TorchAttention):
         self._fast = BfloatKvQuantAttention(pool, spec) if usable(pool) else None
         self._strict = InvariantAttention(pool, spec) if self._fast is None else None
         none = torch.zeros(0, dtype=torch.int64)
-        kv = torch.zeros(0, pool.slabs, 2, pool.tensor.shape[-1], dtype=pool.dtype)
+        kv = torch.zeros(0, pool.tensor.shape[1], 2, pool.tensor.shape[-1], dtype=pool.dtype)
         self._slabs.write(0, none, none, kv)  # compiles
         if self._fast is not None:
             self._fast.warm_up()

@@ -45,7 +45,7 @@ class BfloatKvQuantAttention:
     def __init__(self, pool: KvPool, spec: AttentionSpec) -> None:
         self._spec = spec
         self._slabs = Slabs(pool)
-        self._kv_heads, self._dim = pool.slabs, pool.tensor.shape[-1]
+        self._kv_heads, self._dim = pool.tensor.shape[1], pool.tensor.shape[-1]
 
     def warm_up(self) -> None:
         """Compile before serving, on a copy of the first block."""
@@ -123,7 +123,8 @@ def _walk(  # type: ignore[no-untyped-def] # numba infers types
     prefetches the next job's first ones; while it uses its keys, the next job's scales, which are
     scattered over cache lines."""
     slabs, words, floating, first_row, first_scale, size = codes
-    kv_heads, by_head = slabs.shape[1], slabs.shape[2]
+    kv_heads = slabs.shape[1]
+    by_block, by_head, _ = slabs.strides  # blocks may hold other slabs between these
     group, by_pair = heads // kv_heads, size * dim
     rows_at, scales_at = slabs.ctypes.data + first_row * dim, words.ctypes.data + first_scale * 4
     given = (kv_heads, size, tables, lengths, window)
@@ -141,11 +142,11 @@ def _walk(  # type: ignore[no-untyped-def] # numba infers types
         tiles = np.empty(count + _TILES_AHEAD, dtype=np.int64)
         for number in range(count + _TILES_AHEAD):  # the last are the next job's
             block, slab, slot = tile_place(job + number // count, number % count, *given)
-            tiles[number] = rows_at + (block * kv_heads + slab) * by_head + slot * dim
+            tiles[number] = rows_at + block * by_block + slab * by_head + slot * dim
         _scales(codes, given, job, sizes)
         for number in range(count):
             block, slab, slot = tile_place(job + 1, number, *given)
-            scale_at = scales_at + (block * kv_heads + slab) * by_head + slot * 4
+            scale_at = scales_at + block * by_block + slab * by_head + slot * 4
             fetch(scale_at)
             fetch(scale_at + size * 4)
             ahead = number + _TILES_AHEAD

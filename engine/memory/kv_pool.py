@@ -46,6 +46,10 @@ class KvPool:
     first written."""
 
     parts: tuple[KvPool, ...] = ()  # of all ranks, the own one first, if each has a pool
+    # Of each layer group of a block, in its order: (slabs, bytes of a slab), and (slabs, areas of a
+    # slab). An area is (rows, bytes of a token in a row): [row, token, bytes].
+    slab_groups: tuple[tuple[int, int], ...]
+    slab_rows: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
 
     def __init__(
         self,
@@ -87,6 +91,7 @@ class KvPool:
         if draft is not None:
             self.draft = copy(self)
             self.draft._take_group(draft, self._whole[:, own_bytes:], None)
+        self._describe_block()
 
     def _take_group(self, spec: ModelSpec, memory: torch.Tensor, quant: KvQuant | None) -> None:
         """Show attention the layer group in `memory` [blocks, bytes]."""
@@ -113,22 +118,17 @@ class KvPool:
         pair = (_scales_of_row(spec),) if spec.latent else ()
         self.scales = scales.view(there, *rows[:-1], *pair)
 
-    @property
-    def slab_groups(self) -> tuple[tuple[int, int], ...]:
-        """Return (slabs, bytes of a slab) of each layer group, in a block's order."""
+    def _describe_block(self) -> None:
+        """Set what describes a whole block, in the views of its parts too."""
         groups = (self,) if self.draft is None else (self, self.draft)
-        return tuple((group.memory.shape[1], group.memory.shape[2]) for group in groups)
-
-    @property
-    def slab_rows(self) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
-        """Return (slabs, areas of a slab) of each layer group, in a block's order. An area is
-        (rows, bytes of a token in a row): [row, token, bytes]."""
-        groups = (self,) if self.draft is None else (self, self.draft)
-        return tuple((group.memory.shape[1], group._areas) for group in groups)
+        shapes = tuple((group.memory.shape[1], group.memory.shape[2]) for group in groups)
+        rows = tuple((group.memory.shape[1], group._areas) for group in groups)
+        for group in groups:
+            group.slab_groups, group.slab_rows = shapes, rows
 
     @property
     def slabs(self) -> int:
-        """Return the number of slabs of a block, of all layer groups."""
+        """Return the number of slabs of a whole block, of all layer groups."""
         return sum(heads for heads, _ in self.slab_groups)
 
     @property
@@ -171,8 +171,11 @@ class KvPool:
         return pairs
 
     def of_heads(self, heads: range) -> KvPool:
-        """Return the view of these KV heads, with which one rank computes."""
+        """Return the view of these KV heads, with which one rank computes. `memory`, `tensor` and
+        `scales` are of these heads alone; `slabs`, `slab_groups`, `slab_rows` and bytes stay those
+        of whole blocks."""
         part = copy(self)
+        part.memory = self.memory[:, heads.start : heads.stop]
         part.tensor = self.tensor[:, heads.start : heads.stop]
         if self.scales is not None:
             part.scales = self.scales[:, heads.start : heads.stop]

@@ -257,8 +257,10 @@ class StepPipeline(Generic[Plan]):
         took_s = max(0.0, now - started - self._compiling_s() - self._stalled_s)
         step = self._steps.popleft()
         self._result, self._asked, self._stalled_s = None, False, 0.0
-        hung = took_s > ROUTER_WAIT_S and took_s > ROUTER_WAIT_S + self._allowed_s(step.size)
-        self._last[step.size.has_chunks].append(_StepTime(took_s, step.size, hung))
+        # A failure may take milliseconds, which says nothing about the steps to come.
+        if isinstance(outcome, StepResult) and not outcome.failed:
+            hung = took_s > ROUTER_WAIT_S and took_s > ROUTER_WAIT_S + self._allowed_s(step.size)
+            self._last[step.size.has_chunks].append(_StepTime(took_s, step.size, hung))
         self._last_end_s = now
         self._compiled_before_s = self._compiled_s()
         return CompletedStep(step.plan, outcome, started, now)

@@ -1,5 +1,6 @@
 """Compiled attention over eight bits against `TorchAttention` in float32 over the same pool."""
 
+from copy import copy
 from types import SimpleNamespace
 
 import pytest
@@ -58,6 +59,28 @@ class Case:
         wide = self.made(torch.float32)
         wide.memory.copy_(self.pool.memory)
         return TorchAttention(wide, self.spec)
+
+    def copied_beside(self, heads, dim):
+        """Return this case with a pool whose blocks also hold a draft's KV, which is no number."""
+        found, draft = copy(self), copy(self.model)
+        draft.kv_heads, draft.head_dim = heads, dim
+        found.pool = KvPool(
+            self.model, BLOCKS, SIZE, self.pool.dtype, quant=self.codes, draft=draft
+        )
+        found.pool.draft.tensor.fill_(torch.nan)
+        found.pool.memory.copy_(self.pool.memory)
+        return found
+
+    def copied_between(self):
+        """Return this case with a rank's view of a pool whose other heads are no numbers."""
+        found, wide = copy(self), copy(self.model)
+        wide.kv_heads = self.kv_heads + 2
+        whole = KvPool(wide, BLOCKS, SIZE, self.pool.dtype, quant=self.codes)
+        whole.scales.fill_(torch.nan)
+        found.pool = whole.of_heads(range(1, 1 + self.kv_heads))
+        found.pool.tensor.view(torch.uint8).copy_(self.pool.tensor.view(torch.uint8))
+        found.pool.scales.copy_(self.pool.scales)
+        return found
 
     def queries(self, rows):
         return torch.randn(rows, self.heads, self.dim).to(self.pool.dtype)
@@ -230,3 +253,30 @@ def test_large_scores_and_views(name):
     found = case.compiled().attend(1, wide[::2], layout)
     assert torch.equal(found, case.compiled().attend(1, wide[::2].contiguous(), layout))
     assert case.compiled().attend(1, wide[::2] * 1e4, layout).isfinite().all()
+
+
+VIEWS = {
+    "beside-three-heads": lambda case: case.copied_beside(3, 64),
+    "beside-two-heads": lambda case: case.copied_beside(2, 32),
+    "of-a-rank": lambda case: case.copied_between(),
+}
+
+
+@pytest.mark.parametrize("view", list(VIEWS))
+@pytest.mark.parametrize("case", ["plain", "odd-group", "window"], indirect=True)
+def test_part_of_a_block_computes_as_a_whole_one(case, view):
+    """Where a block also holds a draft's KV or other ranks' heads, which are no numbers."""
+    layout = case.batch(*MIXED)
+    queries = case.queries(len(layout.tokens))
+    part = VIEWS[view](case)
+    compiled, outside = part.compiled(), part.pool.bytes_view().copy()
+    found = compiled.attend(1, queries, layout)
+    assert torch.equal(found, case.compiled().attend(1, queries, layout))
+    expected = case.reference().attend(1, queries.float(), layout)
+    bound = EXACT[case.pool.dtype]
+    torch.testing.assert_close(found.float(), expected, rtol=bound, atol=bound)
+    assert (part.pool.bytes_view() == outside).all()
+    keys, values = torch.randn(2, len(layout.tokens), case.kv_heads, case.dim).to(queries.dtype)
+    TorchAttention(case.pool, case.spec).write(0, keys, values, layout)
+    compiled.write(0, keys, values, layout)
+    assert torch.equal(part.pool.memory, case.pool.memory)

@@ -14,9 +14,19 @@ from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.models.random_model import make_shaped_model
 from baton.runtime.errors import ConfigError
 from tests.support.decoder_probe import parts_of
+from tests.support.eagle3_heads import HeadShape, ReferenceHead, save_head
 from tests.support.model_story import ModelStory, greedy_slice, random_prompt
 
 STEPS = 12
+SHAPE = {
+    "layers": 2,
+    "hidden": 128,
+    "head_dim": 64,
+    "ffn": 192,
+    "vocab": 4096,
+    "dtype": "bfloat16",
+    "seed": 3,
+}
 
 
 @pytest.fixture(params=["int8", "fp8_e4m3"])
@@ -26,18 +36,23 @@ def kv_dtype(request):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return make_shaped_model(
-        tmp_path_factory.mktemp("bf16"),
-        layers=2,
-        hidden=128,
-        heads=4,
-        kv_heads=2,
-        head_dim=64,
-        ffn=192,
-        vocab=4096,
-        dtype="bfloat16",
-        seed=3,
+    return make_shaped_model(tmp_path_factory.mktemp("bf16"), heads=4, kv_heads=2, **SHAPE)
+
+
+@pytest.fixture(scope="module")
+def drafts(tmp_path_factory):
+    """By name: the options of a draft of two KV heads, of three, and of an EAGLE-3 head."""
+    shape = HeadShape(SHAPE["vocab"], SHAPE["hidden"], (0, 1, 2))
+    head = save_head(ReferenceHead(shape), tmp_path_factory.mktemp("head"), "speculators")
+    two, three = (
+        make_shaped_model(tmp_path_factory.mktemp("draft"), heads=kv, kv_heads=kv, **SHAPE)
+        for kv in (2, 3)
     )
+    return {
+        "two-heads": {"draft_folder": two},
+        "three-heads": {"draft_folder": three},
+        "eagle3": {"draft_folder": head, "draft_kind": "eagle3"},
+    }
 
 
 HOWS = {
@@ -79,6 +94,26 @@ def test_a_sequence_is_the_same_bits_where_the_mode_promises_it(folder, kv_dtype
     assert torch.equal(torch.cat(parts), whole)
     plain = ModelStory(folder, **HOWS["deterministic"])
     assert reported.runner.numerics != plain.runner.numerics  # no block is taken for another's
+
+
+@pytest.mark.parametrize("draft", ["two-heads", "three-heads", "eagle3"])
+@pytest.mark.parametrize("how", ["bfloat16", "deterministic"])
+def test_a_draft_in_the_same_blocks_changes_no_bit(folder, drafts, kv_dtype, how, draft):
+    """Of chunks, of decode rows and of what is written; the draft's KV is no number."""
+    prompt, found = random_prompt(70, seed=4, vocab=4000), []
+    for given in ({}, drafts[draft]):
+        reported = ModelStory(folder, block_size=16, kv_dtype=kv_dtype, **HOWS[how], **given)
+        pool, table = reported.runner.pool, [*reported.blocks(96)]
+        if given:
+            pool.draft.memory.fill_(255)
+        parts = reported.logits(Slice(prompt[:33], 0, table))
+        parts += reported.logits(Slice(prompt[33:64], 33, table))
+        for at in range(64, 70):
+            beside = Slice(prompt[:20], 0, reported.blocks(20))
+            parts += reported.logits(Slice(prompt[at : at + 1], at, table), beside)
+        found.append((torch.cat(parts), pool.memory[table]))
+    assert found[0][0].isfinite().all() and torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1][:4], found[1][1][:4])
 
 
 def test_eight_bit_latents_give_the_same_tokens_on_all_paths(references, kv_dtype):

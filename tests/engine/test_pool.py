@@ -261,6 +261,24 @@ def test_slabs_are_counted_and_measured_for_each_group(spec, draft):
     assert sum(heads * size for heads, size in pool.slab_groups) == pool.block_bytes
 
 
+@pytest.mark.parametrize("codes", [None, INT8])
+def test_a_view_of_heads_has_its_memory_in_whole_blocks(spec, draft, codes):
+    pool = KvPool(spec, 4, 8, torch.bfloat16, quant=codes, draft=draft)
+    part = pool.of_heads(range(1, 2))
+    for name in ("memory", "tensor") if codes is None else ("memory", "tensor", "scales"):
+        found, whole = getattr(part, name), getattr(pool, name)
+        assert found.shape[1] == 1 and found.data_ptr() == whole[:, 1:].data_ptr()
+    part.memory.fill_(7)
+    view, slab = pool.bytes_view(), pool.memory.shape[2]
+    assert (view[:, slab : 2 * slab] == 7).all()
+    assert not view[:, :slab].any() and not view[:, 2 * slab :].any()
+    for each in (part, pool.draft):
+        assert each is not None
+        assert (each.slabs, each.slab_groups) == (pool.slabs, pool.slab_groups)
+        assert each.slab_rows == pool.slab_rows
+        assert each.bytes_view().shape == (4, pool.block_bytes)
+
+
 def test_a_draft_makes_fewer_blocks_fit_and_the_arithmetic_shows(spec, draft):
     budget = 1 << 22
     alone = blocks_for(spec, 16, torch.float32, budget)

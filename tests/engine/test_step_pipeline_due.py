@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.scheduling.batch import Draw, SamplingParams, StepBatch
+from baton.engine.scheduling.batch import Draw, SamplingParams, StepBatch, StepResult
 from baton.engine.scheduling.draw_costs import DrawCosts
 from baton.engine.scheduling.step_pipeline import (
     KEPT_STEPS,
@@ -16,6 +16,7 @@ from baton.engine.scheduling.step_pipeline import (
     ROUTER_WAIT_S,
     UNMEASURED_LIMIT_S,
 )
+from baton.runtime.errors import EngineError, OutOfMemory
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.step_pipeline_scene import PipelineScene
 
@@ -134,6 +135,24 @@ async def test_on_a_slowed_machine_only_the_first_step_reads_as_hung() -> None:
     await scene.run([scene.chunk(128)] * 4, 5.0)
     assert [took.hung for took in scene.steps._last[True]] == [False] * 2 + [True] + [False] * 3
     assert scene.allowed_s(scene.chunk(128)) == seconds(OVERDUE_FACTOR * 5.0 - ROUTER_WAIT_S)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [EngineError("a kernel failed"), StepResult(((),), failed={0: OutOfMemory("no room")})],
+    ids=["step", "slice"],
+)
+@on_virtual_time
+async def test_fast_failures_allow_the_next_step_no_less(outcome: StepResult | EngineError) -> None:
+    for measured in ([], [0.3, 0.3]):
+        scene = PipelineScene()
+        for step_s in measured:
+            await scene.run([scene.chunk(128)], step_s)
+        ended = await scene.run([scene.chunk(128)] * 2, 0.001, outcome)
+        assert [step.outcome for step in ended] == [outcome] * 2
+        allowed_s = UNMEASURED_LIMIT_S if not measured else 1.0
+        assert scene.allowed_s(scene.chunk(128)) == seconds(allowed_s)
+        assert scene.steps.tokens_per_s() == seconds(128 / 0.3 if measured else 0.0)
 
 
 @on_virtual_time

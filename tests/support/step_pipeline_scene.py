@@ -18,6 +18,8 @@ from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
 from baton.engine.scheduling.step_pipeline import CompletedStep, StepPipeline
 from baton.runtime.errors import EngineError
 
+Outcome = StepResult | EngineError
+
 
 @dataclass
 class Plan:
@@ -53,8 +55,11 @@ class Device:
     async def close(self) -> None:
         pass
 
-    def end(self, step: int, device_s: float = 0.0) -> None:
-        self.steps[step].set_result(StepResult((), device_s))
+    def end(self, step: int, device_s: float = 0.0, outcome: Outcome | None = None) -> None:
+        if isinstance(outcome, EngineError):
+            self.steps[step].set_exception(outcome)
+        else:
+            self.steps[step].set_result(outcome or StepResult((), device_s))
 
 
 class CompilingDevice(Device):
@@ -95,19 +100,21 @@ class PipelineScene:
         assert found is not None
         return found
 
-    async def run(self, plans: Iterable[Plan], step_s: float) -> list[CompletedStep[Plan]]:
+    async def run(
+        self, plans: Iterable[Plan], step_s: float, outcome: Outcome | None = None
+    ) -> list[CompletedStep[Plan]]:
         """One after the other; each takes so long."""
         ended = []
         for plan in plans:
             self.steps.submit(plan)
-            self.end_after(step_s)
+            self.end_after(step_s, outcome)
             ended.append(await self.steps.next() or await self.over())
         return ended
 
-    def end_after(self, step_s: float) -> None:
+    def end_after(self, step_s: float, outcome: Outcome | None = None) -> None:
         """The step that was submitted last."""
         last = len(self.device.steps) - 1
-        asyncio.get_running_loop().call_later(step_s, self.device.end, last)
+        asyncio.get_running_loop().call_later(step_s, self.device.end, last, 0.0, outcome)
 
     async def planned_after_s(self, plan: Plan) -> float:
         """How long it runs until the step after it should be planned."""
