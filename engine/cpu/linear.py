@@ -55,6 +55,10 @@ class CpuMatrix:
         compiled = _compiled(weight, bias, batch_invariant)
         self.product = compiled or _packed(weight, bias) or PlainMatrix(weight, bias)
 
+    @property
+    def parts(self) -> list[Linear]:
+        return [self.product]
+
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply `x` [rows, in]; returns [rows, out]. In measurements, a row's result does not
         depend on other rows in the compiled kernel and in oneDNN's on AVX-512; elsewhere its

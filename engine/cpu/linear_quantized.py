@@ -33,6 +33,8 @@ Product = Callable[[Tensor], Tensor]
 class QuantizedMatrix:
     """The `Linear` of a quantised weight and an optional `bias` [out], for rows of `dtype`."""
 
+    switches_by_rows = True  # see `SwitchingLinear`
+
     def __init__(
         self, weight: QuantizedWeight, bias: Tensor | None = None, dtype: torch.dtype | None = None
     ) -> None:

@@ -2,13 +2,14 @@
 
 Matrix libraries choose a kernel, and with it the order of a sum, by the number of rows. They do
 not document which numbers share a kernel, so this module measures it on this machine, once per
-matrix shape. The product then gets all rows of the step, at least two rows, or a fixed number of
-rows, and never more at once than were measured. An `InvariantLinear` only changes by that choice.
+kind of product and matrix shape. The product then gets all rows of the step, at least two rows, or
+a fixed number of rows, and never more at once than were measured. A `SwitchingLinear` always gets
+a fixed number. An `InvariantLinear` only changes by that choice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -17,10 +18,11 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from baton.engine.cpu.linear import padded_rows
-from baton.engine.model.linear import Linear
+from baton.engine.model.linear import CompositeLinear, Linear, SwitchingLinear, kind_of
 from baton.runtime.errors import ConfigError
 
 _TILE_ROWS = 64
+_FIXED_TILES = 2  # a tiling of `InvariantLinear.multiply`
 # Row counts whose results are compared with those of all rows at once. Libraries change kernels
 # at powers of two, at other tile sizes, and between few rows and many. Small counts are repeated,
 # because different kernels may agree in most of their rounded results. All counts of a packed
@@ -37,21 +39,24 @@ _SEED = 3
 
 
 class RowTilings:
-    """The batch-invariant tiling of rows that was measured for each matrix shape of a model."""
+    """The batch-invariant tiling of rows that was measured for each kind of product and matrix
+    shape of a model."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, int, torch.dtype], tuple[int, int]] = {}
+        self._found: dict[tuple[Hashable, int, int, torch.dtype], tuple[int, int]] = {}
 
     def find(self, linear: InvariantLinear, inputs: int, dtype: torch.dtype) -> tuple[int, int]:
         """Return the tiling, and the maximum of rows that it was measured with. Raises ConfigError
         if no tiling is batch-invariant."""
+        if linear.switches_by_rows:
+            return _FIXED_TILES, _MAX_ROWS
         x = torch.randn(_MAX_ROWS, inputs, generator=torch.Generator().manual_seed(_SEED)).to(dtype)
         outputs = linear.multiply(0, x[:1]).shape[1]
-        shape = (inputs, outputs, dtype)
-        if shape not in self._found:
+        key = (kind_of(linear), inputs, outputs, dtype)
+        if key not in self._found:
             max_rows = _MAX_ROWS if inputs * outputs <= _LARGE_MATRIX else _MAX_ROWS_OF_LARGE
-            self._found[shape] = _first_invariant(linear, x[:max_rows]), max_rows
-        return self._found[shape]
+            self._found[key] = _first_invariant(linear, x[:max_rows]), max_rows
+        return self._found[key]
 
 
 class InvariantLinear:
@@ -62,8 +67,16 @@ class InvariantLinear:
         self._tilings = tilings
         self._tiling: tuple[int, int] | None = None
 
+    @property
+    def parts(self) -> list[Linear]:
+        return [self._linear]
+
+    @property
+    def switches_by_rows(self) -> bool:
+        return _switches(self._linear)
+
     def __call__(self, x: Tensor) -> Tensor:
-        """Multiply `x` [rows, in]; returns [rows, out]. The first call measures, and raises
+        """Multiply `x` [rows, in]; returns [rows, out]. The first call may measure, and raises
         ConfigError if no tiling is batch-invariant on this machine."""
         if self._tiling is None:
             self._tiling = self._tilings.find(self, x.shape[1], x.dtype)
@@ -74,7 +87,7 @@ class InvariantLinear:
 
     def multiply(self, tiling: int, x: Tensor) -> Tensor:
         """Multiply under a tiling. 0: all rows at once; 1: at least two rows; 2: fixed tiles."""
-        if tiling == 2:
+        if tiling == _FIXED_TILES:
             padded = functional.pad(x, (0, 0, 0, -len(x) % _TILE_ROWS))
             return torch.cat([self._linear(tile) for tile in _split(padded, _TILE_ROWS)])[: len(x)]
         if tiling == 1 and len(x) == 1:
@@ -82,8 +95,15 @@ class InvariantLinear:
         return self._linear(x)
 
 
+def _switches(linear: Linear) -> bool:
+    """Return whether the product, or one that it computes by, may change its kernel by itself."""
+    if isinstance(linear, SwitchingLinear) and linear.switches_by_rows:
+        return True
+    return isinstance(linear, CompositeLinear) and any(map(_switches, linear.parts))
+
+
 def _first_invariant(linear: InvariantLinear, x: Tensor) -> int:
-    for tiling in range(3):
+    for tiling in range(_FIXED_TILES + 1):
         if _is_invariant(linear, tiling, x):
             return tiling
     raise ConfigError(

@@ -11,7 +11,7 @@ class DeviceCommand(IntEnum):
     POOL = 1  # none; the pool's memory follows through the socket
     RELEASE = 8  # none; free the pool and what was built upon it, and report
     HIDDEN = 2  # a layout
-    HIDDEN_SHORTENED = 3  # a layout; compute the layers of `Decoder.shortened`
+    HIDDEN_SHORTENED = 3  # [1]: how many layers to compute; a layout
     LOGITS = 4  # [1]: the rows of the leader's hidden states, which it broadcasts
     CAPTURE = 5  # [1]: a bucket of decode rows
     REPLAY = 6  # [1]: the bucket; a layout

@@ -99,9 +99,11 @@ class DeviceRank:
         decoder, graphs, pool = self._decoder, self._graphs, self._pool
         assert decoder is not None and graphs is not None and pool is not None
         device = self._loaded.device
-        if command in (DeviceCommand.HIDDEN, DeviceCommand.HIDDEN_SHORTENED):
-            short = command == DeviceCommand.HIDDEN_SHORTENED
-            (decoder.shortened() if short else decoder).hidden(from_arrays(arrays).to(device))
+        if command == DeviceCommand.HIDDEN:
+            decoder.hidden(from_arrays(arrays).to(device))
+        elif command == DeviceCommand.HIDDEN_SHORTENED:
+            short = decoder.shortened(int(arrays[0][0]))
+            short.hidden(from_arrays(arrays[1:]).to(device))
         elif command == DeviceCommand.LOGITS:
             shape = int(arrays[0][0]), self._loaded.whole.hidden_size
             hidden = torch.empty(shape, dtype=self._loaded.dtype, device=device)

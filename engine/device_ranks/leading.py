@@ -39,15 +39,17 @@ class DeviceLeadingDecoder:
         *,
         shortened: bool = False,
     ) -> None:
-        """Connect the ranks. `shortened`: compute the layers of `Decoder.shortened` only."""
+        """Connect the ranks. `shortened`: compute the layers of `Decoder.shortened` only, as
+        many on all ranks as the leader's share needs."""
         self._own, self._group, self._device = own, group, device
         self._layers: Decoder = own.shortened() if shortened else own
         self._hidden = DeviceCommand.HIDDEN_SHORTENED if shortened else DeviceCommand.HIDDEN
+        self._first = [np.array([self._layers.layers])] if shortened else []
 
     def hidden(self, layout: StepLayout) -> Tensor:
         """Same as `Decoder.hidden`, for a layout on the host. Raises DeviceLost if a rank has
         ended, and EngineError for a layout that is too large, before anything is computed."""
-        self._group.send(self._hidden, to_arrays(layout))
+        self._group.send(self._hidden, [*self._first, *to_arrays(layout)])
         return in_step(lambda: self._layers.hidden(layout.to(self._device)))
 
     def logits(self, hidden: Tensor) -> Tensor:

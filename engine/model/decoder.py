@@ -30,7 +30,7 @@ from baton.engine.model.mla import LatentAttention, LatentWeights
 from baton.engine.model.rope import Rotary, rotate
 from baton.engine.model.row_ops import Gating, Norms, TorchNorms, torch_gating
 from baton.engine.model.step_layout import StepLayout
-from baton.engine.model.weights import LayerWeights, Weights
+from baton.engine.model.weights import LayerWeights, Weights, kind_of_weights
 from baton.engine.spec.model_spec import ModelSpec
 
 Angles = tuple[Tensor, Tensor]
@@ -116,16 +116,23 @@ class Decoder:
             states.append(x)
         return normed
 
-    def shortened(self) -> Self:
-        """Return a decoder of the fewest first layers that include each type: with and without a
-        window, and each type of MLP. Its output is not text, but it runs every kernel."""
-        layers, windows = self._weights.layers, self._spec.attention.windows
-        kinds = [
-            (window > 0, type(layer.mlp)) for window, layer in zip(windows, layers, strict=True)
-        ]
-        count = 1 + max(kinds.index(kind) for kind in set(kinds))
+    @property
+    def layers(self) -> int:
+        return len(self._weights.layers)
+
+    def shortened(self, layers: int | None = None) -> Self:
+        """Return a decoder of the first `layers`; None: of the fewest that include each kind: with
+        and without a window, and each `kind_of_weights`. Its output is not text, but it runs every
+        kernel."""
+        weights, windows = self._weights, self._spec.attention.windows
+        if layers is None:
+            kinds = [
+                (window > 0, kind_of_weights(layer))
+                for window, layer in zip(windows, weights.layers, strict=True)
+            ]
+            layers = 1 + max(kinds.index(kind) for kind in set(kinds))
         short = copy(self)
-        short._weights = replace(self._weights, layers=layers[:count])
+        short._weights = replace(weights, layers=weights.layers[:layers])
         short._fused_pass = None  # it computes all layers
         return short
 

@@ -6,9 +6,10 @@ A backend packs or quantises matrices in its own way (`MatrixBackend`); the deco
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as functional
@@ -25,12 +26,34 @@ class Linear(Protocol):
         ...
 
 
+@runtime_checkable
+class CompositeLinear(Protocol):
+    """A `Linear` that computes by others."""
+
+    @property
+    def parts(self) -> Sequence[Linear]: ...
+
+
+@runtime_checkable
+class SwitchingLinear(Protocol):
+    """A `Linear` that may have one kernel for few rows and another for many. They may agree in
+    nearly all of their rounded results, so that no measurement finds the difference reliably."""
+
+    @property
+    def switches_by_rows(self) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class PlainMatrix:
     """An unquantised matrix that torch multiplies."""
 
     weight: Tensor  # [out, in]
     bias: Tensor | None = None  # [out]
+
+    @property
+    def switches_by_rows(self) -> bool:
+        """Return whether `product` changes its method by the number of rows."""
+        return _is_slow(self.weight) and not bfloat16_is_fast()
 
     def __call__(self, x: Tensor) -> Tensor:
         return product(x, self.weight, self.bias)
@@ -46,15 +69,27 @@ class JoinedMatrix:
         return torch.cat([part(x) for part in self.parts], dim=1)
 
 
+def kind_of(linear: Linear) -> Hashable:
+    """Return what distinguishes products of one shape that use different kernels: the type, and
+    those of the products that it computes by."""
+    if isinstance(linear, CompositeLinear):
+        return type(linear), *map(kind_of, linear.parts)
+    return type(linear)
+
+
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Multiply `x` [rows, in] by `weight` [out, in] and add `bias` [out], all of one dtype. On a
     processor without fast bfloat16 products, bfloat16 rows are multiplied as float32."""
-    slow = x.dtype == torch.bfloat16 and len(x) > _SLOW_ROWS and x.device.type == "cpu"
-    if not slow or bfloat16_is_fast():
+    if not _is_slow(x) or len(x) <= _SLOW_ROWS or bfloat16_is_fast():
         return functional.linear(x, weight, bias)
     start = None if bias is None else bias.to(torch.float32)
     wide = functional.linear(x.to(torch.float32), weight.to(torch.float32), start)
     return wide.to(torch.bfloat16)
+
+
+def _is_slow(numbers: Tensor) -> bool:
+    """Return whether products with these are slow, unless `bfloat16_is_fast`."""
+    return numbers.dtype == torch.bfloat16 and numbers.device.type == "cpu"
 
 
 @cache

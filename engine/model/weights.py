@@ -6,12 +6,13 @@ only their reader knows how files store them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 from torch import Tensor
 
 from baton.engine.model.experts import ExpertWeights
-from baton.engine.model.linear import Linear
+from baton.engine.model.linear import Linear, kind_of
 from baton.engine.model.mla import LatentWeights
 
 
@@ -47,3 +48,16 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
     head: Linear  # [vocab, hidden]; where tied, of the embedding's values
+
+
+def kind_of_weights(part: Any) -> tuple[object, ...]:
+    """Return what distinguishes layers, or parts of them, that run different kernels: their types
+    and the kinds of their products, at any depth. The number of experts is left out."""
+    if callable(part):
+        return (kind_of(part),)
+    if isinstance(part, tuple):
+        return tuple, frozenset(map(kind_of_weights, part))
+    if is_dataclass(part):
+        parts = (getattr(part, field.name) for field in fields(part))
+        return type(part), *map(kind_of_weights, parts)
+    return (type(part),)

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.model.step_layout import StepLayout
@@ -32,11 +34,12 @@ class LeadingDecoder:
         self._parts, self._group = parts, group
         self._own = parts.decoder
         self._hidden, self._logits = Command.HIDDEN, Command.LOGITS
+        self._first: list[NDArray[np.int64]] = []  # arrays of a command, before the layout
 
     def hidden(self, layout: StepLayout) -> Tensor:
         """Same as `Decoder.hidden`. Raises DeviceLost if a rank does not respond, and EngineError
         for a layout that is too large, before anything is computed."""
-        self._group.send(self._hidden, to_arrays(layout))
+        self._group.send(self._hidden, [*self._first, *to_arrays(layout)])
         return in_step(lambda: self._own.hidden(layout))
 
     def hidden_and_states(
@@ -55,9 +58,11 @@ class LeadingDecoder:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def shortened(self) -> LeadingDecoder:
-        """Same as `Decoder.shortened`, on all ranks."""
+        """Same as `Decoder.shortened`, on all ranks, with as many layers as the leader's share
+        needs: another rank's experts may be of other kinds."""
         short = copy(self)
         short._own, short._hidden = self._own.shortened(), Command.HIDDEN_SHORTENED
+        short._first = [np.array([short._own.layers])]
         return short
 
     def of_draft(self) -> LeadingDecoder:

@@ -30,7 +30,7 @@ class Command(IntEnum):
 
     HIDDEN = 1  # compute a layout
     LOGITS = 2  # of hidden states, those of the rank's tokens
-    HIDDEN_SHORTENED = 3  # same as HIDDEN, with the layers of `Decoder.shortened`
+    HIDDEN_SHORTENED = 3  # [1]: how many layers to compute; then same as HIDDEN
     DRAFT_HIDDEN = 4  # same as HIDDEN, by the draft model
     DRAFT_LOGITS = 5  # same as LOGITS, by the draft model
 

@@ -45,10 +45,7 @@ def main() -> None:
 @torch.inference_mode()
 def follow(link: socket.socket, parts: RankParts) -> None:
     """Carry out commands until the leader closes the socket or ends."""
-    hidden = {
-        Command.HIDDEN: parts.decoder,
-        Command.HIDDEN_SHORTENED: parts.decoder.shortened(),
-    }
+    hidden = {Command.HIDDEN: parts.decoder}
     logits = {Command.LOGITS: parts.decoder}
     if parts.draft is not None:
         hidden[Command.DRAFT_HIDDEN] = logits[Command.DRAFT_LOGITS] = parts.draft
@@ -57,6 +54,8 @@ def follow(link: socket.socket, parts: RankParts) -> None:
         arrays = read_arrays(slot_of(parts.commands, slot)[:size])
         if command in hidden:
             hidden[command].hidden(from_arrays(arrays))
+        elif command == Command.HIDDEN_SHORTENED:
+            parts.decoder.shortened(int(arrays[0][0])).hidden(from_arrays(arrays[1:]))
         else:
             rows = torch.from_numpy(arrays[0])
             put_logits(logits[command], parts.board, rows, parts.dtype)

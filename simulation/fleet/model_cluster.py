@@ -1,7 +1,8 @@
 """A simulated cluster whose engines compute a model, so that wrong KV gives wrong words.
 
-Movers and streams are those of the cluster; engines, pools and sums are real. Deterministic, so
-that an answer depends neither on the worker that computes it nor on what is computed beside it.
+Movers and streams are those of the cluster; engines, pools and sums are real. Deterministic unless
+asked otherwise, so that an answer depends neither on the worker that computes it nor on what is
+computed beside it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.memory.kv_conversion import conversion_to
+from baton.engine.memory.kv_pool import KvPool
 from baton.engine.scheduling.blocks import BlockPool
 from baton.kv_transfer.block_sizes import SlabRows
+from baton.kv_transfer.checksum import SlabGroup
 from baton.kv_transfer.conversion import Conversions, HostConversion, numba_checksums
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryMover
@@ -38,25 +41,28 @@ _STEP = {
 
 
 class ModelCluster(Cluster):
-    """Its engines compute the model of `folder` in bfloat16, on one thread each. `step` changes
-    settings of the section of that name. A worker stores KV as `kv_dtype` says when it is added,
-    in blocks of `block_size`; workers that differ in one are not `deterministic`."""
+    """Its engines compute the model of `folder` in `dtype`, on one thread each, beside the draft
+    model of `draft`. `step` changes settings of the section of that name. A worker stores KV as
+    `kv_dtype` says when it is added, in blocks of `block_size`; workers that differ in one are not
+    `deterministic`."""
 
     def __init__(
         self,
         folder: Path,
         *,
         block_size: int,
+        dtype: str = "bfloat16",
         kv_dtype: str = "auto",
         verify: bool = True,
         deterministic: bool = True,
+        draft: Path | None = None,
         lease_s: float = 5.0,
         speculator: Callable[[], Speculator | None] = lambda: None,
         **step: int,
     ) -> None:
-        self._folder = folder
+        self._folder, self._dtype = folder, dtype
         self.kv_dtype = kv_dtype
-        self._deterministic = deterministic
+        self._deterministic, self._draft = deterministic, draft
         self.engines: list[TorchEngine] = []
         settings: dict[str, Any] = {**_STEP, **step}
         handoff = HandoffConfig(lease_s=lease_s, verify=verify)
@@ -81,16 +87,17 @@ class ModelCluster(Cluster):
             EngineOptions(
                 blocks=blocks,
                 block_size=self.block_size,
-                dtype="bfloat16",
+                dtype=self._dtype,
                 threads=1,
                 deterministic=self._deterministic,
                 kv_dtype=self.kv_dtype,
+                draft_folder=self._draft,
             ),
         )
         self.engines.append(engine)
         array, boot_id = engine.pool.bytes_view(), self.new_id()
         rows = [SlabRows(slabs, areas) for slabs, areas in engine.pool.slab_rows]
-        own = HostPool(array, engine.pool.slabs, rows=rows)
+        own = HostPool(array, *_slab_groups(engine.pool), rows)
         mover = MemoryMover(own, boot_id, self.exchange)
         return boot_id, engine, BlockPool(blocks, self.block_size), array, mover
 
@@ -113,5 +120,11 @@ def _conversion_of(engine: TorchEngine, kv_dtype: str) -> HostConversion | None:
         content: NDArray[np.uint8] = found.converted([block]).numpy()
         return content
 
-    checksums = numba_checksums(pool.slabs)
+    checksums = numba_checksums(*_slab_groups(pool))
     return HostConversion(kv_dtype, found.block_bytes, pool.bytes_view(), converted, checksums)
+
+
+def _slab_groups(pool: KvPool) -> tuple[int, SlabGroup | None]:
+    """Return the slabs of the model's layers in each block, and the draft model's group."""
+    (slabs, _), *beside = pool.slab_groups
+    return slabs, SlabGroup(*beside[0]) if beside else None

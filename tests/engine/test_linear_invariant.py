@@ -10,6 +10,8 @@ from baton.engine.deterministic.linear_invariant import (
     RowTilings,
     with_invariant_linears,
 )
+from baton.engine.model import linear as model_linear
+from baton.engine.model.linear import JoinedMatrix, PlainMatrix
 from baton.runtime import process_memory
 from baton.runtime.errors import ConfigError
 
@@ -46,6 +48,15 @@ class Plain:
             halves = (x[:, None] * self.weight).flip(-1).cumsum(-1)
             out = halves[..., -1]
         return out
+
+
+class Switching(Plain):
+    """A product with two kernels, which agree in all that is measured."""
+
+    switches_by_rows = True
+
+    def __init__(self):
+        super().__init__(lambda count: False)
 
 
 def rows(count, inputs=160, dtype=torch.float32):
@@ -156,6 +167,43 @@ def test_a_shape_is_measured_once():
     InvariantLinear(second, ways)(rows(1))
     assert len(first.seen) > 5
     assert second.seen <= {1, 2}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["plain first", "other first"])
+def test_two_kinds_of_one_shape_are_measured_apart(order):
+    class Other(Plain):
+        pass
+
+    products = Plain(lambda count: False), Other(lambda count: count != 64)
+    ways = RowTilings()
+    linears = [InvariantLinear(product, ways) for product in products]
+    for number in order:
+        linears[number](rows(1))
+        products[number].seen.clear()
+        linears[number](rows(1))
+    assert [product.seen for product in products] == [{1}, {64}]
+
+
+def test_a_product_that_switches_gets_a_fixed_number_of_rows():
+    """Also beside another in one matrix; nothing is measured."""
+    for others in ((), (Plain(lambda count: False),)):
+        product = Switching()
+        matrix = JoinedMatrix([*others, product]) if others else product
+        linear = InvariantLinear(matrix, RowTilings())
+        for count in (1, 33, 65):
+            assert torch.equal(linear(rows(65)[:count])[:, -24:], product(rows(65))[:count])
+            assert product.seen <= {64, 65}
+            product.seen.clear()
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_slow_bfloat16_product_says_that_it_switches(monkeypatch, fast):
+    """It is one kernel for two rows, and one in float32 for more."""
+    monkeypatch.setattr(model_linear, "bfloat16_is_fast", lambda: fast)
+    weight = torch.randn(24, 161)
+    for dtype, switches in ((torch.bfloat16, not fast), (torch.float32, False)):
+        linear = InvariantLinear(PlainMatrix(weight.to(dtype)), RowTilings())
+        assert linear.switches_by_rows == switches
 
 
 @dataclass(frozen=True, slots=True)
