@@ -26,7 +26,8 @@ SLOW_START_US = 600_000_000
 LEAST_STREAMS = 1
 # Prompts that a decode worker computes hold up its streams for no longer than this, whatever they
 # would gain: one whose delay adds up to more, with the queue before it, costs ten minutes. Where no
-# stream runs or is to come, there is none to hold up.
+# stream runs or is to come, there is none to hold up; and where the operator has set an objective
+# that each of its steps meets, the streams are as quick as was asked for.
 LONGEST_DELAY_US = 1_000_000
 HELD_UP_US = 600_000_000
 NEVER_US = 1 << 62  # the prefill on a prefill worker where there is none
@@ -84,7 +85,11 @@ class LocalPrefill:
         held = worker.held_tokens
         miss_us = self.costs.miss_us(self.delay_us, self.longest_us, streams, held)
         delays_us = max(LEAST_STREAMS, delayed) * self.delay_us + delayed * miss_us
-        held_up = streams > 0 and worker.queue_us + self.delay_us > LONGEST_DELAY_US
+        held_up = (
+            streams > 0
+            and worker.queue_us + self.delay_us > LONGEST_DELAY_US
+            and not self.costs.bears(self.longest_us, streams, held)
+        )
         return self.own_us + round(delays_us) + held_up * HELD_UP_US
 
     def total_us(self, worker: WorkerView, wait_us: int = 0) -> int:

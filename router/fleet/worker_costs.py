@@ -89,15 +89,17 @@ class WorkerCosts:
         the sequence misses it if too few tokens follow: the delay is a share of what the steps of
         the output that is expected of it leave of the objective. With that chance all the time that
         the objective gives to this output was wasted."""
-        if math.isinf(self.itl_s):
-            return 0
-        work = StepWork(sequences=sequences, context_tokens=context_tokens)
-        left_us = US * (self.itl_s - self.pace * self.timing.step_s(work))  # of a token
+        left_us = self._left_us(sequences, context_tokens)
         if longest_us <= left_us:
             return 0
         objective_us = US * self.itl_s
         chance = delay_us / (self.growth_tokens * max(left_us, LEAST_LEFT * objective_us))
         return round(min(1.0, chance) * self.growth_tokens * objective_us)
+
+    def bears(self, longest_us: int, sequences: int, context_tokens: int) -> bool:
+        """Return whether there is an objective, which steps of such a batch meet though they are
+        longer by `longest_us`: then no sequence misses it, however many such steps follow."""
+        return math.isfinite(self.itl_s) and longest_us <= self._left_us(sequences, context_tokens)
 
     def batch_us(self, sequences: int, context_tokens: int) -> int:
         """Return the cost of a request beside `sequences` with `context_tokens` of KV: over the
@@ -131,6 +133,11 @@ class WorkerCosts:
         last_us = self.read_us(min(tokens, self.chunk_tokens), pair)
         exposed_us = max(last_us, all_us - compute_us)
         return exposed_us + round(HIDDEN_SHARE * (all_us - exposed_us))
+
+    def _left_us(self, sequences: int, context_tokens: int) -> float:
+        """Return what a step of such a batch leaves of the objective for a token."""
+        work = StepWork(sequences=sequences, context_tokens=context_tokens)
+        return US * (self.itl_s - self.pace * self.timing.step_s(work))
 
     def _byte_s(self, pair: Pair) -> float:
         usual_s = self.timing.transfer.per_byte_s

@@ -193,6 +193,23 @@ def test_streams_that_would_miss_their_objective_cost_more(
     assert placed(place(LONG, [decode, queued], "auto")).local == local
 
 
+@pytest.mark.parametrize(
+    ("itl_s", "local"),
+    [
+        (math.inf, False),  # its steps would delay the stream by over a second
+        (0.1, True),  # each of these steps meets the objective
+        (0.012, False),
+    ],
+)
+def test_streams_are_held_up_as_far_as_their_objective_bears(itl_s: float, local: bool) -> None:
+    """4 s here, the delay of the stream included, or 6 s there."""
+    prompt = replace(LONG, tokens=15_000, most_tokens=15_100)
+    costs = WorkerCosts(PRIOR, pace=2.0, itl_s=itl_s)
+    decode = replace(D0, running=1, costs=costs)
+    queued = replace(P0, queued_tokens=80_000, running=8)
+    assert placed(place(prompt, [decode, queued], "auto")).local == local
+
+
 def test_few_long_prompts_delay_a_short_one_little() -> None:
     """They share steps: few long prompts delay a short one little."""
     long = replace(P0, queued_tokens=1 << 20, queued_pairs=1 << 39, running=1)

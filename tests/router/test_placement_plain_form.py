@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -113,7 +114,9 @@ def _here(need: Need, decode: Seen, wait: int) -> int:
     longest = delay * min(lacks, costs.chunk_tokens) // lacks
     held = blocks * decode.block_size + decode.placed_tokens
     missed = costs.miss_us(delay, longest, streams, held)
-    ten_minutes = 600_000_000 if streams and decode.queue_us + delay > 1_000_000 else 0
+    borne = costs.itl_s < math.inf and costs.miss_us(delay, longest, streams, held) == 0
+    long = decode.queue_us + delay > 1_000_000
+    ten_minutes = 600_000_000 if streams and long and not borne else 0
     delays = round(max(1.0, delayed) * delay + delayed * missed)
     return costs.compute_us(*span) + delays + ten_minutes
 
@@ -242,6 +245,7 @@ NO_BOOTS: dict[bytes, float] = {}
 EVEN_PREFILLS = {f"prefill-{number:02}".encode(): 0.01 + number for number in range(0, 100, 2)}
 SLOWER = WorkerCosts(PRIOR, pace=2.0)
 STRICT = WorkerCosts(PRIOR, itl_s=0.007)
+PATIENT = WorkerCosts(PRIOR, itl_s=0.05)
 APART = WorkerCosts(PRIOR, byte_s=(1e-11, 5e-11, 2e-10, 2e-8, 1e-6))
 PLACES = ["", "a/r1/h1", "a/r1/h1", "a/r1/h2", "a/r2/h3", "b/r3/h4"]
 
@@ -268,7 +272,7 @@ def views(blocks: int, most: int) -> Any:
             placed_requests=st.integers(0, 1),
             placed_us=st.sampled_from([0, 0, 5_000, 70_000]),
             waiting_blocks=st.sampled_from([0, 0, 30]),
-            costs=st.sampled_from([PRIOR_COSTS, PRIOR_COSTS, SLOWER, STRICT, APART, APART]),
+            costs=st.sampled_from([PRIOR_COSTS, SLOWER, STRICT, PATIENT, APART, APART]),
             topology=st.sampled_from(PLACES),
             draining=st.sampled_from([False, False, False, True]),
             passed_over=st.sampled_from([False, False, False, True]),
