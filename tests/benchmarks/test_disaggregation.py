@@ -84,7 +84,7 @@ def test_cells_are_predicted_on_virtual_time() -> None:
     named = {each.name: each for each in predicted_cells(60.0, (64,))}
     assert len(named) == 6
     assert named["predicted_bursts_strict"].value > 1  # a burst's first prompt is in time
-    assert "chunk 64; TTFT 2.50 s" in named["predicted_mixed_quick_start"].beside
+    assert "chunks 64 and 64; TTFT 2.50 s" in named["predicted_mixed_quick_start"].beside
 
 
 @pytest.mark.timeout(900)  # two fleets start, and answer some minutes of traffic at their pace
