@@ -48,10 +48,10 @@ def test_each_model_is_served_by_the_pods_of_its_own_groups(tmp_path: Path) -> N
             pod.name.removeprefix(GROUPS).rpartition("-worker-")[0]: worker(pod) for pod in pods
         }
         assert placed == {
-            "prefill": "ray-chat-baton/prefill-0",
-            "decode": "ray-chat-baton/decode-0",
-            "second-prefill": "ray-chat-baton-second/prefill-0",
-            "second-decode": "ray-chat-baton-second/decode-0",
+            "prefill": "ray-llm_chat-baton/prefill-0",
+            "decode": "ray-llm_chat-baton/decode-0",
+            "second-prefill": "ray-llm_chat-baton-second/prefill-0",
+            "second-decode": "ray-llm_chat-baton-second/decode-0",
         }
         assert [pod.restarts for pod in pods] == [0, 0, 0, 0]
         cluster.check()
