@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import secrets
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from baton.deploy.cli.chat import ChatClient, Message
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 
 TIMEOUT_S = 10.0  # for one page of metrics
+# Routers join the service when they have a decode worker, seconds after the pods of workers.
+READY_S, POLL_S = 60.0, 1.0
 MAX_METRICS = 16 << 20  # bytes of one page
 STREAMS = 4
 WORDS = 240  # of a prompt: long enough that a prefill worker pays
@@ -43,12 +46,13 @@ def check_release(
     say: Callable[[str], None] = print,
 ) -> None:
     """Run all checks, and report each that passed through `say`. `decode_urls` are admin ports of
-    the decode workers; each address of a host name is one worker.
+    the decode workers; each address of a host name is one worker. The service has READY_S to
+    answer at all.
 
     Raises BatonError with the first check that failed and what to look at.
     """
     client = ChatClient(url, api_key)
-    names = [served.name for served in client.models()]
+    names = _served(client)
     if model not in names:
         raise BatonError(f"the release serves {', '.join(names)}, not {model}")
     say(f"models: {', '.join(names)}")
@@ -71,6 +75,18 @@ def check_release(
         )
     size = after.bytes_read - before.bytes_read
     say(f"handoffs: {count:.0f} of {STREAMS + 1} prompts, {size / 1e6:.1f} MB of KV")
+
+
+def _served(client: ChatClient) -> list[str]:
+    """Return the names of the models. Raises Unavailable if nothing answers within READY_S."""
+    given_up_s = time.monotonic() + READY_S
+    while True:
+        try:
+            return [served.name for served in client.models()]
+        except Unavailable:
+            if time.monotonic() >= given_up_s:
+                raise
+            time.sleep(POLL_S)  # its own command: nothing else waits
 
 
 def _sum_of(decode_urls: Sequence[str]) -> Handoffs:

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from baton.deploy.cli import release_check
 from baton.deploy.cli.release_check import STREAMS, check_release, handoffs_of
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 
@@ -24,13 +25,17 @@ class Release(HTTPServer):
     moves = True
     handoffs = 3
     finish_reason: str | None = "stop"
+    refusals = 0  # of connections, before the models are listed
 
 
 class Handler(BaseHTTPRequestHandler):
     server: Release
 
     def do_GET(self) -> None:
-        if self.path == "/v1/models":
+        if self.path == "/v1/models" and self.server.refusals:
+            self.server.refusals -= 1
+            self.close_connection = True  # without an answer
+        elif self.path == "/v1/models":
             self._send(b'{"data": [{"id": "tiny"}]}')
         else:
             done = f'baton_handoffs_total{{outcome="completed"}} {self.server.handoffs}.0\n'
@@ -81,6 +86,19 @@ def test_a_release_that_moves_kv_passes(release: Release) -> None:
     check_release(url_of(release), "tiny", None, [url_of(release)], lines.append)
     assert lines[0] == "models: tiny"
     assert lines[-1] == f"handoffs: {STREAMS + 1} of {STREAMS + 1} prompts, 0.0 MB of KV"
+
+
+def test_a_service_without_a_ready_router_is_asked_again(
+    release: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release_check, "POLL_S", 0.01)
+    release.refusals = 3
+    lines: list[str] = []
+    check_release(url_of(release), "tiny", None, [url_of(release)], lines.append)
+    assert lines[0] == "models: tiny" and release.refusals == 0
+    monkeypatch.setattr(release_check, "READY_S", 0.05)
+    with pytest.raises(Unavailable, match="nothing answers"):
+        check_release("http://127.0.0.1:1", "tiny", None, [url_of(release)])
 
 
 def test_a_release_that_never_disaggregates_fails(release: Release) -> None:
