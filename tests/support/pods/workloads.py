@@ -46,7 +46,7 @@ def revision_of(template: dict[str, Any]) -> str:
 def replaces_old(document: dict[str, Any]) -> bool:
     """Return whether an object's controller ends pods of an earlier template by itself."""
     strategy = document["spec"].get("updateStrategy", {})
-    return document["kind"] != "RayGroup" and strategy.get("type") != "OnDelete"
+    return document["kind"] != "RayGroup" and bool(strategy.get("type") != "OnDelete")
 
 
 def stateful_set(replicas: int, revision: str, pods: Sequence[PodState]) -> Actions:
