@@ -54,7 +54,7 @@ class AnswerForms:
     ) -> None:
         self._model = model
         self._form = reasoning_form(template, tokenizer)
-        self._decode = tokenizer.decode
+        self._tokenizer = tokenizer
         self._grammars = grammars
         self._has_end = has_end
 
@@ -70,7 +70,7 @@ class AnswerForms:
 
     def _is_text(self, token: int) -> bool:
         """Return whether the token is more than white space."""
-        return bool(self._decode([token], skip_special_tokens=False).strip())
+        return bool(self._tokenizer.decode([token], skip_special_tokens=False).strip())
 
     async def constrained(
         self,

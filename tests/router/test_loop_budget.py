@@ -142,6 +142,7 @@ async def test_each_step_of_a_grpc_message_has_a_turn() -> None:
     assert steps == [
         "_fields",
         "parse_fields",
+        "chat_constraint",
         "plain",
         "plain_tools",
         "guard",
