@@ -98,6 +98,8 @@ NOT_HERE = {
     "kubectl get pods": CLUSTER,
     "kubectl get pods -l app.kubernetes.io/instance=RELEASE -o wide": CLUSTER,
     "kubectl describe pod RELEASE-baton-redis-0": CLUSTER,
+    "kubectl delete pod RELEASE-baton-ray-redis-0": CLUSTER,
+    "kubectl delete pod -l ray.io/cluster=RELEASE-baton-ray": CLUSTER,
     "kubectl scale deployment/RELEASE-baton-controller --replicas=0": CLUSTER,
     "kubectl logs -l app.kubernetes.io/component=controller --prefix --tail=200": CLUSTER,
     "kubectl logs -l app.kubernetes.io/component=router --prefix --tail=200": CLUSTER,
