@@ -86,7 +86,7 @@ def _served(client: ChatClient) -> list[str]:
         except Unavailable:
             if time.monotonic() >= given_up_s:
                 raise
-            time.sleep(POLL_S)  # its own command: nothing else waits
+            time.sleep(POLL_S)  # a Service tells no client when a router joins it
 
 
 def _sum_of(decode_urls: Sequence[str]) -> Handoffs:

@@ -15,7 +15,7 @@ export function call(path, options = {}) {
   return fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
 }
 
-/** The error's message in a response that is none of success. */
+/** The message of a response that is an error. */
 export async function refusal(response) {
   const found = await response.json().catch(() => ({}));
   return found.error?.message ?? `The router answered ${response.status}.`;
