@@ -32,7 +32,7 @@ MOST_GROWTH = 2.0  # times the present number, in one step
 
 SizeReason = Literal[
     "grow", "shrink", "enough", "unknown", "holding", "starting", "changing", "cool_down",
-    "budget", "at_most", "last_worker", "failed", "overdue",
+    "budget", "at_most", "at_least", "last_worker", "failed", "overdue",
 ]  # fmt: skip
 SIZE_REASONS: tuple[SizeReason, ...] = get_args(SizeReason)
 
@@ -74,12 +74,14 @@ class SizeDecision:
 class PoolState:
     """`asked` workers are those that the orchestrator has been asked for, `last_id` names the one
     that it would remove first, `changing` are the ids of those whose role changes, `overdue` counts
-    those that were asked for and do not get ready."""
+    those that were asked for and do not get ready. The orchestrator takes no number below
+    `least`."""
 
     asked: int
     last_id: str
     changing: frozenset[str]
     overdue: int = 0
+    least: int = 1
 
 
 class SizeController:
@@ -244,6 +246,9 @@ class SizeController:
         self, sample: FleetSample, pool: PoolState, text: str, now_s: float
     ) -> SizeDecision:
         """Return the step by which the last worker leaves, or what holds it back."""
+        if pool.asked <= pool.least:
+            text += f"; {pool.least} are the least that the orchestrator takes"
+            return SizeDecision(now_s, "at_least", text)
         if self._changed_s is not None and now_s - self._changed_s < SHRINK_GAP_S:
             since_s = now_s - self._changed_s
             text += f"; the number changed {since_s:.0f} s ago ({SHRINK_GAP_S:.0f} s)"

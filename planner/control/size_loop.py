@@ -69,7 +69,8 @@ class SizeLoop:
             return None
         control_metrics.ASKED_WORKERS.set(seen.asked)
         self._overdue = self._watch.look(seen, sample)
-        pool = PoolState(seen.asked, seen.last_id, changing, len(self._overdue))
+        overdue = len(self._overdue)
+        pool = PoolState(seen.asked, seen.last_id, changing, overdue, seen.least)
         decision = self.controller.decide(roles, sample, pool, self._clock())
         self.decision = decision
         control_metrics.SIZE_DECISIONS.labels(decision.reason).inc()

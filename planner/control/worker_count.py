@@ -8,10 +8,11 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class WorkerCount:
     """The version of what says the number, and the ids of the workers that were asked for: the last
-    one would leave first."""
+    one would leave first. The orchestrator takes no number below `least`."""
 
     version: str
     worker_ids: tuple[str, ...]
+    least: int = 1
 
     @property
     def asked(self) -> int:
@@ -24,6 +25,8 @@ class WorkerCount:
 
 
 def fleet_count(version: str, prefill: int, decode: int) -> WorkerCount:
-    """Return the number of a fleet on Ray, whose workers `baton fleet` names."""
+    """Return the number of a fleet on Ray, whose workers `baton fleet` names. Its prefill workers
+    stay, and one of the others."""
     names = [f"prefill-{number}" for number in range(prefill)]
-    return WorkerCount(version, (*names, *(f"decode-{number}" for number in range(decode))))
+    names += [f"decode-{number}" for number in range(decode)]
+    return WorkerCount(version, tuple(names), least=prefill + 1)

@@ -32,7 +32,8 @@ def test_each_is_as_large_as_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_step_is_timed() -> None:
     make, shape = worst.BODIES["a chat of calls at all bounds"]
     steps = worst.read_once(make(), shape)
-    assert list(steps) == ["next", "decode_body", "parse_fields", "plain", "plain_tools"]
+    turns = ["next", "decode_body", "parse_fields", "chat_constraint", "plain", "plain_tools"]
+    assert list(steps) == turns
     assert all(ms > 0 for ms in steps.values())
     assert set(worst.hand_over(160)) == {"identities", "message"}
 

@@ -100,6 +100,14 @@ async def test_where_the_number_cannot_fall_no_worker_drains(refusal: BatonError
     assert count("baton_size_failures_total") == failures + 2
 
 
+async def test_no_number_below_the_orchestrators_least_is_asked() -> None:
+    scene = SizedScene()
+    scene.pool.least = scene.pool.asked
+    await scene.calm(40 + int(FAILED_S))
+    assert scene.pool.calls == []
+    assert scene.sizes.report()["reason"] == "at_least"
+
+
 async def test_a_worker_that_refuses_to_drain_keeps_its_pod() -> None:
     scene = SizedScene()
     scene.refusal_of_drain = Unavailable("d3 is the last decode worker in the registry")

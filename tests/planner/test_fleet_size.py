@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from baton.planner.change_history import HOUR_S, UNTAKEN_S, RoleStep
+from baton.planner.control.worker_count import fleet_count
 from baton.planner.controller import Decision, RoleController
 from baton.planner.controller_load import FleetSample, WorkerRole, WorkerSample, WorkerState
 from baton.planner.fleet_size import (
@@ -48,6 +49,7 @@ class Pool:
     states: dict[str, WorkerState] = field(default_factory=dict)
     changing: frozenset[str] = frozenset()
     overdue: int = 0
+    least: int = 1
     controller: SizeController = field(default_factory=lambda: SizeController(BOUNDS))
 
     def sample(self) -> FleetSample:
@@ -68,7 +70,8 @@ class Pool:
     def decide(self, needed: int | None, *, idle: bool = False) -> SizeDecision:
         """Let a second pass."""
         self.now_s += 1.0
-        state = PoolState(self.asked, f"w-{self.asked - 1}", self.changing, self.overdue)
+        last_id = f"w-{self.asked - 1}"
+        state = PoolState(self.asked, last_id, self.changing, self.overdue, self.least)
         roles = decision(needed, self.now_s, idle)
         found = self.controller.decide(roles, self.sample(), state, self.now_s)
         assert found.reason in SIZE_REASONS and found.text
@@ -192,6 +195,23 @@ def test_fewer_than_the_least_are_never_left() -> None:
     found = pool.run(None, 1)
     assert found[0].reason == "grow" and pool.asked == 2
     assert "1 workers are asked for, the minimum is 2" in found[0].text
+
+
+@pytest.mark.parametrize("asked", [4, 9])  # 9: above the most, too
+def test_an_orchestrators_least_is_kept(asked: int) -> None:
+    pool = Pool(asked=asked, least=asked)
+    found = pool.run(2, BOUNDS.release_s + 1)
+    assert pool.asked == asked and "at_least" in reasons(found)
+    assert f"{asked} are the least that the orchestrator takes" in found[-1].text
+    pool.least = asked - 1
+    pool.run(2, 1)
+    assert pool.asked == asked - 1
+
+
+def test_a_fleet_on_ray_keeps_its_prefill_workers() -> None:
+    found = fleet_count("1", prefill=2, decode=3)
+    assert found.worker_ids == ("prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2")
+    assert (found.asked, found.least) == (5, 3)
 
 
 def test_one_leaves_once_fewer_were_enough_for_long() -> None:

@@ -26,6 +26,7 @@ class ScriptedPool:
     asked: int = 5
     version: int = 1
     last: str = "d3"
+    least: int = 1
     calls: list[str] = field(default_factory=list)
     faults: dict[str, Exception] = field(default_factory=dict)
     hangs: str = ""
@@ -61,7 +62,8 @@ class ScriptedPool:
         """Return the workers of `fleet`, of which the last one leaves first."""
         names = ("p0", *(f"d{number}" for number in range(self.asked)))
         others = [each for each in names if each != self.last]
-        return WorkerCount(str(self.version), (*others[: self.asked - 1], self.last))
+        names = (*others[: self.asked - 1], self.last)
+        return WorkerCount(str(self.version), names, self.least)
 
     async def _begin(self, name: str) -> None:
         self.amid.get(name, lambda: None)()
