@@ -52,7 +52,7 @@ async def test_handoff_bounds_the_chunks_without_checksums() -> None:
 
 
 def test_worker_server_bounds_its_connections() -> None:
-    options = dict(grpc_links._server_options(grpc_links.MAX_CONNECTIONS))
+    options = dict(grpc_links.server_options(grpc_links.MAX_CONNECTIONS))
     assert options["grpc.max_allowed_incoming_connections"] == 4096
 
 
