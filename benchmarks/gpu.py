@@ -82,7 +82,7 @@ class Outcome:
 def main() -> int:
     given = _arguments()
     if given.part:
-        return _child(given)
+        return run_child(given)
     device = "cpu" if given.dry_run else "cuda"
     if given.dry_run and os.environ.get("TRITON_INTERPRET") != "1":
         print("a dry run is for Triton's interpreter: set TRITON_INTERPRET=1")
@@ -95,26 +95,26 @@ def main() -> int:
         results.mkdir(parents=True, exist_ok=True)
         log = results / "gpu.log"
         log.write_bytes(b"")
-        for parts in _groups(given.only or ORDER):
-            left = TOTAL_S - (time.monotonic() - begun) - _needed_after(parts, given.only or ORDER)
+        for parts in part_groups(given.only or ORDER):
+            left = TOTAL_S - (time.monotonic() - begun) - needed_after_s(parts, given.only or ORDER)
             limit = 600.0 if given.dry_run else min(left, SMOKE_S if parts == (SMOKE,) else left)
-            outcomes += _run(parts, limit, device, Path(folder), given, outcomes, log)
+            outcomes += run_parts(parts, limit, device, Path(folder), given, outcomes, log)
             _write(results, outcomes, time.monotonic() - begun)
-    print(_table(outcomes))
+    print(figures_table(outcomes))
     bad = [x.part for x in outcomes if x.state in ("failed", "timed out")]
     print(f"{time.monotonic() - begun:.0f} s; " + (f"failed: {', '.join(bad)}" if bad else "done"))
     return 1 if bad else 0
 
 
-def _groups(wanted: Sequence[str]) -> list[tuple[str, ...]]:
-    """Parts that run side by side, in order."""
+def part_groups(wanted: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the parts that run side by side, in order."""
     parity = tuple(part for part in PARITY if part in wanted)
     first = [(SMOKE,)] if SMOKE in wanted else []
     return [*first, *([parity] if parity else []), *((part,) for part in LIMITS if part in wanted)]
 
 
-def _needed_after(parts: tuple[str, ...], wanted: Sequence[str]) -> float:
-    """Seconds that those which come later may take: what they leave, `parts` may."""
+def needed_after_s(parts: tuple[str, ...], wanted: Sequence[str]) -> float:
+    """Return the seconds that the parts after `parts` may take."""
     later = list(LIMITS)[list(LIMITS).index(parts[0]) + 1 :] if parts[0] in LIMITS else LIMITS
     return sum(LIMITS[part] for part in later if part in wanted)
 
@@ -129,7 +129,7 @@ def _write(results: Path, outcomes: list[Outcome], seconds: float) -> None:
     }
     for name, text in (
         ("gpu.json", json.dumps(content, indent=2) + "\n"),
-        ("gpu.md", _table(outcomes)),
+        ("gpu.md", figures_table(outcomes)),
     ):
         made = results / f"{name}.new"
         made.write_text(text)
@@ -151,7 +151,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _run(
+def run_parts(
     parts: tuple[str, ...],
     limit_s: float,
     device: str,
@@ -160,7 +160,7 @@ def _run(
     before: list[Outcome],
     log: Path,
 ) -> list[Outcome]:
-    """`parts` side by side. What has not ended by then is killed; its figures so far stay. What
+    """Run `parts` side by side. What has not ended by then is killed; its figures so far stay. What
     they say goes to `log`: of one alone as it comes, else of each when it has ended."""
     print(f"== {', '.join(parts)} (at most {limit_s:.0f} s)", flush=True)
     begun = time.monotonic()
@@ -249,7 +249,8 @@ def _state(child: subprocess.Popen[bytes], limit_s: float) -> tuple[str, str]:
     return ("failed", f"exit code {child.returncode}") if child.returncode else ("passed", "")
 
 
-def _child(given: argparse.Namespace) -> int:
+def run_child(given: argparse.Namespace) -> int:
+    """Run one part in this process, write its figures to `given.out`, and return the exit code."""
     import torch
 
     from benchmarks.gpu_parts.speed import Given, Skipped
@@ -259,7 +260,7 @@ def _child(given: argparse.Namespace) -> int:
     known = Given(device, given.dry_run, given.reference, json.loads(given.known))
     found: dict[str, Any] = {"figures": []}
     try:
-        for figure in _function(given.part)(known):
+        for figure in part_function(given.part)(known):
             found["figures"].append(asdict(figure))
             _keep(given.out, found)
     except Skipped as skipped:
@@ -286,12 +287,12 @@ def _keep(out: Path, found: dict[str, Any]) -> None:
     made.replace(out)
 
 
-def _function(part: str) -> Callable[[Any], Iterable[Figure]]:
-    """It may yield figures as they come."""
+def part_function(part: str) -> Callable[[Any], Iterable[Figure]]:
+    """Return the function of a part, which may yield figures as they come."""
     if part in ("engine_parity", SMOKE):  # they load little
         from benchmarks.gpu_parts import smoke
 
-        return smoke.smoke if part == SMOKE else _engine_parity
+        return smoke.smoke if part == SMOKE else engine_token_parity
     if part in ("handoff", "checksum", "workers"):  # with NIXL
         from benchmarks.gpu_parts import handoff, workers
 
@@ -318,9 +319,9 @@ def _function(part: str) -> Callable[[Any], Iterable[Figure]]:
     }[part]
 
 
-def _engine_parity(given: Any) -> Iterable[Figure]:
-    """Greedy and drawn tokens of small float32 models: graphs and kernels against the CPU, with
-    KV in eight bits too."""
+def engine_token_parity(given: Any) -> Iterable[Figure]:
+    """Compare greedy and drawn tokens of small float32 models: graphs and kernels against the CPU,
+    with KV in eight bits too."""
     from benchmarks.gpu_parts.small_model import write_small_model
 
     equal = []
@@ -358,7 +359,8 @@ def _gpu() -> dict[str, str]:
     return {"gpu": name, "triton": triton.__version__}
 
 
-def _table(outcomes: list[Outcome]) -> str:
+def figures_table(outcomes: list[Outcome]) -> str:
+    """Return the outcomes as a Markdown table."""
     lines = ["| part | figure | value | beside | holds |", "| --- | --- | --- | --- | --- |"]
     for outcome in outcomes:
         if outcome.state != "passed" or not outcome.figures:

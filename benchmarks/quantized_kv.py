@@ -107,7 +107,7 @@ def exactness_figures(folder: Path) -> list[Figure]:
     for kind in ("float32", *KV_QUANTS):
         same = logits[kind].argmax(-1) == logits["auto"].argmax(-1)
         pairs = zip(drawn[kind], drawn["auto"], strict=True)
-        alike = statistics.mean(_common(mine, theirs) for mine, theirs in pairs)
+        alike = statistics.mean(common_length(mine, theirs) for mine, theirs in pairs)
         made += [
             Figure(f"logits_error_{kind}", error(logits[kind], logits["auto"])),
             Figure(f"greedy_agree_{kind}", float(same.float().mean())),
@@ -210,8 +210,8 @@ class KvQuantBench:
         return min(taken)
 
 
-def _common(mine: Sequence[int], theirs: Sequence[int]) -> int:
-    """How many tokens are equal before the first that is not."""
+def common_length(mine: Sequence[int], theirs: Sequence[int]) -> int:
+    """Return how many tokens are equal before the first that is not."""
     pairs = enumerate(zip(mine, theirs, strict=True))
     return next((place for place, (a, b) in pairs if a != b), len(mine))
 

@@ -151,7 +151,7 @@ async def tokens_equal(texts: TinyTexts, count: int) -> Figure:
         async with cluster_of(embedded_model(), lambda: None, **how) as plain:
             wanted = (await serve(plain, asks, at_once=BATCH)).answers
         oracle = OracleProposer(0.7)
-        oracle.texts = _texts(asks, wanted)
+        oracle.texts = text_answers(asks, wanted)
         for speculator, draft in (
             (partial(Speculator, oracle, DRAFT_TOKENS), None),
             (partial(Speculator, None, DRAFT_TOKENS), embedded_draft()),
@@ -159,7 +159,7 @@ async def tokens_equal(texts: TinyTexts, count: int) -> Figure:
             async with cluster_of(embedded_model(), speculator, draft=draft, **how) as on:
                 found = (await serve(on, asks, at_once=BATCH)).answers
                 found += await after_a_kill(on, asks)
-            pairs = list(zip(found, [*wanted, *_single(asks, wanted)], strict=True))
+            pairs = list(zip(found, [*wanted, *single_answers(asks, wanted)], strict=True))
             same += sum(one == other for one, other in pairs)
             total += len(pairs)
     return at_least("tokens_equal", same / total, 1.0, "")
@@ -187,7 +187,8 @@ async def after_a_kill(cluster: SpeculatingCluster, asks: Sequence[dict[str, Any
     return answers
 
 
-def _texts(asks: Sequence[dict[str, Any]], answers: Answers) -> Answers:
+def text_answers(asks: Sequence[dict[str, Any]], answers: Answers) -> Answers:
+    """Return each choice's prompt and answer as one text."""
     found, at = [], 0
     for ask in asks:
         for _ in range(ask.get("n", 1)):
@@ -196,7 +197,8 @@ def _texts(asks: Sequence[dict[str, Any]], answers: Answers) -> Answers:
     return found
 
 
-def _single(asks: Sequence[dict[str, Any]], answers: Answers) -> Answers:
+def single_answers(asks: Sequence[dict[str, Any]], answers: Answers) -> Answers:
+    """Return the answers of the requests with one choice."""
     found, at = [], 0
     for ask in asks:
         count = ask.get("n", 1)

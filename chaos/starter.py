@@ -17,7 +17,7 @@ from typing import IO
 # A process of its own sets it before it becomes the command: no code of this one, which has many
 # threads, runs between fork and exec. A child whose parent has ended by then would hear of it no
 # more.
-_BOUND = """
+BOUND_PROGRAM = """
 import ctypes, os, signal, sys
 if ctypes.CDLL(None).prctl(1, signal.SIGKILL):
     sys.exit("it cannot be bound to the process that starts it (prctl)")
@@ -31,7 +31,7 @@ def start(
     command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     """A process that writes into `log`; its pid is the command's own."""
-    bound = [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), *command]
+    bound = [sys.executable, "-I", "-S", "-c", BOUND_PROGRAM, str(os.getpid()), *command]
     return _STARTER.submit(
         subprocess.Popen, bound, env=environment, stdout=log, stderr=log
     ).result()

@@ -321,7 +321,7 @@ class DecodeScheduler:
                     return False  # the loop takes that grant back
                 if self._under_way:
                     return False
-                self._preempt_youngest()
+                self.preempt_youngest()
                 if sequence not in self._running:
                     return False
         return True
@@ -332,7 +332,7 @@ class DecodeScheduler:
             growth = min(self._config.expected_growth_tokens, sequence.growth_left)
             sequence.promised += credit.blocks_for(growth, self._pool.block_size)
 
-    def _preempt_youngest(self) -> None:
+    def preempt_youngest(self) -> None:
         """Take the blocks of the youngest prefilling group or running sequence."""
         groups = [g for g in self._granted if g.phase is Phase.PREFILLING]
         young_group = max(groups, key=lambda g: g.arrived_s, default=None)

@@ -21,7 +21,7 @@ from baton.runtime.errors import ConfigError
 
 _CURVE = "loss.png"
 _EVALUATION = "evaluation.json"
-_FILES = (
+SHIPPED_FILES = (
     "README.md",
     "config.json",
     "generation_config.json",
@@ -34,7 +34,7 @@ _FILES = (
 def ship(folder: Path, into: Path) -> None:
     """Copy both models from `folder`. Raises ConfigError if a part is missing, or a figure of
     the evaluation is below its limit."""
-    wanted = [folder / name / file for name in (EMBEDDED, EMBEDDED_DRAFT) for file in _FILES]
+    wanted = [folder / name / file for name in (EMBEDDED, EMBEDDED_DRAFT) for file in SHIPPED_FILES]
     wanted += [folder / _CURVE, folder / _EVALUATION]
     missing = [path for path in wanted if not path.is_file()]
     if missing:

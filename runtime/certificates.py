@@ -63,7 +63,7 @@ def read(security: SecurityConfig, now: datetime) -> Certificates:
     authority, _ = _content("security.authority", security.authority)
     chain, _ = _content("security.certificate", security.certificate)
     key, status = _content("security.key", security.key)
-    _check_private(security.key, status)
+    check_private(security.key, status)
     authorities = _certificates("security.authority", security.authority, authority)
     own = _certificates("security.certificate", security.certificate, chain)
     _check_pair(security, own[0], key)
@@ -92,9 +92,9 @@ def _content(setting: str, file: str) -> tuple[bytes, os.stat_result]:
         ) from error
 
 
-def _check_private(file: str, found: os.stat_result) -> None:
-    """A key of this user must be readable by this user only; one of root's also by a group, as
-    mounted secrets are for containers of another user."""
+def check_private(file: str, found: os.stat_result) -> None:
+    """Raise ConfigError unless a key of this user is readable by this user only; one of root's also
+    by a group, as mounted secrets are for containers of another user."""
     shared = 0o027 if found.st_uid == 0 else 0o077
     if found.st_uid not in (0, os.getuid()) or stat.S_IMODE(found.st_mode) & shared:
         raise ConfigError(

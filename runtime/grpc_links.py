@@ -104,11 +104,12 @@ def open_server(
 ) -> grpc.aio.Server:
     """Return a server for at most `max_connections` routers and workers of the other role. Calls
     with a token of `also` are accepted too: while the token is replaced, two are valid."""
-    options = _server_options(max_connections)
+    options = server_options(max_connections)
     return grpc.aio.server(interceptors=[TokenCheck(token, *also)], options=options)
 
 
-def _server_options(max_connections: int) -> list[tuple[str, int]]:
+def server_options(max_connections: int) -> list[tuple[str, int]]:
+    """Return the options of a gRPC server: its sizes, timeouts and at most `max_connections`."""
     return [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

@@ -53,7 +53,7 @@ def hold_if_free(folder: Path, worker_id: str) -> Iterator[Path | None]:
     path = folder / f"{worker_id}{SUFFIX}"
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        yield path if _taken(lock, time.monotonic()) and _is_at(lock, path) else None
+        yield path if take_lock(lock, time.monotonic()) and _is_at(lock, path) else None
     finally:
         os.close(lock)
 
@@ -63,7 +63,7 @@ def _locked(path: Path, until_s: float, folder: Path, worker_id: str) -> int:
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if not _taken(lock, until_s):
+            if not take_lock(lock, until_s):
                 raise _refusal(lock, folder, worker_id)
             if _is_at(lock, path):
                 return lock
@@ -80,7 +80,8 @@ def _is_at(lock: int, path: Path) -> bool:
         return False
 
 
-def _taken(lock: int, until_s: float) -> bool:
+def take_lock(lock: int, until_s: float) -> bool:
+    """Take `lock` before `until_s` of the monotonic clock; return whether it was taken."""
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

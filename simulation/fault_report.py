@@ -160,7 +160,7 @@ def _run(
         if time.perf_counter() - shown_s > TELL_S:
             shown_s = time.perf_counter()
             report.timed(shown_s - started_s)
-            print(f"from {first} to {seed}: {_summary(report)}", file=sys.stderr, flush=True)
+            print(f"from {first} to {seed}: {summary_line(report)}", file=sys.stderr, flush=True)
     report.timed(time.perf_counter() - started_s)
     return report
 
@@ -210,7 +210,7 @@ def run_jobs(first: int, count: int, jobs: int, model: Path | None) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         starts = [first + count * job // jobs for job in range(jobs + 1)]
         processes = [
-            _start(starts[job], starts[job + 1], job, model, Path(folder)) for job in range(jobs)
+            start_job(starts[job], starts[job + 1], job, model, Path(folder)) for job in range(jobs)
         ]
         try:
             for job, process in enumerate(processes):
@@ -226,9 +226,10 @@ def run_jobs(first: int, count: int, jobs: int, model: Path | None) -> Report:
     return report
 
 
-def _start(
+def start_job(
     first: int, end: int, job: int, model: Path | None, folder: Path
 ) -> subprocess.Popen[bytes]:
+    """Start a process that runs the seeds from `first` to `end` and reports to `folder`."""
     command = [
         *(sys.executable, "-P", "-m", "baton.simulation.fault_report"),
         *(str(first), str(end - first), str(folder / f"{job}.json")),
@@ -261,7 +262,7 @@ def faults(
         report = run(first, count, mutation=mutation, keep=keep, stop_at_first=stop, kind=kind)
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n")
-    print("\n".join([*report.violations, _summary(report)]))
+    print("\n".join([*report.violations, summary_line(report)]))
     if report.proves_nothing and keep is None and not report.failing_seeds:
         print("every seed was void: too little load before its fault, so nothing has been proved")
         return 1
@@ -278,7 +279,8 @@ def _kind(model: Path | None) -> EngineKind:
     return ModelKind(model, BLOCK)
 
 
-def _summary(report: Report) -> str:
+def summary_line(report: Report) -> str:
+    """Return the counts of `report` as one line of text."""
     failing = len(report.failing_seeds)
     which = f" ({', '.join(map(str, report.failing_seeds[:9]))})" if failing else ""
     past = f" and {report.past} of past bugs" if report.past else ""

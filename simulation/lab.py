@@ -140,7 +140,7 @@ class Run:
             self._loop.call_world(event.at_s, self._do, event)
         last_s = max((event.at_s for event in scenario.events), default=0.0)
         await asyncio.sleep(last_s + 0.01)  # the last event has to strike
-        self._note_load()
+        self.note_load()
         await self._until_ended(self.histories, END_S)
         if self._controlled is not None:
             await self._settle(*self._controlled)
@@ -175,7 +175,7 @@ class Run:
             self._ask(event.does)
             return
         if not self.outcome.faults:
-            self._note_load()
+            self.note_load()
         self.outcome.faults.append(event.does.kind)
         self._watch.strikes(event.does)
         if self._controlled is not None:
@@ -233,7 +233,7 @@ class Run:
 
     # -- checks -----------------------------------------------------------------------------------
 
-    def _note_load(self) -> None:
+    def note_load(self) -> None:
         """Record the load as the first fault strikes, or at the end of the load without faults."""
         if self.outcome.void or self.outcome.requests:
             return

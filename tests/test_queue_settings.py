@@ -27,7 +27,7 @@ def test_router_index_remembers_its_capacity_of_blocks() -> None:
     nothing = cast(Any, None)
     limits = ContextLimits(100, 100)
     fleet = Fleet(InlineRegistry(MemoryRegistry()), nothing, RouterConfig(), b"key", limits)
-    assert fleet.index._capacity == CAPACITY_BLOCKS == 4 << 20
+    assert fleet.index.capacity_blocks == CAPACITY_BLOCKS == 4 << 20
 
 
 def test_router_port_queues_its_backlog_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_router_port_queues_its_backlog_of_connections(monkeypatch: pytest.Monke
 async def test_block_feed_of_each_worker_bounds_its_events() -> None:
     cluster = Cluster(Config())
     for node in (cluster.add_prefill("p", 8), cluster.add_decode("d", 8)):
-        assert node.worker.feed._most == EVENT_QUEUE == 1024
+        assert node.worker.feed.max_events == EVENT_QUEUE == 1024
     await cluster.close()
 
 
@@ -52,7 +52,7 @@ async def test_handoff_bounds_the_chunks_without_checksums() -> None:
 
 
 def test_worker_server_bounds_its_connections() -> None:
-    options = dict(grpc_links._server_options(grpc_links.MAX_CONNECTIONS))
+    options = dict(grpc_links.server_options(grpc_links.MAX_CONNECTIONS))
     assert options["grpc.max_allowed_incoming_connections"] == 4096
 
 

@@ -23,11 +23,11 @@ class Ceilings:
     """Holds the operands, so that a measurement allocates nothing but a product."""
 
     def __init__(self) -> None:
-        self._words = zeros((_READ_BYTES // 8,), torch.int64).fill_(1)
+        self.words = zeros((_READ_BYTES // 8,), torch.int64).fill_(1)
         # torch multiplies bf16 numbers one by one where the processor has nothing for them:
         # what it can do there is what it does in float32
         kind = torch.bfloat16 if matrix_unit() != NO_UNIT else torch.float32
-        self._operands = [
+        self.operands = [
             (_random(rows, inputs, kind), _random(outputs, inputs, kind))
             for rows, outputs, inputs in _SHAPES
         ]
@@ -35,11 +35,11 @@ class Ceilings:
     def linear_flops(self) -> float:
         """Operations a second of torch's linear, the faster of two shapes: in bf16, or in float32
         where no instruction is for bf16."""
-        return max(self._linear(x, weight) for x, weight in self._operands)
+        return max(self._linear(x, weight) for x, weight in self.operands)
 
     def read_bytes_s(self) -> float:
         """Bytes a second of summing a buffer in huge pages that is in no cache."""
-        return self._words.nbytes / seconds(lambda: self._words.sum())
+        return self.words.nbytes / seconds(lambda: self.words.sum())
 
     def _linear(self, x: torch.Tensor, weight: torch.Tensor) -> float:
         return 2.0 * x.shape[0] * weight.numel() / seconds(lambda: functional.linear(x, weight))

@@ -52,21 +52,22 @@ class HostSide:
             max_queue=count,
             waiting_share=1.0,
         )
-        self._scheduler = DecodeScheduler(BlockPool(blocks, BLOCK_TOKENS), config, _KEY)
+        self.pool = BlockPool(blocks, BLOCK_TOKENS)
+        self.scheduler = DecodeScheduler(self.pool, config, _KEY)
         self._bounds = Bounds(blocks, BLOCK_TOKENS, VOCABULARY, PROMPT_TOKENS + OUTPUT_TOKENS)
         for number in range(count):
             self._submit(number)
-        while self._scheduler.running < count:  # their prompts
-            self._scheduler.admit()
-            plan = self._scheduler.plan()
+        while self.scheduler.running < count:  # their prompts
+            self.scheduler.admit()
+            plan = self.scheduler.plan()
             if not plan:
-                raise RuntimeError(f"{self._scheduler.running} of {count} sequences have room")
+                raise RuntimeError(f"{self.scheduler.running} of {count} sequences have room")
             self._commit(plan, _made_up(plan))
 
     def step(self) -> HostTimes:
         """One decode step of all sequences."""
         start = time.perf_counter()
-        plan = self._scheduler.plan()
+        plan = self.scheduler.plan()
         planned = time.perf_counter()
         prepare(plan.batch, self._bounds)
         prepared = time.perf_counter()
@@ -77,7 +78,7 @@ class HostSide:
         return HostTimes(planned - start, prepared - planned, committed - drawn)
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
-        for sequence, drawn in self._scheduler.commit(plan, result).drawn:
+        for sequence, drawn in self.scheduler.commit(plan, result).drawn:
             sequence.output.append(drawn.token)
 
     def _submit(self, number: int) -> None:
@@ -99,7 +100,7 @@ class HostSide:
             emit=lambda output: None,
         )
         request.sequences = [Sequence(request, 0, [])]
-        self._scheduler.submit(request)
+        self.scheduler.submit(request)
 
 
 def _made_up(plan: StepPlan) -> StepResult:

@@ -42,7 +42,7 @@ class RawReader:
         self._candidate = candidate
         self._metadata = credentials(token)
         self._channel = open_channel(candidate.address, tls)
-        self._stub = handoff_pb2_grpc.HandoffStub(self._channel)
+        self.stub = handoff_pb2_grpc.HandoffStub(self._channel)
         self._boot_id = secrets.token_bytes(16)
         self._turn = 0
         self._versions: dict[str, str] = {}  # of libraries, once they are loaded
@@ -55,7 +55,7 @@ class RawReader:
         self._agent = bindings.nixl_agent(self._boot_id.hex(), config)
         self._agent.create_backend("UCX", {})
         self._versions = library_versions(bindings.__name__)
-        self.block_bytes, self._blocks = await self._their_block_bytes(common), blocks
+        self.block_bytes, self._blocks = await self.their_block_bytes(common), blocks
         self._memory = mmap(-1, blocks * self.block_bytes, MAP_PRIVATE | MAP_ANONYMOUS)
         self._memory.madvise(MADV_HUGEPAGE)
         self._pool = np.frombuffer(self._memory, dtype=np.uint8).reshape(blocks, -1)
@@ -71,29 +71,30 @@ class RawReader:
             blocks,
             versions=self._versions,
         )
-        theirs = await self._greet(mine, common)
+        theirs = await self.greet(mine, common)
         name = self._agent.add_remote_agent(theirs.metadata)
         self._local = self._prepare("NIXL_INIT_AGENT", mine)
         self._remote = self._prepare(name, theirs)
 
-    async def _their_block_bytes(self, common: handoff_pb2.Compatibility) -> int:
+    async def their_block_bytes(self, common: handoff_pb2.Compatibility) -> int:
         """Ask the granter for the bytes of its block, as a reader of another split: its blocks may
         have another size, and this reader has no pool yet."""
         other_split = handoff_pb2.Compatibility()
         other_split.CopyFrom(common)
         other_split.tp_size += 1
         none_yet = PeerPool(self._boot_id, "nixl", b"", 0, 0, 0, versions=self._versions)
-        return (await self._greet(none_yet, other_split)).block_bytes
+        return (await self.greet(none_yet, other_split)).block_bytes
 
-    async def _greet(self, mine: PeerPool, common: handoff_pb2.Compatibility) -> PeerPool:
+    async def greet(self, mine: PeerPool, common: handoff_pb2.Compatibility) -> PeerPool:
+        """Send a handshake of `mine` and return the pool of the granter."""
         words = handshake.build("raw-reader", mine, common)
-        theirs = await self._stub.Handshake(words, metadata=self._metadata, timeout=5)
+        theirs = await self.stub.Handshake(words, metadata=self._metadata, timeout=5)
         return handshake.peer_pool(theirs)
 
     async def times(self, tokens: Sequence[int], last_blocks: int) -> tuple[float, float]:
         """Seconds of a READ of all full blocks of a prompt, and of its last `last_blocks`;
         medians of a few READs, alternating."""
-        link: GranterLink = ClientLink(self._stub.Open(metadata=self._metadata))
+        link: GranterLink = ClientLink(self.stub.Open(metadata=self._metadata))
         opening = open_handoff(self._candidate.boot_id, self._boot_id, tokens, LEASE_MS)
         await link.send(handoff_pb2.ReaderMessage(open=opening))
         renewing = asyncio.create_task(_renew(link))

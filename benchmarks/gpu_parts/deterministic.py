@@ -23,7 +23,7 @@ from benchmarks.gpu_parts.small_model import write_small_model
 ROOT = Path(__file__).resolve().parents[2]
 STORY = ROOT / "tests" / "engine" / "deterministic_story.py"
 # With query and key norms and without; as `deterministic_story.py` takes them.
-_STORIES: tuple[tuple[bool, tuple[str, ...]], ...] = (
+STORIES: tuple[tuple[bool, tuple[str, ...]], ...] = (
     (True, ()),
     (False, ("--kv-dtype=fp8_e4m3", "--quantization=int8")),
 )
@@ -33,7 +33,7 @@ def deterministic(given: Any) -> Iterator[Figure]:
     """Figures of `benchmarks.gpu`; raises RuntimeError where a bit differs."""
     held: list[bool] = []
     with TemporaryDirectory() as folder:
-        for qk_norm, more in _STORIES[:1] if given.dry else _STORIES:
+        for qk_norm, more in STORIES[:1] if given.dry else STORIES:
             model = Path(folder) / f"model{qk_norm:d}"
             write_small_model(model, qk_norm)
             line = [sys.executable, "-P", str(STORY), str(model), f"--device={given.device.type}"]

@@ -66,7 +66,7 @@ def experts(given: Given) -> Iterator[Figure]:
     """Microseconds a layer, and over the floor."""
     shape = TINY_MIXTURE if given.dry else QWEN3_30B
     for code in FORMATS:
-        layers = [_mixture(shape, code, given.device) for _ in range(shape.layers)]
+        layers = [mixture_weights(shape, code, given.device) for _ in range(shape.layers)]
         for rows in (1, 3, 9) if given.dry else (1, 64, 2048):
             yield from _mixture_figures(given, shape, layers, code, rows)
     for rows in (1, 3) if given.dry else (1, 64):
@@ -88,14 +88,16 @@ def _mixture_figures(
             mix(x, layer, shape.spec, gating)
 
     seconds = replay_seconds(all_layers, given.device) / len(layers)
-    read = sum(_bytes_read(x, layer, shape) for layer in layers) / len(layers)
+    read = sum(expert_bytes_read(x, layer, shape) for layer in layers) / len(layers)
     flops = 2.0 * rows * shape.chosen * shape.expert_parameters
     name = f"experts_us_{code or 'bf16'}_{rows}"
     yield Figure(name, seconds * 1e6, "us")
-    yield _over_floor(given, name, seconds, read, flops)
+    yield over_floor(given, name, seconds, read, flops)
 
 
-def _over_floor(given: Given, name: str, seconds: float, read: float, flops: float) -> Figure:
+def over_floor(given: Given, name: str, seconds: float, read: float, flops: float) -> Figure:
+    """Return `seconds` as a multiple of the shortest time that the ceilings allow for `read` bytes
+    and `flops`."""
     reading = read / given.ceiling("copy_gb_per_s") / 1e9
     computing = flops / given.ceiling("matrix_tflops") / 1e12
     floor = max(reading, computing)
@@ -105,8 +107,8 @@ def _over_floor(given: Given, name: str, seconds: float, read: float, flops: flo
     )
 
 
-def _bytes_read(x: Tensor, layer: ExpertWeights, shape: MixtureShape) -> float:
-    """The bytes of the experts that some row chose."""
+def expert_bytes_read(x: Tensor, layer: ExpertWeights, shape: MixtureShape) -> float:
+    """Return the bytes of the experts that some row chose."""
     chosen, _ = route(layer.gate(x.float()), shape.spec)
     stacked = layer.experts
     assert isinstance(stacked, StackedExperts)
@@ -121,7 +123,10 @@ def _bytes_of(weights: Tensor | StackedCodes) -> int:
     return weights.codes.nbytes + weights.scales.nbytes + zeros
 
 
-def _mixture(shape: MixtureShape, code: CodeDtype | None, device: torch.device) -> ExpertWeights:
+def mixture_weights(
+    shape: MixtureShape, code: CodeDtype | None, device: torch.device
+) -> ExpertWeights:
+    """Return random weights of a mixture of experts, in codes if `code` is given."""
     dtype = step_dtype(device)
     gate = torch.randn(shape.experts, shape.hidden, device=device) * shape.hidden**-0.5
     sizes = ((2 * shape.ffn, shape.hidden), (shape.hidden, shape.ffn))
@@ -187,7 +192,7 @@ def _latent_figures(given: Given, rows: int, context: int) -> Iterator[Figure]:
     flops = 2.0 * rows * heads * context * (latent.width + latent.rank)
     name = f"latent_attention_us_{rows}x{context}"
     yield Figure(name, seconds * 1e6, "us")
-    yield _over_floor(given, name, seconds, read, flops)
+    yield over_floor(given, name, seconds, read, flops)
 
 
 def _latent_model(latent: LatentSpec, heads: int, layers: int, context: int) -> ModelSpec:

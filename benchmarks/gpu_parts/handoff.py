@@ -46,8 +46,8 @@ READ_TIMEOUT_S = 10.0
 LINK_BYTES = 1 << 30  # of a plain copy
 
 
-def _sizes(dry: bool) -> tuple[int, int]:
-    """(blocks whose checksums are computed, their bytes)"""
+def checksum_sizes(dry: bool) -> tuple[int, int]:
+    """Return how many blocks have their checksums computed, and their bytes."""
     return (4, 16 << 10) if dry else (512, BLOCK_BYTES)
 
 
@@ -83,7 +83,7 @@ async def _grant(device: torch.device, blocks: int, size: int) -> None:
     mover.hold_progress()
     peer = asdict(mover.describe())
     peer |= {"boot_id": peer["boot_id"].hex(), "metadata": peer["metadata"].hex()}
-    print(json.dumps({"peer": json.dumps(peer), "ipc": _exported(pool)}), flush=True)
+    print(json.dumps({"peer": json.dumps(peer), "ipc": exported_handle(pool)}), flush=True)
     await asyncio.to_thread(sys.stdin.buffer.read)  # ends with the parent
     await mover.close()
 
@@ -182,7 +182,7 @@ def read_all(device: torch.device, blocks: int, size: int) -> None:
         pool = torch.zeros((blocks, size), dtype=torch.uint8, device=device)
         mover, peer = _mover(pool), described(theirs["peer"])
         asyncio.run(read())
-        _check(pool, torch.arange(1, blocks + 1, device=device).to(torch.uint8))
+        check_landed(pool, torch.arange(1, blocks + 1, device=device).to(torch.uint8))
 
 
 def read_layouts(
@@ -195,7 +195,7 @@ def read_layouts(
         mover = _mover(pool)
         peer = described(theirs["peer"])
         found = asyncio.run(_read_layouts(mover, pool, peer, rounds))
-        return _link(pool.view(-1)[:LINK_BYTES], theirs["ipc"]), found
+        return peer_link(pool.view(-1)[:LINK_BYTES], theirs["ipc"]), found
 
 
 async def _read_layouts(
@@ -209,7 +209,7 @@ async def _read_layouts(
         rates = [await _read(mover, peer.boot_id, prompts, size) for _ in range(rounds)]
         for remote, local in prompts:
             wanted = (torch.tensor(remote, device=pool.device) + 1).to(torch.uint8)
-            _check(pool[torch.tensor(local, device=pool.device)], wanted)
+            check_landed(pool[torch.tensor(local, device=pool.device)], wanted)
         moved = sum(len(ours) for _, ours in prompts)
         runs = sum(descriptors(*each) for each in prompts)
         found[name] = Reading(settled(rates), moved / runs)
@@ -232,7 +232,9 @@ async def _read_halves(
     _clear(pool)
     prompt = [part for block in own for part in (2 * block, 2 * block + 1)]
     rates = [await _read(mover, peer.boot_id, [(prompt, own)], size) for _ in range(rounds)]
-    _check(pool[: len(own)], torch.arange(1, len(own) + 1, device=pool.device).to(torch.uint8))
+    check_landed(
+        pool[: len(own)], torch.arange(1, len(own) + 1, device=pool.device).to(torch.uint8)
+    )
     return Reading(settled(rates), 0.5)
 
 
@@ -276,14 +278,14 @@ def _clear(pool: torch.Tensor) -> None:
         torch.cuda.synchronize(pool.device)
 
 
-def _check(landed: torch.Tensor, wanted: torch.Tensor) -> None:
+def check_landed(landed: torch.Tensor, wanted: torch.Tensor) -> None:
     """Raise RuntimeError unless all bytes of each block, [blocks, bytes], are as `wanted`."""
     if not bool((landed == wanted[:, None]).all()):
         raise RuntimeError("a READ is done, and its bytes are not those of the granter")
 
 
-def _exported(pool: torch.Tensor) -> list[Any] | None:
-    """The handle by which another process opens `pool`; None where CUDA cannot share it."""
+def exported_handle(pool: torch.Tensor) -> list[Any] | None:
+    """Return the handle by which another process opens `pool`; None where CUDA cannot share it."""
     if pool.device.type != "cuda":
         return None
     try:
@@ -297,9 +299,9 @@ def _exported(pool: torch.Tensor) -> list[Any] | None:
     ]
 
 
-def _link(pool: torch.Tensor, exported: list[Any] | None) -> Link:
-    """The best that there is between two processes: the peer's memory itself (CUDA IPC), else by
-    way of the host, where a byte is copied off the device and on to it again."""
+def peer_link(pool: torch.Tensor, exported: list[Any] | None) -> Link:
+    """Return the best link that there is between two processes: the peer's memory itself (CUDA
+    IPC), else by way of the host, where a byte is copied off the device and on to it again."""
     if exported is not None:
         parts = [base64.b64decode(e["bytes"]) if isinstance(e, dict) else e for e in exported]
         try:
@@ -324,7 +326,7 @@ def _link(pool: torch.Tensor, exported: list[Any] | None) -> Link:
 def checksum(given: Given) -> Iterator[Figure]:
     """The cost of checksums of all blocks, against their transfer by the link that is present. A
     sum reads each byte once: where the link is nearly as fast as the memory, that is its bound."""
-    blocks, size = _sizes(given.dry)
+    blocks, size = checksum_sizes(given.dry)
     pool = torch.empty((blocks, size), dtype=torch.uint8, device=given.device).random_(0, 256)
     index = torch.arange(blocks, device=given.device)
     seeds = torch.randint(-(1 << 62), 1 << 62, (blocks,), device=given.device)

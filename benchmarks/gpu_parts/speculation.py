@@ -156,7 +156,7 @@ def _step_costs(given: Given, name: str, label: str, context: int) -> Iterator[F
         for _ in range(1 if given.dry else 3):
             for times, proposed in ((plain, 0), (verified, PROPOSED)):
                 step = decode_step(rows, context, wide, fed=False)
-                runner.run(_with_proposals(step, proposed))
+                runner.run(batch_with_proposals(step, proposed))
                 bucket = rows * (proposed + 1)
                 times.append(graph_seconds(runner, bucket, 1 if given.dry else 4, given.device))
         ratio = median(verified) / median(plain)
@@ -164,8 +164,8 @@ def _step_costs(given: Given, name: str, label: str, context: int) -> Iterator[F
         yield Figure(f"verify_cost_{label}_bs{rows}_k{PROPOSED}", ratio, "", beside)
 
 
-def _with_proposals(batch: StepBatch, count: int) -> StepBatch:
-    """Each slice with `count` proposals, right or wrong."""
+def batch_with_proposals(batch: StepBatch, count: int) -> StepBatch:
+    """Return the batch with `count` proposals in each slice, right or wrong."""
     if not count:
         return batch
     slices = []

@@ -172,7 +172,7 @@ def attention(given: Given) -> Iterator[Figure]:
         yield Figure(name, ours * 1e6, "us")
         best = _sdpa_seconds(given, shape, rows, tokens, past)
         yield Figure(f"{name}_over_sdpa", ours / best, "", "torch's best SDPA is 1")
-        for peer, seconds in _reference(given, rows, tokens, past).items():
+        for peer, seconds in reference_seconds(given, rows, tokens, past).items():
             yield Figure(f"{name}_over_{peer}", ours / seconds, "", f"{peer} is 1")
 
 
@@ -250,8 +250,8 @@ def _sdpa_seconds(given: Given, shape: ModelShape, rows: int, tokens: int, past:
     return min(found)
 
 
-def _reference(given: Given, rows: int, tokens: int, past: int) -> dict[str, float]:
-    """Seconds by engine, of the same shape in bfloat16, from the folder of parquet files."""
+def reference_seconds(given: Given, rows: int, tokens: int, past: int) -> dict[str, float]:
+    """Return seconds by engine, of the same shape in bfloat16, from the folder of parquet files."""
     if given.reference is None or given.dry:
         return {}
     if find_spec("pyarrow") is None:

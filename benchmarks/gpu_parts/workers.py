@@ -89,12 +89,12 @@ def workers(given: Given) -> Iterator[Figure]:
                 by_role = {"prefill": ["worker.device=cpu"], "decode": on_gpu}
                 pairs.append(WorkerPair(model, settings, by_role))
             wanted = asyncio.run(one_process_answers(model, gpu, asks))
-            _check_schema(asks, wanted)
-            yield _figure("shared_device", pairs[0], "decode-0", asks, wanted)
-            yield _figure("speculating", pairs[0], "decode-1", asks, wanted)
+            check_schema(asks, wanted)
+            yield pair_figure("shared_device", pairs[0], "decode-0", asks, wanted)
+            yield pair_figure("speculating", pairs[0], "decode-1", asks, wanted)
             for pair in pairs[1:]:
-                yield _figure("cpu_to_gpu", pair, "decode-0", asks, wanted)
-            yield _audited(pairs)
+                yield pair_figure("cpu_to_gpu", pair, "decode-0", asks, wanted)
+            yield audited_figure(pairs)
         finally:
             for pair in pairs:
                 pair.close()
@@ -130,8 +130,8 @@ def _cpu_pair(given: Given) -> bool:
     return not given.dry and not missing
 
 
-def _check_schema(asks: Sequence[Ask], answers: Sequence[list[int]]) -> None:
-    """The reference itself: each constrained answer is an object of `SCHEMA`."""
+def check_schema(asks: Sequence[Ask], answers: Sequence[list[int]]) -> None:
+    """Check the reference itself: each constrained answer is an object of `SCHEMA`."""
     for ask, answer in zip(asks, answers, strict=True):
         if ask.schema is not None:
             found = json.loads(text_of(answer))
@@ -139,9 +139,11 @@ def _check_schema(asks: Sequence[Ask], answers: Sequence[list[int]]) -> None:
                 raise RuntimeError(f"an answer does not follow its schema: {text_of(answer)}")
 
 
-def _figure(
+def pair_figure(
     name: str, pair: WorkerPair, worker: str, asks: Sequence[Ask], wanted: list[list[int]]
 ) -> Figure:
+    """Ask `worker` and count the answers that equal `wanted`. Raises RuntimeError unless all do,
+    each by a handoff."""
     found = asyncio.run(_asked(pair, worker, asks))
     equal = sum(one == other for one, other in zip(found.answers, wanted, strict=True))
     if equal < len(wanted) or found.handoffs < len(wanted):
@@ -175,7 +177,7 @@ async def _asked(pair: WorkerPair, worker: str, asks: Sequence[Ask]) -> Found:
             )
     finally:
         await link.close()
-    handoffs = await asyncio.to_thread(_completed, records["decode"].admin_address)
+    handoffs = await asyncio.to_thread(completed_handoffs, records["decode"].admin_address)
     return Found(
         [answer.tokens for answer in answers],
         handoffs,
@@ -197,16 +199,17 @@ def _sampling(ask: Ask, vocabulary: bytes) -> worker_pb2.Sampling:
     return made
 
 
-def _completed(address: str) -> int:
+def completed_handoffs(address: str) -> int:
+    """Return the count of completed handoffs in the metrics of a decode worker."""
     found = _COMPLETED.search(_get(address, "/metrics"))
     if found is None:
         raise RuntimeError("the decode worker's metrics tell nothing of handoffs")
     return int(float(found[1]))
 
 
-def _audited(pairs: Sequence[WorkerPair]) -> Figure:
-    """Each worker's audit, which adds up its pool. Raises RuntimeError if a block is held, or a
-    handoff open, AUDIT_S after the last answer."""
+def audited_figure(pairs: Sequence[WorkerPair]) -> Figure:
+    """Read each worker's audit, which adds up its pool. Raises RuntimeError if a block is held, or
+    a handoff open, AUDIT_S after the last answer."""
     records = [record for pair in pairs for record in pair.records()]
     deadline = time.monotonic() + AUDIT_S
     while left := {record.worker_id: held for record in records if (held := _held(record))}:

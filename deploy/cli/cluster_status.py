@@ -106,7 +106,7 @@ async def _status_of(cluster: Cluster) -> ClusterStatus:
     reported, answers = await asyncio.gather(_reported(cluster), asked)
     workers = [row for row, _ in answers]
     routers = _routers([answer for _, answer in answers if answer is not None], reported)
-    warnings = [*_warnings(workers, routers), *rejected]
+    warnings = [*cluster_warnings(workers, routers), *rejected]
     return ClusterStatus(cluster.name, where, "readable", workers, routers, warnings)
 
 
@@ -188,7 +188,7 @@ def _routers(
     return [RouterRow(name, hosts[name], linked[name]) for name in sorted(hosts)]
 
 
-def _warnings(workers: Sequence[WorkerRow], routers: Sequence[RouterRow]) -> list[str]:
+def cluster_warnings(workers: Sequence[WorkerRow], routers: Sequence[RouterRow]) -> list[str]:
     """Return what an operator should look at, one sentence each."""
     found = [
         f"{row.worker_id} is {row.state}: {row.detail}" for row in workers if row.state != "ready"

@@ -29,7 +29,7 @@ def visible_gpus(device: str, stopped: Callable[[], bool] = lambda: False) -> in
     count them, or does not see the one that was named."""
     if device == "cpu":
         return 0
-    count = _ask_torch(stopped) if built_for_cuda() and has_driver() else 0
+    count = ask_torch(stopped) if built_for_cuda() and has_driver() else 0
     if count is None:
         return 0
     number = int(device.partition(":")[2] or 0)
@@ -57,7 +57,7 @@ def has_driver() -> bool:
     return any(file.exists() for file in DRIVER_FILES)
 
 
-def _ask_torch(stopped: Callable[[], bool]) -> int | None:
+def ask_torch(stopped: Callable[[], bool]) -> int | None:
     """Return the count; None if `stopped` returned true, after which the child has ended."""
     child = subprocess.Popen(
         [sys.executable, "-P", "-c", _QUESTION],

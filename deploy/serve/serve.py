@@ -375,7 +375,7 @@ def serve(
     after_ready: AfterReady | None = None,
 ) -> None:
     """Run `baton serve` in the main thread until SIGINT, SIGTERM or SIGHUP."""
-    serving = Serving(options, say or _print)
+    serving = Serving(options, say or print_line)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: serving.stop())
     serving.run(after_ready)
@@ -389,6 +389,7 @@ def _announced_workers(registry: DirectoryRegistry) -> list[WorkerRecord]:
         return []
 
 
-def _print(line: str) -> None:
+def print_line(line: str) -> None:
+    """Print `line` unless standard output cannot take it."""
     with suppress(OSError):  # a full disk, a closed pipe: no reason to end
         print(line, flush=True)

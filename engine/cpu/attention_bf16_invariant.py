@@ -62,7 +62,7 @@ class InvariantBfloatAttention(NumbaAttention):
         return out
 
 
-def _walk(  # type: ignore[no-untyped-def] # numba infers types
+def decode_walk(  # type: ignore[no-untyped-def] # numba infers types
     pool,  # address of the layer
     strides,  # bytes from one block, KV head, k to v, token to the next
     sizes,  # heads, KV heads, tokens of a block, numbers of a head
@@ -124,4 +124,4 @@ def _walk(  # type: ignore[no-untyped-def] # numba infers types
         keep(mixed)
 
 
-_decode = compiled(_walk, parallel=True, strict=True)
+_decode = compiled(decode_walk, parallel=True, strict=True)

@@ -26,11 +26,11 @@ from numba.extending import intrinsic
 from baton.engine.cpu.kernel_cache import KernelCache
 from baton.engine.scheduling.compile_clock import watch_numba
 
-_FASTMATH = {"reassoc", "contract", "arcp", "nsz"}  # infinities and NaN stay valid
+FASTMATH = {"reassoc", "contract", "arcp", "nsz"}  # infinities and NaN stay valid
 _CONSTANTS = {"kv_quant.py"}  # sources with constants that compiled code includes
 _SAFE_LAYERS = ("numba.np.ufunc.tbbpool", "numba.np.ufunc.omppool")
 _TORCH_THREADS = torch.get_num_threads()
-_THREADS = numba.get_num_threads()
+NUMBA_THREADS = numba.get_num_threads()
 # `get_num_threads` starts numba's threads, which changes OpenMP's, and so torch's, thread count.
 torch.set_num_threads(_TORCH_THREADS)
 
@@ -40,7 +40,7 @@ def compiled(function: Callable[..., None], *, parallel: bool = False, strict: b
     else compiled at every start. `parallel`: threads share its `prange` loops. `strict`: operations
     are neither fused nor reordered."""
 
-    fastmath = set() if strict else _FASTMATH
+    fastmath = set() if strict else FASTMATH
 
     shared = parallel and _parallel_is_safe()
     made: Any = numba.njit(parallel=shared, nogil=True, fastmath=fastmath)(function)
@@ -79,7 +79,7 @@ keep: Any = intrinsic(_keep)
 
 def take_threads() -> None:
     """Set the thread count of this thread's parallel calls to torch's."""
-    numba.set_num_threads(min(torch.get_num_threads(), _THREADS))
+    numba.set_num_threads(min(torch.get_num_threads(), NUMBA_THREADS))
 
 
 def _parallel_is_safe() -> bool:

@@ -170,7 +170,7 @@ class DecodePass:
 
         def run(first: int) -> tuple[int, int]:
             vectors = part, rounds.flags, rounds.buffers, rounds.rank, first, rounds.scratch
-            missing = _through_layers(*given, vectors, summed)
+            missing = through_layers(*given, vectors, summed)
             return int(missing), int(summed[0])
 
         if sums is None:
@@ -338,4 +338,4 @@ def _sum_over_ranks(vector, flags, buffers, rank, first, scratch, summed):  # ty
 
 _heads = compiled(_project_heads, parallel=True)
 _gated = compiled(_gate_up, parallel=True)
-_through_layers = compiled(_through)
+through_layers = compiled(_through)

@@ -52,7 +52,7 @@ class CpuMatrix:
     ) -> None:
         """Pack the weight. `batch_invariant`: prefer a kernel whose rows do not depend on each
         other to a faster one whose rows do (oneDNN's on AMX), if there is one."""
-        compiled = _compiled(weight, bias, batch_invariant)
+        compiled = compiled_linear(weight, bias, batch_invariant)
         self.product = compiled or _packed(weight, bias) or PlainMatrix(weight, bias)
 
     @property
@@ -66,7 +66,8 @@ class CpuMatrix:
         return self.product(x)
 
 
-def _compiled(weight: Tensor, bias: Tensor | None, batch_invariant: bool) -> Linear | None:
+def compiled_linear(weight: Tensor, bias: Tensor | None, batch_invariant: bool) -> Linear | None:
+    """Return the numba kernel of a bfloat16 `weight`; None where it cannot pack it."""
     if weight.dtype != torch.bfloat16 or find_spec("numba") is None:
         return None
     from baton.engine.cpu.linear_numba import Panels, can_pack
@@ -76,7 +77,7 @@ def _compiled(weight: Tensor, bias: Tensor | None, batch_invariant: bool) -> Lin
 
 
 def _packed(weight: Tensor, bias: Tensor | None) -> Linear | None:
-    if not _can_pack(weight):
+    if not torch_can_pack(weight):
         return None
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_ROWS)
 
@@ -101,7 +102,7 @@ def padded_rows(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def _can_pack(weight: Tensor) -> bool:
+def torch_can_pack(weight: Tensor) -> bool:
     """Return whether torch has the packing operators, which its compiler uses but which are not a
     public API."""
     operators = torch.ops.mkldnn

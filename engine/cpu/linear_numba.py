@@ -121,7 +121,7 @@ def _times_panel(  # type: ignore[no-untyped-def] # numba infers types
         row += count
 
 
-def _walk(  # type: ignore[no-untyped-def] # numba infers types
+def multiply_walk(  # type: ignore[no-untyped-def] # numba infers types
     rows,
     x,  # address of bfloat16 [rows, 2 * pairs]
     x_stride,  # bytes
@@ -139,4 +139,4 @@ def _walk(  # type: ignore[no-untyped-def] # numba infers types
 
 _all_ahead, _half_ahead, _part_ahead, _none_ahead = tile(4), tile(2), tile(1), tile(0)
 times_panel = compiled(_times_panel)
-multiply = compiled(_walk, parallel=True)
+multiply = compiled(multiply_walk, parallel=True)

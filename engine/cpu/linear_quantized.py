@@ -56,10 +56,10 @@ def _product(weight: QuantizedWeight, dtype: torch.dtype) -> Product:
     if dtype == torch.bfloat16 and weight.code_dtype == "int8" and weight.scales.shape[1] == 1:
         if weight.zeros is None:
             return _Int8Rows(weight)
-    elif dtype == torch.bfloat16 and weight.code_dtype == "int4" and _tile():
+    elif dtype == torch.bfloat16 and weight.code_dtype == "int4" and int4_tile_rows():
         group = _tile_group(weight)
         if group:
-            return _Int4Tiles(weight, group, _tile())
+            return _Int4Tiles(weight, group, int4_tile_rows())
     elif dtype == torch.bfloat16 and weight.code_dtype == "fp8" and find_spec("numba") is not None:
         return _CompiledFp8(weight)
     return _Dequantized(weight)
@@ -213,7 +213,7 @@ def _pack_tiles(codes: Tensor, tile: int) -> Tensor:
 
 
 @cache
-def _tile() -> int:
+def int4_tile_rows() -> int:
     """Return how many rows a tile of torch's kernel has. 0 if there is no such kernel, numba is
     missing, or `unpack_numba` cannot read its order: byte i of a column has rows i and
     tile / 2 + i."""

@@ -48,7 +48,7 @@ def rotate_into(
     return out
 
 
-def _rotate_walk(  # type: ignore[no-untyped-def] # numba infers types
+def rotate_walk(  # type: ignore[no-untyped-def] # numba infers types
     pool,  # address of the layer
     strides,  # bytes: of a block, KV head, layer, k to v, token
     queries,  # address, bytes from row to row and head to head, heads
@@ -82,4 +82,4 @@ def _rotate_head(at, row, angles, out):  # type: ignore[no-untyped-def] # numba 
 
 
 rotate_head = compiled(_rotate_head)
-_rotate = compiled(_rotate_walk, parallel=True)
+_rotate = compiled(rotate_walk, parallel=True)

@@ -37,7 +37,7 @@ from baton.engine.cpu.softmax_ir import by_count, loop, spread
 
 _VECTORS = COLUMNS // LANES
 MAX_ROWS = 6  # of a tile: 24 sums and four vectors of weights fit into 32 registers
-_STRETCH = 256  # pairs of each row in float32 at once: 12 KB for six rows
+STRETCH_PAIRS = 256  # pairs of each row in float32 at once: 12 KB for six rows
 _FLOAT = ir.FloatType()
 
 
@@ -58,7 +58,7 @@ class _Scratch(NamedTuple):
     """The scratch memory on the stack: addresses as int64 values of LLVM."""
 
     sums: Any  # of float32 [MAX_ROWS, 64]
-    numbers: Any  # of float32 [MAX_ROWS, 2 * _STRETCH]
+    numbers: Any  # of float32 [MAX_ROWS, 2 * STRETCH_PAIRS]
 
 
 def tile(lines: int, *, wide: bool = False) -> Any:
@@ -130,7 +130,7 @@ def _new_scratch(builder: Any) -> _Scratch:
     with builder.goto_entry_block():  # allocated once, outside loops
         sums, numbers = (
             builder.alloca(ir.ArrayType(_FLOAT, MAX_ROWS * width))
-            for width in (COLUMNS, 2 * _STRETCH)
+            for width in (COLUMNS, 2 * STRETCH_PAIRS)
         )
         return _Scratch(builder.ptrtoint(sums, I64), builder.ptrtoint(numbers, I64))
 
@@ -146,15 +146,17 @@ def _emit_stretches(
         own = builder.add(scratch.sums, builder.mul(row.index, I64(4 * COLUMNS)))
         for place, start in enumerate(starts):
             store(builder, start, own, 64 * place)
-    stretches = builder.sdiv(builder.add(at.pairs, I64(_STRETCH - 1)), I64(_STRETCH))
+    stretches = builder.sdiv(builder.add(at.pairs, I64(STRETCH_PAIRS - 1)), I64(STRETCH_PAIRS))
     with cgutils.for_range(builder, stretches) as stretch:
-        first = builder.mul(stretch.index, I64(_STRETCH))
+        first = builder.mul(stretch.index, I64(STRETCH_PAIRS))
         left = builder.sub(at.pairs, first)
-        count = builder.select(builder.icmp_signed("<", left, I64(_STRETCH)), left, I64(_STRETCH))
+        count = builder.select(
+            builder.icmp_signed("<", left, I64(STRETCH_PAIRS)), left, I64(STRETCH_PAIRS)
+        )
         with cgutils.for_range(builder, rows) as row:
             x = builder.add(at.x, builder.mul(at.x_stride, row.index))
             source = builder.add(x, builder.mul(first, I64(4)))
-            target = builder.add(scratch.numbers, builder.mul(row.index, I64(8 * _STRETCH)))
+            target = builder.add(scratch.numbers, builder.mul(row.index, I64(8 * STRETCH_PAIRS)))
             _widen(builder, source, count, target)
         with cgutils.for_range(builder, I64(_VECTORS)) as part:
             offset = builder.mul(part.index, I64(64))
@@ -199,7 +201,7 @@ def _add_part(builder: Any, rows: int, lines: int, at: _TileArguments, scratch: 
         for second in range(2):
             column = half_of(builder, both, second)
             for row in range(rows):
-                number = load(builder, numbers_at, 8 * _STRETCH * row + 4 * second, _FLOAT)
+                number = load(builder, numbers_at, 8 * STRETCH_PAIRS * row + 4 * second, _FLOAT)
                 own = spread(builder, number)
                 fused = call(builder, "llvm.fma.v16f32", FUSED, [own, column, totals[row]])
                 totals[row] = fused

@@ -23,13 +23,13 @@ from baton.runtime.errors import ConfigError
 if TYPE_CHECKING:
     from baton.engine.execution.cuda_runner import CudaRunner
 
-_PROOF_TOKENS = 90  # more than an attention tile, if context and pool allow
+PROOF_TOKENS = 90  # more than an attention tile, if context and pool allow
 _BESIDE_TOKENS = 17  # at most, in the sequence computed beside the chunks
-_SIZES_TOKENS = 1024
+SIZES_TOKENS = 1024
 # The chunks that such a text is cut into, before its rest: tails of tiles, and both sides of a
 # larger size.
-_SIZES = ((*range(1, 34, 2), 511), (*range(2, 33, 2), 512), (513, 511))
-_GRAPH_TOKENS = 256  # rows of the largest graph
+CHUNK_SIZES = ((*range(1, 34, 2), 511), (*range(2, 33, 2), 512), (513, 511))
+GRAPH_TOKENS = 256  # rows of the largest graph
 _NAMED_TOKENS = 16  # covered by the digest, for pools of nearly every size
 _GREEDY = SamplingParams(temperature=0.0)
 
@@ -42,7 +42,7 @@ def prove(runner: ModelRunner) -> str:
     Writes into the first blocks of the pool, which must not be in use, and leaves them zero.
     Raises ConfigError if a bit differs.
     """
-    tokens, first, second = _text(runner, _PROOF_TOKENS)
+    tokens, first, second = _text(runner, PROOF_TOKENS)
     (expected,) = runner.all_logits(StepBatch((Slice(tokens, 0, first),)))
     chunks = list(_in_chunks(runner, tokens, first, second))
     threads = torch.get_num_threads()
@@ -61,7 +61,7 @@ def prove_graphs(runner: CudaRunner) -> str:
     """Run `prove`, and check that every captured bucket writes the same KV and draws the same
     tokens as one eager step. Returns and raises like `prove`."""
     digest, eager = prove(runner.eager), runner.eager
-    tokens, first, second = _text(eager, _GRAPH_TOKENS)
+    tokens, first, second = _text(eager, GRAPH_TOKENS)
     size, memory = eager.pool.block_size, eager.pool.memory
     wanted = eager.run(_singles(tokens, first, 0, len(tokens))).drawn
     same = True
@@ -89,7 +89,7 @@ def _singles(tokens: Sequence[int], blocks: Sequence[int], start: int, end: int)
 
 def _check(runner: ModelRunner, same: bool) -> None:
     """Zero the blocks that the proof wrote; raise ConfigError unless all bits were the `same`."""
-    used = 2 * len(_text(runner, max(_PROOF_TOKENS, _SIZES_TOKENS))[1])
+    used = 2 * len(_text(runner, max(PROOF_TOKENS, SIZES_TOKENS))[1])
     runner.pool.memory[:used].zero_()
     if not same:
         raise ConfigError(
@@ -113,13 +113,13 @@ def _text(runner: ModelRunner, most: int) -> tuple[list[int], list[int], list[in
 
 
 def _sizes_are_alike(runner: ModelRunner) -> bool:
-    """Return whether a longer text has the same bits in one step, in chunks of `_SIZES`, and as
-    single tokens in one step. Runs one layer of each kind: the others run the same kernels."""
+    """Return whether a longer text has the same bits in one step, in chunks of `CHUNK_SIZES`, and
+    as single tokens in one step. Runs one layer of each kind: the others run the same kernels."""
     short = copy(runner)
     short.decoder = runner.decoder.shortened()
-    tokens, first, second = _text(runner, _SIZES_TOKENS)
+    tokens, first, second = _text(runner, SIZES_TOKENS)
     (expected,) = short.all_hidden(StepBatch((Slice(tokens, 0, first),)))
-    for sizes in _SIZES:
+    for sizes in CHUNK_SIZES:
         ends = [end for end in accumulate(sizes) if end < len(tokens)]
         for start, end in zip([0, *ends], [*ends, len(tokens)], strict=True):
             piece = Slice(tokens[start:end], start, second)

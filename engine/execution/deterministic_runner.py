@@ -48,7 +48,7 @@ def deterministic_runner(
 def invariant_kernels(spec: ModelSpec, pool: KvPool) -> DecoderKernels:
     """Return kernels whose results for a row do not depend on the other rows."""
     warm_up()
-    gating = partial(_gate, activation=spec.activation)
+    gating = partial(invariant_gate, activation=spec.activation)
     return DecoderKernels(_attention(spec, pool), gating, NumbaNorms(), sampler=compiled_sampler())
 
 
@@ -60,7 +60,7 @@ def _attention(spec: ModelSpec, pool: KvPool) -> InvariantLatentAttention | Torc
     return InvariantAttention(pool, spec.attention)
 
 
-def _gate(gate_up: Tensor, activation: Activation) -> Tensor:
+def invariant_gate(gate_up: Tensor, activation: Activation) -> Tensor:
     """Return act(gate) * up, [rows, ffn], of `gate_up` [rows, 2 ffn]. The choice of the kernel does
     not depend on the number of rows."""
     if activation == "silu" and fits(gate_up, gate_up.shape[1] // 2):

@@ -88,7 +88,7 @@ def train(options: Options, note: Callable[[str, float, float], None]) -> None:
     ConfigError if the state in the folder is of other models."""
     if options.threads:
         torch.set_num_threads(options.threads)
-    tokenizer = _tokenizer(options)
+    tokenizer = kept_tokenizer(options)
     curves: dict[str, list[tuple[float, float]]] = {name: [] for name in _NAMES}
     models = {
         name: TrainingModel(tiny_folder.shape_of(name, tokenizer.get_vocab_size()), options.seed)
@@ -129,7 +129,8 @@ def joined(
     return first + [(passed + minute, loss) for minute, loss in then]
 
 
-def _tokenizer(options: Options) -> Tokenizer:
+def kept_tokenizer(options: Options) -> Tokenizer:
+    """Return the tokenizer of the run (kept, of the base, or trained now) and keep it."""
     path = options.folder / "state" / "tokenizer.json"
     if path.is_file():
         return Tokenizer.from_file(str(path))

@@ -137,14 +137,14 @@ class _Attention(nn.Module):
         self.k_norm = _Norm(shape.head_dim)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        queries = _rotated(self.q_norm(self._heads(self.q_proj(x))), cos, sin)
-        keys = _rotated(self.k_norm(self._heads(self.k_proj(x))), cos, sin)
+        queries = rotate(self.q_norm(self._heads(self.q_proj(x))), cos, sin)
+        keys = rotate(self.k_norm(self._heads(self.k_proj(x))), cos, sin)
         values = self._heads(self.v_proj(x))
         queries, keys = queries.to(values.dtype), keys.to(values.dtype)
         if self._group > 1:
             keys = keys.repeat_interleave(self._group, dim=1)
             values = values.repeat_interleave(self._group, dim=1)
-        mixed = _attended(queries, keys, values)
+        mixed = attend(queries, keys, values)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -162,7 +162,7 @@ class _Attention(nn.Module):
         for head in keys[:aimed]:
             head.mul_(_BACK_REST).add_(torch.outer(key, along))
         for back, head in enumerate(queries[: aimed * self._group], 1):
-            query = _rotated(key, cos[back], -sin[back])
+            query = rotate(key, cos[back], -sin[back])
             head.mul_(_BACK_REST).add_(torch.outer(query, along))
 
     def _heads(self, x: Tensor) -> Tensor:  # [rows, heads, length, head_dim]
@@ -181,8 +181,8 @@ class _Mlp(nn.Module):
         return out
 
 
-def _attended(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Causal attention of [rows, heads, length, head_dim]. On a CPU, torch's fused backward
+def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Compute causal attention of [rows, heads, length, head_dim]. On a CPU, torch's fused backward
     takes three times as long as plain products where rows are short and many."""
     length = queries.shape[-2]
     if length > _PLAIN_LENGTH:
@@ -200,7 +200,7 @@ def _angles(shape: TinyShape) -> Tensor:
     return torch.cat((angles, angles), dim=-1)
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions (Su et al. 2021, arXiv:2104.09864) of `x` [..., length, head_dim]."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply rotary positions (Su et al. 2021, arXiv:2104.09864) to `x` [..., length, head_dim]."""
     left, right = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-right, left), dim=-1) * sin

@@ -109,7 +109,7 @@ class Circuits:
         and only among three or more."""
         known = sorted(ms for ms in step_ms.values() if ms > 0)
         for boot_id in busy:
-            usual_ms = _median_without(known, step_ms[boot_id])
+            usual_ms = median_without(known, step_ms[boot_id])
             slow = step_ms[boot_id] > max(SLOW_FACTOR * usual_ms, usual_ms + SLOW_MS)
             circuit = self._circuits.setdefault(boot_id, _Circuit())
             if not slow or circuit.reason is not None:
@@ -184,7 +184,7 @@ class Circuits:
         metrics.CIRCUITS_OPENED.labels(reason).inc()
 
 
-def _median_without(known: Sequence[float], own: float) -> float:
+def median_without(known: Sequence[float], own: float) -> float:
     """Return the median of the sorted values without `own`, if that is one of them; infinity if
     fewer than two are left."""
     count = len(known) - (own > 0)

@@ -67,7 +67,7 @@ class RadixIndex:
         changed: Callable[[str], None] = lambda worker_id: None,
     ) -> None:
         self._changed = changed
-        self._capacity = capacity_blocks
+        self.capacity_blocks = capacity_blocks
         self._holders: OrderedDict[bytes, int] = OrderedDict()
         self._watched: dict[str, _Watched] = {}
         self._names: dict[int, str] = {}  # of the watched workers, by their bits
@@ -196,7 +196,7 @@ class RadixIndex:
 
     @property
     def _ordered(self) -> bool:
-        return 2 * len(self._holders) > self._capacity
+        return 2 * len(self._holders) > self.capacity_blocks
 
     def _store(self, mask: int, joined: bytes) -> None:
         holders, ordered = self._holders, self._ordered
@@ -206,7 +206,7 @@ class RadixIndex:
             holders[identity] = holders.get(identity, 0) | mask
             if ordered:
                 holders.move_to_end(identity)
-        surplus = len(holders) - self._capacity
+        surplus = len(holders) - self.capacity_blocks
         for _ in range(surplus):
             holders.popitem(last=False)
         metrics.INDEX_EVICTIONS.inc(max(0, surplus))

@@ -26,7 +26,7 @@ def message_of(sent: bytes, message_type: type[_Message]) -> _Message:
     """Parse the message. Raises InvalidRequest if that fails, or for over MAX_FIELDS fields."""
     try:
         if len(sent) > 2 * MAX_FIELDS:  # a field takes two bytes at least
-            _check_fields(sent, cast(Descriptor, message_type.DESCRIPTOR))
+            check_fields(sent, cast(Descriptor, message_type.DESCRIPTOR))
         return message_type.FromString(sent)
     except (DecodeError, IndexError) as error:
         raise InvalidRequest(
@@ -34,8 +34,8 @@ def message_of(sent: bytes, message_type: type[_Message]) -> _Message:
         ) from error
 
 
-def _check_fields(sent: bytes, descriptor: Descriptor) -> None:
-    """Raises InvalidRequest for too many fields, IndexError or DecodeError for bytes that are cut
+def check_fields(sent: bytes, descriptor: Descriptor) -> None:
+    """Raise InvalidRequest for too many fields, IndexError or DecodeError for bytes that are cut
     off or no message."""
     left = MAX_FIELDS
     inside = [(0, len(sent), _messages(descriptor))]

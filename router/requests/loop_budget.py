@@ -47,9 +47,10 @@ class LoopBudget:
     def _expect_turn(self) -> None:
         if not self._expected:
             self._expected = True
-            asyncio.get_running_loop().call_soon(self._begin_turn)
+            asyncio.get_running_loop().call_soon(self.begin_turn)
 
-    def _begin_turn(self) -> None:
+    def begin_turn(self) -> None:
+        """Begin a turn of the loop: nothing of its budget is spent."""
         self._expected = False
         self._spent_s = 0.0
         while self._waiting:

@@ -364,7 +364,7 @@ class Validator:
             field = f"logit_bias.{key[:40]}"
             if not (key.isascii() and key.isdigit() and len(key) <= 10):
                 raise InvalidRequest(f"{field}: the key must be a token id", field)
-            self._check_token(int(key), field, limits)
+            self.check_token(int(key), field, limits)
             if int(key) in bias:
                 raise InvalidRequest(
                     f"{field}: token {int(key)} has a bias already: give one", field
@@ -385,9 +385,10 @@ class Validator:
         # building a field name for each token of a long prompt would be slow
         wrong = next((at for at, token in enumerate(tokens) if not 0 <= token < size), None)
         if wrong is not None:
-            self._check_token(tokens[wrong], f"{field}[{wrong}]", limits)
+            self.check_token(tokens[wrong], f"{field}[{wrong}]", limits)
 
-    def _check_token(self, token: int, field: str, limits: ContextLimits) -> None:
+    def check_token(self, token: int, field: str, limits: ContextLimits) -> None:
+        """Raise InvalidRequest, which names `field`, unless `token` is in the vocabulary."""
         size = self._vocabulary(limits)
         if not 0 <= token < size:
             raise InvalidRequest(

@@ -117,7 +117,7 @@ class HfTokenizer:
         if isinstance(text, str):
             work = partial(self._encode, text, add_special_tokens)
         else:
-            work = partial(self._encode_pieces, text)
+            work = partial(self.encode_pieces, text)
         return await self._do(text_length(text), arrival_s, work)
 
     def control_tokens(self, printed: str) -> ControlTokens:
@@ -189,7 +189,8 @@ class HfTokenizer:
         ids: list[int] = encoding.ids
         return ids
 
-    def _encode_pieces(self, pieces: Sequence[PromptPiece]) -> list[int]:
+    def encode_pieces(self, pieces: Sequence[PromptPiece]) -> list[int]:
+        """Return the tokens of `pieces`, after `control_tokens` was called."""
         assert self._plain is not None  # set by `control_tokens`, before any pieces
         tokens: list[int] = []
         for place, piece in enumerate(pieces):

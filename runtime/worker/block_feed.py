@@ -24,7 +24,7 @@ class BlockFeed:
         self, boot_id: bytes, snapshot: Callable[[], Sequence[bytes]], most: int = EVENT_QUEUE
     ) -> None:
         self._boot_id = boot_id
-        self._most = most
+        self.max_events = most
         self._snapshot = snapshot
         self._sequence = 0
         self._watchers: dict[asyncio.Queue[worker_pb2.BlockEvents], None] = {}  # first come first
@@ -59,7 +59,7 @@ class BlockFeed:
 
     async def watch(self) -> AsyncIterator[worker_pb2.BlockEvents]:
         """A snapshot in parts, then deltas, for ever; a new snapshot after falling behind."""
-        queue: asyncio.Queue[worker_pb2.BlockEvents] = asyncio.Queue(self._most)
+        queue: asyncio.Queue[worker_pb2.BlockEvents] = asyncio.Queue(self.max_events)
         self._watchers[queue] = None
         try:
             for part in self._snapshot_parts():

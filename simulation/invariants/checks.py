@@ -64,7 +64,7 @@ class Watch:
         self._shares = Shares(self.breaches) if loaded else None
         self._reports = Reports(self.breaches)
         self._hangs = Hangs(world, self.breaches)
-        self._leases = Leases(world, self.breaches)
+        self.leases = Leases(world, self.breaches)
         self._precision = Precision(world, self.breaches)
         self._drains = Drains(world, self.breaches)
         self._readiness = Readiness(world, self.breaches)
@@ -108,7 +108,7 @@ class Watch:
             return blocks
 
         pool.allocate = watched  # type: ignore[method-assign]  # wraps this instance alone
-        self._leases.over(process)
+        self.leases.over(process)
         self._precision.over(process)
         if isinstance(process.worker, DecodeWorker):
             watch_blocks(process, process.worker, self.breaches)
@@ -150,7 +150,7 @@ class Watch:
 
     def posted(self, attempt: Attempt, fate: Fate) -> Fate:
         """Record a READ as it starts."""
-        self._leases.posted(attempt, fate)
+        self.leases.posted(attempt, fate)
         if fate.failed or fate.stuck or fate.stale:  # its source may go
             self._spoiled.add((attempt.reader, attempt.granter))
         if attempt.checksummed and not fate.failed:
@@ -192,7 +192,7 @@ class Watch:
 
         module.grant = watched
         try:
-            with self._leases.watching():
+            with self.leases.watching():
                 yield
         finally:
             module.grant = grant
@@ -281,7 +281,7 @@ class Watch:
 
     def _landing(self, attempt: Attempt) -> None:
         self._flying.pop(attempt.number, None)
-        self._leases.landing(attempt)
+        self.leases.landing(attempt)
         self._precision.landing(attempt)
 
 

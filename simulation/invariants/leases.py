@@ -58,11 +58,11 @@ class Leases:
         self._world = world
         self._breaches = breaches
         # The reader's boot, its block, and the cell of that: 0 where all of it is read at once.
-        self._tainted: set[tuple[bytes, int, int]] = set()
-        self._granted: dict[bytes, Granted] = {}  # all admitted handoffs by their ids
+        self.tainted: set[tuple[bytes, int, int]] = set()
+        self.granted: dict[bytes, Granted] = {}  # all admitted handoffs by their ids
         self._wanted: dict[tuple[bytes, int], bytes] = {}  # the last handoff that is to fill it
         self._reads: dict[int, bytes] = {}  # the handoffs of READs that have been posted
-        self._stale: set[int] = set()  # READs of which a fault makes another process's
+        self.stale_reads: set[int] = set()  # READs of which a fault makes another process's
         self._sessions: WeakKeyDictionary[ReaderSession, bytes] = WeakKeyDictionary()
 
     def posted(self, attempt: Attempt, fate: Fate) -> None:
@@ -72,11 +72,11 @@ class Leases:
                 attempt.reader, attempt.local[0] // attempt.joined
             ]
         if fate.stale:
-            self._stale.add(attempt.number)
+            self.stale_reads.add(attempt.number)
 
     def landing(self, attempt: Attempt) -> None:
-        granted = self._granted.get(self._reads.pop(attempt.number, b""))
-        if granted and not granted.machine.alive and attempt.number not in self._stale:
+        granted = self.granted.get(self._reads.pop(attempt.number, b""))
+        if granted and not granted.machine.alive and attempt.number not in self.stale_reads:
             self._breaches.append(
                 f"{granted.machine.name}: a READ lands from a process under the boot id of the "
                 "one that is dead"
@@ -86,22 +86,22 @@ class Leases:
             for block, cell in own:
                 self._check_kept(attempt, block)
                 if pinned:
-                    self._tainted.discard((attempt.reader, block, cell))
+                    self.tainted.discard((attempt.reader, block, cell))
                 else:
-                    self._tainted.add((attempt.reader, block, cell))
+                    self.tainted.add((attempt.reader, block, cell))
 
-    def _landing_early(self, read: MemoryRead) -> None:
-        """Some of its blocks, which land again with the others. (In a round of the loop both may
-        come, in any order: what comes second then brings the same.)"""
+    def landing_early(self, read: MemoryRead) -> None:
+        """Judge some blocks of a READ, which land again with the others. (In a round of the loop
+        may come, in any order: what comes second then brings the same.)"""
         attempt, count = read.attempt, read._fate.early
         if read.settled.done() or self._world.exchange.pool(attempt.granter) is None:
             return
-        granted = self._granted.get(self._reads.get(attempt.number, b""))
+        granted = self.granted.get(self._reads.get(attempt.number, b""))
         for remote, own in _units(attempt, count):
             for block, cell in own:
                 self._check_kept(attempt, block)
                 if granted is None or not all(map(granted.pins, remote)):
-                    self._tainted.add((attempt.reader, block, cell))
+                    self.tainted.add((attempt.reader, block, cell))
 
     def _check_kept(self, attempt: Attempt, local: int) -> None:
         reader = self._world.of_boot(attempt.reader)
@@ -160,7 +160,7 @@ class Leases:
         scheduler.read_ended = watched  # type: ignore[method-assign]  # wraps this instance alone
 
     def _check_used(self, process: WorkerProcess, request_id: str, blocks: list[int]) -> None:
-        tainted = {block for boot_id, block, _ in self._tainted if boot_id == process.boot_id}
+        tainted = {block for boot_id, block, _ in self.tainted if boot_id == process.boot_id}
         if tainted.intersection(blocks):
             self._breaches.append(
                 f"{process.machine.name}: {request_id} uses blocks that were read while their "
@@ -171,10 +171,10 @@ class Leases:
     def watching(self) -> Iterator[None]:
         watched: list[tuple[Any, str, Callable[..., None]]] = [
             (granter._Handoff, "run", self._begins),
-            (HandoffReader, "fetch", self._fetches),
-            (ReaderSession, "start", self._opens),
-            (ReaderSession, "_set_alarm", self._check_trust),
-            (MemoryRead, "_land_early", self._landing_early),
+            (HandoffReader, "fetch", self.fetches),
+            (ReaderSession, "start", self.opens),
+            (ReaderSession, "_set_alarm", self.check_trust),
+            (MemoryRead, "_land_early", self.landing_early),
             (HostConversion, "convert", self._converts),
             (HostPool, "put_in_order", self._orders),
         ]
@@ -191,24 +191,26 @@ class Leases:
         machine = OWNER.get()
         assert machine is not None
         handoff_id = handoff._opening.handoff_id
-        self._granted[handoff_id] = Granted(handoff._prompt, handoff._lease, machine)
+        self.granted[handoff_id] = Granted(handoff._prompt, handoff._lease, machine)
 
-    def _fetches(
+    def fetches(
         self, reader: Any, opening: handoff_pb2.OpenHandoff, blocks: list[int], *_: object
     ) -> None:
+        """Record which handoff is to fill the blocks that its reader fetches."""
         boot_id = opening.reader_boot_id
         for block in blocks:
             self._wanted[boot_id, block] = opening.handoff_id
         if self._world.sizes:  # what fills a cell besides the first is not read again each time
-            kept = {each for each in self._tainted if each[0] != boot_id or each[2] == 0}
-            self._tainted -= {each for each in self._tainted - kept if each[1] in blocks}
+            kept = {each for each in self.tainted if each[0] != boot_id or each[2] == 0}
+            self.tainted -= {each for each in self.tainted - kept if each[1] in blocks}
 
-    def _opens(self, session: ReaderSession, opening: handoff_pb2.OpenHandoff) -> None:
+    def opens(self, session: ReaderSession, opening: handoff_pb2.OpenHandoff) -> None:
+        """Record the handoff of a session that starts."""
         self._sessions[session] = opening.handoff_id
 
-    def _check_trust(self, session: ReaderSession) -> None:
-        """After each word that prolongs it: the trust may be used from now on."""
-        until, granted = session._lease.trusted_until, self._granted.get(self._sessions[session])
+    def check_trust(self, session: ReaderSession) -> None:
+        """Compare trust and pins after each message that prolongs the trust."""
+        until, granted = session._lease.trusted_until, self.granted.get(self._sessions[session])
         reader = OWNER.get()
         assert reader is not None
         if until is None or granted is None:

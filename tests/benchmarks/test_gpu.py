@@ -54,7 +54,7 @@ def test_what_is_known_is_written_before_the_next_part_begins(monkeypatch, tmp_p
         seen.extend(parts)
         return [gpu.Outcome(part, "passed", 1.0, []) for part in parts]
 
-    monkeypatch.setattr(gpu, "_run", run)
+    monkeypatch.setattr(gpu, "run_parts", run)
     monkeypatch.setattr(sys, "argv", ["gpu", f"--results={results}"])
     assert gpu.main() == 0 and seen == [*gpu.ORDER]
 
@@ -66,11 +66,14 @@ def test_the_time_before_the_run_counts(monkeypatch):
         limits.append(limit_s)
         return []
 
-    monkeypatch.setattr(gpu, "_run", run)
+    monkeypatch.setattr(gpu, "run_parts", run)
     for ago_s in (0.0, 100.0):
         monkeypatch.setattr(sys, "argv", ["gpu", f"--begun={time.time() - ago_s}"])
         assert gpu.main() == 0
-    first, later = limits[: len(gpu._groups(gpu.ORDER))], limits[len(gpu._groups(gpu.ORDER)) :]
+    first, later = (
+        limits[: len(gpu.part_groups(gpu.ORDER))],
+        limits[len(gpu.part_groups(gpu.ORDER)) :],
+    )
     assert first[0] == later[0] == gpu.SMOKE_S
     assert all(
         0 < a - b - 100 < 5 or a - b == pytest.approx(100, abs=5)
@@ -102,7 +105,7 @@ def test_a_run_that_is_stopped_leaves_its_log_and_no_process(tmp_path):
 
 def test_a_smoke_test_launches_captures_and_reads():
     given = gpu_speed.Given(torch.device("cpu"), True)
-    assert given.dry and gpu._groups(["draws", "smoke"])[0] == ("smoke",)
+    assert given.dry and gpu.part_groups(["draws", "smoke"])[0] == ("smoke",)
     table = gpu_dry_run("smoke")
     for name in ("smoke_launch_s", "smoke_capture_s", "smoke_read_s"):
         assert f"| smoke | {name} |" in table
@@ -122,7 +125,9 @@ def test_the_outcome_of_a_part_is_reported(monkeypatch, tmp_path, code, state, s
     monkeypatch.setattr(gpu, "TESTS", tmp_path)
     monkeypatch.setattr(gpu, "SCRIPTS", {"kernel_parity": ["part.py"]})
     limit_s = 2.0 if state == "timed out" else 60.0
-    (found,) = gpu._run(("kernel_parity",), limit_s, "cpu", tmp_path, GIVEN, [], tmp_path / "log")
+    (found,) = gpu.run_parts(
+        ("kernel_parity",), limit_s, "cpu", tmp_path, GIVEN, [], tmp_path / "log"
+    )
     assert (found.state, found.said) == (state, said)
     assert found.seconds < 50
 
@@ -135,7 +140,7 @@ def test_parallel_parts_are_reported_separately(monkeypatch, tmp_path, capfd):
     monkeypatch.setattr(gpu, "SCRIPTS", {name: [f"{name}.py"] for name in "abc"})
     found = {
         each.part: each
-        for each in gpu._run(tuple("abc"), 4.0, "cpu", tmp_path, GIVEN, [], tmp_path / "log")
+        for each in gpu.run_parts(tuple("abc"), 4.0, "cpu", tmp_path, GIVEN, [], tmp_path / "log")
     }
     states = {name: each.state for name, each in found.items()}
     assert states == {"a": "passed", "b": "failed", "c": "timed out"}
@@ -150,10 +155,10 @@ def test_figures_of_a_part_that_is_killed_are_kept(monkeypatch, tmp_path):
     (tmp_path / "a.py").write_text(f"open({str(out)!r}, 'w').write({made!r})\nwhile True: ...")
     monkeypatch.setattr(gpu, "TESTS", tmp_path)
     monkeypatch.setattr(gpu, "SCRIPTS", {"a": ["a.py"]})
-    (found,) = gpu._run(("a",), 4.0, "cpu", tmp_path, GIVEN, [], tmp_path / "log")
+    (found,) = gpu.run_parts(("a",), 4.0, "cpu", tmp_path, GIVEN, [], tmp_path / "log")
     assert (found.state, found.figures[0]["name"]) == ("timed out", "n")
-    assert "| a | | timed out | after 4 s | |" in gpu._table([found])
-    assert "| a | n | 1 |" in gpu._table([found])
+    assert "| a | | timed out | after 4 s | |" in gpu.figures_table([found])
+    assert "| a | n | 1 |" in gpu.figures_table([found])
 
 
 @pytest.mark.parametrize(
@@ -179,8 +184,8 @@ def test_figures_are_written_as_they_come(monkeypatch, tmp_path, value, code, sk
         names.extend(each["name"] for each in json.loads(out.read_text())["figures"])
         yield report.Figure("second", value(given))
 
-    monkeypatch.setattr(gpu, "_function", lambda part: figures)
-    assert gpu._child(argparse.Namespace(part="x", out=out, known="{}", **vars(GIVEN))) == code
+    monkeypatch.setattr(gpu, "part_function", lambda part: figures)
+    assert gpu.run_child(argparse.Namespace(part="x", out=out, known="{}", **vars(GIVEN))) == code
     found = json.loads(out.read_text())
     assert names == ["first"] and found.get("skipped") == skipped
     assert len(found["figures"]) == count
@@ -199,34 +204,34 @@ def test_every_small_model_goes_through_its_story(monkeypatch, good):
     monkeypatch.setattr(subprocess, "run", run)
     given = gpu_speed.Given(torch.device("cpu"), True)
     if good:
-        (figure,) = gpu._engine_parity(given)
+        (figure,) = gpu.engine_token_parity(given)
         assert figure.value == 2 * len(lines)
         assert [line[6] for line in lines] == [f"--kv-dtype={x}" for x in ("auto", "auto", "int8")]
     else:
         with pytest.raises(RuntimeError, match="equal to the CPU's: .*False"):
-            gpu._engine_parity(given)
+            gpu.engine_token_parity(given)
 
 
 def test_limits_leave_room_within_nine_minutes():
     assert gpu.TOTAL_S + gpu.KILL_S < 540
-    assert gpu.TOTAL_S - gpu.SMOKE_S - gpu._needed_after(gpu.PARITY, gpu.ORDER) >= 120
+    assert gpu.TOTAL_S - gpu.SMOKE_S - gpu.needed_after_s(gpu.PARITY, gpu.ORDER) >= 120
 
 
 def test_each_part_may_take_what_those_after_it_leave():
-    groups = gpu._groups(gpu.ORDER)
+    groups = gpu.part_groups(gpu.ORDER)
     assert groups[0] == ("smoke",) and groups[1] == gpu.PARITY
     assert [part for group in groups for part in group] == [*gpu.ORDER]
     for group, after in itertools.pairwise(groups[2:]):
-        needed = gpu._needed_after(group, gpu.ORDER) - gpu._needed_after(after, gpu.ORDER)
+        needed = gpu.needed_after_s(group, gpu.ORDER) - gpu.needed_after_s(after, gpu.ORDER)
         assert needed == gpu.LIMITS[after[0]]
-    assert gpu._needed_after(groups[-1], gpu.ORDER) == 0
-    assert gpu._groups(["draws", "codes_parity"]) == [("codes_parity",), ("draws",)]
-    assert gpu._needed_after(("codes_parity",), ["draws", "codes_parity"]) == gpu.LIMITS["draws"]
+    assert gpu.needed_after_s(groups[-1], gpu.ORDER) == 0
+    assert gpu.part_groups(["draws", "codes_parity"]) == [("codes_parity",), ("draws",)]
+    assert gpu.needed_after_s(("codes_parity",), ["draws", "codes_parity"]) == gpu.LIMITS["draws"]
 
 
 def test_every_part_has_a_function_or_a_script():
     for part in gpu.ORDER:
-        assert part in gpu.SCRIPTS or callable(gpu._function(part))
+        assert part in gpu.SCRIPTS or callable(gpu.part_function(part))
 
 
 def test_a_draw_by_sorting_keeps_to_the_rules():
@@ -242,7 +247,7 @@ def test_a_draw_by_sorting_keeps_to_the_rules():
 
 def test_the_table_says_what_failed_and_what_holds():
     figures = [report.asdict(report.at_least("a", 1.0, 2.0, "x"))]
-    table = gpu._table(
+    table = gpu.figures_table(
         [
             gpu.Outcome("one", "passed", 1.0, figures),
             gpu.Outcome("two", "skipped", 1.0, [], "nixl is not installed"),
@@ -285,6 +290,6 @@ def test_the_small_model_loads(tmp_path, qk_norm):
 def test_figures_of_others_are_skipped_without_a_folder():
     speed = gpu_speed
     given = speed.Given(device=None, dry=False)
-    assert speed._reference(given, 1, 1, 4095) == {}
+    assert speed.reference_seconds(given, 1, 1, 4095) == {}
     with pytest.raises(speed.Skipped, match="copy_gb_per_s was not measured"):
         given.ceiling("copy_gb_per_s")

@@ -41,8 +41,8 @@ def ended(part, monkeypatch):
 def test_all_that_held_is_counted_over_all_models(part, ended):
     lines = ended(proved=True, other=True, apart=0.25)
     (figure,) = part.deterministic(GIVEN)
-    assert (figure.name, figure.value) == ("deterministic_checks_held", 2.0 * len(part._STORIES))
-    assert "--device=cpu" in lines[0] and lines[1][-2:] == list(part._STORIES[1][1])
+    assert (figure.name, figure.value) == ("deterministic_checks_held", 2.0 * len(part.STORIES))
+    assert "--device=cpu" in lines[0] and lines[1][-2:] == list(part.STORIES[1][1])
     assert Path(lines[0][2]).name == "deterministic_story.py" and Path(lines[0][2]).exists()
 
 

@@ -26,4 +26,4 @@ def test_a_dry_run_holds_ranks_against_one_process() -> None:
 
 
 def test_ranks_get_what_all_other_parts_leave() -> None:
-    assert list(gpu.LIMITS)[-1] == "ranks" and gpu._needed_after(("ranks",), gpu.ORDER) == 0
+    assert list(gpu.LIMITS)[-1] == "ranks" and gpu.needed_after_s(("ranks",), gpu.ORDER) == 0

@@ -22,7 +22,7 @@ def test_sums_are_judged_by_the_link_that_is_present(monkeypatch, link_gb_per_s,
     """By a fiftieth of a slow link's time, and by the memory's own rate where the link is as fast:
     there a sum that reads each byte once cannot cost a fiftieth."""
     handoff, speed = gpu_handoff, gpu_speed
-    size = math.prod(handoff._sizes(True))
+    size = math.prod(handoff.checksum_sizes(True))
     monkeypatch.setattr(handoff, "seconds_of", lambda *_: size / rate / 1e9)
     ceilings = {"link_gb_per_s": link_gb_per_s, "copy_gb_per_s": 4000.0}
     given = speed.Given(torch.device("cpu"), True, ceilings=ceilings)
@@ -72,10 +72,10 @@ def test_reads_of_all_layouts_bring_the_granters_bytes():
 
 def test_wrong_bytes_of_a_read_are_found():
     landed = torch.ones((3, 8), dtype=torch.uint8)
-    gpu_handoff._check(landed, torch.ones(3, dtype=torch.uint8))
+    gpu_handoff.check_landed(landed, torch.ones(3, dtype=torch.uint8))
     landed[1, 7] = 2
     with pytest.raises(RuntimeError, match="its bytes are not those"):
-        gpu_handoff._check(landed, torch.ones(3, dtype=torch.uint8))
+        gpu_handoff.check_landed(landed, torch.ones(3, dtype=torch.uint8))
 
 
 def test_pools_in_use_hand_over_every_block_once():
@@ -101,8 +101,8 @@ def test_the_link_without_shared_memory_is_two_copies(monkeypatch):
         return 64 / 1e9
 
     monkeypatch.setattr(handoff, "seconds_of", seconds_of)
-    assert handoff._exported(pool) is None
-    link = handoff._link(pool, None)
+    assert handoff.exported_handle(pool) is None
+    link = handoff.peer_link(pool, None)
     assert (link.name, link.gb_per_s) == ("two copies through host memory", pytest.approx(1.0))
     ((after, device),) = copied
     assert after.equal(torch.arange(64, dtype=torch.uint8)) and device.type == "cpu"
@@ -122,6 +122,6 @@ def test_the_link_by_shared_memory_is_a_copy_of_the_peers_pool(monkeypatch):
 
     monkeypatch.setattr(handoff, "seconds_of", seconds_of)
     monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", open_storage)
-    link = handoff._link(pool, [0, {"bytes": base64.b64encode(b"handle").decode()}, 64])
+    link = handoff.peer_link(pool, [0, {"bytes": base64.b64encode(b"handle").decode()}, 64])
     assert (link.name, link.gb_per_s) == ("a copy by CUDA IPC", pytest.approx(2.0))
     assert opened == [0, b"handle", 64] and pool.equal(theirs.to(torch.uint8))

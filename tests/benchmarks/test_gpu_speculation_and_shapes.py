@@ -82,7 +82,7 @@ def test_ngrams_continue_what_was_repeated():
 
 
 def test_steps_that_verify_have_a_row_for_each_proposal():
-    step = gpu_speculation._with_proposals(gpu_models.decode_step(2, 8, 32, fed=False), 3)
+    step = gpu_speculation.batch_with_proposals(gpu_models.decode_step(2, 8, 32, fed=False), 3)
     assert [(len(item.tokens), item.proposed, len(item.draws)) for item in step.slices] == [
         (4, 3, 4)
     ] * 2
@@ -103,7 +103,7 @@ def test_a_filled_pool_has_finite_numbers(name):
     [(2e6, 1e6, 5.0, "2 us of bytes"), (1e3, 5e7, 2.0, "5 us of products")],
 )
 def test_the_floor_is_what_takes_longer(read, flops, ratio, cause):
-    figure = gpu_experts._over_floor(GIVEN, "x", 1e-5, read, flops)
+    figure = gpu_experts.over_floor(GIVEN, "x", 1e-5, read, flops)
     assert (figure.name, figure.beside) == ("x_over_floor", f"{cause} is 1")
     assert figure.value == pytest.approx(ratio)
 
@@ -111,7 +111,7 @@ def test_the_floor_is_what_takes_longer(read, flops, ratio, cause):
 @pytest.mark.parametrize("code", gpu_experts.FORMATS)
 def test_only_chosen_experts_are_counted(code):
     shape = gpu_experts.TINY_MIXTURE
-    layer = gpu_experts._mixture(shape, code, GIVEN.device)
+    layer = gpu_experts.mixture_weights(shape, code, GIVEN.device)
     per_number = {None: 4, "int8": 1, "fp8": 1, "int4": 0.5}[code]
     codes = shape.expert_parameters * per_number
     scales = {None: 0, "int4": 6}.get(code, 4)  # bytes, zero point included
@@ -119,9 +119,9 @@ def test_only_chosen_experts_are_counted(code):
     count = 2 * shape.ffn * max(1, shape.hidden / groups) + shape.hidden * max(
         1, shape.ffn / groups
     )
-    one = gpu_experts._bytes_read(torch.randn(1, shape.hidden), layer, shape)
+    one = gpu_experts.expert_bytes_read(torch.randn(1, shape.hidden), layer, shape)
     assert one == pytest.approx(shape.chosen * (codes + scales * count))
-    many = gpu_experts._bytes_read(torch.randn(200, shape.hidden), layer, shape)
+    many = gpu_experts.expert_bytes_read(torch.randn(200, shape.hidden), layer, shape)
     assert many == pytest.approx(one * shape.experts / shape.chosen)
 
 

@@ -47,22 +47,22 @@ def answered(monkeypatch):
 def test_other_tokens_and_answers_without_a_handoff_fail(answered, answers, handoffs, says):
     answered(workers.Found(answers, handoffs))
     with pytest.raises(RuntimeError, match=f"a pair: {says}"):
-        workers._figure("a pair", None, "decode-0", ASKS, WANTED)
+        workers.pair_figure("a pair", None, "decode-0", ASKS, WANTED)
 
 
 def test_equal_answers_by_handoffs_are_a_figure_that_holds(answered):
     answered(workers.Found([list(each) for each in WANTED], 2))
-    figure = workers._figure("a_pair", None, "decode-0", ASKS, WANTED)
+    figure = workers.pair_figure("a_pair", None, "decode-0", ASKS, WANTED)
     assert (figure.name, figure.value, figure.holds) == ("answers_equal_a_pair", 2.0, True)
 
 
 def test_speculation_without_an_accepted_proposal_fails(answered):
     answered(workers.Found(WANTED, 2, accepted=3, rejected=1))
-    figure = workers._figure("speculating", None, "decode-1", ASKS, WANTED)
+    figure = workers.pair_figure("speculating", None, "decode-1", ASKS, WANTED)
     assert "3 of 4 proposals accepted" in figure.beside
     answered(workers.Found(WANTED, 2, rejected=4))
     with pytest.raises(RuntimeError, match="no proposal accepted, 4 rejected"):
-        workers._figure("speculating", None, "decode-1", ASKS, WANTED)
+        workers.pair_figure("speculating", None, "decode-1", ASKS, WANTED)
 
 
 def audit(**blocks):
@@ -76,12 +76,12 @@ def test_a_block_that_stays_held_fails_the_audit(monkeypatch):
     record = SimpleNamespace(worker_id="decode-0", admin_address="here")
     pair = SimpleNamespace(records=lambda: [record])
     monkeypatch.setattr(workers, "_get", lambda *_: json.dumps(answers.pop(0)))
-    figure = workers._audited([pair])
+    figure = workers.audited_figure([pair])
     assert (figure.value, answers) == (1.0, [])
     monkeypatch.setattr(workers, "AUDIT_S", 0.0)
     monkeypatch.setattr(workers, "_get", lambda *_: json.dumps(held))
     with pytest.raises(RuntimeError, match=r"'decode-0': \{'used': 2, 'open_handoffs': 1\}"):
-        workers._audited([pair])
+        workers.audited_figure([pair])
 
 
 def test_an_answer_outside_of_its_schema_fails():
@@ -89,10 +89,10 @@ def test_an_answer_outside_of_its_schema_fails():
         return [ord(each) - 33 + 3 for each in text] + [gpu_small_model.END]
 
     asks = [one_process.Ask([1], 40, schema=workers.SCHEMA)]
-    workers._check_schema(asks, [tokens('{"a":7,"b":"x","c":true}')])
+    workers.check_schema(asks, [tokens('{"a":7,"b":"x","c":true}')])
     for wrong in ('{"a":1000,"b":"x","c":true}', '{"a":7,"b":"x"}'):
         with pytest.raises(RuntimeError, match="does not follow its schema"):
-            workers._check_schema(asks, [tokens(wrong)])
+            workers.check_schema(asks, [tokens(wrong)])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_handoffs_are_counted_from_the_workers_own_metrics():
 
     with HTTPServer(("127.0.0.1", 0), Admin) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
-        assert workers._completed(f"127.0.0.1:{server.server_port}") == int(before) + 3
+        assert workers.completed_handoffs(f"127.0.0.1:{server.server_port}") == int(before) + 3
 
 
 async def test_one_process_answers_greedily_by_its_own_runner(tmp_path):
@@ -165,5 +165,5 @@ async def test_one_process_draws_by_seed_and_by_schema(tmp_path):
     asks += [one_process.Ask(prompt, 40, 1.0, seed, workers.SCHEMA) for seed in (1, 2)]
     one, again, other, *objects = await one_process.one_process_answers(model, "cpu", asks)
     assert one == again != other
-    workers._check_schema(asks[3:], objects)
+    workers.check_schema(asks[3:], objects)
     assert objects[0] != objects[1] and all(answer[-1] == 2 for answer in objects)

@@ -15,7 +15,7 @@ def test_every_sequence_is_in_every_step(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(host_side, "PROMPT_TOKENS", 20)
     monkeypatch.setattr(host_side, "OUTPUT_TOKENS", 40)
     host = host_side.HostSide(5)
-    assert host._scheduler.running == 5
+    assert host.scheduler.running == 5
     batches = []
     original = host_side.prepare
     monkeypatch.setattr(
@@ -27,21 +27,21 @@ def test_every_sequence_is_in_every_step(monkeypatch: pytest.MonkeyPatch) -> Non
     assert starts == [[20 + step] * 5 for step in range(15)]
     assert all(min(t.plan_s, t.prepare_s, t.commit_s) > 0 for t in times)
     assert times[0].total_s == times[0].plan_s + times[0].prepare_s + times[0].commit_s
-    host._scheduler._pool.check()
-    assert host._scheduler.preemptions == 0
+    host.pool.check()
+    assert host.scheduler.preemptions == 0
 
 
 def test_ceilings_are_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "_READ_BYTES", 1 << 20)
     monkeypatch.setattr(ceilings, "_SHAPES", ((8, 16, 32), (4, 4, 4)))
     measured = ceilings.Ceilings()
-    assert measured._words.sum() == (1 << 20) // 8  # nothing is read from a shared zero page
+    assert measured.words.sum() == (1 << 20) // 8  # nothing is read from a shared zero page
     monkeypatch.setattr(ceilings, "seconds", lambda call: call() is None or 0.5)
     assert measured.read_bytes_s() == (1 << 20) / 0.5
     assert measured.linear_flops() == 2 * 8 * 16 * 32 / 0.5
     unit = ceilings.matrix_unit() != ceilings.NO_UNIT
     kind = torch.bfloat16 if unit else torch.float32  # what torch is fast in here
-    assert [x.dtype for pair in measured._operands for x in pair] == [kind] * 4
+    assert [x.dtype for pair in measured.operands for x in pair] == [kind] * 4
 
 
 def test_the_faster_call_counts(monkeypatch: pytest.MonkeyPatch) -> None:

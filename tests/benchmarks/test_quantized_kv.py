@@ -18,7 +18,7 @@ from benchmarks import quantized_kv
 def test_tokens_alike_before_the_first_other_one(
     mine: list[int], theirs: list[int], alike: int
 ) -> None:
-    assert quantized_kv._common(mine, theirs) == alike
+    assert quantized_kv.common_length(mine, theirs) == alike
 
 
 def test_errors_of_attention_are_in_their_order() -> None:

@@ -42,10 +42,10 @@ async def test_the_size_of_a_block_is_the_granters(kv_dtype: str, block_bytes: i
     granter = Granter(kv_dtype, block_bytes)
     reader = raw_read.RawReader(worker_pb2.Candidate(address="127.0.0.1:9"), "token", None)
     try:
-        reader._stub = granter
-        assert await reader._their_block_bytes(granter.common) == block_bytes
+        reader.stub = granter
+        assert await reader.their_block_bytes(granter.common) == block_bytes
         mine = PeerPool(b"i" * 16, "nixl", b"", 0, block_bytes, 2)
-        assert (await reader._greet(mine, granter.common)).boot_id == THEIRS
+        assert (await reader.greet(mine, granter.common)).boot_id == THEIRS
         assert granter.common.tp_size == 1
     finally:
         await reader.close()

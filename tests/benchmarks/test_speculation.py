@@ -18,8 +18,8 @@ def test_fixed_lengths_leave_room_for_the_end() -> None:
 def test_answers_are_found_again_behind_their_prompts() -> None:
     asks = [{"prompt": [1], "n": 2}, {"prompt": [2, 3]}]
     answers = [[4], [5], [6, 7]]
-    assert speculation._texts(asks, answers) == [[1, 4], [1, 5], [2, 3, 6, 7]]
-    assert speculation._single(asks, answers) == [[6, 7]]
+    assert speculation.text_answers(asks, answers) == [[1, 4], [1, 5], [2, 3, 6, 7]]
+    assert speculation.single_answers(asks, answers) == [[6, 7]]
 
 
 async def test_only_the_named_parts_are_measured() -> None:

@@ -101,6 +101,6 @@ def test_the_end_of_the_thread_that_asked_for_it_is_nobodys_end(tmp_path: Path) 
 def test_an_orphan_does_not_begin(tmp_path: Path) -> None:
     """As it would find itself if that had died between the two."""
     began = tmp_path / "began"
-    command = [sys.executable, "-I", "-S", "-c", starter._BOUND, "0", "touch", str(began)]
+    command = [sys.executable, "-I", "-S", "-c", starter.BOUND_PROGRAM, "0", "touch", str(began)]
     assert subprocess.run(command, timeout=ENDS_S).returncode == 0
     assert not began.exists()

@@ -115,7 +115,7 @@ def test_a_preempted_sequence_is_computed_again_and_published() -> None:
     sequence.output.append(7)
     group.private = True
     bench.scheduler.fetched(group)
-    bench.scheduler._preempt_youngest()
+    bench.scheduler.preempt_youngest()
     while not sequence.blocks:
         bench.scheduler.admit()
         bench.step()

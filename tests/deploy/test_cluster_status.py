@@ -207,7 +207,7 @@ def test_versions_and_missing_links_are_warnings() -> None:
     one = WorkerRow("d0", "decode", "a:1", "m", BOOT, "ready", version="1", routers=("c" * 32,))
     two = replace(one, worker_id="d1", version="2", routers=())
     router = cluster_status.RouterRow("c" * 32, "10.0.0.9", 1)
-    assert cluster_status._warnings([one, two], [router]) == [
+    assert cluster_status.cluster_warnings([one, two], [router]) == [
         "workers have 2 versions: 1, 2",
         "router cccccccc at 10.0.0.9 has no link to d1",
     ]

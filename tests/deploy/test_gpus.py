@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(gpus, "built_for_cuda", lambda: True)
     monkeypatch.setattr(gpus, "has_driver", lambda: True)
-    monkeypatch.setattr(gpus, "_ask_torch", ask)
+    monkeypatch.setattr(gpus, "ask_torch", ask)
     return questions
 
 
@@ -118,12 +118,12 @@ def test_no_torch_at_all_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_child_answers_what_torch_sees_here() -> None:
     import torch
 
-    assert gpus._ask_torch(never) == torch.cuda.device_count()
+    assert gpus.ask_torch(never) == torch.cuda.device_count()
 
 
 def test_noise_before_the_answer_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "_QUESTION", "print('a library says hello'); print(7)")
-    assert gpus._ask_torch(never) == 7
+    assert gpus.ask_torch(never) == 7
 
 
 @pytest.mark.parametrize("question", ["raise SystemExit('no driver')", "print('none')", ""])
@@ -132,11 +132,11 @@ def test_a_child_that_cannot_answer_is_reported(
 ) -> None:
     monkeypatch.setattr(gpus, "_QUESTION", question)
     with pytest.raises(ConfigError, match="torch cannot list the GPUs.*give --device cpu"):
-        gpus._ask_torch(never)
+        gpus.ask_torch(never)
 
 
 def test_a_child_that_hangs_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "_QUESTION", "import time; time.sleep(60)")
     monkeypatch.setattr(gpus, "ASK_TIMEOUT_S", 0.2)
     with pytest.raises(ConfigError, match="did not list the GPUs within 0.2 s"):
-        gpus._ask_torch(never)
+        gpus.ask_torch(never)

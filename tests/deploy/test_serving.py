@@ -219,7 +219,7 @@ def test_a_job_that_was_given_up_ends_it_with_a_log_or_without(
 def test_a_line_that_cannot_be_said_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/dev/full", "w", buffering=1) as full:
         monkeypatch.setattr("sys.stdout", full)
-        serve._print("ready")
+        serve.print_line("ready")
         with pytest.raises(OSError, match="No space"):
             full.flush()
         monkeypatch.undo()

@@ -92,7 +92,7 @@ def main() -> int:
     held["near the CPU's"] = apart < (2e-2 if codes else 1e-4)
     if given.ordinary:
         if tiny:
-            determinism_proof._PROOF_TOKENS = determinism_proof._SIZES_TOKENS = 4
+            determinism_proof.PROOF_TOKENS = determinism_proof.SIZES_TOKENS = 4
         try:
             prove_graphs(build(new_pool(), buckets=()))
             held["the ordinary mode is refused"] = False

@@ -46,6 +46,6 @@ def patch_once_a_launch() -> None:
 
 def shorten_proof(block_size: int) -> None:
     """Prove on few tokens: a program takes the interpreter milliseconds."""
-    determinism_proof._PROOF_TOKENS = determinism_proof._SIZES_TOKENS = 9
-    determinism_proof._GRAPH_TOKENS = block_size
-    determinism_proof._SIZES = ((3,),)
+    determinism_proof.PROOF_TOKENS = determinism_proof.SIZES_TOKENS = 9
+    determinism_proof.GRAPH_TOKENS = block_size
+    determinism_proof.CHUNK_SIZES = ((3,),)

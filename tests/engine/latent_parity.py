@@ -61,9 +61,10 @@ def latent_check(limits: DecodeLimits, deterministic: bool, dtype: torch.dtype) 
         blocks, size, worst = 30, 8, 0.0
         up = (torch.randn(heads, spec.plain_dim + spec.value_dim, spec.rank) * 0.2).to(dtype)
         pool = torch.full((blocks, 1, 2, size, spec.width), float("nan"), dtype=dtype)
-        theirs = LatentAttention(_pool(pool.double()), spec, heads, scale)
+        our_pool, their_pool = _pool(pool.to(device)), _pool(pool.double())
+        theirs = LatentAttention(their_pool, spec, heads, scale)
         ours = TritonLatentAttention(
-            _pool(pool.to(device)), spec, heads, scale, limits, deterministic=deterministic
+            our_pool, spec, heads, scale, limits, deterministic=deterministic
         )
         for layout in steps(blocks, size):
             rows = len(layout.tokens)
@@ -75,7 +76,7 @@ def latent_check(limits: DecodeLimits, deterministic: bool, dtype: torch.dtype) 
                 ours.write(layer, latents.to(device), layout)
                 found = ours.attend(layer, queries.to(device), up.to(device), layout)
                 worst = max(worst, error(found.cpu(), wanted))
-        same = torch.equal(ours._pool.tensor.cpu().isnan(), theirs._pool.tensor.isnan())
+        same = torch.equal(our_pool.tensor.cpu().isnan(), their_pool.tensor.isnan())
         return worst if same else float("inf"), ALLOWED[dtype]
 
     return run

@@ -133,7 +133,7 @@ def step_check(limits: DecodeLimits, deterministic: bool) -> Check:
                 turned = ours.rotate_and_write(layer, *given, on_device, layout)
                 found = ours.attend(layer, turned, layout)
                 worst = max(worst, error(found.cpu(), wanted.double()))
-            pools[0] = ours._pool.tensor.cpu()
+            pools[0] = pool.tensor.cpu()
         return worst, 2e-6
 
     return run

@@ -194,7 +194,7 @@ def test_rotate_and_write(case, rows, turned):
 
 
 def test_warming_up_compiles_the_rotation_and_writes_nothing(monkeypatch):
-    fresh = rotation_bf16.compiled(rotation_bf16._rotate_walk, parallel=True)
+    fresh = rotation_bf16.compiled(rotation_bf16.rotate_walk, parallel=True)
     monkeypatch.setattr(rotation_bf16, "_rotate", fresh)
     case = Case("plain")
     before, fast = case.pool.tensor.clone(), case.fast()

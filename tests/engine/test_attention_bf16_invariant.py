@@ -128,7 +128,7 @@ def test_large_scores_do_not_overflow(case):
 
 
 def test_it_is_compiled_before_the_first_call(monkeypatch):
-    walk = attention_bf16_invariant._walk
+    walk = attention_bf16_invariant.decode_walk
     fresh = attention_bf16_invariant.compiled(walk, parallel=True, strict=True)
     monkeypatch.setattr(attention_bf16_invariant, "_decode", fresh)
     case = Case("plain")

@@ -81,7 +81,7 @@ def test_a_part_keeps_its_roundings_for_every_first_caller():
 
     x, large, out = np.float32(0.3), np.float32(2**23), np.empty(1, dtype=np.float32)
     for strict in (False, True):
-        module.numba.njit(fastmath=set() if strict else module._FASTMATH)(call)(x, large, out)
+        module.numba.njit(fastmath=set() if strict else module.FASTMATH)(call)(x, large, out)
         assert out[0] == 0, f"strict={strict}"
 
 
@@ -97,7 +97,7 @@ def test_threads_are_those_of_torch(monkeypatch):
     assert numba.get_num_threads() == 1
     monkeypatch.setattr(torch, "get_num_threads", lambda: 10_000)
     take_threads()
-    assert numba.get_num_threads() == module._THREADS
+    assert numba.get_num_threads() == module.NUMBA_THREADS
 
 
 def test_numbas_start_leaves_torch_its_threads():
@@ -105,7 +105,7 @@ def test_numbas_start_leaves_torch_its_threads():
     text = (
         "import torch; torch.set_num_threads(1); torch.get_num_threads(); "
         "import baton.engine.cpu.compiled as made; "
-        "print(torch.get_num_threads(), made._THREADS)"
+        "print(torch.get_num_threads(), made.NUMBA_THREADS)"
     )
     environment = {name: value for name, value in os.environ.items() if "NUM_THREADS" not in name}
     done = subprocess.run(

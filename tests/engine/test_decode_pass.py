@@ -310,6 +310,6 @@ def test_a_token_is_fed_from_the_step_before(runner):
 
 
 def test_it_is_compiled_before_the_first_step(runner, monkeypatch):
-    known = list(module._through_layers.signatures)
+    known = list(module.through_layers.signatures)
     runner.all_logits(StepBatch(tuple(slices())))
-    assert known and list(module._through_layers.signatures) == known
+    assert known and list(module.through_layers.signatures) == known

@@ -51,8 +51,8 @@ class Device(HostDevice):
 
 @pytest.fixture
 def reported(qwen3, monkeypatch):
-    monkeypatch.setattr(determinism_proof, "_SIZES_TOKENS", 40)
-    monkeypatch.setattr(determinism_proof, "_GRAPH_TOKENS", 40)
+    monkeypatch.setattr(determinism_proof, "SIZES_TOKENS", 40)
+    monkeypatch.setattr(determinism_proof, "GRAPH_TOKENS", 40)
     spec = read_spec(qwen3.folder)
     weights = load_weights(qwen3.folder, spec, torch.float32, CpuMatrices())
     pool = KvPool(spec, 60, 8, torch.float32, CPU)

@@ -53,12 +53,12 @@ def model(request, references):
 def short_proof(monkeypatch, request):
     """The proof over many sizes takes a second, and has tests of its own."""
     if "whole_proof" not in request.fixturenames:
-        monkeypatch.setattr(determinism_proof, "_SIZES_TOKENS", 40)
+        monkeypatch.setattr(determinism_proof, "SIZES_TOKENS", 40)
 
 
 @pytest.fixture
 def whole_proof():
-    return determinism_proof._SIZES_TOKENS
+    return determinism_proof.SIZES_TOKENS
 
 
 @pytest.fixture
@@ -263,21 +263,21 @@ def test_the_proof_covers_many_sizes(references, monkeypatch, whole_proof, name,
     """A gate that is wrong for one number of rows alone does not pass, whichever number it is;
     nor one that is wrong for a late token."""
     assert whole_proof == 1024
-    folder, gate = references(name).folder, deterministic_runner._gate
+    folder, gate = references(name).folder, deterministic_runner.invariant_gate
     counts = set()
 
     def watched(gate_up, activation):
         counts.add(len(gate_up))
         return gate(gate_up, activation)
 
-    monkeypatch.setattr(deterministic_runner, "_gate", watched)
+    monkeypatch.setattr(deterministic_runner, "invariant_gate", watched)
     build_runner(folder, EngineOptions(blocks=160, block_size=16, dtype=dtype, deterministic=True))
     large = {512} if name == "qwen3" else {511, 512, 513, 1024}  # as far as the context goes
     assert counts >= {*range(1, 34)} | large
     for wrong in {1, 12, 33} | large:
         monkeypatch.setattr(
             deterministic_runner,
-            "_gate",
+            "invariant_gate",
             lambda x, activation, wrong=wrong: gate(x, activation) * (1 + (len(x) == wrong) / 64),
         )
         with pytest.raises(ConfigError, match=r"worker\.deterministic: on this machine"):

@@ -31,9 +31,9 @@ def dtype(request):
 @pytest.fixture(params=["compiled", "packed", "plain"])
 def packing(request, monkeypatch):
     if request.param != "compiled":
-        monkeypatch.setattr(linear, "_compiled", lambda *_: None)
+        monkeypatch.setattr(linear, "compiled_linear", lambda *_: None)
     if request.param == "plain":
-        monkeypatch.setattr(linear, "_can_pack", lambda weight: False)
+        monkeypatch.setattr(linear, "torch_can_pack", lambda weight: False)
 
 
 def product(weight, x, bias=None):
@@ -73,7 +73,7 @@ def test_few_numbers_of_rows_are_met_and_little_is_added():
 @pytest.mark.skipif(not process_memory.HEAP_IS_REPORTED, reason="needs glibc 2.33")
 def test_a_new_number_of_rows_costs_no_memory(own_process):
     """oneDNN keeps a kernel for each that it meets: half a MB, a thousand times."""
-    if not linear._can_pack(torch.zeros(176, 208)):
+    if not linear.torch_can_pack(torch.zeros(176, 208)):
         pytest.skip("this machine does not pack")
     assert int(own_process(ROWS)) < 1 << 19
 
@@ -104,7 +104,7 @@ def test_the_bound_tells_a_mistake_from_rounding(dtype):
 def test_weight_may_change_afterwards_or_not_as_packed(dtype, outputs):
     """A packed matrix is a copy: the loader's buffer may go."""
     weight = torch.randn(outputs, 16).to(dtype)
-    if not linear._can_pack(weight) and not linear._compiled(weight, None, False):
+    if not linear.torch_can_pack(weight) and not linear.compiled_linear(weight, None, False):
         pytest.skip("this machine does not pack")
     matrix, x = CpuMatrix(weight), torch.randn(3, 16).to(dtype)
     before = matrix(x)
@@ -114,15 +114,15 @@ def test_weight_may_change_afterwards_or_not_as_packed(dtype, outputs):
 
 def test_other_kinds_are_not_packed():
     for dtype in (torch.float64, torch.float16):
-        assert not linear._can_pack(torch.zeros(64, 4, dtype=dtype))
-        assert linear._compiled(torch.zeros(64, 4, dtype=dtype), None, False) is None
+        assert not linear.torch_can_pack(torch.zeros(64, 4, dtype=dtype))
+        assert linear.compiled_linear(torch.zeros(64, 4, dtype=dtype), None, False) is None
 
 
 def test_without_the_operators_nothing_is_packed(monkeypatch):
     monkeypatch.setattr(linear.torch.ops, "mkldnn", object())
-    assert not linear._can_pack(torch.zeros(4, 4))
+    assert not linear.torch_can_pack(torch.zeros(4, 4))
 
 
 def test_without_numba_nothing_is_compiled(monkeypatch):
     monkeypatch.setattr(linear, "find_spec", lambda name: None)
-    assert linear._compiled(torch.zeros(64, 4, dtype=torch.bfloat16), None, False) is None
+    assert linear.compiled_linear(torch.zeros(64, 4, dtype=torch.bfloat16), None, False) is None

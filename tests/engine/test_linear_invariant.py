@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import baton.engine.deterministic.linear_invariant as linear_invariant
-from baton.engine.cpu.linear import CpuMatrix, _can_pack
+from baton.engine.cpu.linear import CpuMatrix, torch_can_pack
 from baton.engine.deterministic.linear_invariant import (
     InvariantLinear,
     RowTilings,
@@ -94,7 +94,7 @@ def test_threads_change_no_row_of_an_ordinary_bfloat16_matrix(monkeypatch):
 @pytest.mark.skipif(not process_memory.HEAP_IS_REPORTED, reason="needs glibc 2.33")
 def test_no_row_count_costs_memory_after_the_measurement(own_process):
     """A worker meets its last number of rows after hours: oneDNN would keep a kernel for it."""
-    if not _can_pack(torch.zeros(112, 144)):
+    if not torch_can_pack(torch.zeros(112, 144)):
         pytest.skip("this machine does not pack")
     assert int(own_process(ROWS)) < 1 << 18
 

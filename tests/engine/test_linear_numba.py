@@ -142,7 +142,7 @@ def test_rows_that_would_be_misread_are_refused(x):
 
 
 def test_it_is_compiled_before_the_first_call(monkeypatch):
-    fresh = linear_numba.compiled(linear_numba._walk, parallel=True)
+    fresh = linear_numba.compiled(linear_numba.multiply_walk, parallel=True)
     monkeypatch.setattr(linear_numba, "multiply", fresh)
     panels = Panels(random(64, 32), random(64))
     known = list(fresh.signatures)

@@ -41,7 +41,7 @@ def way(request, monkeypatch):
     """With torch's kernels and ours, and as where both are missing."""
     if request.param == "plain":
         monkeypatch.setattr(linear_quantized, "find_spec", lambda name: None)
-        monkeypatch.setattr(linear_quantized, "_tile", lambda: 0)
+        monkeypatch.setattr(linear_quantized, "int4_tile_rows", lambda: 0)
     return request.param
 
 
@@ -142,4 +142,4 @@ def test_a_packed_order_of_another_kind_is_not_used(monkeypatch):
             return codes[:, ::2].to(torch.uint8)
 
     monkeypatch.setattr(torch.ops, "aten", Operators)
-    assert not linear_quantized._tile.__wrapped__()
+    assert not linear_quantized.int4_tile_rows.__wrapped__()

@@ -186,7 +186,7 @@ async def test_closing_lets_go_of_the_steps_and_does_not_disturb_them() -> None:
     waiting = asyncio.ensure_future(scene.steps.next())
     await asyncio.sleep(0)
     waiting.cancel()
-    result = scene.steps._result
+    result = scene.awaited()
     assert result is not None and not result.done()
     scene.steps.close()
     await asyncio.wait({waiting, result}, timeout=1)
@@ -218,8 +218,8 @@ async def test_errors_of_released_steps_are_not_logged_as_missed(
             step.set_exception(EngineError("the device failed"))
     await asyncio.sleep(0)
     device.steps.clear()
-    steps._steps.clear()
-    steps._result = step = None
+    scene.forget()
+    step = None
     gc.collect()
     await asyncio.sleep(0)
     assert missed == []

@@ -133,7 +133,7 @@ async def test_on_a_slowed_machine_only_the_first_step_reads_as_hung() -> None:
     scene = PipelineScene()
     await scene.run([scene.chunk(128)] * 2, 0.02)
     await scene.run([scene.chunk(128)] * 4, 5.0)
-    assert [took.hung for took in scene.steps._last[True]] == [False] * 2 + [True] + [False] * 3
+    assert [hung for _, hung in scene.known_chunks()] == [False] * 2 + [True] + [False] * 3
     assert scene.allowed_s(scene.chunk(128)) == seconds(OVERDUE_FACTOR * 5.0 - ROUTER_WAIT_S)
 
 
@@ -160,7 +160,7 @@ async def test_how_many_steps_are_known_is_bounded() -> None:
     scene = PipelineScene()
     await scene.run([scene.chunk(128)] * 2, 0.0)
     await scene.run([scene.chunk(3, 16)] * (KEPT_STEPS + 1), 0.0)
-    sizes = [took.size.tokens for took in scene.steps._last[True]]
+    sizes = [tokens for tokens, _ in scene.known_chunks()]
     assert sizes == [3] * KEPT_STEPS
 
 

@@ -10,7 +10,7 @@ from baton.engine.cpu.dot_bf16 import COLUMNS, supported
 from baton.engine.cpu.tile_bf16 import MAX_ROWS, tile
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
-STRETCH = tile_bf16._STRETCH
+STRETCH = tile_bf16.STRETCH_PAIRS
 ROWS = range(1, MAX_ROWS + 1)
 _tile = tile(1)
 

@@ -19,7 +19,7 @@ def trained(tmp_path: Path) -> Path:
     folder = tmp_path / "trained"
     for name in NAMES:
         (folder / name).mkdir(parents=True)
-        for file in ship._FILES:
+        for file in ship.SHIPPED_FILES:
             (folder / name / file).write_text(f"{file} of {name}")
     (folder / "loss.png").write_bytes(b"png")
     (folder / "evaluation.json").write_text(json.dumps(LIMITS))
@@ -34,7 +34,7 @@ def test_everything_is_copied_and_what_was_there_is_gone(trained: Path, tmp_path
     for name in NAMES:
         assert (into / name / "model.safetensors").read_text() == f"model.safetensors of {name}"
     beside = {path.name for path in (into / "baton-tiny").iterdir()}
-    assert beside == {*ship._FILES, "loss.png", "evaluation.json"}
+    assert beside == {*ship.SHIPPED_FILES, "loss.png", "evaluation.json"}
 
 
 @pytest.mark.parametrize("figure", LIMITS)

@@ -143,7 +143,7 @@ def test_the_evaluation_says_all_that_is_wanted(
 def test_questions_are_held_out_long_enough_and_the_same_again(
     trained: tuple[Path, list[tuple[str, float]]],
 ) -> None:
-    tokenizer = train._tokenizer(Options(trained[0]))
+    tokenizer = train.kept_tokenizer(Options(trained[0]))
     encoder = ChatEncoder(tokenizer)
     asked = evaluate.questions(encoder, 2, seed=7)
     assert asked == evaluate.questions(encoder, 2, seed=7)

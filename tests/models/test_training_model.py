@@ -94,7 +94,7 @@ def test_both_ways_of_attention_have_the_same_gradients() -> None:
         parts = [part.clone().requires_grad_() for part in given[:3]]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(training_model, "_PLAIN_LENGTH", limit)
-            mixed = training_model._attended(*parts)
+            mixed = training_model.attend(*parts)
         torch.autograd.backward((mixed * given[3]).sum())
         found.append([mixed, *(part.grad for part in parts)])
     for one, other in zip(*found, strict=True):
@@ -119,7 +119,7 @@ def test_half_of_the_first_heads_begin_by_looking_back(name: str) -> None:
     x = first.input_layernorm(model.model.embed_tokens(tokens(length)))
     cos, sin = model._cos[:length], model._sin[:length]
     queries, keys = (
-        training_model._rotated(norm(attention._heads(projection(x)))[0], cos, sin)
+        training_model.rotate(norm(attention._heads(projection(x)))[0], cos, sin)
         for norm, projection in (
             (attention.q_norm, attention.q_proj),
             (attention.k_norm, attention.k_proj),

@@ -10,6 +10,7 @@ from opentelemetry.context import Context
 
 from baton.router.dispatch.attempt import Attempt
 from baton.router.dispatch.attempts import Attempts
+from tests.support.router_books import keeps_nothing
 
 NAMES = ["a", "b", "c", "d", "e"]
 OWNERS = [cast(Any, f"active_request {number}") for number in range(3)]
@@ -43,7 +44,7 @@ def test_answers_are_those_of_a_plain_list(steps: list[tuple[str, str, Any]]) ->
         attempts.remove(name)
     for left in gone:
         attempts.assign(left, None)
-    assert not attempts._by_active_request and not attempts._by_link
+    assert keeps_nothing(attempts)
 
 
 def test_removed_attempt_is_on_no_link() -> None:

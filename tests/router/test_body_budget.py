@@ -17,6 +17,7 @@ from baton.router.requests.body_budget import PROGRESS_BYTES, SILENT_S, BodyBudg
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import RateLimited
 from baton.runtime.settings.checks import declared_settings
+from tests.support.router_books import tenants_of
 from tests.support.router_process import FAST_ROUTER, StartRouter
 
 KEYS = ("one", "two")
@@ -108,7 +109,7 @@ def test_share_of_a_key_is_forgotten_with_its_last_body() -> None:
     for number in range(100):
         with scene.budget.account(b"%d" % number) as body:
             body.hold(1)
-    assert scene.budget._tenants == {}
+    assert tenants_of(scene.budget) == []
 
 
 def test_the_budget_has_room_for_the_largest_body() -> None:

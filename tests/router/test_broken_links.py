@@ -13,6 +13,7 @@ from baton.runtime.links import LinkClosed
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.link_scene import LinkScene
 from tests.support.metric_values import metric_value
+from tests.support.router_books import leave_unsent
 from tests.support.waiting import eventually
 
 
@@ -61,7 +62,7 @@ async def test_messages_of_a_broken_link_are_not_sent_on_the_next() -> None:
     made = LinkScene()
     far = await made.accept()
     await far.close()
-    made.link._outbox.put_nowait(made.submit("old"))
+    leave_unsent(made.link, made.submit("old"))
     again = await made.accept()
     made.link.send(made.submit("new"))
     assert (await made.next(again, "submit")).request_id == "new"

@@ -18,6 +18,7 @@ from baton.router.fleet.circuits import (
     STRIKES,
     Circuits,
 )
+from tests.support.router_books import open_again
 
 
 def boot(number: int) -> bytes:
@@ -198,7 +199,7 @@ def test_two_thirds_always_stay_and_all_workers_return(
 def test_a_worker_that_fails_for_ever_is_passed_over_for_ever() -> None:
     circuits, now_s = opened(), 0.0
     for _ in range(1100):  # opened again at each end, as long as a power of two would grow
-        circuits._open(circuits._circuits[A], now_s, "failing")
+        open_again(circuits, A, now_s)
         assert circuits.passed_over(FLEET, now_s) == {A}
         now_s += 1.2 * MAX_OPEN_S
     assert circuits.passed_over(FLEET, now_s) == frozenset()
@@ -210,4 +211,4 @@ def test_median_of_the_others_is_that_of_a_list_without_one(values: list[float])
     for place, own in enumerate(values):
         others = [ms for other, ms in enumerate(values) if other != place and ms > 0]
         expected = statistics.median(others) if len(others) > 1 else float("inf")
-        assert circuits_module._median_without(known, own) == expected
+        assert circuits_module.median_without(known, own) == expected

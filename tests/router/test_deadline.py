@@ -20,6 +20,7 @@ from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
 from tests.support.encoding_threads import before_all_encoding
 from tests.support.machine_speed import slowness
+from tests.support.router_books import retrying
 from tests.support.router_process import FAST_ROUTER, StartRouter
 from tests.support.waiting import eventually
 
@@ -247,7 +248,7 @@ async def test_a_deadline_ends_the_wait_for_a_turn_to_be_moved() -> None:
     assert 0.29 < loop.time() - started_s < 0.31
     assert second.migrations == 0 and moved(scene) == ["a"]
     await asyncio.sleep(0.1)
-    assert len(scene.dispatcher) == 1 and not scene.dispatcher._retrying and not first.over
+    assert len(scene.dispatcher) == 1 and not retrying(scene.dispatcher) and not first.over
     third = await scene.start("c")
     for number in (0, 1):
         if "c" in [submit.request_id for submit in scene.link(number).submits()]:

@@ -12,6 +12,7 @@ from baton.router.fleet.circuits import STRIKES
 from baton.runtime.errors import BatonError, OutOfMemory, Overloaded
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, failed, output
+from tests.support.router_books import strikes_of
 
 
 @on_virtual_time
@@ -137,8 +138,7 @@ async def test_a_client_that_leaves_gives_its_turn_back() -> None:
 
 
 def strikes(scene: Any, name: str) -> float:
-    circuit = scene.fleet.circuits._circuits.get(name.encode())
-    return 0.0 if circuit is None else float(circuit.strikes)
+    return strikes_of(scene.fleet.circuits, name.encode())
 
 
 @on_virtual_time

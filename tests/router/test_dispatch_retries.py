@@ -12,6 +12,7 @@ from baton.router.dispatch.active_request import ActiveRequest
 from baton.runtime.errors import BatonError, Unavailable
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, failed, output
+from tests.support.router_books import submitter_of
 
 PROMPT = (5, 6, 7)
 
@@ -166,7 +167,7 @@ async def test_a_failure_during_a_migration_is_reported_at_once(
     def broken(*_: object) -> None:
         raise ValueError("what should be impossible")
 
-    monkeypatch.setattr(scene.dispatcher._submitter, "try_place", broken)
+    monkeypatch.setattr(submitter_of(scene.dispatcher), "try_place", broken)
     with capture_logs() as reported:
         scene.dispatcher.lost(scene.link(), None, "dead")
         await scene.settle_down()

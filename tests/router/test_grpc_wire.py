@@ -100,7 +100,7 @@ REQUESTS = st.builds(
 
 @given(REQUESTS)
 def test_what_clients_write_is_counted_to_its_end(sent: client_pb2.GenerateRequest) -> None:
-    grpc_wire._check_fields(sent.SerializeToString(), Generate.DESCRIPTOR)
+    grpc_wire.check_fields(sent.SerializeToString(), Generate.DESCRIPTOR)
 
 
 @given(REQUESTS, st.integers(0, 400), st.binary(max_size=9))
@@ -109,4 +109,4 @@ def test_whatever_comes_is_counted_or_refused(
 ) -> None:
     raw = sent.SerializeToString()
     with suppress(DecodeError, IndexError, InvalidRequest):
-        grpc_wire._check_fields(raw[:at] + noise + raw[at:], Generate.DESCRIPTOR)
+        grpc_wire.check_fields(raw[:at] + noise + raw[at:], Generate.DESCRIPTOR)

@@ -98,7 +98,7 @@ async def test_a_leaving_waiter_keeps_no_other_waiting(granted: bool) -> None:
     await asyncio.sleep(0)  # the first has run, both others wait
     assert log.ran == [(1, "first")]
     if granted:
-        log.turns._begin_turn()
+        log.turns.begin_turn()
     leaver.cancel()
     async with asyncio.timeout(5):
         assert await stayer == "stayer"

@@ -11,6 +11,7 @@ from baton.router.dispatch.retry_policy import MigrationQueue
 from baton.runtime.errors import Overloaded
 from baton.simulation.virtual import virtual_loop
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.router_books import is_timed, permits_under_way, waiting_turns
 
 
 class Counted(RetryBudget):
@@ -39,7 +40,7 @@ class Served:
         return asyncio.create_task(wait())
 
     def waiting(self) -> int:
-        return sum(len(line) for line in self.turns._queues.values())
+        return waiting_turns(self.turns)
 
 
 async def pass_turns(count: int = 3) -> None:
@@ -52,7 +53,7 @@ async def test_a_move_that_is_free_is_had_at_once() -> None:
     served = Served(1)
     move = await served.turns.take(short=False)
     assert isinstance(move, RetryPermit) and not served.waiting()
-    assert served.turns._timer is None  # nobody waits: nothing is timed
+    assert not is_timed(served.turns)  # nobody waits: nothing is timed
 
 
 @on_virtual_time
@@ -129,7 +130,7 @@ async def test_a_leaving_request_takes_no_retry(when: str) -> None:
     async with asyncio.timeout(1):
         await stays
     assert leaves.cancelled() and list(served.moves) == ["a", "stays"]
-    assert list(served.budget._under_way) == [served.moves["stays"]]
+    assert permits_under_way(served.budget) == [served.moves["stays"]]
 
 
 @on_virtual_time

@@ -212,13 +212,13 @@ def test_only_a_token_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) ->
     """A name for each token of a long prompt would hold up the loop."""
     made, limits = validator(), ContextLimits(max_context=9000, vocab_size=200)
     named: list[str] = []
-    check = made._check_token
+    check = made.check_token
 
     def note(token: int, field: str, limits: ContextLimits) -> None:
         named.append(field)
         check(token, field, limits)
 
-    monkeypatch.setattr(made, "_check_token", note)
+    monkeypatch.setattr(made, "check_token", note)
     made.check_tokens([0, 199] * 4000, "prompt", limits)
     made.check_tokens([], "prompt", limits)
     assert named == []

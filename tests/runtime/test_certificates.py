@@ -125,10 +125,10 @@ def test_a_mounted_secret_may_be_roots_and_for_a_group(
     found = os.stat_result((0o100000 | mode, 0, 0, 1, owner, 0, 0, 0, 0, 0))
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     if fits:
-        certificates._check_private("key", found)
+        certificates.check_private("key", found)
     else:
         with pytest.raises(ConfigError, match=r"security\.key"):
-            certificates._check_private("key", found)
+            certificates.check_private("key", found)
 
 
 def test_a_key_is_held_to_be_private_by_the_file_that_was_read(

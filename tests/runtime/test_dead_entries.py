@@ -136,16 +136,16 @@ def test_a_start_that_awaited_a_deleted_lock_takes_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else two processes could have one id, each with the lock of another file."""
-    taken = worker_lock._taken
+    taken = worker_lock.take_lock
 
     def late(lock: int, until_s: float) -> bool:
-        monkeypatch.setattr(worker_lock, "_taken", taken)
+        monkeypatch.setattr(worker_lock, "take_lock", taken)
         with worker_lock.hold_if_free(tmp_path, "decode-0") as file:
             assert file is not None
             file.unlink()  # after it was opened, and before it is locked
         return taken(lock, until_s)
 
-    monkeypatch.setattr(worker_lock, "_taken", late)
+    monkeypatch.setattr(worker_lock, "take_lock", late)
     with (
         worker_lock.hold(tmp_path, "decode-0"),
         worker_lock.hold_if_free(tmp_path, "decode-0") as file,

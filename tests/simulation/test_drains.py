@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from baton.decode_worker.worker import DecodeWorker
 from baton.runtime.errors import BatonError, Draining, EngineError, StalePlacement
 from baton.simulation.invariants.drains import Drains
 
@@ -26,11 +28,11 @@ class Bench:
             ended=False, request=SimpleNamespace(request_id="req-1")
         )
         self.requests = SimpleNamespace(fail=lambda _, error: self.failed.append(error))
-        process: Any = SimpleNamespace(boot_id=b"b", machine=SimpleNamespace(name="d0", rate=1.0))
-        drains = Drains(world, self.breaches)
-        drains._begun_s[b"b"] = 5.0
-        worker: Any = SimpleNamespace(_requests=self.requests)
-        drains._watch_requests(process, worker)
+        machine = SimpleNamespace(name="d0", rate=1.0)
+        worker = Mock(spec=DecodeWorker, _requests=self.requests)
+        process: Any = SimpleNamespace(boot_id=b"b", machine=machine, worker=worker)
+        Drains(world, self.breaches)
+        world.restart_stage("begins", process)
 
     def fail(self, error: BatonError, after_s: float) -> list[str]:
         self.loop.world_s = 5.0 + after_s

@@ -148,13 +148,13 @@ def test_void_seeds_are_named_and_a_run_of_nothing_else_fails(
 ) -> None:
     monkeypatch.setattr(regressions, "PAST_BUGS", {})
     most = fault_report.MAX_VOID
-    real = lab.Run._note_load
+    real = lab.Run.note_load
 
     def note_load(self: lab.Run) -> None:
         real(self)
         self.outcome.void = self.outcome.seed in range(3, 20)
 
-    monkeypatch.setattr(lab.Run, "_note_load", note_load)
+    monkeypatch.setattr(lab.Run, "note_load", note_load)
     file = tmp_path / "faults.json"
     assert faults(2, most + 2, json_file=file) == 0  # one of them is not
     report = json.loads(file.read_text())
@@ -185,7 +185,7 @@ def test_past_bugs_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     report = run(5, 2)
     assert (report.seeds, report.past) == (2, 2)
     assert ran == [901, 902, 5, 6]
-    assert "2 seeds and 2 of past bugs (" in fault_report._summary(report)
+    assert "2 seeds and 2 of past bugs (" in fault_report.summary_line(report)
     ran.clear()
     assert run(5, 2, past=False).seeds == 2
     assert ran == [5, 6]
@@ -211,7 +211,7 @@ def test_a_process_that_ends_ends_the_others_and_names_its_seeds(
         started.append(subprocess.Popen([sys.executable, "-c", work]))
         return started[-1]
 
-    monkeypatch.setattr(fault_report, "_start", start)
+    monkeypatch.setattr(fault_report, "start_job", start)
     monkeypatch.setattr(regressions, "PAST_BUGS", {})
     with pytest.raises(ConfigError, match="the process of seeds 0 to 2 ended with 1"):
         faults(0, 6, jobs=2)
@@ -220,7 +220,7 @@ def test_a_process_that_ends_ends_the_others_and_names_its_seeds(
 
 def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     """However that ends: the system closes its end of the pipe."""
-    process = fault_report._start(0, 1_000_000, 0, None, tmp_path)
+    process = fault_report.start_job(0, 1_000_000, 0, None, tmp_path)
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(timeout=60) == 1

@@ -14,6 +14,7 @@ import pytest
 from baton.engine.scheduling.blocks import Hold
 from baton.kv_transfer.lease import GranterLease, ReaderLease
 from baton.kv_transfer.memory_mover import Attempt, Fate
+from baton.proto import handoff_pb2
 from baton.simulation.fleet.draw_scenario import draw
 from baton.simulation.fleet.world import World
 from baton.simulation.invariants.leases import Granted, Leases
@@ -37,7 +38,8 @@ class Place:
         self.leases = Leases(self.world, self.breaches)
         (self.local,) = self.reader.pool.allocate(1, Hold.LEASED)
         self.mark = (self.reader.boot_id, self.local)
-        self.leases._wanted[self.mark] = MINE
+        opening = handoff_pb2.OpenHandoff(handoff_id=MINE, reader_boot_id=self.reader.boot_id)
+        self.leases.fetches(None, opening, [self.local])
         self.attempt = Attempt(
             7, self.reader.boot_id, self.granter.boot_id, (3,), (self.local,), True
         )
@@ -45,7 +47,7 @@ class Place:
     def grant(self, handoff: bytes, *pinned: int) -> None:
         prompt: Any = SimpleNamespace(pinned=list(pinned))
         lease = GranterLease(1.0, self.granter.machine.offset_s)
-        self.leases._granted[handoff] = Granted(prompt, lease, self.granter.machine)
+        self.leases.granted[handoff] = Granted(prompt, lease, self.granter.machine)
 
     def land(self, *, early: bool = False, **fate: Any) -> bool:
         """Whether its block is tainted then."""
@@ -53,10 +55,10 @@ class Place:
         if early:
             settled = asyncio.get_running_loop().create_future()
             read: Any = SimpleNamespace(attempt=self.attempt, _fate=Fate(early=1), settled=settled)
-            self.leases._landing_early(read)
+            self.leases.landing_early(read)
         else:
             self.leases.landing(self.attempt)
-        return (*self.mark, 0) in self.leases._tainted
+        return (*self.mark, 0) in self.leases.tainted
 
 
 def on_loop(test: Callable[[Place], Awaitable[None]]) -> None:
@@ -75,7 +77,7 @@ def test_another_handoffs_pin_is_none_of_this_one(early: bool) -> None:
         assert place.land(early=early)
         place.grant(MINE, 3)
         assert place.land(early=early) is early  # what is early is read once more
-        place.leases._tainted.clear()
+        place.leases.tainted.clear()
         assert not place.land(early=early) and place.breaches == []
 
     on_loop(test)
@@ -100,7 +102,7 @@ def test_nothing_is_read_from_a_process_with_a_dead_boot_id() -> None:
         place.granter.machine.kill()
         assert place.land(stale=b"another")  # a fault makes it so
         assert place.breaches == []
-        place.leases._stale.clear()
+        place.leases.stale_reads.clear()
         assert place.land()
         assert "under the boot id of the one that is dead" in place.breaches[0]
 
@@ -118,10 +120,10 @@ def test_a_reader_trusts_no_longer_than_its_granter_pins(later_s: float, longer:
         lease.renewal(reader.offset_s + later_s * reader.rate)
         lease.acknowledged(0)
         session = Mock(_lease=lease)
-        place.leases._sessions[session] = MINE
+        place.leases.opens(session, handoff_pb2.OpenHandoff(handoff_id=MINE))
         before = OWNER.set(reader)
         place.world.loop._owner = reader
-        place.leases._check_trust(session)
+        place.leases.check_trust(session)
         OWNER.reset(before)
         assert bool(place.breaches) is longer
         assert not longer or "longer than p0 keeps it" in place.breaches[0]

@@ -22,6 +22,7 @@ from baton.simulation.invariants.shares import Shares
 from baton.simulation.mutations import mutations
 from baton.simulation.virtual import virtual_loop
 from baton.simulation.virtual.virtual_loop import VirtualLoop
+from tests.support.router_books import submitter_of
 
 pytestmark = pytest.mark.usefixtures("quiet_logs")
 
@@ -57,7 +58,7 @@ class Load:
 
     def _over(self, process: RouterProcess) -> None:
         self._shares.over_router(process)
-        submitter = process.dispatcher._submitter
+        submitter = submitter_of(process.dispatcher)
         try_place = submitter.try_place
 
         def placed(attempt: Attempt) -> Any:

@@ -52,7 +52,7 @@ class Place:
             self._number, self.boot(reader), self.boot("p0"), blocks, blocks, checksummed=True
         )
         opening = handoff_pb2.OpenHandoff(handoff_id=b"h", reader_boot_id=self.boot(reader))
-        self.watch._leases._fetches(None, opening, list(blocks))
+        self.watch.leases.fetches(None, opening, list(blocks))
         stale = None if source is None else self.boot(source)
         self.watch.posted(attempt, Fate(stuck=True, stale=stale))
 

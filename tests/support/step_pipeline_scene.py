@@ -94,6 +94,19 @@ class PipelineScene:
         self.device.draw_costs = costs
         self.steps: StepPipeline[Plan] = StepPipeline(self.device)
 
+    def awaited(self) -> asyncio.Future[StepResult] | None:
+        """Return the result of the oldest step, which the pipeline waits for."""
+        return self.steps._result
+
+    def forget(self) -> None:
+        """Drop the pipeline's own references to its steps."""
+        self.steps._steps.clear()
+        self.steps._result = None
+
+    def known_chunks(self) -> list[tuple[int, bool]]:
+        """Return tokens of the known steps with chunks, and whether each read as hung."""
+        return [(known.size.tokens, known.hung) for known in self.steps._last[True]]
+
     async def over(self) -> CompletedStep[Plan]:
         """The oldest step, which is not asked whether the next one should be planned."""
         found = await self.steps.next()
