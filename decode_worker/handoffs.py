@@ -1,9 +1,10 @@
 """The handoffs of a decode worker: fetch a group's KV from one candidate after another.
 
-Each group has one task, which ends in exactly one of five ways: the blocks are verified; no prefill
+Each group has one task, which ends in exactly one of six ways: the blocks are verified; no prefill
 worker remains and one has failed (the group is prefilled locally); all have left without a failure
-(StalePlacement: the router knows the present workers); all that remain are busy (Overloaded); or
-it is cancelled (the grant was revoked, or all sequences of the group have ended). The module knows
+(StalePlacement: the router knows the present workers); all that remain are busy (Overloaded);
+quarantined destinations cannot be replaced (OutOfBlocks); or it is cancelled (the grant was
+revoked, or all sequences of the group have ended). The module knows
 the scheduler's groups and the reader; the worker's loop decides the next action.
 """
 
@@ -205,7 +206,7 @@ class Handoffs:
         if group.held % ratio.split or end > blocks:
             raise OutOfBlocks(
                 f"{blocks} blocks, {group.held} of them held, do not hold whole blocks of the "
-                f"prefill worker, which are {ratio.split} each: the prompt is computed elsewhere"
+                f"prefill worker, which are {ratio.split} each: this handoff is given up"
             )
         return end, ratio.granter_blocks(group.held)
 

@@ -1,10 +1,11 @@
 """The queue of requests that wait for a worker: each is tried in order until a worker takes it.
 
     place ─▶ try ─▶ submitted
-              │ no worker, or a full one
+              │ no worker yet; for a retry, a full fleet too
               └──▶ queue ── one timer for all: is there room? ──▶ try again, a few at once
 
-A request that waits costs nothing until a decode worker has room: no prompt is read before. Knows
+A full fleet refuses a new request at once. One that waits costs nothing until a decode worker has
+room: no prompt is read before. Knows
 the submitter and attempts; the dispatcher decides what waits, and how long. Owned by the loop.
 """
 

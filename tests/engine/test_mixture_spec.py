@@ -170,6 +170,12 @@ def test_deepseek_v3(read):
     assert not read(V3, rope_interleave=False).latent.interleaved
 
 
+def test_only_an_absent_norm_topk_prob_is_true(read):
+    """transformers takes null for false."""
+    assert read(without(V3, "norm_topk_prob")).experts.normalise
+    assert not read(V3, norm_topk_prob=None).experts.normalise
+
+
 def test_one_group_is_no_limit(read):
     spec = read(V3, n_group=1, topk_group=1)
     assert (spec.experts.groups, spec.experts.chosen_groups) == (1, 1)
