@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 from chaos.cluster import Cluster, Place
-from tests.support.conversation import ANSWER_TOKENS, talk
+from tests.support.conversation import talk
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.nightly]
 
 TURNS = 4
+ANSWER_TOKENS = 200  # to read them takes less time than to compute them, on any machine
+LONG: dict[str, Any] = {"max_tokens": ANSWER_TOKENS}
 BLOCK_TOKENS = 16
 SETTINGS = ("router.placement=disaggregated", "handoff.lease_s=1.0")
-PATTERN = "[a-z ]{400}"
+PATTERN = "[a-z ]{1600}"
 
 
 @contextmanager
@@ -44,8 +46,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[in
     try:
         alone.start(0, 1)
         return {
-            "plain": asyncio.run(talk(alone.url, TURNS)),
-            "grammar": asyncio.run(talk(alone.url, TURNS, **GRAMMAR)),
+            "plain": asyncio.run(talk(alone.url, TURNS, **LONG)),
+            "grammar": asyncio.run(talk(alone.url, TURNS, **GRAMMAR, **LONG)),
         }
     finally:
         alone.close()
@@ -65,9 +67,8 @@ async def test_later_turns_are_read_beside(
 ) -> None:
     ranks, settings, fields = FLEETS[beside]
     with fleet(tmp_path, 1, 1, *settings, ranks=ranks) as cluster:
-        assert (
-            await talk(cluster.url, TURNS, **fields) == expected["grammar" if fields else "plain"]
-        )
+        answers = await talk(cluster.url, TURNS, **fields, **LONG)
+        assert answers == expected["grammar" if fields else "plain"]
         assert reads(cluster) >= TURNS - 2  # a first contact may come too late for the first
         assert read_blocks(cluster) >= (TURNS - 2) * (ANSWER_TOKENS // BLOCK_TOKENS - 1)
         cluster.quiet(within_s=5.0)

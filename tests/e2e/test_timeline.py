@@ -128,7 +128,8 @@ CASES = [
 def check_sums(
     cluster: Cluster, ask: Callable[[Cluster, int], Measured], count: int, within: float
 ) -> None:
-    """This share of the sums is within the slack: the client shares the cores with the fleet."""
+    """This share of the sums is within the slack: the client shares the cores with the fleet, and
+    a slow machine takes longer to give it one."""
     ask(cluster, next(NUMBERS))  # the first contact, and what is computed for the first time
     off, lines = [], []
     for _ in range(count):
@@ -141,7 +142,7 @@ def check_sums(
         off.append(missing_s > max(SLACK_S, SLACK_SHARE * measured.seconds))
         lines.append(f"{measured.seconds:.4f} {sum_s:.4f} {1e3 * missing_s:.2f} ms")
     print("\n".join(lines))
-    assert sum(off) <= (1 - within) * count, lines
+    assert sum(off) <= (1 - within) * count * slowness(), lines
 
 
 @pytest.mark.parametrize(("ask", "placement"), CASES)
