@@ -1,7 +1,8 @@
 """The draws of a step and their rows, planned before the device runs.
 
-Plans without logits; only `sample_on_host` takes them. A slice whose bias names a token that the model does not have is refused here, so
-that one request's error does not fail the step of the others. Immutable.
+Plans without logits; only `sample_on_host` takes them. A slice whose bias names a token that the
+model does not have is refused here, so that one request's error does not fail the step of the
+others. Immutable.
 """
 
 from __future__ import annotations
