@@ -92,7 +92,7 @@ class Leases:
 
     def landing_early(self, read: MemoryRead) -> None:
         """Judge some blocks of a READ, which land again with the others. (In a round of the loop
-        may come, in any order: what comes second then brings the same.)"""
+        both may come, in any order: what comes second then brings the same.)"""
         attempt, count = read.attempt, read._fate.early
         if read.settled.done() or self._world.exchange.pool(attempt.granter) is None:
             return
