@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from baton.router.answers.choice_text import ChoiceDelta
 from baton.router.answers.request_handler import RequestHandler, Usage
+from baton.runtime.errors import BatonError, Cancelled
 
 _QUEUED = 64  # messages that wait for the client; a prompt's own buffer bounds the rest
 
@@ -29,6 +30,7 @@ class PromptBatch:
         self._found: asyncio.Queue[list[ChoiceDelta] | Exception | None] = asyncio.Queue(_QUEUED)
         self._tasks: list[asyncio.Task[None]] = []
         self._ended = 0
+        self._failed: RequestHandler | None = None  # the first that failed
 
     @property
     def choices(self) -> int:
@@ -39,8 +41,27 @@ class PromptBatch:
         """Same as `RequestHandler.admitted`, for all prompts or none."""
         with ExitStack() as stack:
             for member in self._members:
-                stack.enter_context(member.admitted())
+                stack.enter_context(self._admitted(member))
             yield
+
+    @contextmanager
+    def _admitted(self, member: RequestHandler) -> Iterator[None]:
+        """Admit one prompt. One that ends because another failed has not failed: it is
+        cancelled."""
+        failure: BatonError | None = None
+        try:
+            with member.admitted():
+                try:
+                    yield
+                except BatonError as error:
+                    if self._failed in (None, member):
+                        raise
+                    failure = error
+                    raise Cancelled("another prompt of the request failed") from error
+        except Cancelled:
+            if failure is None:
+                raise
+            raise failure from None
 
     async def begin(self) -> None:
         self._tasks = [
@@ -111,4 +132,5 @@ class PromptBatch:
                 await self._found.put([replace(p, choice=p.choice + shift) for p in pieces])
             await self._found.put(None)
         except Exception as error:  # raised where the answer is written
+            self._failed = self._failed or member
             await self._found.put(error)
