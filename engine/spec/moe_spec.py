@@ -170,7 +170,7 @@ def _deepseek_v3(fields: ConfigFields, layers: int) -> ExpertsSpec:
     return replace(
         _deepseek(fields, layers),
         scoring="sigmoid",
-        normalise=fields.flag("norm_topk_prob", "norm_topk_prob" not in fields.values),
+        normalise=fields.with_defaults({"norm_topk_prob": True}).flag("norm_topk_prob", False),
         scale=fields.number("routed_scaling_factor"),
         correction=True,
         groups=groups,

@@ -140,7 +140,7 @@ def test_stuck_checksums_turn_the_granter_red_and_are_given_up() -> None:
     async def main() -> None:
         stage.granter.stick_checksums()
         await fetch_withheld(stage, prompt)
-        assert stage.granter.oldest_checksum_s() >= TIMEOUT_S  # nobody waits for it any more
+        assert stage.granter.oldest_checksum_s() >= TIMEOUT_S  # no reader waits for it any more
         assert "checksum thread" in (stage.granter.failure_reason() or "")
         stage.granter.release_checksums()
         await asyncio.sleep(0)

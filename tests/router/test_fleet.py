@@ -325,7 +325,7 @@ async def test_a_worker_with_an_impossible_hello_fails_no_placement(
     ]  # once, however often it tries
     assert said["worker_id"] == "decode-1" and said["log_level"] == "error"
     assert said["reason"] == "block_size is 0, not from 1 to 256"
-    assert scene.fleet.disconnected_capacities() == []  # nobody waits for it
+    assert scene.fleet.disconnected_capacities() == []  # no request waits for it
     bad.hello_fields = {}
     await eventually(lambda: scene.names() == ["decode-0", "decode-1"])
 

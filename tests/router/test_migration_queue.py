@@ -53,7 +53,7 @@ async def test_a_move_that_is_free_is_had_at_once() -> None:
     served = Served(1)
     move = await served.turns.take(short=False)
     assert isinstance(move, RetryPermit) and not served.waiting()
-    assert not is_timed(served.turns)  # nobody waits: nothing is timed
+    assert not is_timed(served.turns)  # no migration waits: the queue needs no timer
 
 
 @on_virtual_time

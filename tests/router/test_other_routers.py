@@ -21,7 +21,7 @@ from baton.router.fleet.placement import FleetView, open_groups
 from baton.router.fleet.roster import Roster
 from baton.runtime.shared_registry.router_report import RouterReport
 from tests.support.placement_scene import NEED, place, placed, view
-from tests.support.router_books import forgotten_routers
+from tests.support.router_books import remembered_routers
 
 ONE, TWO, OWN = "1" * 32, "2" * 32, "f" * 32
 WORKERS = [f"{number:032x}" for number in range(4)]
@@ -86,7 +86,7 @@ def test_routers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = [others.learn(report(f"{n:032x}"), 0.0, WALL_NS) for n in range(3)]
     assert taken == [True, True, False]
     others.expire(LIFETIME_S + 1)
-    assert forgotten_routers(others) == 1
+    assert remembered_routers(others) == 1
 
 
 def test_hints_add_up_to_a_bound_and_end_after_a_second(others: OtherRouters) -> None:

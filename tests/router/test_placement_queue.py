@@ -85,7 +85,7 @@ async def test_requests_are_tried_in_order_once_there_is_room() -> None:
     assert fakes.placed == names
     looks = fakes.looks
     await asyncio.sleep(2 * RETRY_S)
-    assert fakes.looks <= looks + 1  # nobody waits: nobody looks
+    assert fakes.looks <= looks + 1  # no request waits: the queue looks for no room
 
 
 @pytest.mark.parametrize(

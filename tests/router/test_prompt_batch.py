@@ -23,13 +23,13 @@ class Prompt:
 
     def __init__(self, error: BatonError | None = None) -> None:
         self.error = error
-        self.ended: BaseException | None = None
+        self.ended: Exception | None = None
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
         try:
             yield
-        except BaseException as error:  # of any kind: it is recorded, and raised again
+        except (BatonError, ClientGone) as error:
             self.ended = error
             raise
 

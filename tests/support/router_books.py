@@ -35,8 +35,8 @@ def widest_holders(index: RadixIndex) -> int:
     return max(index._holders.values()).bit_length()
 
 
-def forgotten_routers(others: OtherRouters) -> int:
-    """Return how many routers without a report are still remembered by their counters."""
+def remembered_routers(others: OtherRouters) -> int:
+    """Return how many other routers are remembered by their counters."""
     return len(others._counters)
 
 
