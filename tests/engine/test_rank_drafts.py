@@ -214,7 +214,7 @@ def test_a_head_reads_the_whole_embedding_of_a_divided_target(
     how = {"draft_kind": "eagle3"}
     one, two = alone(qwen3.folder, head, **how), make(qwen3.folder, head, **how)
     assert_equal(one, two, random_prompt(21))
-    assert two.draft.head._weights.embedding.shape[0] == 199
+    assert two.draft.head.weights.embedding.shape[0] == 199
 
 
 @pytest.mark.nightly  # test_ranks.py has the same without proposals

@@ -84,10 +84,15 @@ async def test_a_step_is_what_the_runner_computes(engine, qwen3):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="this system has no /proc")
-async def test_the_kernel_knows_the_device_thread_by_its_name(gate, gated):
+async def test_the_kernel_knows_the_device_thread_by_its_name(gate):
+    before = set(threading.enumerate())
+    engine = TorchEngine(gate, queue_steps=4, step_timeout_s=20)
+    started = set(threading.enumerate()) - before
     gate.go.set()
-    await gated.submit(STEP).result()
-    assert [kernel_name(thread) for thread in gated._threads_running] == ["device"]
+    await engine.submit(STEP).result()
+    names = [kernel_name(thread) for thread in started]
+    await engine.close()
+    assert names == ["device"]
 
 
 def kernel_name(thread):
