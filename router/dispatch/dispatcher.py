@@ -74,7 +74,7 @@ class Dispatcher:
         self._circuits = fleet.circuits
         self.attempts = Attempts()
         self._submitter = Submitter(fleet, config, step.expected_growth_tokens)
-        self._queue = PlacementQueue(self._submitter)
+        self._queue = PlacementQueue(self._submitter, fleet.unplaced)
         self._retries = RetryPolicy(config, lambda: len(self.attempts))
         self._retrying: set[asyncio.Task[None]] = set()
         self._stopping = False
