@@ -47,8 +47,9 @@ from baton.engine.model.rope import Rotary, rotate
 from baton.engine.model.row_ops import TorchNorms, torch_gating
 from baton.engine.model.step_layout import Bounds, StepLayout, lay_out
 from baton.engine.sampling.sampling import torch_draw
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.engine.spec.model_spec import ModelSpec, read_spec
+from baton.runtime.sampling import SamplingParams
 from benchmarks.figures.ceilings import matrix_unit
 from benchmarks.figures.report import Figure, parser, report
 from benchmarks.inputs.cached_model import cached_model
