@@ -22,8 +22,9 @@ from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.model.attention import TorchAttention
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.runtime import process_memory
+from baton.runtime.sampling import SamplingParams
 from tests.support.decoder_probe import parts_of
 
 WARM_UP = 100

@@ -8,15 +8,9 @@ import torch
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine, build_runner
 from baton.engine.execution.torch_engine import TorchEngine, TorchHandle
-from baton.engine.scheduling.batch import (
-    Draw,
-    FinishedStep,
-    SamplingParams,
-    Slice,
-    StepBatch,
-    StepResult,
-)
+from baton.engine.scheduling.batch import Draw, FinishedStep, Slice, StepBatch, StepResult
 from baton.runtime.errors import DeviceLost, EngineError
+from baton.runtime.sampling import SamplingParams
 from tests.support.waiting import eventually
 
 GREEDY = SamplingParams(temperature=0.0)
