@@ -53,7 +53,7 @@ async def test_an_unwritable_registry_does_not_end_the_worker(
 
 
 @on_virtual_time
-async def test_a_late_registration_is_told_from_a_slow_start() -> None:
+async def test_a_late_registration_is_no_slow_start() -> None:
     """The log has the seconds from the worker's being ready to its first entry, once a boot."""
     registry = FullDisk(failures=27)
     announcing = asyncio.create_task(announcer.announce(InlineRegistry(registry), RECORD))
