@@ -50,8 +50,9 @@ STARTERS := tests/benchmarks tests/deploy
 # Tests over the text of all code: part of `make check`, and not run again by `make test`.
 CHECKED := $(addprefix tests/test_,architecture.py import_homes.py loaded_packages.py glossary.py dangerous_calls.py mutation_targets.py reasons.py)
 TIMED = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.timed' tests)
-# In these folders a conftest marks tests: all that start a benchmark, or those on most of the models.
-NIGHTLY_FOLDERS := tests/benchmarks tests/chaos tests/engine
+# In these folders a conftest marks tests: all that start a benchmark, those on most of the models, or
+# on a second kind of Redis server.
+NIGHTLY_FOLDERS := tests/benchmarks tests/chaos tests/engine tests/runtime/shared_registry
 NIGHTLY = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.nightly' tests)
 # No test uses schemathesis' plugin, which takes 0.3 s of each process of pytest.
 PYTEST = $(BIN)/python -P -m pytest -p no:schemathesis --durations=20

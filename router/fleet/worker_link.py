@@ -286,8 +286,10 @@ class WorkerLink:
         )
 
     def _accept_hello(self, hello: worker_pb2.WorkerHello) -> None:
-        """Raises LinkClosed for a hello that cannot be true, and for another worker or role: the
-        fleet makes another link as soon as the registry names the change."""
+        """Link the worker under the boot that its handshake proves, whichever boot the record
+        names: what was known of the named one is void. Raises LinkClosed for a hello that cannot
+        be true, and for another worker or role: the fleet makes another link as soon as the
+        registry names the change."""
         self._check(hello)
         if hello.worker_id != self.worker_id:
             self._give_up("another worker is at its address")
@@ -318,12 +320,8 @@ class WorkerLink:
         """Raises LinkClosed for a fault, which is logged once."""
         fault = handshake_fault(hello, self._vocab_size)
         if fault is not None and fault != self.refused_reason:
-            log.error(
-                "worker refused",
-                worker_id=self.worker_id,
-                reason=fault,
-                remedy="start it with this router's model and version",
-            )
+            remedy = "start it with this router's model and version"
+            log.error("worker refused", worker_id=self.worker_id, reason=fault, remedy=remedy)
         self.refused_reason = fault
         if fault is not None:
             raise LinkClosed(f"the hello of {self.worker_id} is not valid: {fault}")
