@@ -72,7 +72,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_WAIT_POLICY := passive
 export GOMP_SPINCOUNT := 0
 
-.PHONY: help install clients demo test nightly check types texts format proto settings dashboards locks models ship faults chaos soak bench gpu wheels clean
+.PHONY: help install clients demo test nightly check types texts format proto settings dashboards chart locks models ship faults chaos soak bench gpu wheels clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -152,11 +152,14 @@ format: $(STAMP) ## put the code into its format
 proto: $(STAMP) ## generate the wire contract's Python code
 	$(BIN)/python -P -m baton.proto.generate
 
-settings: $(STAMP) ## generate the default settings file and the settings reference
+settings: $(STAMP) ## generate the default settings file, the settings reference, and the chart's list of settings
 	$(BIN)/python -P -m baton.runtime.settings.reference
 
 dashboards: $(STAMP) ## generate Prometheus' rules and Grafana's dashboards
 	$(BIN)/python -P -m baton.deploy.monitoring.generate
+
+chart: $(STAMP) ## generate the table of values in the chart's README
+	$(BIN)/python -m tests.support.chart_table
 
 locks: $(STAMP) ## generate requirements/*.lock: packages of the images with their hashes
 	$(BIN)/python -P -m baton.deploy.docker.locks

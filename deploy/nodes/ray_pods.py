@@ -30,7 +30,9 @@ FIRST_ROLE = "prefill"  # the end of a group's name
 
 @dataclass(frozen=True, slots=True)
 class RayPod:
-    """A pod of a RayCluster. `drain`: the command and its container, none for the head's pod."""
+    """A pod of a RayCluster. `drain`: the command and its container, none for the head's pod.
+    `ready`: for the head's pod its first container, since a driver beside it waits for workers,
+    which may first have to be replaced."""
 
     name: str
     group: str
@@ -111,18 +113,28 @@ def _order(pod: RayPod, shares: Mapping[str, float]) -> tuple[Any, ...]:
 
 
 def _pod(pod: Document, group: str, current: bool) -> RayPod:
-    conditions = pod.get("status", {}).get("conditions", ())
     container = pod["spec"]["containers"][0]
     hook = container.get("lifecycle", {}).get("preStop", {}).get("exec", {})
     return RayPod(
         name=pod["metadata"]["name"],
         group=group,
         current=current,
-        ready=any(e["type"] == "Ready" and e["status"] == "True" for e in conditions),
+        ready=_head_ready(pod) if group == HEAD else _ready(pod),
         ending="deletionTimestamp" in pod["metadata"],
         container=container["name"],
         drain=() if group == HEAD else tuple(hook.get("command", ())),
     )
+
+
+def _ready(pod: Document) -> bool:
+    conditions = pod.get("status", {}).get("conditions", ())
+    return any(e["type"] == "Ready" and e["status"] == "True" for e in conditions)
+
+
+def _head_ready(pod: Document) -> bool:
+    first = pod["spec"]["containers"][0]["name"]
+    statuses = pod.get("status", {}).get("containerStatuses", ())
+    return any(each["name"] == first and each["ready"] for each in statuses)
 
 
 def _definition(metadata: Document) -> str:

@@ -3,6 +3,8 @@ what names mean. Without namespaces; test_running_release.py has them."""
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import socket
 import struct
@@ -14,6 +16,7 @@ from baton.deploy.host.release_secrets import create_credentials
 from baton.deploy.host.secrets_api import SecretsApi
 from baton.runtime.errors import BatonError
 from tests.support.chart import example, merged, render
+from tests.support.pods.container import ContainerPlace
 from tests.support.pods.dns import answered
 from tests.support.pods.kuberay import operated, patched
 from tests.support.pods.manifests import (
@@ -26,6 +29,7 @@ from tests.support.pods.network import Endpoint, policy_rules, selects, service_
 from tests.support.pods.pod import Probing, expanded
 from tests.support.pods.scales import Scales
 from tests.support.pods.secrets_server import SecretsServer
+from tests.support.pods.volumes import volumes_of
 from tests.support.pods.workloads import (
     Actions,
     PodState,
@@ -37,6 +41,7 @@ from tests.support.pods.workloads import (
     stateful_set,
 )
 
+HOOK = {"app.kubernetes.io/name": "baton-hook", "app.kubernetes.io/instance": "chat"}
 KUBERAY = {"orchestrator": "kuberay"}
 
 
@@ -159,8 +164,29 @@ def test_policies_become_rules_of_the_pods_they_admit() -> None:
     assert "ip saddr { 10.1.0.3, 10.1.0.4 } tcp dport 20000-20999 accept" in rules["decode"]
     assert "10.1.0.2 } tcp dport 9001" not in rules["decode"]
     assert all(text.count("drop") == 2 for text in rules.values())
+    hook = Endpoint("secrets", "10.1.0.8", {**HOOK}, ready=False)
+    ports = re.findall(r"(\w+ dport \d+) accept", policy_rules(hook, policies, [], "10.1.0.1"))
+    assert ports == ["udp dport 53", "tcp dport 53", "tcp dport 443", "tcp dport 6443"]
+    assert policy_rules(hook, policies, [], "10.1.0.1").count("drop") == 2
     stranger = Endpoint("stranger", "10.1.0.9", {"app": "other"}, ready=True)
     assert "drop" not in policy_rules(stranger, policies, [], "10.1.0.1")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes files of a pod's group")
+def test_a_config_map_is_a_folder_that_a_pod_reads(tmp_path: Path) -> None:
+    """No pod of the chart mounts one: Grafana's sidecar reads the dashboards by the API."""
+    place = ContainerPlace((), tmp_path, "p", 10001, 10001, "10.1.0.1", "")
+    maps = {"own": {"kind": "ConfigMap", "data": {"a.json": "{}", "b": "text"}}}
+    spec = {"volumes": [{"name": "files", "configMap": {"name": "own"}}]}
+    server = SecretsServer("127.0.0.1", "llm", tmp_path / "api")
+    try:
+        mount = volumes_of(spec, place, tmp_path, server, maps)["files"]
+        assert {e.name: e.read_text() for e in mount.source.iterdir()} == maps["own"]["data"]
+        assert mount.read_only and mount.source.joinpath("b").stat().st_mode & 0o777 == 0o644
+        with pytest.raises(KeyError, match="own"):
+            volumes_of(spec, place, tmp_path, server, {})
+    finally:
+        server.close()
 
 
 def test_a_service_sends_to_ready_pods_and_refuses_without() -> None:

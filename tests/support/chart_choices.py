@@ -21,12 +21,13 @@ MONITORED: Values = {  # metrics, and a peer that may read them
     "monitoring": {"enabled": True},
     "networkPolicy": {"monitoring": [{"namespaceSelector": {}}]},
 }
+HEADS = {"kvHeads": 8, "heads": 32}  # a `tp` of 2 fits
 CHOICES: dict[str, list[Any]] = {
     "model": [
         {"embedded": True},
-        {"path": "a/b", "volume": {"existingClaim": "weights"}},
-        {"path": "b", "volume": {"hostPath": "/srv/models"}, "name": "chat"},
-        {"repository": "owner/name", "revision": "0a1b2c", "tokenSecret": "hub"},
+        {"path": "a/b", "volume": {"existingClaim": "weights"}, **HEADS},
+        {"path": "b", "volume": {"hostPath": "/srv/models"}, "name": "chat", **HEADS},
+        {"repository": "owner/name", "revision": "0a1b2c", "tokenSecret": "hub", **HEADS},
     ],
     "tls": [
         {"mode": "hook"},
@@ -80,7 +81,10 @@ CHOICES: dict[str, list[Any]] = {
     "orchestrator": ["plain", "kuberay"],
     "models": [
         {},
-        {"code": {"model": {"repository": "owner/code"}}, "a": {"model": {"embedded": True}}},
+        {
+            "code": {"model": {"repository": "owner/code", **HEADS}},
+            "a": {"model": {"embedded": True}},
+        },
     ],
     "topologySpread": [True, False],
     "tests": [{}, {"enabled": False}],

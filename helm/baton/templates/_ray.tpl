@@ -63,11 +63,19 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
     {{- include "baton.commonEnv" . | nindent 4 }}
   ports:
     - {name: {{ include "baton.fleetPortName" . }}, containerPort: {{ include "baton.fleetPort" . }}}
+  startupProbe: # it has joined Ray, whose head may take two minutes
+    httpGet: {path: /healthz, port: {{ include "baton.fleetPortName" . }}}
+    periodSeconds: 2
+    failureThreshold: 150
   livenessProbe:
     httpGet: {path: /healthz, port: {{ include "baton.fleetPortName" . }}}
     periodSeconds: 10
     timeoutSeconds: 5
     failureThreshold: 6
+  readinessProbe: # all workers are registered; `baton release replace` does not wait for that
+    httpGet: {path: /readyz, port: {{ include "baton.fleetPortName" . }}}
+    periodSeconds: 5
+    timeoutSeconds: 2
   securityContext:
     {{- include "baton.containerSecurity" . | nindent 4 }}
   resources:

@@ -23,6 +23,7 @@ from tests.support.pods.manifests import (
     evictions_allowed,
     hook_weight,
     hooks_of,
+    keyed,
     object_of,
     refuse_changes,
     service_address,
@@ -99,6 +100,8 @@ class PodCluster:
         before. Raises RuntimeError for a hook that fails, ValueError for an immutable field."""
         hooks = [each for each in release.documents if hook in hooks_of(each)]
         self._grant(release.documents)
+        with self._lock:  # until the release's own objects take their place
+            self._wanted |= keyed(e for e in hooks if e["kind"] == "NetworkPolicy")
         for job in sorted((e for e in hooks if e["kind"] == "Job"), key=hook_weight):
             self.run_once(job["metadata"]["name"], job["spec"]["template"])
         documents = [each for each in release.documents if not hooks_of(each)]
@@ -111,9 +114,7 @@ class PodCluster:
         with self._lock:
             for e in documents:
                 refuse_changes(self._wanted.get((e["kind"], e["metadata"]["name"])), e)
-            self._wanted = {
-                (e["kind"], e["metadata"]["name"]): self.api.scales.applied(e) for e in documents
-            }
+            self._wanted = keyed(map(self.api.scales.applied, documents))
         self._look.set()
 
     def _rescale(self, name: str, replicas: int) -> None:
@@ -340,8 +341,8 @@ class PodCluster:
         return Image(image.mounts, {**image.environment, **api})
 
     def _value_of(self, source: Document) -> str | None:
-        """Return what an environment variable gets from a Secret or ConfigMap. Raises KeyError
-        for one that is not there and not optional."""
+        """Return what an environment variable gets from a Secret. Raises KeyError for one that is
+        not there and not optional."""
         reference = source["secretKeyRef"]
         try:
             return self.api.data(reference["name"])[reference["key"]].decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 from tests.support.pods.pod import Pod, port_number
@@ -55,6 +56,11 @@ def target_port(pod: Pod, port: str | int) -> int:
     raise KeyError(f"{pod.name} has no port {port}")
 
 
+def keyed(documents: Iterable[Document]) -> dict[tuple[str, str], Document]:
+    """Return objects by kind and name."""
+    return {(each["kind"], each["metadata"]["name"]): each for each in documents}
+
+
 def object_of(pod: Pod) -> Document:
     """Return what the Kubernetes API shows of a pod; one that is not ready waits."""
     number = pod.name.rpartition("-")[2]
@@ -68,6 +74,9 @@ def object_of(pod: Pod) -> Document:
         "podIP": pod.address,
         "phase": "Running" if pod.ready else "Pending",
         "conditions": [{"type": "Ready", "status": str(pod.ready)}],
+        "containerStatuses": [
+            {"name": name, "ready": ready} for name, ready in pod.containers_ready().items()
+        ],
     }
     return {"metadata": metadata, "spec": pod.spec, "status": status}
 

@@ -125,6 +125,9 @@ class Pod:
         whole = len(running) == len(self.spec["containers"])
         return whole and not self.terminating and all(each.ready for each in running)
 
+    def containers_ready(self) -> dict[str, bool]:
+        return {name: each.ready for name, each in list(self._running.items())}
+
     @property
     def restarts(self) -> int:
         return sum(each.restarts for each in list(self._running.values()))
