@@ -13,10 +13,9 @@ from structlog.testing import capture_logs
 
 from baton.deploy.control import raycluster_workers
 from baton.deploy.control.fleet_number import FleetSize
-from baton.deploy.control.raycluster_workers import GroupPod, RayClusterWorkers, leaving_pod
+from baton.deploy.control.raycluster_workers import RayClusterWorkers
 from baton.deploy.control.resize_target import ResizeTarget
 from baton.deploy.host.kubernetes_api import KubernetesApi
-from baton.deploy.host.raycluster import PodGroup
 from baton.planner.control.size_loop import SizeLoop
 from baton.planner.fleet_size import FAILED_S, SHRINK_GAP_S, SizeBounds, SizeController
 from baton.runtime.errors import BatonError, Unavailable
@@ -130,28 +129,6 @@ async def test_a_pod_that_kuberay_could_not_make_is_given_up(site: Site) -> None
     del site.hosts["decode-3"]
     await site.shrink()
     assert site.pods.named() == [] and site.pods.numbers() == [0, 2, 3, 4]
-
-
-def test_a_pod_without_a_worker_is_chosen_by_what_it_costs() -> None:
-    group = PodGroup("worker", "/spec/workerGroupSpecs/1", 5, 5, 1, 9, ("named",))
-    pods = [
-        GroupPod("serves", "10.0.0.1", False, False, "5"),
-        GroupPod("old", "10.0.0.2", False, False, "1"),
-        GroupPod("new", "10.0.0.3", False, False, "2"),
-        GroupPod("waits", "", False, True, "3"),
-        GroupPod("ends", "10.0.0.4", True, False, "0"),
-        GroupPod("named", "10.0.0.5", True, False, "9"),
-    ]
-    order = []
-    while len(pods) > 2:
-        order.append(leaving_pod(group, pods, "", {"10.0.0.1"}, len(pods) - 2))
-        pods = [each for each in pods if each.name != order[-1]]
-    assert order == ["ends", "waits", "new", "old"]
-    with pytest.raises(BatonError, match="each pod of the group worker has a registered worker"):
-        leaving_pod(group, pods, "", {"10.0.0.1"}, 0)
-    with pytest.raises(BatonError, match="runs at 10.0.0.7, where the group worker has no pod"):
-        leaving_pod(group, pods, "10.0.0.7", set(), 0)
-    assert leaving_pod(group, pods, "10.0.0.1", set(), 1) == ""
 
 
 async def test_kuberay_has_to_be_done_before_a_pod_is_named(site: Site) -> None:
