@@ -75,7 +75,12 @@ def pods_of(cluster: Document, listed: Document) -> list[RayPod]:
 
 
 def next_step(cluster: Document, pods: Sequence[RayPod]) -> NextStep:
-    """Return the next step. An old pod that is not ready goes first; else all must be ready."""
+    """Return the next step. An old head goes first, whatever the workers do, since only the driver
+    of a new one places workers on pods of new groups; then an old pod that is not ready; else all
+    must be ready."""
+    for pod in pods:
+        if pod.group == HEAD and not pod.current and not pod.ending:
+            return NextStep(pod)
     for pod in pods:
         if pod.ending:
             return NextStep(waits_for=f"{pod.name} to end")

@@ -97,6 +97,15 @@ def test_no_pod_is_replaced_before_the_others_are_ready(
     assert found.pod is None and waits_for in found.waits_for
 
 
+@pytest.mark.parametrize("ending", [False, True])
+def test_an_old_head_waits_for_no_worker(ending: bool) -> None:
+    """Pods of a new group, or more of one, get workers from a new head's driver alone."""
+    more = [pod("decode-1", "old", ending=ending), pod("decode-2", ready=False)]
+    found = step(raycluster(0, 3), pod("head", "old"), *more)
+    assert found.pod is not None and found.pod.name == "head"
+    assert step(raycluster(0, 3), pod("head", "old", ending=True), *more).waits_for
+
+
 def test_an_old_pod_that_is_not_ready_goes_first() -> None:
     broken = pod("decode-2", "old", ready=False)
     found = step(raycluster(0, 2), pod("head"), pod("decode-1", "old"), broken)

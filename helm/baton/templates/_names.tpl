@@ -1,9 +1,13 @@
 {{/* Names and labels. A component is router, prefill, decode, worker, controller or redis. */}}
 
-{{/* The components of workers: one for each role, or one for both where a controller changes roles.
-Groups of a RayCluster have the role in which their workers begin. */}}
+{{/* The components of workers: one for each role, or one for both where a controller changes roles. */}}
 {{- define "baton.workers" -}}
-{{- if and (eq .Values.autoscaling.mode "baton") (eq .Values.orchestrator "plain") -}}["worker"]{{- else -}}["prefill","decode"]{{- end -}}
+{{- if eq .Values.autoscaling.mode "baton" -}}["worker"]{{- else -}}["prefill","decode"]{{- end -}}
+{{- end -}}
+
+{{/* The name of a component's group of the RayCluster, which all models share. */}}
+{{- define "baton.rayGroup" -}}
+{{- with .root.modelKey -}}{{ . }}-{{- end -}}{{ .component }}
 {{- end -}}
 
 {{/* "true" where a controller changes the number of workers, else empty. */}}

@@ -1,4 +1,5 @@
-{{/* What a RayCluster has for each model: a driver beside Ray's head, and a group for each role. */}}
+{{/* What a RayCluster has for each model: a driver beside Ray's head, and a group for each role, or one
+for both where a controller changes roles. */}}
 
 {{/* The values that a pod may be made of, and more, without other models: `baton release replace`
 replaces pods whose values have changed. */}}
@@ -21,9 +22,9 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
 
 {{/* The pods that Ray joins: the head, and the workers of all models. */}}
 {{- define "baton.rayNodes" -}}
-{{- include "baton.pods" (dict "root" . "modelKey" "" "components" (list "ray-head" "prefill" "decode")) }}
+{{- include "baton.pods" (dict "root" . "modelKey" "" "components" (list "ray-head" "prefill" "decode" "worker")) }}
 {{- range $key, $_ := (.release | default .).Values.models }}
-{{ include "baton.pods" (dict "root" $ "modelKey" $key "components" (list "prefill" "decode")) }}
+{{ include "baton.pods" (dict "root" $ "modelKey" $key "components" (list "prefill" "decode" "worker")) }}
 {{- end }}
 {{- end -}}
 
@@ -41,9 +42,13 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
     - --cpus=0
     - --prefill-gpus={{ .Values.prefill.gpu.count }}
     - --decode-gpus={{ .Values.decode.gpu.count }}
+    {{- if has "worker" (include "baton.workers" . | fromJsonArray) }}
+    - --group={{ include "baton.rayGroup" (dict "root" . "component" "worker") }}
+    {{- else }}
     - --by-role
     {{- with .modelKey }}
     - --group={{ . }}
+    {{- end }}
     {{- end }}
     - --leave-workers
     {{- if include "baton.resizes" . }}
@@ -92,20 +97,23 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
 {{- define "baton.rayGroups" -}}
 {{- $values := include "baton.rayValues" . | fromJson }}
 {{- $ports := include "baton.rayPorts" . | fromJson }}
-{{- range $role := list "prefill" "decode" }}
-{{- $scope := dict "root" $ "component" $role }}
-{{- $group := $.modelKey | empty | ternary $role (printf "%s-%s" $.modelKey $role) }}
-{{- $pool := deepCopy (get $.Values $role) }}
-{{- if eq $.Values.autoscaling.mode "baton" }}{{/* its workers change roles */}}
+{{- range $component := include "baton.workers" . | fromJsonArray }}
+{{- $scope := dict "root" $ "component" $component }}
+{{- $group := include "baton.rayGroup" $scope }}
+{{- $both := eq $component "worker" }}
+{{- $pool := $both | ternary $.Values.decode (get $.Values $component) | deepCopy }}
+{{- if $both }}
 {{- $ofBoth := deepCopy $.Values.decode.settings }}
 {{- include "baton.put" (dict "into" $ofBoth "own" $.Values.prefill.settings) }}
 {{- $_ := set $pool "settings" $ofBoth }}
+{{- $_ := set $pool "replicas" (add $.Values.prefill.replicas $.Values.decode.replicas) }}
 {{- end }}
-{{- $replicas := int $pool.replicas }}
-{{- $most := $replicas }}
+{{- $least := int $pool.replicas }}
+{{- $replicas := $least }}
+{{- $most := $least }}
 {{- $strategy := dict }}
-{{- if and (eq $role "decode") (include "baton.resizes" $) }}
-{{- $most = sub $.Values.autoscaling.baton.maxWorkers $.Values.prefill.replicas | int }}
+{{- if and $both (include "baton.resizes" $) }}
+{{- $most = int $.Values.autoscaling.baton.maxWorkers }}
 {{- /* An upgrade writes all groups: it must not set the number back, nor forget pods that leave. */}}
 {{- $found := lookup "ray.io/v1" "RayCluster" $.Release.Namespace (printf "%s-ray" (include "baton.release" $)) }}
 {{- range dig "spec" "workerGroupSpecs" (list) $found }}
@@ -120,7 +128,7 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
 {{- $settings := merge (dict "worker.host" "0.0.0.0" "worker.port" $.Values.workers.port "worker.admin_port" $.Values.workers.adminPort "worker.advertise" "$(POD_IP)" "worker.tp" $pool.tp "worker.ep" $pool.ep) $given }}
 - groupName: {{ $group }}
   replicas: {{ $replicas }}
-  minReplicas: {{ $pool.replicas }}
+  minReplicas: {{ $least }}
   maxReplicas: {{ $most }}
   {{- with $strategy }}
   scaleStrategy:
