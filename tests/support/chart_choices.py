@@ -49,7 +49,7 @@ CHOICES: dict[str, list[Any]] = {
     ],
     "monitoring": [
         {},
-        {"enabled": True, "labels": {"release": "prometheus"}, "otlpEndpoint": "otel:4317"},
+        {"enabled": True, "labels": {"release": "prometheus"}, "otlpEndpoint": "https://otel:4317"},
         {"enabled": True, "monitors": "services"},
     ],
     "ingress": [
