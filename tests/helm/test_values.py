@@ -16,7 +16,7 @@ from tests.support.chart_table import README, properties, renewed
 
 DEMO = example("cpu-demo")
 KUBERAY = {"orchestrator": "kuberay"}
-CERTIFIED = ("router", "prefill", "decode", "redis")
+CERTIFIED = ("router", "prefill", "decode", "redis")  # without Ray
 BAD = {
     "model.embedded": (False, "model: 0 of model.embedded"),
     "model.path": ("x", "model: 2 of model.embedded"),
@@ -95,6 +95,14 @@ OWN_FILES = {"mode": "existing", "existingSecrets": {"router": "a", "prefill": "
         (
             merged(OWN_REDIS, {"redis": {"plainText": True}, "tls": OWN_FILES}, KUBERAY),
             "tls.existingSecrets.redis is empty",  # Ray's state
+        ),
+        (
+            merged({"tls": OWN_FILES}, {"tls": {"existingSecrets": {"redis": "d"}}}, KUBERAY),
+            "tls.existingSecrets.ray is empty; name a Secret with tls.crt and tls.key of an author",
+        ),
+        (
+            merged({"tls": OWN_FILES}, {"tls": {"existingSecrets": {"redis": "d", "ray": "e"}}}),
+            "tls.existingSecrets.ray is set, but orchestrator is plain",
         ),
         (
             {"workers": {"settings": {"registry.authority": "/ca.crt"}}},

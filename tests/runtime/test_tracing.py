@@ -147,3 +147,16 @@ def test_shutdown_gives_up_on_a_silent_collector() -> None:
 def test_the_phases_are_the_designs() -> None:
     assert tracing.PHASES == ("queue", "prefill", "chunk", "handoff", "fetch", "decode")
     assert (tracing.QUEUE, tracing.DECODE) == ("queue", "decode")
+
+
+def test_an_https_endpoint_gets_no_plain_text() -> None:
+    """What arrives first is the greeting of a TLS client, not the text that HTTP/2 begins with."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(20)
+        for scheme, first in (("https://", b"\x16\x03"), ("http://", b"PR"), ("", b"PR")):
+            tracing.setup("router", f"{scheme}127.0.0.1:{listener.getsockname()[1]}")
+            tracing.record("queue", 1.0, 2.0)
+            tracing.shutdown(0.5)
+            link, _ = listener.accept()
+            with link:
+                assert link.recv(2) == first

@@ -69,7 +69,8 @@ labels:
 {{- end -}}
 
 {{/* The Secret of a component's certificate: tls.crt, tls.key, ca.crt. A worker of both roles has
-that of decode workers, a controller that of routers: it only calls. All Redis servers have one. */}}
+that of decode workers, a controller that of routers: it only calls. All Redis servers have one. That
+of ray is an authority, which issues to each pod of Ray a certificate with the pod's address. */}}
 {{- define "baton.certificate" -}}
 {{- $component := get (dict "worker" "decode" "controller" "router" "ray-redis" "redis") .component | default .component -}}
 {{- $given := get .root.Values.tls.existingSecrets $component -}}
@@ -89,10 +90,11 @@ that of decode workers, a controller that of routers: it only calls. All Redis s
 {{ toJson $servers }}
 {{- end -}}
 
-{{/* What has a certificate of its own. */}}
+{{/* What has a certificate of its own; ray: an authority. */}}
 {{- define "baton.certified" -}}
 {{- $components := list "router" "prefill" "decode" -}}
 {{- if include "baton.redisServers" . | fromJsonArray -}}{{- $components = append $components "redis" -}}{{- end -}}
+{{- if eq .Values.orchestrator "kuberay" -}}{{- $components = append $components "ray" -}}{{- end -}}
 {{ toJson $components }}
 {{- end -}}
 

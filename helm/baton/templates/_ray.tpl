@@ -28,6 +28,66 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
 {{- end }}
 {{- end -}}
 
+{{/* Ray calls a node by its address, and its TLS compares that with the certificate. So each pod has
+a certificate of its own, by the authority `ray`, whose key the init container alone can read. */}}
+{{- define "baton.rayCertificate" -}}
+{{- if ne .root.Values.tls.mode "off" }}
+- name: ray-certificate
+  image: {{ .root.Values.image.worker }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  command: [baton, authority, issue]
+  args:
+    - --folder=/etc/baton/ray-authority
+    - --role=worker
+    - --name=node
+    - --host=$(POD_IP)
+    - --host=127.0.0.1 # for commands in the pod, as KubeRay sets RAY_ADDRESS
+    - --days=3650 # Ray reads it when a process starts, so it lasts as long as the pod
+    - --out=/etc/baton/ray/tls
+  env:
+    - name: POD_IP
+      valueFrom:
+        fieldRef: {fieldPath: status.podIP}
+  securityContext:
+    {{- include "baton.containerSecurity" .root | nindent 4 }}
+  resources:
+    requests: {cpu: 10m, memory: 64Mi}
+    limits: {memory: 256Mi}
+  volumeMounts:
+    - {name: ray-authority, mountPath: /etc/baton/ray-authority, readOnly: true}
+    - {name: ray-tls, mountPath: /etc/baton/ray}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.rayTlsEnv" -}}
+{{- if ne .Values.tls.mode "off" }}
+- {name: RAY_USE_TLS, value: "1"}
+- {name: RAY_TLS_CA_CERT, value: /etc/baton/ray/tls/authority.pem}
+- {name: RAY_TLS_SERVER_CERT, value: /etc/baton/ray/tls/node.pem}
+- {name: RAY_TLS_SERVER_KEY, value: /etc/baton/ray/tls/node.key}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.rayTlsMount" -}}
+{{- if ne .Values.tls.mode "off" }}
+- {name: ray-tls, mountPath: /etc/baton/ray, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.rayTlsVolumes" -}}
+{{- if ne .Values.tls.mode "off" }}
+- name: ray-authority
+  secret:
+    secretName: {{ include "baton.certificate" (dict "root" . "component" "ray") }}
+    defaultMode: 0440
+    items:
+      - {key: tls.crt, path: authority.pem}
+      - {key: tls.key, path: authority.key}
+- name: ray-tls
+  emptyDir: {medium: Memory, sizeLimit: 1Mi}
+{{- end }}
+{{- end -}}
+
 {{- define "baton.rayFleet" -}}
 # joins the head through its sockets in /tmp; a restart finds the workers by name
 - name: fleet{{ with .modelKey }}-{{ . }}{{ end }}
@@ -64,6 +124,7 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
     - name: RAY_AUTH_TOKEN
       valueFrom:
         secretKeyRef: {name: {{ include "baton.release" . }}-ray, key: auth_token}
+    {{- include "baton.rayTlsEnv" . | nindent 4 }}
     - {name: BATON_WORKER__HOST, value: 0.0.0.0} # of its metrics; workers have their own
     {{- include "baton.commonEnv" . | nindent 4 }}
   ports:
@@ -89,6 +150,7 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
   volumeMounts:
     - {name: tmp, mountPath: /tmp}
     - {name: shm, mountPath: /dev/shm}
+    {{- include "baton.rayTlsMount" . | nindent 4 }}
     {{- if ne .Values.tls.mode "off" }}
     - {name: tls, mountPath: /etc/baton/tls, readOnly: true}
     {{- end }}
@@ -147,7 +209,7 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
       {{- include "baton.placement" $scope | nindent 6 }}
       # the preStop hook drains within this time
       terminationGracePeriodSeconds: {{ add $.Values.workers.drainSeconds 60 }}
-      {{- include "baton.modelReady" (dict "root" $ "image" $.Values.image.worker) | nindent 6 }}
+      {{- include "baton.modelReady" (dict "root" $ "image" $.Values.image.worker "first" (include "baton.rayCertificate" (dict "root" $) | trim)) | nindent 6 }}
       containers:
         - name: worker
           image: {{ $.Values.image.worker }}
@@ -156,6 +218,7 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
             - name: POD_IP
               valueFrom:
                 fieldRef: {fieldPath: status.podIP}
+            {{- include "baton.rayTlsEnv" $ | nindent 12 }}
             {{- include "baton.commonEnv" $ | nindent 12 }}
             {{- range $setting, $value := $settings }}
             - name: BATON_{{ $setting | replace "." "__" | upper }}
@@ -215,9 +278,11 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
               {{- end }}
           volumeMounts:
             {{- include "baton.mounts" $ | nindent 12 }}
+            {{- include "baton.rayTlsMount" $ | nindent 12 }}
             - {name: shm, mountPath: /dev/shm}
       volumes:
         {{- include "baton.volumes" $scope | nindent 8 }}
+        {{- include "baton.rayTlsVolumes" $ | nindent 8 }}
         - name: shm
           emptyDir: {medium: Memory, sizeLimit: {{ $.Values.workers.sharedMemory }}}
 {{- end }}

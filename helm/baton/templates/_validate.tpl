@@ -114,11 +114,14 @@
 {{- $certified := include "baton.certified" . | fromJsonArray -}}
 {{- range $component := $certified -}}
 {{- if not (get $.Values.tls.existingSecrets $component) -}}
-{{- include "baton.fail" (list $ (printf "tls.mode is existing, but tls.existingSecrets.%s is empty; name a Secret with tls.crt, tls.key and ca.crt" $component)) -}}
+{{- include "baton.fail" (list $ (printf "tls.mode is existing, but tls.existingSecrets.%s is empty; name a Secret with %s" $component (eq $component "ray" | ternary "tls.crt and tls.key of an authority for Ray alone" "tls.crt, tls.key and ca.crt"))) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.tls.existingSecrets.redis (not (has "redis" $certified)) -}}
 {{- include "baton.fail" (list $ "tls.existingSecrets.redis is set, but the release runs no Redis; unset it, or set redis.enabled=true") -}}
+{{- end -}}
+{{- if and .Values.tls.existingSecrets.ray (not (has "ray" $certified)) -}}
+{{- include "baton.fail" (list $ "tls.existingSecrets.ray is set, but orchestrator is plain, which has no Ray; unset it, or set orchestrator=kuberay") -}}
 {{- end -}}
 {{- else -}}
 {{- range $component, $name := .Values.tls.existingSecrets -}}

@@ -35,6 +35,8 @@ def volumes_of(
             made[name] = Mount(_empty(folder, place, volume["emptyDir"] or {}), name, False)
         elif "secret" in volume:
             data = api.data(volume["secret"]["secretName"])
+            if items := volume["secret"].get("items"):
+                data = {each["path"]: data[each["key"]] for each in items}
             mode = int(volume["secret"].get("defaultMode", 0o644))
             made[name] = Mount(_files(folder, data, mode, place.group), name)
         elif "configMap" in volume:
