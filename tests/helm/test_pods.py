@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import socket
+import stat
 import struct
 from pathlib import Path
 
@@ -23,13 +24,15 @@ from tests.support.pods.manifests import (
     evictions_allowed,
     hooks_of,
     refuse_changes,
+    restarted,
     service_address,
+    with_restarts,
 )
 from tests.support.pods.network import Endpoint, policy_rules, selects, service_rules
 from tests.support.pods.pod import Probing, expanded
 from tests.support.pods.scales import Scales
 from tests.support.pods.secrets_server import SecretsServer
-from tests.support.pods.volumes import volumes_of
+from tests.support.pods.volumes import refresh_secret, volumes_of
 from tests.support.pods.workloads import (
     Actions,
     PodState,
@@ -37,6 +40,7 @@ from tests.support.pods.workloads import (
     fully_new,
     next_actions,
     ray_group,
+    revision_of,
     settled,
     stateful_set,
 )
@@ -62,6 +66,8 @@ def test_a_stateful_set_replaces_one_pod_at_a_time_from_the_last() -> None:
     assert stateful_set(2, "new", old).end == ("p-1",)
     assert stateful_set(2, "new", [pod(0, "old"), pod(1, ready=False)]) == Actions()
     assert stateful_set(2, "new", [pod(0, "old"), pod(1)]).end == ("p-0",)
+    failed = [pod(0), pod(1, "failed", ready=False)]  # of an upgrade that is rolled back
+    assert stateful_set(2, "new", failed).end == ("p-1",)
     assert fully_new(2, "new", [pod(0), pod(1)]) and not fully_new(2, "new", old)
 
 
@@ -225,6 +231,30 @@ def test_an_upgrade_that_changes_an_immutable_field_is_refused() -> None:
     refuse_changes(pool, pool | {"spec": {"serviceName": "w", "replicas": 2}})
     with pytest.raises(ValueError, match="spec.serviceName: field is immutable"):
         refuse_changes(pool, pool | {"spec": {"serviceName": "v"}})
+
+
+def test_a_restart_lasts_over_an_upgrade_as_helm_leaves_it() -> None:
+    pools = {"kind": "Deployment", "spec": {"template": {"metadata": {"labels": {"a": "b"}}}}}
+    marked = restarted(pools, "now")
+    assert revision_of(marked["spec"]["template"]) != revision_of(pools["spec"]["template"])
+    assert with_restarts(marked, pools) == marked and with_restarts(pools, pools) == pools
+
+
+def test_a_mounted_secret_changes_at_once(tmp_path: Path) -> None:
+    server = SecretsServer("127.0.0.1", "llm", tmp_path / "api")
+    spec = {"volumes": [{"name": "tls", "secret": {"secretName": "s", "defaultMode": 0o440}}]}
+    place = ContainerPlace((), tmp_path, "p-0", 0, 0, "", "")
+    try:
+        server.put("s", {"a": b"1", "b": b"1"})
+        folder = volumes_of(spec, place, tmp_path, server, {})["tls"].source
+        server.put("s", {"a": b"2", "b": b"2"})
+        assert (folder / "a").read_bytes() == b"1"
+        refresh_secret(spec, place, "s", server)
+        assert [(folder / name).read_bytes() for name in "ab"] == [b"2", b"2"]
+        assert stat.S_IMODE((folder / "a").stat().st_mode) == 0o440
+        assert (folder / "a").readlink() == Path("..data/a")
+    finally:
+        server.close()
 
 
 def test_names_in_arguments_are_replaced_and_unknown_ones_stay() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +11,7 @@ from tests.support.pods.pod import Pod, port_number
 from tests.support.pods.rayclusters import timestamp
 
 Document = dict[str, Any]
+RESTARTED = "kubectl.kubernetes.io/restartedAt"
 # What an upgrade may change in the specification; the rest is immutable.
 MUTABLE = {
     "Job": {"activeDeadlineSeconds", "backoffLimit", "parallelism", "suspend"},
@@ -29,6 +31,23 @@ def refuse_changes(old: Document | None, new: Document) -> None:
         if old["spec"].get(name) != new["spec"].get(name):
             kind, called = new["kind"], new["metadata"]["name"]
             raise ValueError(f"{kind} {called}: spec.{name}: field is immutable")
+
+
+def with_restarts(old: Document | None, new: Document) -> Document:
+    """Return an applied object with the mark of `kubectl rollout restart` that the old one has,
+    which Helm leaves."""
+    if old is None or new["kind"] not in ("Deployment", "StatefulSet"):
+        return new
+    marks = old["spec"]["template"]["metadata"].get("annotations", {})
+    return restarted(new, marks[RESTARTED]) if RESTARTED in marks else new
+
+
+def restarted(document: Document, mark: str) -> Document:
+    """Return an object whose pods are to be replaced, as `kubectl rollout restart` writes it."""
+    made = copy.deepcopy(document)
+    metadata = made["spec"]["template"]["metadata"]
+    metadata["annotations"] = {**metadata.get("annotations", {}), RESTARTED: mark}
+    return made
 
 
 def hooks_of(document: Document) -> list[str]:
