@@ -8,6 +8,8 @@ from typing import Any
 from baton.router.requests.request_trace import RequestTrace
 from baton.runtime.telemetry.timeline import Phase
 
+LONG_REFUSAL_S = 1.0  # a refusal that took so long is a failure to its client
+
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
@@ -66,11 +68,19 @@ def reasons_to_keep(trace: RequestTrace, end: RequestEnd, *, slow: bool) -> list
     """Return why a collector should have the trace, whatever its sample ratio is."""
     reasons = {
         "slow": slow,
-        "failed": end.outcome == "failed",
+        "failed": end.outcome == "failed" or refused_late(trace, end),
         "migrated": end.migrations > 0,
         "preempted": trace.preempted,
     }
     return [reason for reason, holds in reasons.items() if holds]
+
+
+def refused_late(trace: RequestTrace, end: RequestEnd) -> bool:
+    """Return whether a request was refused after it had waited for a worker. One that is refused at
+    once was not served: many of them would push out the traces of those that were."""
+    last = trace.path.phases[-1] if trace.path.phases else None
+    waited = last is not None and last.name == "end" and last.seconds >= LONG_REFUSAL_S
+    return end.outcome == "refused" and waited
 
 
 def _row(phase: Phase) -> list[str | int]:
