@@ -54,6 +54,7 @@ class ScriptedWorker:
     stop_at: int | None = None  # the token at this index is the model's end token
     fail_at: dict[int, tuple[str, bool]] = field(default_factory=dict)  # used once each
     fail_index: int | None = None  # what failures give as their index, if not the true one
+    preempted_at: int | None = None  # this output reports a preemption
     echo_stale: bool = False  # send duplicates, older attempts and unknown requests too
     silent: bool = False  # sends nothing, not even load
     skip_index: int | None = None  # this output is never sent; once
@@ -288,6 +289,8 @@ class ScriptedWorker:
             output.token = (*self.says[choice], 1)[index]
         if self.stop_at == index:
             output.token = 1
+        if self.preempted_at == index:
+            output.timeline.preempted = True
         if index == 0:
             output.cached_tokens = self.cached_tokens
             if choice == 0 and submit.sampling.HasField("prompt_logprobs"):
