@@ -36,8 +36,9 @@ BlockFormat = tuple[str, str, int]  # the same, and tokens a block: identities d
 
 
 class KvFormat(NamedTuple):
-    """The properties by which two workers can hand KV over or not. `terms` are of the exchange itself: its
-    protocol, layout, checksum and library versions, which differ during some upgrades."""
+    """The properties by which two workers can hand KV over or not. `terms` are of the
+    exchange itself: protocol, layout, checksum and library versions, which differ during some
+    upgrades."""
 
     fingerprint: str
     dtype: str
