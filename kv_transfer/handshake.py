@@ -27,6 +27,7 @@ MAX_BLOCK_TOKENS = 256  # as of `pool.block_size`: so many pieces a READ of unli
 MAX_RANKS = 64
 
 _MAY_DIFFER = {"tp_size", "tp_rank", "bridged_dtypes", "bridges_sizes"}
+_ROUTERS_COMPARE = {"model_fingerprint", "kv_dtype", "block_size"}  # each by its own rule
 
 
 def compatibility(
@@ -93,6 +94,16 @@ def build(
             ],
         ),
     )
+
+
+def terms(message: handoff_pb2.HandshakeMessage) -> str:
+    """Return all else that `check` wants to be equal, for a worker's hello: routers make no pair of
+    workers whose terms differ, such as those of two versions in an upgrade."""
+    common, pool = message.compatibility, message.pool
+    names = (field.name for field in common.DESCRIPTOR.fields)
+    named = [(n, getattr(common, n)) for n in names if n not in _MAY_DIFFER | _ROUTERS_COMPARE]
+    named += [("mover", pool.mover), *sorted(pool.versions.items())]
+    return ", ".join(f"{name} {value}" for name, value in named if value != "")
 
 
 def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessage) -> None:

@@ -124,7 +124,7 @@ class ChoiceIndex(_message.Message):
     def __init__(self, choice: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("worker_id", "boot_id", "role", "model_fingerprint", "kv_dtype", "block_size", "max_context", "total_blocks", "vocab_size", "protocol_version", "vocabulary", "step_tokens", "chunk_tokens", "topology", "unknown_requests")
+    __slots__ = ("worker_id", "boot_id", "role", "model_fingerprint", "kv_dtype", "block_size", "max_context", "total_blocks", "vocab_size", "protocol_version", "vocabulary", "step_tokens", "chunk_tokens", "topology", "kv_terms", "unknown_requests")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +139,7 @@ class WorkerHello(_message.Message):
     STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    KV_TERMS_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     boot_id: bytes
@@ -154,8 +155,9 @@ class WorkerHello(_message.Message):
     step_tokens: int
     chunk_tokens: int
     topology: str
+    kv_terms: str
     unknown_requests: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., role: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., max_context: _Optional[int] = ..., total_blocks: _Optional[int] = ..., vocab_size: _Optional[int] = ..., protocol_version: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., step_tokens: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., topology: _Optional[str] = ..., unknown_requests: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., role: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., max_context: _Optional[int] = ..., total_blocks: _Optional[int] = ..., vocab_size: _Optional[int] = ..., protocol_version: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., step_tokens: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., topology: _Optional[str] = ..., kv_terms: _Optional[str] = ..., unknown_requests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("request_id", "attempt", "prompt", "choices", "sampling", "max_tokens", "stop_token_ids", "placement", "cache_salt", "trace_context", "deadline_ms", "alone")

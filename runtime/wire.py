@@ -35,6 +35,7 @@ class ModelLimits:
     kv_dtype: str
     key: bytes  # of identities
     topology: str = ""
+    kv_terms: str = ""  # what its peers' handshakes must have alike, see kv_transfer/handshake.py
 
     def root(self, salt: bytes) -> bytes:
         return identity.root(self.key, self.fingerprint, self.kv_dtype, salt=salt)
@@ -55,6 +56,7 @@ class ModelLimits:
             total_blocks=total_blocks,
             vocab_size=self.vocab_size,
             topology=self.topology,
+            kv_terms=self.kv_terms,
         )
 
 

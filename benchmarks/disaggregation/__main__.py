@@ -138,9 +138,9 @@ class Comparison:
     def _serve(self, objective: Objective, pace: Pace) -> None:
         """Send all traffic to a fleet that knows the objective."""
         found, own = self.found, objective.at(pace)
-        told = [f"slo.ttft_s={own.ttft_s:.3f}", f"slo.itl_s={own.gap_s:.3f}"]
-        told.append(f"step.local_prefill_tokens={OWN_CHUNKS[objective.name]}")
-        with self._disaggregated(told) as fleet:
+        known = [f"slo.ttft_s={own.ttft_s:.3f}", f"slo.itl_s={own.gap_s:.3f}"]
+        known.append(f"step.local_prefill_tokens={OWN_CHUNKS[objective.name]}")
+        with self._disaggregated(known) as fleet:
             self._warm_up(fleet)
             for shape, traffic in SHAPES.items():
                 requests = self._send(fleet, traffic(self._seconds, pace))
@@ -165,9 +165,9 @@ class Comparison:
             )
         return found.pace
 
-    def _disaggregated(self, told: Sequence[str] = ()) -> ServedFleet:
+    def _disaggregated(self, known: Sequence[str] = ()) -> ServedFleet:
         chunks = [f"step.chunk_tokens={CHUNK_TOKENS}", f"step.prefill_tokens={CHUNK_TOKENS}"]
-        return self._fleet(1, 1, [*chunks, *told])
+        return self._fleet(1, 1, [*chunks, *known])
 
     def _fleet(self, prefill: int, decode: int, settings: list[str]) -> ServedFleet:
         pool = f"pool.blocks={POOL_TOKENS // 16}"

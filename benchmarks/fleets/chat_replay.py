@@ -32,7 +32,7 @@ from baton.router.fleet.worker_view import KvFormat, WorkerView
 from benchmarks.inputs.chats import Chat, Turn
 
 BLOCK_TOKENS = 16
-KV_FORMAT: KvFormat = ("model", "bfloat16", BLOCK_TOKENS)
+KV_FORMAT = KvFormat("model", "bfloat16", BLOCK_TOKENS)
 PREFILL_TOKENS_PER_S = 20_000.0
 LOCAL_TOKENS_PER_S = 5_000.0
 TOKENS_PER_S = 80.0  # of one sequence

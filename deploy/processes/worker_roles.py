@@ -12,7 +12,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -97,6 +97,10 @@ class Below:
         )
         return handshake.build(self.boot.worker_id, self.mover.describe(), common, host_id())
 
+    def stated_limits(self) -> ModelLimits:
+        """Return the limits with what readers and granters of this worker must have alike."""
+        return replace(self.limits, kv_terms=handshake.terms(self.handshake()))
+
     def _bridged_dtypes(self) -> list[str]:
         """Return the KV dtypes of possible peers with another one: none for a deterministic
         worker, whose KV must be its own bits."""
@@ -138,7 +142,7 @@ def decode_role(below: Below) -> Served:
         pool=below.pool,
         mover=below.mover,
         peers=peers,
-        limits=below.limits,
+        limits=below.stated_limits(),
         config=boot.config,
         wall_offset_s=below.wall_offset_s(),
         new_id=partial(os.urandom, handshake.BOOT_ID_BYTES),
@@ -193,7 +197,7 @@ def prefill_role(below: Below) -> Served:
         pool=below.pool,
         mover=below.mover,
         peers=peers,
-        limits=below.limits,
+        limits=below.stated_limits(),
         config=boot.config,
         wall_offset_s=below.wall_offset_s(),
         new_id=partial(os.urandom, handshake.BOOT_ID_BYTES),

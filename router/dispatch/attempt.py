@@ -17,7 +17,7 @@ from baton.router.dispatch.prompt_logprobs import PromptScores, scores_of
 from baton.router.dispatch.retry_budget import RetryPermit
 from baton.router.fleet.placement import Placement
 from baton.router.fleet.worker_link import WorkerLink
-from baton.router.fleet.worker_view import KvFormat, WorkerView
+from baton.router.fleet.worker_view import BlockFormat, WorkerView
 from baton.runtime import logs, metrics
 from baton.runtime.errors import EngineError, Overloaded, WorkerLost
 from baton.runtime.links import LinkClosed
@@ -58,7 +58,7 @@ class Attempt:
     answered: bool = False
     permit: RetryPermit | None = None
     short: frozenset[bytes] = frozenset()
-    identities: dict[KvFormat, list[bytes]] = field(default_factory=dict)
+    identities: dict[BlockFormat, list[bytes]] = field(default_factory=dict)
     busy: Overloaded | None = None
     candidates: frozenset[bytes] = frozenset()
     left: frozenset[bytes] = frozenset()

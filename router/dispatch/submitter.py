@@ -125,7 +125,7 @@ class Submitter:
         except (LinkClosed, Overloaded) as error:
             return error
         attempt.active_request.trace.record_sent(link.worker_id)
-        identities = attempt.identities.get(placement.decode.kv_format, ())
+        identities = attempt.identities.get(placement.decode.kv_format.of_blocks, ())
         attempt.active_request.trace.record_prompt(identities, placement.decode.block_size)
         self._fleet.recent_prompts.add(identities)
         attempt.identities.clear()  # another attempt may have other tokens

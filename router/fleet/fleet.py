@@ -32,6 +32,7 @@ from baton.router.fleet.unplaced import Unplaced
 from baton.router.fleet.worker_costs import WorkerCosts
 from baton.router.fleet.worker_link import LinkListener, WorkerLink
 from baton.router.fleet.worker_view import (
+    BlockFormat,
     KvFormat,
     WorkerCapacity,
     WorkerView,
@@ -307,7 +308,7 @@ class Fleet:
         return kept[0]
 
     def holders(
-        self, tokens: Sequence[int], salt: bytes, known: dict[KvFormat, list[bytes]]
+        self, tokens: Sequence[int], salt: bytes, known: dict[BlockFormat, list[bytes]]
     ) -> Callable[[KvFormat], Holders]:
         """Return a function from a KV format to the workers of that format that hold leading blocks
         of `tokens`. `known` keeps the blocks' identities for the next call with the same tokens and
@@ -315,10 +316,11 @@ class Fleet:
 
         @cache
         def of(kv_format: KvFormat) -> Holders:
-            if kv_format not in known:
-                parent = root(self._key, kv_format[0], kv_format[1], salt=salt)
-                known[kv_format] = chain(self._key, parent, tokens, kv_format[2])
-            return self.index.holders(known[kv_format])
+            of_blocks = kv_format.of_blocks
+            if of_blocks not in known:
+                parent = root(self._key, kv_format.fingerprint, kv_format.dtype, salt=salt)
+                known[of_blocks] = chain(self._key, parent, tokens, kv_format.block_size)
+            return self.index.holders(known[of_blocks])
 
         return of
 

@@ -56,8 +56,8 @@ class FleetReports:
                 "prefill workers not used",
                 workers=found,
                 effect="no decode worker can read their KV",
-                remedy="run all workers with the same model, dtype, pool settings and processor "
-                "type",
+                remedy="run all workers with the same model, dtype, pool settings, processor type "
+                "and version; during an upgrade wait until its other role follows",
             )
         self._incompatible = found
 

@@ -18,7 +18,7 @@ from baton.planner.live_timing import LiveTiming, Pace, ReadSample
 from baton.planner.timing_model import StepWork
 from baton.proto import worker_pb2
 from baton.router.fleet.worker_costs import WorkerCosts
-from baton.router.fleet.worker_view import KvFormat, kv_format_of
+from baton.router.fleet.worker_view import BlockFormat, KvFormat, kv_format_of
 from baton.runtime.config import StepConfig
 from baton.runtime.telemetry.timeline import MAX_OFFERS, covered
 
@@ -58,7 +58,7 @@ class FleetTiming:
 
     def __init__(self, step: StepConfig, itl_s: float = 0.0) -> None:
         self._step, self._itl_s = step, itl_s or math.inf
-        self._formats: dict[KvFormat, _Format] = {}
+        self._formats: dict[BlockFormat, _Format] = {}
         self._workers: dict[str, _Worker] = {}
 
     # -- events ---------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class FleetTiming:
         return found
 
     def _format(self, kv_format: KvFormat) -> _Format:
-        return self._formats.setdefault(kv_format, _Format())
+        return self._formats.setdefault(kv_format.of_blocks, _Format())
 
 
 def _take(kind: _Format, step: worker_pb2.StepTime, pace: Pace | None) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar, cast, overload
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast, overload
 
 from baton.proto import worker_pb2
 from baton.router.fleet.worker_costs import PRIOR_COSTS, WorkerCosts
@@ -26,12 +26,28 @@ MAX_STEP_TOKENS = 1 << 20
 MAX_VALUES = {"block_size": 256, "max_context": 1 << 24, "total_blocks": 1 << 31}
 MAX_NAME_CHARACTERS = 256  # of a fingerprint, a KV dtype or a topology
 BOOT_ID_BYTES = 16
-_FORMAT_FIELDS = ("model fingerprint", "KV dtype", "block size")
+MAX_TERMS_CHARACTERS = 1024
+_FORMAT_FIELDS = ("model fingerprint", "KV dtype", "block size", "terms of KV exchange")
 _T = TypeVar("_T")
 
 # Model fingerprint and KV dtype: workers in which these are equal compute the same tokens.
 NumericsId = tuple[str, str]
-KvFormat = tuple[str, str, int]  # the same, and tokens a block
+BlockFormat = tuple[str, str, int]  # the same, and tokens a block: identities depend on it
+
+
+class KvFormat(NamedTuple):
+    """The properties by which two workers can hand KV over or not. `terms` are of the
+    exchange itself: protocol, layout, checksum and library versions, which differ during some
+    upgrades."""
+
+    fingerprint: str
+    dtype: str
+    block_size: int
+    terms: str = ""
+
+    @property
+    def of_blocks(self) -> BlockFormat:
+        return self[:3]
 
 
 class ViewProperty(Generic[_T]):
@@ -206,15 +222,16 @@ def capacity_of(hello: worker_pb2.WorkerHello) -> WorkerCapacity:
 
 
 def kv_format_of(hello: worker_pb2.WorkerHello) -> KvFormat:
-    return (hello.model_fingerprint, hello.kv_dtype, hello.block_size)
+    return KvFormat(hello.model_fingerprint, hello.kv_dtype, hello.block_size, hello.kv_terms)
 
 
 def hands_over(granter: KvFormat, reader: KvFormat) -> bool:
     """Return whether a worker can read the KV of another, which may convert it, in blocks of which
-    one size divides the other."""
-    (model, dtype, size), (own_model, own_dtype, own_size) = granter, reader
+    one size divides the other. Their handshake refuses terms that differ."""
+    size, own_size = granter.block_size, reader.block_size
+    alike = granter.fingerprint == reader.fingerprint and granter.terms == reader.terms
     sizes_fit = max(size, own_size) % min(size, own_size) == 0
-    return model == own_model and sizes_fit and bridges(dtype, own_dtype)
+    return alike and sizes_fit and bridges(granter.dtype, reader.dtype)
 
 
 def incompatible_prefill_workers(
@@ -261,6 +278,8 @@ def handshake_fault(hello: worker_pb2.WorkerHello, vocab_size: int) -> str | Non
             return f"{name} has {length} characters, not 1 to {MAX_NAME_CHARACTERS}"
     if len(hello.topology) > MAX_NAME_CHARACTERS:
         return f"topology has {len(hello.topology)} characters, not at most {MAX_NAME_CHARACTERS}"
+    if len(hello.kv_terms) > MAX_TERMS_CHARACTERS:
+        return f"kv_terms has {len(hello.kv_terms)} characters, not at most {MAX_TERMS_CHARACTERS}"
     if hello.vocab_size != vocab_size:
         return f"vocab_size is {hello.vocab_size}, this router's model has {vocab_size}"
     return None

@@ -111,7 +111,7 @@ def view_of(
         boot_id=stage.worker_id.encode(),
         role=role,
         address="",
-        kv_format=("simulated", "simulated", stage.pool.block_size),
+        kv_format=KvFormat("simulated", "simulated", stage.pool.block_size),
         running=running,
         active_requests=active,
         waiting=stage.scheduler.waiting,

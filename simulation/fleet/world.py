@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
@@ -175,7 +175,7 @@ class World:
             "pool": pool,
             "mover": mover,
             "peers": peers,
-            "limits": limits,
+            "limits": replace(limits, kv_terms=handshake.terms(mine())),
             "config": self.config,
             "wall_offset_s": 0.0,
             "new_id": self._new_id,

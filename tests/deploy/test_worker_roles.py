@@ -63,6 +63,8 @@ def test_workers_of_equal_settings_fit() -> None:
 def test_workers_of_unlike_verification_are_refused_by_name() -> None:
     """One would wait for checksums that the other does not send."""
     unlike = replace(Config(), handoff=HandoffConfig(verify=False))
+    stated = [below("a", config).stated_limits().kv_terms for config in (Config(), unlike)]
+    assert stated[0] != stated[1] == handshake.terms(handshake_of("b", unlike))
     with pytest.raises(Incompatible, match="verify True here, False there"):
         handshake.check(handshake_of("a", Config()), handshake_of("b", unlike))
 

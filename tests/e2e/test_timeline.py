@@ -106,7 +106,7 @@ def missing_of(cluster: Cluster, ask: Ask, count: int) -> list[float]:
 def test_a_path_adds_up_to_the_time_of_its_client(
     make_fleet: Callable[[str], Cluster], ask: Ask, placement: str
 ) -> None:
-    """Most of them: the machine may give the router's core to another process meanwhile."""
+    """Most of them: the machine may give another process the router's core."""
     assert statistics.median(missing_of(make_fleet(placement), ask, 5)) <= 1
 
 

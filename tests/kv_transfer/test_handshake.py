@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,17 @@ def test_each_difference_is_named_with_both_values(field: str, value: int | str)
         handshake.check(mine, theirs)
     here, there = getattr(mine.compatibility, field), getattr(theirs.compatibility, field)
     assert f"{field} {here!r} here, {there!r} there" in str(caught.value)
+    routers_know = field in ("model_fingerprint", "kv_dtype", "block_size")
+    assert (handshake.terms(mine) == handshake.terms(theirs)) == routers_know
+
+
+def test_terms_are_equal_where_workers_fit_and_only_there() -> None:
+    """A router compares them before any handshake: what may differ is not in them."""
+    apart = hello(tp_size=2, tp_rank=1, bridges_sizes=True)
+    apart.compatibility.bridged_dtypes.append("int8 of bfloat16")
+    assert handshake.terms(apart) == handshake.terms(hello())
+    for pool in (replace(POOL, mover="other"), replace(POOL, versions={"nixl": "0"})):
+        assert handshake.terms(hello(pool)) != handshake.terms(hello())
 
 
 def test_a_refusal_names_both_workers() -> None:

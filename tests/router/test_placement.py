@@ -62,12 +62,12 @@ def test_the_holder_of_the_prefix_is_preferred() -> None:
 
 def test_an_answer_goes_on_only_where_its_numbers_are_computed() -> None:
     begun = replace(NEED, numerics=("g", "float32"))
-    near, own = replace(D0, held_blocks=50), replace(D1, kv_format=("g", "float32", 32))
+    near, own = replace(D0, held_blocks=50), replace(D1, kv_format=KvFormat("g", "float32", 32))
     assert placed(place(NEED, [near, own], "auto")).decode is near
     assert placed(place(begun, [near, own], "auto")).decode is own  # whatever its blocks' size
     found = place(begun, [near, replace(own, draining=True)], "auto")
     assert isinstance(found, Unavailable) and "fingerprint g, KV in float32" in str(found)
-    other_kind = replace(own, kv_format=("g", "bfloat16", 16))
+    other_kind = replace(own, kv_format=KvFormat("g", "bfloat16", 16))
     assert isinstance(place(begun, [near, other_kind], "auto"), Unavailable)
 
 
@@ -293,7 +293,7 @@ def test_equal_workers_are_drawn_alike() -> None:
 
 
 def test_a_prefill_worker_of_another_shape_is_no_candidate() -> None:
-    other = replace(P0, kv_format=("g", "float32", 16))
+    other = replace(P0, kv_format=KvFormat("g", "float32", 16))
     assert placed(place(NEED, [D0, other], "disaggregated")).local
 
 
@@ -345,7 +345,8 @@ def test_a_prefill_worker_may_be_the_source_of_another() -> None:
 
 
 @pytest.mark.parametrize(
-    "unfit", [{"draining": True}, {"passed_over": True}, {"kv_format": ("g", "float32", 16)}]
+    "unfit",
+    [{"draining": True}, {"passed_over": True}, {"kv_format": KvFormat("g", "float32", 16)}],
 )
 def test_a_worker_that_cannot_be_read_is_no_source(unfit: dict[str, Any]) -> None:
     holder = replace(D1, held_blocks=60, running=99, **unfit)
@@ -371,7 +372,7 @@ def test_sources_are_off_by_configuration() -> None:
     assert placed(found).source is None
 
 
-NARROW = ("f", "int8 of float32", 16)
+NARROW = KvFormat("f", "int8 of float32", 16)
 
 
 def test_a_prefill_worker_of_a_bridged_dtype_is_a_candidate() -> None:

@@ -14,6 +14,7 @@ from baton.planner.live_timing import PRIOR
 from baton.router.fleet.placement_costs import DecodeCosts, PrefillCosts, RemotePrefill
 from baton.router.fleet.request_need import Source
 from baton.router.fleet.worker_costs import PRIOR_COSTS, WorkerCosts
+from baton.router.fleet.worker_view import KvFormat
 from tests.support.placement_scene import NEED, SHAPE, Seen, place, placed, view
 
 NO_SPEEDS: dict[bytes, float] = {}
@@ -27,7 +28,7 @@ WORKERS = st.builds(
     queued_tokens=st.sampled_from([0, 300, 40_000]),
     placed_tokens=st.sampled_from([0, 500]),
     costs=st.sampled_from([PRIOR_COSTS, STRICT, APART]),
-    kv_format=st.sampled_from([SHAPE, ("f", "bfloat16", 16)]),
+    kv_format=st.sampled_from([SHAPE, KvFormat("f", "bfloat16", 16)]),
     topology=st.sampled_from(["", "a/r1/h1", "a/r2/h2"]),
     degraded=st.sampled_from([NO_SPEEDS, {b"source-0": 0.02}]),
 )

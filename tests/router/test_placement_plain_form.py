@@ -27,7 +27,7 @@ from baton.router.fleet.roster import Roster
 from baton.router.fleet.topology import distance
 from baton.router.fleet.worker_costs import ANY_PAIR, PRIOR_COSTS, Pair, WorkerCosts
 from baton.router.fleet.worker_order import CHUNK, WorkerOrder
-from baton.router.fleet.worker_view import NumericsId, WorkerView
+from baton.router.fleet.worker_view import KvFormat, NumericsId, WorkerView
 from baton.runtime.config import PlacementMode
 from baton.runtime.errors import BatonError
 from tests.support.placement_scene import NEED, SHAPE, Seen, place, placed, view
@@ -252,7 +252,9 @@ PLACES = ["", "a/r1/h1", "a/r1/h1", "a/r1/h2", "a/r2/h3", "b/r3/h4"]
 
 def views(blocks: int, most: int) -> Any:
     """Workers of two shapes and three sizes, many of them alike."""
-    shapes = st.sampled_from([SHAPE, SHAPE, SHAPE, ("g", "float32", 16), ("f", "float32", 4)])
+    shapes = st.sampled_from(
+        [SHAPE, SHAPE, SHAPE, KvFormat("g", "float32", 16), KvFormat("f", "float32", 4)]
+    )
     return st.lists(
         st.builds(
             lambda role, number, **fields: view(f"{role}-{number:02}", **fields),

@@ -18,6 +18,7 @@ from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.request_need import Need
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.slow_start import SlowStart
+from baton.router.fleet.worker_view import KvFormat
 from baton.router.requests import loop_budget, refusals
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import errors, metric_factory, metrics
@@ -32,6 +33,7 @@ from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
 from tests.support.waiting import eventually
 
 D0, P0 = view("decode-0"), view("prefill-0")
+NEWER = D0.kv_format._replace(terms="protocol 2")  # after an upgrade
 SMALL = replace(NEED, tokens=20)
 LONG_NEED = replace(NEED, tokens=8200, most_tokens=8300)  # to READ it all costs more
 
@@ -57,7 +59,13 @@ def decisions() -> dict[tuple[str, str], float]:
         (LONG_NEED, [replace(D0, held_blocks=508), P0], "auto", (True, "cached")),
         (LONG_NEED, [D0, replace(P0, queued_tokens=1 << 20, running=8)], "auto", (True, "cheaper")),
         (NEED, [D0], "auto", (True, "no_prefill_worker")),
-        (NEED, [D0, replace(P0, kv_format=("g", "float32", 16))], "auto", (True, "incompatible")),
+        (
+            NEED,
+            [D0, replace(P0, kv_format=KvFormat("g", "float32", 16))],
+            "auto",
+            (True, "incompatible"),
+        ),
+        (NEED, [D0, replace(P0, kv_format=NEWER)], "auto", (True, "incompatible")),
         (NEED, [D0, replace(P0, total_blocks=10)], "auto", (True, "too_large")),
         (NEED, [D0, replace(P0, draining=True)], "auto", (True, "left")),
         (replace(NEED, left=frozenset({P0.boot_id})), [D0, P0], "auto", (True, "left")),

@@ -46,6 +46,7 @@ def test_a_valid_hello_of_a_worker_is_accepted() -> None:
         ("model_fingerprint", "", "model_fingerprint has 0 characters"),
         ("kv_dtype", "d" * 257, "kv_dtype has 257 characters"),
         ("topology", "t" * 257, "topology has 257 characters, not at most 256"),
+        ("kv_terms", "k" * 1025, "kv_terms has 1025 characters, not at most 1024"),
         ("vocab_size", 0, "vocab_size is 0, this router's model has 300"),
         ("vocab_size", 301, "vocab_size is 301, this router's model has 300"),
     ],

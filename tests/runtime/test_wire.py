@@ -96,7 +96,7 @@ def test_tokens_are_held_against_the_vocabulary() -> None:
 
 
 def test_a_hello_tells_the_limits_and_whose_they_are() -> None:
-    limits = ModelLimits(VOCAB, 10, "fingerprint", "float32", b"key")
+    limits = ModelLimits(VOCAB, 10, "fingerprint", "float32", b"key", kv_terms="protocol 1")
     assert limits.hello("decode-3", b"boot", "decode", 16, 40) == worker_pb2.WorkerHello(
         protocol_version=LINK_PROTOCOL_VERSION,
         worker_id="decode-3",
@@ -108,6 +108,7 @@ def test_a_hello_tells_the_limits_and_whose_they_are() -> None:
         max_context=10,
         total_blocks=40,
         vocab_size=VOCAB,
+        kv_terms="protocol 1",
     )
 
 

@@ -132,7 +132,7 @@ class FakeFleet:
                 link.boot_id,
                 _role(link),
                 "h:1",
-                (self.fingerprints.get(link.worker_id, "f"), "d", 16),
+                KvFormat(self.fingerprints.get(link.worker_id, "f"), "d", 16),
                 total_blocks=self.total_blocks,
                 free_blocks=self.total_blocks,
                 waiting=self.waiting,

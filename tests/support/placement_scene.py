@@ -12,10 +12,10 @@ from baton.router.fleet.placement import place as place_on
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.request_need import Need
 from baton.router.fleet.roster import Roster
-from baton.router.fleet.worker_view import WorkerView
+from baton.router.fleet.worker_view import KvFormat, WorkerView
 from baton.runtime.errors import BatonError
 
-SHAPE = ("f", "float32", 16)
+SHAPE = KvFormat("f", "float32", 16)
 
 
 @dataclass(frozen=True, slots=True)

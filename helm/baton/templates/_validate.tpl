@@ -140,6 +140,14 @@
 {{- include "baton.fail" (list $ "httpRoute.enabled without httpRoute.parent.name; name the Gateway") -}}
 {{- end -}}
 {{- $scaling := .Values.autoscaling -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- $partition := get (get $.Values $role) "partition" | int -}}
+{{- if and $partition (eq $.Values.orchestrator "kuberay") -}}
+{{- include "baton.fail" (list $ (printf "%s.partition is %d, but orchestrator is kuberay, where an upgrade replaces no pod; set it to 0: `baton release replace` takes the roles in turn" $role $partition)) -}}
+{{- else if and $partition (eq $scaling.mode "baton") -}}
+{{- include "baton.fail" (list $ (printf "%s.partition is %d, but autoscaling.mode is baton, where both roles are one StatefulSet; set it to 0" $role $partition)) -}}
+{{- end -}}
+{{- end -}}
 {{- if eq $scaling.mode "baton" -}}
 {{- if not (or $scaling.baton.ttftSeconds $scaling.baton.itlSeconds) -}}
 {{- include "baton.fail" (list $ "autoscaling.mode is baton, but autoscaling.baton.ttftSeconds and itlSeconds are 0: the controller needs an objective; set one, such as autoscaling.baton.ttftSeconds=2") -}}

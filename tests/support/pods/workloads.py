@@ -1,11 +1,12 @@
 """The next actions of controllers: pure, from the wish and the pods there are.
 
 A StatefulSet (podManagementPolicy Parallel) makes all missing pods at once, and replaces old ones
-from the last to the first, each once those after it are new and ready; an old one is replaced
-whether it is ready or not. With the strategy OnDelete it replaces only those that were deleted. A
-Deployment (maxSurge 1, maxUnavailable 0) adds one new pod, and takes an old one away once as many
-as wanted are ready. A RayGroup stands for a group of a RayCluster (kuberay.py): its pods stay as
-they are, whatever its template has become, until they are named in workersToDelete or deleted.
+from the last to the first, each once those after it are new and ready, but none below its
+partition; an old one is replaced whether it is ready or not. With the strategy OnDelete it replaces
+only those that were deleted. A Deployment (maxSurge 1, maxUnavailable 0) adds one new pod, and takes
+an old one away once as many as wanted are ready. A RayGroup stands for a group of a RayCluster
+(kuberay.py): its pods stay as they are, whatever its template has become, until they are named in
+workersToDelete or deleted.
 """
 
 from __future__ import annotations
@@ -47,6 +48,13 @@ def replaces_old(document: dict[str, Any]) -> bool:
     """Return whether an object's controller ends pods of an earlier template by itself."""
     strategy = document["spec"].get("updateStrategy", {})
     return document["kind"] != "RayGroup" and bool(strategy.get("type") != "OnDelete")
+
+
+def partition_of(document: dict[str, Any]) -> int:
+    """Return the number from which on a StatefulSet's pods follow its template. A pod below it
+    that is lost comes back by the new template here, by the earlier one in a cluster."""
+    strategy = document["spec"].get("updateStrategy", {})
+    return int(strategy.get("rollingUpdate", {}).get("partition", 0))
 
 
 def stateful_set(replicas: int, revision: str, pods: Sequence[PodState]) -> Actions:
@@ -105,8 +113,8 @@ def next_actions(document: dict[str, Any], pods: Sequence[PodState], next_number
     revision = revision_of(spec["template"])
     if document["kind"] == "Deployment":
         return deployment(replicas, revision, pods, next_number)
-    if not replaces_old(document):
-        pods = [replace(each, revision=revision) for each in pods]
+    kept = partition_of(document) if replaces_old(document) else replicas
+    pods = [replace(e, revision=revision) if e.number < kept else e for e in pods]
     return stateful_set(replicas, revision, pods)
 
 
@@ -115,7 +123,10 @@ def settled(document: dict[str, Any], pods: Sequence[PodState]) -> bool:
     replicas = int(document["spec"]["replicas"])
     if not replaces_old(document):
         return len(pods) == replicas and all(e.ready and not e.terminating for e in pods)
-    return fully_new(replicas, revision_of(document["spec"]["template"]), pods)
+    revision = revision_of(document["spec"]["template"])
+    kept = partition_of(document)
+    pods = [replace(e, revision=revision) if e.number < kept else e for e in pods]
+    return fully_new(replicas, revision, pods)
 
 
 def fully_new(replicas: int, revision: str, pods: Sequence[PodState]) -> bool:
