@@ -252,7 +252,7 @@ def draws() -> Iterator[Case]:
 
 
 def quantised() -> Iterator[Case]:
-    """A quantised matrix [3072, 1024] by many rows: compiled unpacking beside torch's operations."""
+    """A quantised matrix [3072, 1024] by many rows: compiled unpacking beside torch's own."""
     codes = torch.randn(3072, 1024).to(torch.float8_e4m3fn)
     for kind, weight in (
         ("int4", quantize_int4(torch.randn(3072, 1024), 128)),
