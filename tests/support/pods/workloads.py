@@ -4,9 +4,9 @@ A StatefulSet (podManagementPolicy Parallel) makes all missing pods at once, and
 from the last to the first, each once those after it are new and ready, but none below its
 partition; an old one is replaced whether it is ready or not. With the strategy OnDelete it replaces
 only those that were deleted. A Deployment (maxSurge 1, maxUnavailable 0) adds one new pod, and
-takes an old one away once as many as wanted are ready. A RayGroup stands for a group of a RayCluster
-(kuberay.py): its pods stay as they are, whatever its template has become, until they are named in
-workersToDelete or deleted.
+takes an old one away once as many as wanted are ready. A RayGroup stands for a group of a
+RayCluster (kuberay.py): its pods stay as they are, whatever its template has become, until they are
+named in workersToDelete or deleted.
 """
 
 from __future__ import annotations
