@@ -1,4 +1,4 @@
-"""The random 0.45 B-parameter model that the benchmarks run, in the user's cache folder.
+"""The random models that the benchmarks run, in the user's cache folder.
 
 Qwen3-shaped, bf16. Made at the first need, in a draft folder that is renamed when complete.
 Holds no state.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from baton.models.random_model import make_shaped_model
@@ -18,10 +19,27 @@ VOCABULARY = 8192
 CONTEXT_TOKENS = 2048
 
 
-def cached_model() -> Path:
-    """The folder; the name says what is in it, so that another model is another folder."""
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a model; the name is of its parameters."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+
+
+LARGE = ModelShape("0.45b", 28, hidden=1024, heads=16, kv_heads=8, head_dim=128, ffn=3072)
+SMALL = ModelShape("0.1b", 12, hidden=768, heads=12, kv_heads=4, head_dim=64, ffn=2304)
+
+
+def cached_model(shape: ModelShape = LARGE) -> Path:
+    """Return the folder; its name says what is in it, so that another model is another folder."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton"
-    folder = cache / f"benchmark-0.45b-{VOCABULARY}-{CONTEXT_TOKENS}-{MODEL_SEED}"
+    folder = cache / f"benchmark-{shape.name}-{VOCABULARY}-{CONTEXT_TOKENS}-{MODEL_SEED}"
     if (folder / "config.json").is_file():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
@@ -29,12 +47,12 @@ def cached_model() -> Path:
     try:
         make_shaped_model(
             draft,
-            layers=28,
-            hidden=1024,
-            heads=16,
-            kv_heads=8,
-            head_dim=128,
-            ffn=3072,
+            layers=shape.layers,
+            hidden=shape.hidden,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            ffn=shape.ffn,
             vocab=VOCABULARY,
             dtype="bfloat16",
             seed=MODEL_SEED,
