@@ -15,6 +15,7 @@ from baton.router.dispatch.active_request import ActiveRequest
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.circuits import Circuits
 from baton.router.fleet.radix_index import Holders
+from baton.router.fleet.recent_prefills import RecentPrefills
 from baton.router.fleet.recent_prompts import RecentPrompts
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.slow_start import SlowStart
@@ -74,6 +75,7 @@ class FakeFleet:
         self.fingerprints: dict[str, str] = {}  # where they are not "f"
         self.circuits = Circuits(random.Random(1))
         self.recent_prompts = RecentPrompts()
+        self.recent_prefills = RecentPrefills()
         self.slow_start = SlowStart()
         self.unplaced = Unplaced()
         self.draws: random.Random | None = None
