@@ -36,6 +36,7 @@ METRICS = [
     for value in vars(module).values()
     if isinstance(value, Counter | Gauge | Histogram)
 ]
+PROGRESS_WORDS = 1_100  # two printed pages
 
 everywhere = pytest.mark.parametrize("page", PAGES)
 
@@ -118,6 +119,10 @@ def test_pages_list_the_model_families_that_are_served(page: str, sentence: str)
             plain = names[-1].rstrip("0123456789") + number[1]
         names.append(plain)
     assert set(names) - {"phi4"} == {f.name.replace("_", "") for f in FAMILIES.values()}
+
+
+def test_progress_has_at_most_two_pages() -> None:
+    assert len(PAGES["docs/progress.md"].split()) <= PROGRESS_WORDS
 
 
 @everywhere
