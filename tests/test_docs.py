@@ -132,6 +132,17 @@ def test_progress_has_at_most_two_pages() -> None:
     assert words(PAGES["docs/progress.md"]) <= PROGRESS_WORDS
 
 
+def test_objects_of_a_request_are_classes_of_the_router() -> None:
+    section = PAGES["docs/architecture.md"].partition("### The objects of one request")[2]
+    section = section.partition("`runtime/errors.py`")[0]
+    four = re.findall(r"^- `(\w+)` \(`([\w/]+\.py)`\)", section, re.MULTILINE)
+    assert len(four) == 4
+    assert [name for name, file in four if f"class {name}" not in (ROOT / file).read_text()] == []
+    code = "".join(path.read_text() for path in (ROOT / "router").rglob("*.py"))
+    named = {name for name in SPAN.findall(section) if re.fullmatch(r"(?:[A-Z][a-z]+){2,}", name)}
+    assert [name for name in named if f"class {name}" not in code] == []
+
+
 @everywhere
 def test_targets_that_are_named_exist(page: str) -> None:
     there = set(re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
