@@ -26,6 +26,7 @@ PAGES = {
     str(page.relative_to(ROOT)): page.read_text()
     for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
 }
+TRACKED_PAGES = subprocess.check_output(["git", "ls-files", "*.md"], cwd=ROOT, text=True).split()
 SPAN = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"(?<![\w./-])(?:\w[\w-]*/)*[\w-]+\.(?:py|toml|proto|md)\b")
 RECORDS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
@@ -37,6 +38,7 @@ METRICS = [
     if isinstance(value, Counter | Gauge | Histogram)
 ]
 PROGRESS_WORDS = 1_100  # two printed pages
+CELL_WORDS = 40
 RECORD_WORDS = 350  # half a printed page of prose, or a little more with a table
 
 everywhere = pytest.mark.parametrize("page", PAGES)
@@ -126,6 +128,14 @@ def test_pages_list_the_model_families_that_are_served(page: str, sentence: str)
             plain = names[-1].rstrip("0123456789") + number[1]
         names.append(plain)
     assert set(names) - {"phi4"} == {f.name.replace("_", "") for f in FAMILIES.values()}
+
+
+@pytest.mark.parametrize("page", TRACKED_PAGES)
+def test_a_cell_of_a_table_holds_a_phrase(page: str) -> None:
+    lines = (ROOT / page).read_text().splitlines()
+    rows = [line for line in lines if line.lstrip().startswith("|")]
+    cells = [cell for line in rows for cell in re.split(r"(?<!\\)\|", line)]
+    assert [cell for cell in cells if words(cell) > CELL_WORDS] == []
 
 
 def test_progress_has_at_most_two_pages() -> None:
