@@ -143,8 +143,8 @@ FLEET_READY = gauge(
 MIGRATIONS = counter(
     "baton_migrations_total",
     "Migrations of a request, or of one of its choices, to another worker, by why: its decode "
-    "worker was lost or hung, drained, was full, had no device memory, or failed it; or the "
-    "prefill workers of its placement had left.",
+    "worker was lost or hung, drained, was full, had no memory, or failed it; or its prefill "
+    "workers had left.",
     "reason",
     ("worker_lost", "draining", "overloaded", "out_of_memory", "failed", "stale_placement"),
 )

@@ -43,7 +43,7 @@ FOREIGN_FLAGS = {  # by page: of the program that the sentence is about
     "docs/decisions/0070-own-model-training.md": {"--minutes"},  # baton.models.training
     "docs/decisions/0138-images-by-hash.md": {"--no-deps", "--require-hashes"},  # pip
     "docs/decisions/0146-named-secrets.md": {
-        "--create-namespace", "--dry-run", "--wait", "--atomic"  # helm
+        "--dry-run", "--wait", "--atomic"  # helm
     },
     "helm/baton/README.md": {"--wait", "--atomic"},  # helm
 }  # fmt: skip

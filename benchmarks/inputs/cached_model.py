@@ -20,7 +20,7 @@ CONTEXT_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
+class ModelSize:
     """Sizes of a model; the name is of its parameters."""
 
     name: str
@@ -32,11 +32,11 @@ class ModelShape:
     ffn: int
 
 
-LARGE = ModelShape("0.45b", 28, hidden=1024, heads=16, kv_heads=8, head_dim=128, ffn=3072)
-SMALL = ModelShape("0.1b", 12, hidden=768, heads=12, kv_heads=4, head_dim=64, ffn=2304)
+LARGE = ModelSize("0.45b", 28, hidden=1024, heads=16, kv_heads=8, head_dim=128, ffn=3072)
+SMALL = ModelSize("0.1b", 12, hidden=768, heads=12, kv_heads=4, head_dim=64, ffn=2304)
 
 
-def cached_model(shape: ModelShape = LARGE) -> Path:
+def cached_model(shape: ModelSize = LARGE) -> Path:
     """Return the folder; its name says what is in it, so that another model is another folder."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton"
     folder = cache / f"benchmark-{shape.name}-{VOCABULARY}-{CONTEXT_TOKENS}-{MODEL_SEED}"

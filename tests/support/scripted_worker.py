@@ -284,7 +284,7 @@ class ScriptedWorker:
             code, retryable = self.fail_at.pop(index)
             output.end = worker_pb2.FAILED
             output.index = index if self.fail_index is None else self.fail_index
-            output.failure.code, output.failure.detail = code, "told to fail"
+            output.failure.code, output.failure.detail = code, "scripted failure"
             output.failure.retryable = retryable
             return output
         before = [*submit.prompt, *accepted]
@@ -334,5 +334,5 @@ class ScriptedWorker:
                     old.attempt, old.index, old.token = output.attempt + 7, output.index + 1, 5
                     stray = lies.outputs.add()
                     stray.CopyFrom(old)
-                    stray.request_id = "nobody"
+                    stray.request_id = "unknown"
                 stream.put_nowait(worker_pb2.WorkerMessage(outputs=lies))
