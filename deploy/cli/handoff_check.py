@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from baton.deploy.cli.doctor import Finding
 from baton.deploy.cli.process_list import running
 from baton.deploy.serve.plan import ROUTER_JOB
-from baton.router.fleet.recent_prefills import WINDOW_S
+from baton.router.fleet.recent_prompts import WINDOW_S
 
 NAME = "kv transfers"
 SCRAPE_TIMEOUT_S = 2.0

@@ -16,7 +16,7 @@ from baton.router.dispatch.active_request import ActiveRequest, Finish, OutputTo
 from baton.router.dispatch.prompt_logprobs import PromptScores, scores_of
 from baton.router.dispatch.retry_budget import RetryPermit
 from baton.router.fleet.placement import Placement
-from baton.router.fleet.recent_prefills import RecentPrefills
+from baton.router.fleet.recent_prompts import RecentPrefills
 from baton.router.fleet.worker_link import WorkerLink
 from baton.router.fleet.worker_view import BlockFormat, WorkerView
 from baton.runtime import logs, metrics

@@ -22,8 +22,7 @@ from baton.router.fleet.fleet_reports import FleetReports, kv_formats
 from baton.router.fleet.fleet_timing import FleetTiming
 from baton.router.fleet.linked_view import view_of
 from baton.router.fleet.radix_index import CAPACITY_BLOCKS, Holders, RadixIndex
-from baton.router.fleet.recent_prefills import RecentPrefills
-from baton.router.fleet.recent_prompts import RecentPrompts
+from baton.router.fleet.recent_prompts import RecentPrefills, RecentPrompts
 from baton.router.fleet.registry_watcher import RegistryWatcher
 from baton.router.fleet.roster import DisconnectedWorkers, Roster
 from baton.router.fleet.slow_start import SlowStart

@@ -11,7 +11,7 @@ from baton.deploy.cli import handoff_check
 from baton.deploy.cli.doctor import Finding
 from baton.proto import worker_pb2
 from baton.router.fleet import recent_prefills
-from baton.router.fleet.recent_prefills import SLOT_S, WINDOW_S, RecentPrefills
+from baton.router.fleet.recent_prompts import SLOT_S, WINDOW_S, RecentPrefills
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
 from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
@@ -32,7 +32,7 @@ def test_prompts_are_forgotten_after_the_window() -> None:
 
 
 def counts(scene: DispatchScene) -> dict[str, int]:
-    return scene.fleet.recent_prefills.counts(asyncio.get_running_loop().time())
+    return scene.fleet.recent_prompts.counts(asyncio.get_running_loop().time())
 
 
 @on_virtual_time

@@ -15,8 +15,7 @@ from baton.router.dispatch.active_request import ActiveRequest
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.circuits import Circuits
 from baton.router.fleet.radix_index import Holders
-from baton.router.fleet.recent_prefills import RecentPrefills
-from baton.router.fleet.recent_prompts import RecentPrompts
+from baton.router.fleet.recent_prompts import RecentPrefills, RecentPrompts
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.slow_start import SlowStart
 from baton.router.fleet.unplaced import Unplaced
