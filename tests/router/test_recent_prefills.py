@@ -32,7 +32,7 @@ def test_prompts_are_forgotten_after_the_window() -> None:
 
 
 def counts(scene: DispatchScene) -> dict[str, int]:
-    return scene.fleet.recent_prompts.counts(asyncio.get_running_loop().time())
+    return scene.fleet.recent_prefills.counts(asyncio.get_running_loop().time())
 
 
 @on_virtual_time
