@@ -10,7 +10,7 @@ import pytest
 from baton.deploy.cli import handoff_check
 from baton.deploy.cli.doctor import Finding
 from baton.proto import worker_pb2
-from baton.router.fleet import recent_prefills
+from baton.router.fleet import recent_prompts
 from baton.router.fleet.recent_prompts import SLOT_S, WINDOW_S, RecentPrefills
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
@@ -96,8 +96,8 @@ async def test_an_early_handoff_does_not_silence_doctor(
         await running.complete(max_tokens=3)
         found = await finding(running)
         assert found.level == "ok" and "KV moved for 1 of 2 prompts" in found.found
-        monkeypatch.setattr(recent_prefills, "WINDOW_S", 0.2)  # its minutes pass
-        monkeypatch.setattr(recent_prefills, "SLOT_S", 0.01)
+        monkeypatch.setattr(recent_prompts, "WINDOW_S", 0.2)  # its minutes pass
+        monkeypatch.setattr(recent_prompts, "SLOT_S", 0.01)
 
         async def warned() -> bool:
             await running.complete(max_tokens=3)
