@@ -98,6 +98,7 @@ NOT_HERE = {
     "kubectl delete pod": PODS,
     "kubectl get hpa": "an autoscaler and an adapter that serves custom metrics",
     "kubectl get raycluster": "the KubeRay operator",
+    "kubectl delete pod -l ray.io/group=prefill": "the KubeRay operator",
     "kubectl exec POD -- ls /dev/infiniband": PODS,
     "kubectl exec POD -- grep Max.locked /proc/self/limits": PODS,
     "kubectl exec POD -- env UCX_TLS=rc,cuda_copy baton doctor": PODS,
