@@ -21,7 +21,7 @@ import pytest
 
 from baton.router.console import console_feed
 from baton.router.console.admin_port import AdminAccess
-from baton.router.fleet import recent_prefills
+from baton.router.fleet import recent_prompts
 from baton.runtime.identity import chain, cluster_key, root
 from tests.router.test_console import ADVICE
 from tests.support.machine_speed import slowness
@@ -204,8 +204,8 @@ async def test_handoffs_that_all_fail_are_reported() -> None:
 
 async def test_an_early_handoff_does_not_silence_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     async with fleet() as running:
-        monkeypatch.setattr(recent_prefills, "WINDOW_S", 1.0)  # its minutes pass
-        monkeypatch.setattr(recent_prefills, "SLOT_S", 0.1)
+        monkeypatch.setattr(recent_prompts, "WINDOW_S", 1.0)  # its minutes pass
+        monkeypatch.setattr(recent_prompts, "SLOT_S", 0.1)
         for worker in running.workers.values():
             worker.loses_handoffs = True
         process = await browse(running, "warning")
