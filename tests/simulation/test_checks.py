@@ -106,7 +106,7 @@ def test_usage_counts_what_was_delivered() -> None:
         in breaches(made)
     )
     made.usage = Usage(len(PROMPT) + 1, 6, 0)
-    assert "of 6 tokens" in breaches(made)
+    assert "after 6 tokens" in breaches(made)
     made.usage = None
     assert "usage was None after 6 tokens" in breaches(made)
     unseen = history(choices=2)
