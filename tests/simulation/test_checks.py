@@ -112,7 +112,7 @@ def test_usage_counts_what_was_delivered() -> None:
     unseen = history(choices=2)
     unseen.text[1] = unseen.text[1][:-1]
     assert "choice 1: 5 tokens shown of 6" in breaches(unseen)
-    assert "of 11 tokens" in breaches(unseen)
+    assert "after 11 tokens" in breaches(unseen)
     unseen.ends = [LEFT]
     assert breaches(unseen) == ""
     cut = history(enough=2)
