@@ -14,7 +14,7 @@ from baton.planner.traces import TraceRequest
 from baton.simulation.capacity.layout import Layout, Objectives
 from benchmarks.fleets.served_fleet import ServedFleet
 from benchmarks.fleets.sleeping_fleet import LayoutRun, known_fleet
-from benchmarks.inputs.cached_model import SMALL, cached_model
+from benchmarks.inputs.cached_model import cached_model
 
 POOL_TOKENS = 65_536
 CHUNKS = ("step.chunk_tokens=512", "step.prefill_tokens=512", "step.local_prefill_tokens=128")
@@ -34,7 +34,7 @@ def measure_real(layout: Layout, trace: str, count: int, objectives: Objectives)
     settings = [f"pool.blocks={POOL_TOKENS // 16}", "pool.block_size=16", *CHUNKS]
     settings.append(f"slo.itl_s={objectives.itl_s}")
     workers = (layout.prefill, layout.decode + layout.colocated)
-    with ServedFleet(cached_model(SMALL), *workers, settings) as fleet:
+    with ServedFleet(cached_model("0.1b"), *workers, settings) as fleet:
         fleet.send([TraceRequest(0.0, PROMPT_TOKENS, 8)] * 8, seed=1)  # each meets each other
         (alone,) = fleet.send([TraceRequest(0.0, PROMPT_TOKENS, 2)], seed=2)
         traffic = draw_trace(trace.format(count=count, rate=BUSY / alone.ttft_s))
