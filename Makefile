@@ -39,7 +39,7 @@ PACKAGES := decode_worker deploy engine kv_transfer models planner prefill_worke
 # after them, the others, which wait for most of their time, four at a time. Tests that measure how
 # long something takes are marked `timed` and run last, four at a time too: they wait for two thirds
 # of theirs.
-PODS := $(patsubst %,tests/helm/test_%.py,release_under_load rendered_pods roles_under_load running_controller running_ray_models running_ray_scale running_raycluster running_redis running_release running_scale)
+PODS := $(patsubst %,tests/helm/test_%.py,kubectl operator_commands release_under_load rendered_pods roles_under_load rotation_under_load running_controller running_ray_models running_ray_scale running_raycluster running_redis running_release running_scale)
 FLEETS := tests/chaos tests/clients tests/e2e $(PODS)
 # Two at a time run those that compare tokens and wait for events. One after the other run all else:
 # what bounds or compares times (demo, timeline, console, bad_input), gives requests the time of a
@@ -48,10 +48,11 @@ IN_PAIRS := $(patsubst %,tests/e2e/test_%.py,faults ranks same_tokens trace prom
     $(patsubst %,tests/clients/test_%.py,agents structured)
 STARTERS := tests/benchmarks tests/deploy
 # Tests over the text of all code: part of `make check`, and not run again by `make test`.
-CHECKED := $(addprefix tests/test_,architecture.py loaded_packages.py glossary.py dangerous_calls.py mutation_targets.py reasons.py)
+CHECKED := $(addprefix tests/test_,architecture.py import_homes.py loaded_packages.py glossary.py dangerous_calls.py mutation_targets.py reasons.py)
 TIMED = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.timed' tests)
-# In these folders a conftest marks tests: all that start a benchmark, or those on most of the models.
-NIGHTLY_FOLDERS := tests/benchmarks tests/chaos tests/engine
+# In these folders a conftest marks tests: all that start a benchmark, those on most of the models, or
+# on a second kind of Redis server.
+NIGHTLY_FOLDERS := tests/benchmarks tests/chaos tests/engine tests/runtime/shared_registry
 NIGHTLY = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.nightly' tests)
 # No test uses schemathesis' plugin, which takes 0.3 s of each process of pytest.
 PYTEST = $(BIN)/python -P -m pytest -p no:schemathesis --durations=20
@@ -71,7 +72,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_WAIT_POLICY := passive
 export GOMP_SPINCOUNT := 0
 
-.PHONY: help install clients demo test nightly check types texts format proto settings dashboards locks models ship faults chaos soak bench gpu wheels clean
+.PHONY: help install clients demo test nightly check types texts format proto settings dashboards chart locks models ship faults chaos soak bench gpu wheels clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -151,11 +152,14 @@ format: $(STAMP) ## put the code into its format
 proto: $(STAMP) ## generate the wire contract's Python code
 	$(BIN)/python -P -m baton.proto.generate
 
-settings: $(STAMP) ## generate the default settings file and the settings reference
+settings: $(STAMP) ## generate the default settings file, the settings reference, and the chart's list of settings
 	$(BIN)/python -P -m baton.runtime.settings.reference
 
 dashboards: $(STAMP) ## generate Prometheus' rules and Grafana's dashboards
 	$(BIN)/python -P -m baton.deploy.monitoring.generate
+
+chart: $(STAMP) ## generate the table of values in the chart's README
+	$(BIN)/python -m tests.support.chart_table
 
 locks: $(STAMP) ## generate requirements/*.lock: packages of the images with their hashes
 	$(BIN)/python -P -m baton.deploy.docker.locks

@@ -23,12 +23,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from baton.deploy.serve.plan import SHORT_SPIN
+from baton.engine.cpu.attention_bf16_invariant import InvariantBfloatAttention
 from baton.engine.cpu.attention_kv_quant import KvQuantAttention
 from baton.engine.cpu.attention_numba import NumbaAttention
 from baton.engine.cpu.linear_numba import Panels
@@ -38,17 +40,18 @@ from baton.engine.cpu_draws.sampling_numba import compiled_draw
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.memory.kv_quant import INT8
+from baton.engine.memory.kv_quant import FP8_E4M3, INT8
 from baton.engine.model.attention import TorchAttention
 from baton.engine.model.decoder import Decoder, FusedPass
 from baton.engine.model.linear import bfloat16_is_fast, product
-from baton.engine.model.quantized_weight import quantize_int4
+from baton.engine.model.quantized_weight import QuantizedWeight, quantize_int4, quantize_int8
 from baton.engine.model.rope import Rotary, rotate
 from baton.engine.model.row_ops import TorchNorms, torch_gating
 from baton.engine.model.step_layout import Bounds, StepLayout, lay_out
 from baton.engine.sampling.sampling import torch_draw
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.engine.spec.model_spec import ModelSpec, read_spec
+from baton.runtime.sampling import SamplingParams
 from benchmarks.figures.ceilings import matrix_unit
 from benchmarks.figures.report import Figure, parser, report
 from benchmarks.inputs.cached_model import cached_model
@@ -103,12 +106,14 @@ def _one_dnn(weight: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def attention(spec: ModelSpec) -> Iterator[Case]:
-    """One layer's attention of a decode batch and of a prompt's chunk, over bf16 and int8 KV."""
+    """One layer's attention of a decode batch and of a prompt's chunk, over KV of each dtype, and
+    that of the deterministic mode beside torch's over bf16."""
     blocks = 32 * 33
-    for kind, codes in (("bf16", None), ("int8", INT8)):
+    for kind, codes in (("bf16", None), ("int8", INT8), ("fp8", FP8_E4M3), ("strict", None)):
         pool = KvPool(spec, blocks, BLOCK_TOKENS, torch.bfloat16, quant=codes)
         _fill(pool, spec)
-        kernel = (NumbaAttention if codes is None else KvQuantAttention)(pool, spec.attention)
+        made = InvariantBfloatAttention if kind == "strict" else NumbaAttention
+        kernel = (made if codes is None else KvQuantAttention)(pool, spec.attention)
         plain = TorchAttention(pool, spec.attention)
         for name, layout in (
             ("decode_1x512", _decode_layout(spec, blocks, 1)),
@@ -123,6 +128,25 @@ def attention(spec: ModelSpec) -> Iterator[Case]:
                     _over_layers(each, queries.to(torch.bfloat16), layout, spec.layers)
                     for each in (kernel, plain)
                 ),
+            )
+
+
+def kv_writes(spec: ModelSpec) -> Iterator[Case]:
+    """The write of a chunk's and of a decode batch's KV in 8 bits."""
+    for kind, codes in (("int8", INT8), ("fp8", FP8_E4M3)):
+        pool = KvPool(spec, 1024 // BLOCK_TOKENS, BLOCK_TOKENS, torch.bfloat16, quant=codes)
+        kernel, plain = KvQuantAttention(pool, spec.attention), TorchAttention(pool, spec.attention)
+        for count in (32, 512):
+            layout = _chunk_layout(spec, 0, count) if count > 32 else _decode_rows(spec, count)
+            k, v = (torch.randn(count, spec.kv_heads, spec.head_dim).bfloat16() for _ in "kv")
+
+            def write(to: TorchAttention, k: Tensor = k, v: Tensor = v, at: Any = layout) -> None:
+                to.write(0, k, v, at)
+
+            yield Case(
+                f"write_{kind}_{count}_tokens",
+                _repeated(partial(write, kernel), count),
+                _repeated(partial(write, plain), count),
             )
 
 
@@ -228,16 +252,21 @@ def draws() -> Iterator[Case]:
 
 
 def quantised() -> Iterator[Case]:
-    """An int4 matrix [3072, 1024] by many rows: compiled unpacking beside torch's operations."""
-    weight = quantize_int4(torch.randn(3072, 1024), 128)
-    kernel = QuantizedMatrix(weight)
-    for rows in (128, 512):
-        x = torch.randn(rows, 1024).to(torch.bfloat16)
+    """A quantised matrix [3072, 1024] by many rows: compiled unpacking beside torch's own."""
+    codes = torch.randn(3072, 1024).to(torch.float8_e4m3fn)
+    for kind, weight in (
+        ("int4", quantize_int4(torch.randn(3072, 1024), 128)),
+        ("int8", quantize_int8(torch.randn(3072, 1024))),
+        ("fp8", QuantizedWeight("fp8", codes, torch.full((3072, 1), 0.5), 1024)),
+    ):
+        kernel = QuantizedMatrix(weight)
+        for rows in (32, 128, 512):
+            x = torch.randn(rows, 1024).to(torch.bfloat16)
 
-        def theirs(x: Tensor = x) -> Tensor:
-            return functional.linear(x, weight.values(slice(0, weight.rows)).to(x.dtype))
+            def theirs(x: Tensor = x, weight: QuantizedWeight = weight) -> Tensor:
+                return functional.linear(x, weight.values(slice(0, weight.rows)).to(x.dtype))
 
-        yield Case(f"product_int4_{rows}_rows", partial(kernel, x), theirs)
+            yield Case(f"product_{kind}_{rows}_rows", partial(kernel, x), theirs)
 
 
 def whole_steps() -> Iterator[Case]:
@@ -290,7 +319,8 @@ def measured(case: Case, rounds: int) -> tuple[float, float, float]:
 def cases(only: str) -> Iterator[Case]:
     spec = read_spec(cached_model())
     groups: Sequence[Callable[[], Iterator[Case]]] = (
-        products, lambda: attention(spec), lambda: rows(spec), draws, quantised, whole_steps,
+        products, lambda: attention(spec), lambda: kv_writes(spec), lambda: rows(spec), draws,
+        quantised, whole_steps,
     )  # fmt: skip
     for group in groups:
         yield from (case for case in group() if only in case.name)

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from baton.engine.cpu_draws.sampling_numba import compiled_draw
 from baton.engine.sampling.sampling import sample
-from baton.engine.scheduling.batch import Draw, SamplingParams
+from baton.engine.scheduling.batch import Draw
+from baton.runtime.sampling import SamplingParams
 from benchmarks.figures.report import Figure, at_most, parser, report
 
 BIASES = 1024

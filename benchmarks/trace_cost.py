@@ -1,4 +1,4 @@
-"""Measure what the traces of all requests cost, kept in memory and without a collector.
+"""Measure what the traces of all requests cost, kept in memory or sent to a collector.
 
     python -m benchmarks.trace_cost --rounds 40 --seconds 1 --json FILE
 
@@ -9,6 +9,8 @@ with traces over that without, and the processor time of router and workers for 
 says the same with less noise from other processes.
 
 served_...   a prefill and a decode worker compute baton-tiny: what a user of these cores pays
+exported_... the same with a collector that gets all spans of all requests (telemetry.trace_ratio
+             1.0). It runs in this process and reads no span, so that its cost is that of receiving
 router_...   hash workers, whose steps take no time, so that the processes' own work is all there
              is: the worst case. No fleet that computes a model comes near it.
 """
@@ -18,18 +20,42 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
+import grpc
 import httpx
 
 from benchmarks.figures.report import Figure, at_least, at_most, parser, report
 from benchmarks.fleets.routed_workers import MODEL, RoutedModelWorkers, RoutedWorkers
 
 WORKERS = ("--workers=2", "--sequences=64", "--step-ms=0")
+COLLECTOR = "opentelemetry.proto.collector.trace.v1.TraceService"
 UNTRACED = ("-m", "benchmarks.fleets.untraced")
 START_S = 60.0
 WARM_UP_S = 2.0
 PROMPT = "the quick brown fox jumps over the lazy dog " * 8
+
+
+class SpanSink:
+    """A collector that counts the exports it gets, and reads none."""
+
+    def __init__(self) -> None:
+        self.exports = 0
+        self._server = grpc.server(ThreadPoolExecutor(1))
+        method: Any = grpc.unary_unary_rpc_method_handler(self._export)
+        handlers = grpc.method_handlers_generic_handler(COLLECTOR, {"Export": method})
+        self._server.add_generic_rpc_handlers((handlers,))
+        self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def _export(self, _: bytes, __: grpc.ServicerContext) -> bytes:
+        self.exports += 1
+        return b""  # a response without fields
+
+    def close(self) -> None:
+        self._server.stop(None).wait(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +131,20 @@ async def measure(fleets: tuple[RoutedWorkers, RoutedWorkers], load: Load) -> li
     return pairs
 
 
+def measure_exported(load: Load) -> list[Pair]:
+    """Measure a fleet that sends all spans to a collector beside one without traces. Raises
+    RuntimeError if no span came."""
+    sink = SpanSink()
+    try:
+        exporting = RoutedModelWorkers(settings=[f"telemetry.otlp_endpoint={sink.endpoint}"])
+        pairs = asyncio.run(measure((exporting, RoutedModelWorkers(UNTRACED)), load))
+        if not sink.exports:
+            raise RuntimeError("the fleet with a collector exported no span")
+    finally:
+        sink.close()
+    return pairs
+
+
 def figures(kind: str, pairs: list[Pair], *, limited: bool) -> list[Figure]:
     """Return the figures of the module's head."""
     throughput = [on.requests_per_s / off.requests_per_s for on, off in pairs]
@@ -134,6 +174,7 @@ def main() -> None:
     load = Load(given.rounds, given.seconds, given.clients, given.tokens)
     served = RoutedModelWorkers(), RoutedModelWorkers(UNTRACED)
     found = figures("served", asyncio.run(measure(served, load)), limited=True)
+    found += figures("exported", measure_exported(load), limited=True)
     hashed = RoutedWorkers(WORKERS), RoutedWorkers(WORKERS, entry=UNTRACED)
     found += figures("router", asyncio.run(measure(hashed, load)), limited=False)
     report(found, given.json)

@@ -2,8 +2,9 @@
 paused, cut off or flushed.
 
 `hosts-*` and `redis-*` run on processes of their own, `ray-*` on workers that `baton fleet` keeps
-(hosts.py). A host that is killed loses every process at once, and its link. What a fault must not
-cost is judged as in scenarios.py; what it has to show, or the run is void, is looked at here.
+(hosts.py); for `hosts-cut-router` one router has a host of its own. A host that is killed loses
+every process at once, and its link. What a fault must not cost is judged as in scenarios.py; what
+it has to show, or the run is void, is looked at here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 from collections.abc import Callable
 from statistics import median
 
-from chaos.hosts import REDIS, WORKERS, Hosts
+from chaos.hosts import LONE_HOST, REDIS, WORKERS, Hosts
 from chaos.ray_nodes import HEAD
 from chaos.stage import Scenario, Stage, bound
 
@@ -220,6 +221,8 @@ HOSTS = (
     Scenario("hosts-cut-host", "link of that host down",
              bound(Stage.cut, "host-0", "both"), "hosts",
              settle_s=3.5),
+    Scenario("hosts-cut-router", "a router, alone on its host, is cut off",
+             bound(Stage.cut, LONE_HOST, "both"), "lone-router", settle_s=3.5),
     Scenario("redis-kill", "Redis killed, and started again empty",
              bound(_outage, _kill_redis, _start_redis), "hosts", hold_s=OUTAGE_S),
     Scenario("redis-pause", "SIGSTOP of Redis",

@@ -4,9 +4,10 @@
     host-1  router-1  prefill-1  decode-1  ─┼─ bridge ─ redis, and with Ray: head (and the driver)
     host-2                       decode-2  ─┘
 
-Without Ray the processes are those of `Cluster`. With Ray the hosts are nodes of a Ray cluster on
-which `baton fleet` keeps the workers, wherever it likes; routers stay where they are. Owns the
-server, the nodes and the driver. Knows no load.
+With a lone router `router` has a fourth host, host-3, instead of its place on host-0. Without Ray
+the processes are those of `Cluster`. With Ray the hosts are nodes of a Ray cluster on which `baton
+fleet` keeps the workers, wherever it likes; routers stay where they are. Owns the server, the nodes
+and the driver. Knows no load.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from chaos.redis_server import RedisServer, server_binary
 from tests.support.waiting import wait_until
 
 HOSTS = ("host-0", "host-1", "host-2")
+LONE_HOST = "host-3"  # of a router alone
 HOST_OF = {
     "router": "host-0", "prefill-0": "host-0", "decode-0": "host-0",
     "router-1": "host-1", "prefill-1": "host-1", "decode-1": "host-1",
@@ -81,13 +83,20 @@ class Hosts:
     of every process."""
 
     def __init__(
-        self, net: Network, folder: Path, settings: tuple[str, ...], *, with_ray: bool
+        self,
+        net: Network,
+        folder: Path,
+        settings: tuple[str, ...],
+        *,
+        with_ray: bool,
+        lone_router: bool = False,
     ) -> None:
         binary = server_binary()
         if binary is None:
             raise ClusterError(unavailable())
         self._network = net
         place = net.add(REDIS)
+        self._host_of = HOST_OF | ({"router": LONE_HOST} if lone_router else {})
         for host in HOSTS:
             net.add(host)
         options = ("--requirepass", PASSWORD)
@@ -124,7 +133,7 @@ class Hosts:
 
     def on(self, host: str) -> list[str]:
         """Return the processes of `Cluster` on a host."""
-        return [name for name in self.cluster.names() if HOST_OF[name] == host]
+        return [name for name in self.cluster.names() if self._host_of[name] == host]
 
     def boots(self) -> dict[str, str]:
         """Return the boot id of each registered worker."""
@@ -189,7 +198,7 @@ class Hosts:
         return self.nodes
 
     def _place(self, name: str) -> Place:
-        host = HOST_OF[name]
+        host = self._host_of[name]
         section = "router" if name.startswith("router") else "worker"
         there = self._network.add(host)
         return Place(
@@ -201,10 +210,15 @@ class Hosts:
 
 @contextlib.contextmanager
 def running_hosts(
-    net: Network, folder: Path, settings: Sequence[str], *, with_ray: bool
+    net: Network,
+    folder: Path,
+    settings: Sequence[str],
+    *,
+    with_ray: bool,
+    lone_router: bool = False,
 ) -> Iterator[Hosts]:
     """Run such a cluster until the context ends, however that ends."""
-    hosts = Hosts(net, folder, tuple(settings), with_ray=with_ray)
+    hosts = Hosts(net, folder, tuple(settings), with_ray=with_ray, lone_router=lone_router)
     try:
         hosts.start()
         yield hosts

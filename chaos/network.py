@@ -6,6 +6,8 @@
       10.N.0.3 eth0 ──────────┘  drops silently, both ways are the link down, and two that are
                                  parted hear all but each other
 
+With `ipv6` the links have addresses of fdBA:N::/64 alone: nothing in a namespace reaches another
+by IPv4.
 Needs root, `ip` and `tc`; `unavailable` says what is missing. Owns the namespaces and removes
 them. Knows nothing of what runs in them.
 """
@@ -50,10 +52,13 @@ def unavailable() -> str:
 class Network:
     """Namespaces of this process, as a context: they are gone at its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ipv6: bool = False) -> None:
         number = next(_NUMBERS)
         self._tag = f"bt{os.getpid() % 100_000}-{number}"
-        self._subnet = f"10.{64 + (os.getpid() + number) % 128}"
+        subnet = 64 + (os.getpid() + number) % 128
+        self._subnet = f"fdba:{subnet:x}::" if ipv6 else f"10.{subnet}.0."
+        self._address_options = ("nodad",) if ipv6 else ()  # else its first second is lost
+        self._prefix_bits, self._format = (64, "x") if ipv6 else (24, "d")
         self._hub = f"{self._tag}-hub"
         self._names: list[str] = []
 
@@ -87,10 +92,10 @@ class Network:
     @property
     def machine(self) -> str:
         """Return the address of this machine in the network."""
-        return f"{self._subnet}.0.1"
+        return f"{self._subnet}1"
 
     def address(self, name: str) -> str:
-        return f"{self._subnet}.0.{self._names.index(name) + 2}"
+        return f"{self._subnet}{self._names.index(name) + 2:{self._format}}"
 
     def cut(self, name: str, way: Way) -> None:
         """Cut the link of `name`: what it sends (out), what it is sent (in), or both."""
@@ -129,7 +134,7 @@ class Network:
         _do("ip", "link", "add", self._tag, "type", "veth", "peer", "name", "host",
             "netns", self._hub)  # fmt: skip
         self._in_hub("ip", "link", "set", "host", "master", "bridge", "up")
-        _do("ip", "address", "add", f"{self.machine}/24", "dev", self._tag)
+        self._give_address((), self.machine, self._tag)
         _do("ip", "link", "set", self._tag, "up")
 
     def _link(self, name: str) -> None:
@@ -139,10 +144,14 @@ class Network:
                      "netns", namespace)  # fmt: skip
         self._in_hub("ip", "link", "set", port, "master", "bridge", "up")
         inside = ("ip", "-n", namespace)
-        _do(*inside, "address", "add", f"{self.address(name)}/24", "dev", DEVICE)
+        self._give_address(inside[1:], self.address(name), DEVICE)
         _do(*inside, "link", "set", DEVICE, "up")
         _do(*inside, "link", "set", "lo", "up")
         self.heal(name)
+
+    def _give_address(self, where: tuple[str, ...], address: str, device: str) -> None:
+        _do("ip", *where, "address", "add", f"{address}/{self._prefix_bits}", "dev", device,
+            *self._address_options)  # fmt: skip
 
     def _shape(self, name: str, way: str, queue: tuple[str, ...]) -> None:
         """Queue what `name` sends at its own end of the link, what it is sent at the other."""

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from baton.deploy.host.authority import Authority, CertificateFiles
 from chaos.network import Network
 from chaos.starter import start
 from tests.support.waiting import wait_until
@@ -40,7 +41,8 @@ OF_RAY = r"ray::|/ray/|ray\.scripts|ray\.util|baton\.deploy\.cli\.main fleet"
 class RayNodes:
     """Nodes of one cluster. `folder` holds logs; sockets are in a folder with a short name. `store`
     is the address of a Redis server that keeps the head's state, so that the nodes outlive it;
-    empty: the head has it in memory, and the nodes end a minute after it."""
+    empty: the head has it in memory, and the nodes end a minute after it. Ray's own gRPC uses TLS,
+    with a certificate of each node for its address, as in pods of the chart."""
 
     def __init__(self, network: Network, folder: Path, store: str = "") -> None:
         self._network = network
@@ -50,6 +52,8 @@ class RayNodes:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._token = self._short / "token"
         self._token.write_text("a token of 32 characters for Ray")
+        self._authority = Authority(self._short / "tls")
+        self._certificates: dict[str, CertificateFiles] = {}
 
     @property
     def address(self) -> str:
@@ -187,7 +191,15 @@ class RayNodes:
         return self._short / f"run-{name}"
 
     def _environment(self, name: str) -> dict[str, str]:
+        if name not in self._certificates:
+            address = self._network.address(name)
+            self._certificates[name] = self._authority.issue(name, address)
+        files = self._certificates[name]
         return os.environ | {
+            "RAY_USE_TLS": "1",
+            "RAY_TLS_CA_CERT": str(files.authority),
+            "RAY_TLS_SERVER_CERT": str(files.certificate),
+            "RAY_TLS_SERVER_KEY": str(files.key),
             MARKER: f"{self._short.name}-{name}",
             "XDG_RUNTIME_DIR": str(self._runtime(name)),
             "RAY_AUTH_MODE": "token",

@@ -22,6 +22,7 @@ from typing import Any
 from redis import Redis
 
 from baton.deploy.host.authority import CertificateFiles
+from baton.deploy.host.ports import address_of
 
 START_S = 20.0
 LOCAL = "127.0.0.1"
@@ -29,7 +30,12 @@ LOCAL = "127.0.0.1"
 
 def server_binary() -> str | None:
     """Return the path of a server's binary, or None if this machine has none."""
-    return next(_binaries(), None)
+    return next(iter(server_binaries()), None)
+
+
+def server_binaries() -> list[str]:
+    """Return the paths of all servers' binaries on this machine; the first is preferred."""
+    return list(_binaries())
 
 
 def tls_server_binary() -> str | None:
@@ -81,7 +87,7 @@ class RedisServer:
 
     @property
     def address(self) -> str:
-        return f"{self._host}:{self.port}"
+        return address_of(self._host, self.port)
 
     @property
     def url(self) -> str:

@@ -147,8 +147,14 @@ class Chaos:
         disk = held.enter_context(SmallDisk(folder)) if needed else None
         settings = (*SETTINGS, *split_settings(ranks, first.ep))
         size, many = self._size, None
-        if net is not None and transport in ("hosts", "ray"):
-            running = running_hosts(net, folder, settings, with_ray=transport == "ray")
+        if net is not None and transport in ("hosts", "lone-router", "ray"):
+            running = running_hosts(
+                net,
+                folder,
+                settings,
+                with_ray=transport == "ray",
+                lone_router=transport == "lone-router",
+            )
             many = held.enter_context(running)
             cluster = many.cluster
         else:
@@ -301,7 +307,8 @@ def skipped(scenarios: Sequence[Scenario]) -> dict[str, str]:
     """Why scenarios cannot be run here, by name."""
     causes = {
         "tcp": network.unavailable, "disk": small_disk.unavailable,
-        "trace": held_thread.unavailable, "hosts": hosts.unavailable, "ray": hosts.ray_unavailable,
+        "trace": held_thread.unavailable, "hosts": hosts.unavailable,
+        "lone-router": hosts.unavailable, "ray": hosts.ray_unavailable,
     }  # fmt: skip
     needed = {need for scenario in scenarios for need in _needs(scenario)}
     missing = {need: why for need in needed if (why := causes[need]())}

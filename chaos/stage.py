@@ -111,7 +111,7 @@ class Stage:
         return await self.clients.ask(ask, leave=lambda trace: len(trace.tokens) >= token)
 
 
-Transport = Literal["memory", "tcp", "hosts", "ray"]
+Transport = Literal["memory", "tcp", "hosts", "lone-router", "ray"]
 Inject = Callable[[Stage], Awaitable[None]]
 Needs = Literal["disk", "trace"]  # a small disk of its own; the right to hold another's thread
 

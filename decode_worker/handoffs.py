@@ -164,6 +164,7 @@ class Handoffs:
                 opening = self._opening(group, candidate, tracing.inject(context))
                 report = await self._read(group, candidate, opening, take_first)
                 group.request.timeline.take_fetch(report, self._wall_offset_s)
+                _annotate(context, report)
                 # not before the group is in the batch
                 asyncio.get_running_loop().call_soon(self._record_fetch, report, context)
             outcome = "completed"
@@ -295,7 +296,10 @@ class Handoffs:
         handoff_metrics.READ_SECONDS.inc(report.read_s)
         handoff_metrics.HANDOFF_SECONDS.observe(report.seconds)
         handoff_metrics.HANDOFF_TAIL_SECONDS.observe(report.verified - report.last_offer)
+        if not tracing.is_sampled(parent):
+            return
         for offer in report.offers:
+            hidden_s = offer.hidden_s(report.first_tokens)
             tracing.record(
                 tracing.FETCH,
                 offer.received + self._wall_offset_s,
@@ -303,9 +307,26 @@ class Handoffs:
                 parent,
                 first=offer.first,
                 blocks=offer.blocks,
+                bytes=offer.bytes,
+                reads=offer.reads,
+                gb_per_s=tracing.gb_per_s(offer.bytes, offer.landed - offer.received),
                 transport=report.transport,
                 landed_s=offer.landed + self._wall_offset_s,
+                hidden=hidden_s >= offer.verified - offer.received,
+                hidden_s=hidden_s,
             )
+
+
+def _annotate(context: Context, report: FetchReport) -> None:
+    """Add the counts of the whole fetch to the span of its handoff."""
+    if tracing.is_sampled(context):
+        tracing.annotate(
+            context,
+            bytes=report.bytes,
+            reads=report.reads,
+            gb_per_s=tracing.gb_per_s(report.bytes, report.read_s),
+            transport=report.transport,
+        )
 
 
 def _has_left(error: BatonError) -> bool:

@@ -91,7 +91,13 @@ class Requests:
         metrics.QUEUE_SECONDS.observe(now_wall_s - request.arrived_wall_s)
         metrics.PREFIX_QUERIED_TOKENS.inc(len(group.tokens))
         metrics.PREFIX_CACHED_TOKENS.inc(cached_tokens)
-        tracing.record(tracing.QUEUE, request.arrived_wall_s, now_wall_s, request.trace)
+        tracing.record(
+            tracing.CREDIT_WAIT,
+            request.arrived_wall_s,
+            now_wall_s,
+            request.trace,
+            critical=group.unanswered,
+        )
 
     def work(self) -> dict[str, Any]:
         """Return the part of the worker's audit that planners read: counters, and recent steps."""
@@ -291,8 +297,16 @@ def record_local_chunks(
         recomputed = max(0, min(chunk.end, group.recomputed_tokens) - chunk.start)
         metrics.TOKENS.labels("recomputed").inc(recomputed)
         metrics.TOKENS.labels("prompt").inc(chunk.end - chunk.start - recomputed)
-        span = {"start": chunk.start, "end": chunk.end}
-        tracing.record(tracing.CHUNK, started_wall_s, ended_wall_s, trace, **span, local=local)
+        tracing.record(
+            tracing.CHUNK,
+            started_wall_s,
+            ended_wall_s,
+            trace,
+            start=chunk.start,
+            end=chunk.end,
+            local=local,
+            critical=group.unanswered,
+        )
         if chunk.last:
             cached, start_s = group.held * block_size, group.prefill_wall_s
             tracing.record(

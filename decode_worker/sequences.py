@@ -256,6 +256,11 @@ class Group:
         return self.request.arrived_s
 
     @property
+    def unanswered(self) -> bool:
+        """Return whether no token of its answer was drawn before, here or on another worker."""
+        return len(self.tokens) == len(self.request.prompt)
+
+    @property
     def scored(self) -> bool:
         """Return whether the log-probabilities of its prompt are still wanted."""
         request = self.request

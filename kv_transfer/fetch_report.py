@@ -15,17 +15,24 @@ from baton.runtime.telemetry.timeline import covered
 
 @dataclass(slots=True)
 class OfferTimes:
-    """The times of one offer of `blocks` indices from `first` on."""
+    """The times of one offer of `blocks` indices from `first` on, and the READs for it: all of
+    those that took one of its blocks, with rereads."""
 
     first: int
     blocks: int
     received: float
     landed: float = 0.0  # its last READ
     verified: float = 0.0  # its last block
+    bytes: int = 0
+    reads: int = 0
     _unverified: int = 0
 
     def __post_init__(self) -> None:
         self._unverified = self.blocks
+
+    def hidden_s(self, first_tokens: float) -> float:
+        """Return how much of its time had passed when the first tokens came."""
+        return max(0.0, min(self.verified, first_tokens) - self.received)
 
 
 @dataclass(slots=True)
@@ -58,6 +65,16 @@ class FetchReport:
     def record_offer(self, indices: range, now: float) -> None:
         self.offers.append(OfferTimes(indices.start, len(indices), now))
         self.offers.sort(key=lambda offer: offer.first)
+
+    def record_read(self, indices: Sequence[int], block_bytes: int) -> None:
+        """Record a READ that begins now."""
+        self.reads += 1
+        self.bytes += len(indices) * block_bytes
+        offers = [self._offer(index) for index in indices]
+        for offer in offers:
+            offer.bytes += block_bytes
+        for offer in {offer.first: offer for offer in offers}.values():
+            offer.reads += 1
 
     def record_landed(self, indices: Sequence[int], now: float) -> None:
         for index in indices:

@@ -223,7 +223,7 @@ class _Handoff:
         self._on_offer = on_offer
         self._sum_blocks = max(1, config.read_bytes // mover.describe().block_bytes)
         self._sending = asyncio.Lock()
-        self._to_sum: asyncio.Queue[Computed] = asyncio.Queue(OFFER_QUEUE)
+        self.to_checksum: asyncio.Queue[Computed] = asyncio.Queue(OFFER_QUEUE)
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._offered = 0
         self._failure: Exception | None = None
@@ -311,12 +311,12 @@ class _Handoff:
         self._offered += len(wanted.blocks) // wanted.each
         self._on_offer()
         if self._verify:
-            await self._to_sum.put(wanted)
+            await self.to_checksum.put(wanted)
 
     async def _send_checksums(self) -> None:
         try:
             while True:
-                computed = await self._to_sum.get()
+                computed = await self.to_checksum.get()
                 for part in computed.parts(self._sum_blocks):
                     sums = handoff_pb2.Checksums(
                         first=part.first, checksums=await self._checksums(part)

@@ -250,8 +250,7 @@ class HandoffReader:
                 self._ready.popleft()
             self._window.started(size)
             self._reads[read] = own
-            self.report.reads += 1
-            self.report.bytes += size
+            self.report.record_read(indices, self._block_bytes)
             task = asyncio.create_task(self._finish_read(read, indices, size))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -34,6 +34,16 @@ MIN_STEP_SAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
+class RouterSample:
+    """A router, as its workers know it: requests that wait on it for one of them, and a counter of
+    those that it refused because workers had no room. The id is of one start of it."""
+
+    router_id: str
+    waiting: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSample:
     """The report of one boot of a worker. Without an answer, or from a version with other counters,
     all numbers are 0."""
@@ -59,6 +69,7 @@ class WorkerSample:
     verifying_steps: int = 0  # counter: steps that verified proposals, which no sample is of
     narrow_kv: bool = False  # KV in 8 bits
     step_limits: StepLimits | None = None  # None: a version that does not report them
+    routers: tuple[RouterSample, ...] = ()  # that it is linked to
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,12 @@ class FleetSample:
     def of(self, role: WorkerRole, *states: WorkerState) -> list[WorkerSample]:
         """Return the workers of a role in one of these states."""
         return [each for each in self.workers if each.role == role and each.state in states]
+
+    def routers(self) -> dict[str, RouterSample]:
+        """Return each router by id: of the workers' answers the one with most refusals."""
+        reported = [each for worker in self.workers for each in worker.routers]
+        ordered = sorted(reported, key=lambda each: (each.refused, each.waiting))
+        return {each.router_id: each for each in ordered}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +110,8 @@ class FleetLoad:
     tokens_per_request: float  # of these
     output_per_request: float
     context_tokens: float  # of a running sequence
-    backlog_tokens: float  # to be computed: queued, and of requests that wait for credit
-    waiting: int  # for credit
+    backlog_tokens: float  # to be computed: queued, and of requests that wait
+    waiting: int  # for credit, or on a router
     running: int
     kv_tokens: int  # of one decode worker's pool
     prefill_rate: float | None
@@ -146,6 +163,7 @@ class LoadWindow:
         last = self._samples[-1]
         prefill, decode = (last.of(role, "ready", "draining") for role in ("prefill", "decode"))
         waiting = sum(each.waiting for each in decode)
+        waiting += sum(each.waiting for each in last.routers().values())
         queued = sum(each.queued_tokens for each in prefill)
         steps = self._sum("decode", lambda each: each.steps)
         busy_s = self._sum("decode", lambda each: each.busy_s)
@@ -168,15 +186,23 @@ class LoadWindow:
     def _requests_per_s(self) -> float:
         """Return the rate of the window, or that of its end where it is surely higher: by more
         than the deviation of a Poisson process."""
-        received = self._sum("decode", lambda each: each.requests)
+        received = self._offered()
         first_s = self._samples[-1].at_s - RISE_S
         recent = [each for each in self._samples if each.at_s >= first_s]
         rate = received / self.span_s
         if len(recent) < 2:
             return rate
-        lately = self._sum("decode", lambda each: each.requests, recent)
+        lately = self._offered(recent)
         span_s = recent[-1].at_s - recent[0].at_s
         return max(rate, (lately - math.sqrt(lately)) / span_s)
+
+    def _offered(self, samples: Sequence[FleetSample] | None = None) -> float:
+        """Return the requests that workers received, and those that routers refused because workers
+        had no room, at most as many: a refused client asks again, and each attempt counts."""
+        chosen = list(self._samples) if samples is None else samples
+        received = self._sum("decode", lambda each: each.requests, chosen)
+        refused = sum(_refused(old, new) for old, new in pairwise(chosen))
+        return received + min(received, refused)
 
     def _sum(
         self,
@@ -244,6 +270,16 @@ def _pairs(
     for each in new.of(role, "ready", "not ready", "draining"):
         if each.boot_id in before:
             yield before[each.boot_id], each
+
+
+def _refused(old: FleetSample, new: FleetSample) -> int:
+    """Return how many requests the routers have refused that both samples know."""
+    before = old.routers()
+    return sum(
+        max(0, each.refused - before[each.router_id].refused)
+        for each in new.routers().values()
+        if each.router_id in before
+    )
 
 
 def _increase(

@@ -88,6 +88,11 @@ class Prompt:
         self.on_end(self)
 
     @property
+    def unanswered(self) -> bool:
+        """Return whether no token of its answer was drawn before, on another worker."""
+        return len(self.tokens) == self.prompt_tokens
+
+    @property
     def scored(self) -> bool:
         """Return whether the prompt's log-probabilities are wanted: then all of it is computed."""
         return self.params.prompt_logprobs is not None

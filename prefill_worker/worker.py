@@ -310,20 +310,40 @@ class PrefillWorker:
             spans = [(chunk.start, chunk.end) for chunk in over.plan.chunks]  # ended prompts' too
             self._step_log.record(spans, (), ended, ended - started)
         for chunk in computed:
-            prompt = chunk.key
+            self._record_chunk(chunk, started, ended)
+
+    def _record_chunk(self, chunk: Chunk[Prompt], started: float, ended: float) -> None:
+        """Record the spans of a chunk. Its blocks were offered by now, unless they are converted
+        before that."""
+        prompt, size = chunk.key, self._pool.block_size
+        tracing.record(
+            tracing.CHUNK,
+            started,
+            ended,
+            prompt.trace,
+            start=chunk.start,
+            end=chunk.end,
+            critical=prompt.unanswered,
+        )
+        blocks = (-(-chunk.end // size) if chunk.last else chunk.end // size) - chunk.start // size
+        if blocks and not prompt.converted_each:
             tracing.record(
-                tracing.CHUNK, started, ended, prompt.trace, start=chunk.start, end=chunk.end
+                tracing.OFFER,
+                ended,
+                self._wall(),
+                prompt.trace,
+                blocks=blocks,
+                hidden=not chunk.last,
             )
-            if chunk.last:
-                size = self._pool.block_size
-                tracing.record(
-                    tracing.PREFILL,
-                    prompt.admitted_wall_s,
-                    ended,
-                    prompt.trace,
-                    cached_tokens=prompt.cached * size,
-                    read_tokens=prompt.read * size,
-                )
+        if chunk.last:
+            tracing.record(
+                tracing.PREFILL,
+                prompt.admitted_wall_s,
+                ended,
+                prompt.trace,
+                cached_tokens=prompt.cached * size,
+                read_tokens=prompt.read * size,
+            )
 
     def _admit_waiting(self) -> None:
         """Admit waiting prompts, also beside a running step: an admitted prompt offers its cached
@@ -340,7 +360,11 @@ class PrefillWorker:
             metrics.PREFIX_QUERIED_TOKENS.inc(len(prompt.tokens))
             metrics.PREFIX_CACHED_TOKENS.inc(prompt.cached * self._pool.block_size)
             tracing.record(
-                tracing.QUEUE, prompt.arrived_wall_s, prompt.admitted_wall_s, prompt.trace
+                tracing.PREFILL_QUEUE,
+                prompt.arrived_wall_s,
+                prompt.admitted_wall_s,
+                prompt.trace,
+                critical=prompt.unanswered,
             )
 
     def _ended(self, prompt: Prompt) -> None:

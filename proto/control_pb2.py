@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/proto/control.proto\x12\x08\x62\x61ton.v1\"0\n\nWorkerBoot\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x0c\"4\n\x0c\x44rainRequest\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.baton.v1.WorkerBoot\"\x0c\n\nDrainReply\"U\n\x11\x43hangeRoleRequest\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.baton.v1.WorkerBoot\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x04\"\x11\n\x0f\x43hangeRoleReply\"C\n\rStatusRequest\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.baton.v1.WorkerBoot\x12\x0c\n\x04term\x18\x02 \x01(\x04\"/\n\x0cLinkedRouter\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\"~\n\x0bStatusReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0c\n\x04up_s\x18\x02 \x01(\x01\x12\r\n\x05\x61udit\x18\x03 \x01(\x0c\x12\'\n\x07routers\x18\x04 \x03(\x0b\x32\x16.baton.v1.LinkedRouter\x12\x18\n\x10not_ready_reason\x18\x05 \x01(\t2\xc6\x01\n\rWorkerControl\x12\x35\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x14.baton.v1.DrainReply\x12\x44\n\nChangeRole\x12\x1b.baton.v1.ChangeRoleRequest\x1a\x19.baton.v1.ChangeRoleReply\x12\x38\n\x06Status\x12\x17.baton.v1.StatusRequest\x1a\x15.baton.v1.StatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/proto/control.proto\x12\x08\x62\x61ton.v1\"0\n\nWorkerBoot\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x0c\"4\n\x0c\x44rainRequest\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.baton.v1.WorkerBoot\"\x0c\n\nDrainReply\"U\n\x11\x43hangeRoleRequest\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.baton.v1.WorkerBoot\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x04\"\x11\n\x0f\x43hangeRoleReply\"C\n\rStatusRequest\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.baton.v1.WorkerBoot\x12\x0c\n\x04term\x18\x02 \x01(\x04\"Q\n\x0cLinkedRouter\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x0f\n\x07refused\x18\x04 \x01(\x04\"~\n\x0bStatusReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0c\n\x04up_s\x18\x02 \x01(\x01\x12\r\n\x05\x61udit\x18\x03 \x01(\x0c\x12\'\n\x07routers\x18\x04 \x03(\x0b\x32\x16.baton.v1.LinkedRouter\x12\x18\n\x10not_ready_reason\x18\x05 \x01(\t2\xc6\x01\n\rWorkerControl\x12\x35\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x14.baton.v1.DrainReply\x12\x44\n\nChangeRole\x12\x1b.baton.v1.ChangeRoleRequest\x1a\x19.baton.v1.ChangeRoleReply\x12\x38\n\x06Status\x12\x17.baton.v1.StatusRequest\x1a\x15.baton.v1.StatusReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,9 +44,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSREQUEST']._serialized_start=263
   _globals['_STATUSREQUEST']._serialized_end=330
   _globals['_LINKEDROUTER']._serialized_start=332
-  _globals['_LINKEDROUTER']._serialized_end=379
-  _globals['_STATUSREPLY']._serialized_start=381
-  _globals['_STATUSREPLY']._serialized_end=507
-  _globals['_WORKERCONTROL']._serialized_start=510
-  _globals['_WORKERCONTROL']._serialized_end=708
+  _globals['_LINKEDROUTER']._serialized_end=413
+  _globals['_STATUSREPLY']._serialized_start=415
+  _globals['_STATUSREPLY']._serialized_end=541
+  _globals['_WORKERCONTROL']._serialized_start=544
+  _globals['_WORKERCONTROL']._serialized_end=742
 # @@protoc_insertion_point(module_scope)

@@ -47,12 +47,16 @@ class StatusRequest(_message.Message):
     def __init__(self, worker: _Optional[_Union[WorkerBoot, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class LinkedRouter(_message.Message):
-    __slots__ = ("router_id", "host")
+    __slots__ = ("router_id", "host", "waiting", "refused")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     host: str
-    def __init__(self, router_id: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
+    waiting: int
+    refused: int
+    def __init__(self, router_id: _Optional[str] = ..., host: _Optional[str] = ..., waiting: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("version", "up_s", "audit", "routers", "not_ready_reason")

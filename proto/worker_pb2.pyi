@@ -80,8 +80,18 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("unplaced",)
+    UNPLACED_FIELD_NUMBER: _ClassVar[int]
+    unplaced: Unplaced
+    def __init__(self, unplaced: _Optional[_Union[Unplaced, _Mapping]] = ...) -> None: ...
+
+class Unplaced(_message.Message):
+    __slots__ = ("waiting", "refused")
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    waiting: int
+    refused: int
+    def __init__(self, waiting: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
 
 class RouterHello(_message.Message):
     __slots__ = ("router_id", "boot_id", "resume", "protocol_version")

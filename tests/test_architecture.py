@@ -174,6 +174,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "placement": {"figures", "inputs"},
         "disaggregation": {"figures", "fleets", "inputs"},
         "chunk_orders": {"figures", "fleets", "inputs"},
+        "start_time": {"figures"},
         ".": {"figures", "inputs", "fleets", "peers", "gpu_parts"},
         "console": {"figures", "fleets", "."},
         "unlike": {"figures", "."},

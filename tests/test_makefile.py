@@ -48,8 +48,8 @@ def test_every_version_is_pinned_and_none_is_resolved() -> None:
 def test_every_folder_marked_nightly_is_run_by_make_nightly() -> None:
     tests = MAKEFILE.parent / "tests"
     marked = {
-        f"tests/{path.parent.name}"
-        for path in tests.glob("*/conftest.py")
+        str(path.parent.relative_to(MAKEFILE.parent))
+        for path in tests.rglob("conftest.py")
         if "pytest.mark.nightly" in path.read_text()
     }
     (named,) = re.findall(r"^NIGHTLY_FOLDERS := (.*)$", MAKEFILE.read_text(), re.MULTILINE)

@@ -48,7 +48,7 @@ async def test_handoff_bounds_the_chunks_without_checksums() -> None:
     opening = handoff_pb2.OpenHandoff(lease_ms=100)
     nothing, mover = cast(Any, None), Cluster(Config()).add_prefill("p", 8).mover
     made = _Handoff(nothing, opening, 0.0, nothing, mover, b"boot", HandoffConfig(), None)
-    assert made._to_sum.maxsize == OFFER_QUEUE == 64
+    assert made.to_checksum.maxsize == OFFER_QUEUE == 64
 
 
 def test_worker_server_bounds_its_connections() -> None:

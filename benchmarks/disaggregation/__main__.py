@@ -7,18 +7,21 @@ or two workers that do both (C), with the best chunk that C has.
 Real processes of `baton serve`, one thread a worker, with the random bf16 model of 0.45 B
 parameters (`--quick`: baton-tiny); placement is `auto`. The client is this process. Traffic and
 objectives: traffic_shapes.py. Their seconds are scaled by the idle prefill of 1,500 tokens and by
-the decode step of four streams, both measured first: `pace_prompt`, `pace_step`. In a round, each
-fleet is started once and gets all its traffic; figures are medians of rounds, with the lowest and
-highest, and are reported after each.
+the decode step of four streams, both measured first: `pace_prompt`, `pace_step`. A round has a
+fleet for the streams alone, a D for each objective, which `slo.*` tells it, and a C for each chunk
+(the objective has no effect on C: every worker does the same); figures are medians of rounds, with
+the lowest and highest, and are reported after each.
 
-itl_p99_ratio      ITL p99 of four streams of D beside bursts of prompts, over theirs beside a
-                   bare loop of the same kernels on the other core (fleets/kernel_loop.py): two
-                   cores that stream share one memory, whatever is served
+itl_p99_ratio      ITL p99 of four streams of the strict D beside bursts of prompts,
+                   over theirs beside a bare loop of the same kernels on the other core
+                   (fleets/kernel_loop.py): two cores that stream share one memory, whatever is
+                   served
 itl_p99_over_alone the same over the streams alone; `..._floor` is the loop's; `..._colocated` that
                    of C with the chunk that is best for it
-second_token_over_steps
-                   p99 of the gap from first to second token of requests whose KV moved, less the
-                   transfer that was not hidden, over the ITL p99 of the run's streams
+second_token_SHAPE_over_steps
+                   p99 of the gap from first to second token of the requests of the strict D whose
+                   KV moved, less the transfer that was not hidden, over the p99 of the later gaps
+                   of that run
 SHAPE_OBJECTIVE    requests that meet the objective, D over C with the best chunk for this cell; all
                    rounds together
 goodput_ratio_best, goodput_ratio_worst
@@ -29,9 +32,7 @@ predicted_SHAPE_OBJECTIVE
 
 from __future__ import annotations
 
-import json
 import statistics
-import urllib.request
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -41,9 +42,6 @@ from pathlib import Path
 import numpy as np
 
 from baton.deploy.bench.answer import Measurement
-from baton.deploy.bench.bench_run import BenchPlan, RequestForm, run_bench
-from baton.deploy.bench.http_client import ServerAddress
-from baton.deploy.bench.load import Load
 from baton.models.embedded import embedded_model
 from baton.planner.traces import TraceRequest
 from benchmarks.disaggregation.predicted_cells import predicted_cells
@@ -70,7 +68,8 @@ from benchmarks.inputs.cached_model import cached_model
 ITL_LIMIT, BEST_LIMIT, WORST_LIMIT, SECOND_LIMIT = 1.1, 1.5, 0.97, 2.2
 CHUNK_TOKENS = 256
 COLOCATED_CHUNKS = (64, 128, 256)
-TOKEN_IDS = (300, 1800)
+# the prompt tokens of a step beside streams of D's decode worker: what `--predict` finds best
+OWN_CHUNKS = {"strict": 64, "quick_start": 128, "patient": 64}
 POOL_TOKENS = 24_576
 SECONDS, QUICK_SECONDS = 60.0, 12.0
 PREDICTED_SECONDS = 1200.0
@@ -85,9 +84,13 @@ class ComparisonResults:
     beside_loop: list[float] = field(default_factory=list)
     bursts: list[float] = field(default_factory=list)
     colocated: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    second: list[list[SecondToken]] = field(default_factory=list)
-    # by shape: the requests of each round, of D and by C's chunk
-    requests: dict[str, list[list[Measurement]]] = field(default_factory=lambda: defaultdict(list))
+    # by shape: the gaps to the second token, and the p99 of the later gaps, of the strict D
+    second: dict[str, list[list[SecondToken]]] = field(default_factory=lambda: defaultdict(list))
+    later: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    # by shape, and D's objective or C's chunk: the requests of each round
+    requests: dict[tuple[str, str], list[list[Measurement]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     of_chunk: dict[tuple[str, int], list[list[Measurement]]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -102,44 +105,63 @@ class Comparison:
         self.found = ComparisonResults()
 
     def round(self, number: int) -> None:
-        settings = [f"step.chunk_tokens={CHUNK_TOKENS}", f"step.prefill_tokens={CHUNK_TOKENS}"]
-        progress(f"round {number}: disaggregated")
-        with self._fleet(1, 1, settings) as fleet:
-            self._disaggregated(fleet)
+        progress(f"round {number}: streams alone")
+        with self._disaggregated() as fleet:
+            self._warm_up(fleet)
+            pace = self._pace(fleet)
+            for times, beside in (
+                (self.found.alone, nullcontext()),
+                (self.found.beside_loop, beside_kernel_loop(self._model, CHUNK_TOKENS)),
+            ):
+                with beside:
+                    asked = streams(self._seconds, pace)
+                    times.append(p99(stream_gaps(self._send(fleet, asked))))
+        for objective in OBJECTIVES:
+            progress(f"round {number}: disaggregated, {objective.name}")
+            self._serve(objective, pace)
         for chunk in self._chunks:
             progress(f"round {number}: colocated, chunks of {chunk}")
             with self._fleet(0, 2, [f"step.local_prefill_tokens={chunk}"]) as fleet:
                 self._warm_up(fleet)
-                for shape in SHAPES:
-                    requests = self._send(fleet, self._traffic(shape))
+                for shape, traffic in SHAPES.items():
+                    requests = self._send(fleet, traffic(self._seconds, pace))
                     self.found.of_chunk[shape, chunk].append(requests)
                     if shape == "bursts":
                         self.found.colocated[chunk].append(p99(stream_gaps(requests)))
 
-    def _disaggregated(self, fleet: ServedFleet) -> None:
-        self._warm_up(fleet)
+    def _serve(self, objective: Objective, pace: Pace) -> None:
+        """Send all traffic to a fleet that knows the objective."""
+        found, own = self.found, objective.at(pace)
+        known = [f"slo.ttft_s={own.ttft_s:.3f}", f"slo.itl_s={own.gap_s:.3f}"]
+        known.append(f"step.local_prefill_tokens={OWN_CHUNKS[objective.name]}")
+        with self._disaggregated(known) as fleet:
+            self._warm_up(fleet)
+            for shape, traffic in SHAPES.items():
+                requests = self._send(fleet, traffic(self._seconds, pace))
+                found.requests[shape, objective.name].append(requests)
+                if objective != STRICT:
+                    continue
+                found.second[shape].append(second_tokens(fleet.traces()[: len(requests)]))
+                found.later[shape].append(p99([s for each in requests for s in each.gaps_s[1:]]))
+                if shape == "bursts":
+                    found.bursts.append(p99(stream_gaps(requests)))
+
+    def _pace(self, fleet: ServedFleet) -> Pace:
+        """Return what the first fleet of all measured."""
         found = self.found
         if found.pace is None:
             found.pace = self._measured_pace(fleet)
-            runs = 2 + len(SHAPES) * (1 + len(self._chunks))
+            runs = 2 + len(SHAPES) * (len(OBJECTIVES) + len(self._chunks))
             minutes = runs * self._seconds * found.pace.prompt / 60
             progress(
                 f"prompts take {found.pace.prompt:.1f} times as long as in traffic_shapes.py: "
                 f"a round takes more than {minutes:.0f} minutes; --seconds shortens it"
             )
-        pace = found.pace
-        for times, beside in (
-            (found.alone, nullcontext()),
-            (found.beside_loop, beside_kernel_loop(self._model, CHUNK_TOKENS)),
-        ):
-            with beside:
-                times.append(p99(stream_gaps(self._send(fleet, streams(self._seconds, pace)))))
-        for shape in SHAPES:
-            requests = self._send(fleet, self._traffic(shape))
-            found.requests[shape].append(requests)
-            if shape == "bursts":
-                found.bursts.append(p99(stream_gaps(requests)))
-                found.second.append(second_tokens(fleet.traces()[: len(requests)]))
+        return found.pace
+
+    def _disaggregated(self, known: Sequence[str] = ()) -> ServedFleet:
+        chunks = [f"step.chunk_tokens={CHUNK_TOKENS}", f"step.prefill_tokens={CHUNK_TOKENS}"]
+        return self._fleet(1, 1, [*chunks, *known])
 
     def _fleet(self, prefill: int, decode: int, settings: list[str]) -> ServedFleet:
         pool = f"pool.blocks={POOL_TOKENS // 16}"
@@ -155,29 +177,10 @@ class Comparison:
         four = stream_gaps(self._send(fleet, streams(PERIOD_S, Pace(1.0, 1.0))))
         return Pace(prompt.ttft_s / PROMPT_S, statistics.median(four) / STEP_S)
 
-    def _traffic(self, shape: str) -> list[TraceRequest]:
-        assert self.found.pace is not None
-        return SHAPES[shape](self._seconds, self.found.pace)
-
     def _send(self, fleet: ServedFleet, requests: list[TraceRequest]) -> list[Measurement]:
         """Send requests with prompts that no run had. Raises RuntimeError if one fails."""
         self._runs += 1
-        plan = BenchPlan(
-            ServerAddress.parse(fleet.url, None),
-            RequestForm(model_name(fleet.url), chat=False),
-            Load(requests),
-            seed=self._runs,
-            token_ids=TOKEN_IDS,
-        )
-        found = run_bench(plan, lambda done, total: None).measurements
-        if failed := [each.message for each in found if each.error]:
-            raise RuntimeError(f"{len(failed)} requests failed, as in: {failed[0]}")
-        return found
-
-
-def model_name(url: str) -> str:
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
-        return str(json.load(answer)["data"][0]["id"])
+        return fleet.send(requests, self._runs)
 
 
 def p99(values: Sequence[float]) -> float:
@@ -191,10 +194,10 @@ def cell(found: ComparisonResults, shape: str, objective: Objective) -> Figure:
     def good(rounds: Sequence[Sequence[Measurement]]) -> list[int]:
         return [sum(map(objective.met_by, requests)) for requests in rounds]
 
-    own = good(found.requests[shape])
+    own = good(found.requests[shape, objective.name])
     of_chunk = {chunk: good(each) for (of, chunk), each in found.of_chunk.items() if of == shape}
     best = max(of_chunk, key=lambda chunk: sum(of_chunk[chunk]))
-    asked = sum(map(len, found.requests[shape]))
+    asked = sum(map(len, found.requests[shape, objective.name]))
     each = list(map(over, own, of_chunk[best]))
     beside = (
         f"{sum(own)} and {sum(of_chunk[best])} of {asked}, chunk {best}; "
@@ -237,8 +240,6 @@ def figures(found: ComparisonResults) -> list[Figure]:
     values = [each.value for each in cells.values()]
     lost = [each.name for each in cells.values() if each.value < 1]
     strict = max(cells[shape, STRICT.name].value for shape in SHAPES)
-    moved = [(each, s) for each, s in zip(found.second, found.bursts, strict=True) if each]
-    own = [p99([one.own_s for one in each]) for each, _ in moved]
     return [
         ratio("itl_p99_ratio", found.bursts, found.beside_loop, limit=ITL_LIMIT),
         ratio("itl_p99_over_alone", found.bursts, found.alone),
@@ -247,12 +248,7 @@ def figures(found: ComparisonResults) -> list[Figure]:
             "itl_p99_over_alone_colocated", found.colocated[best], found.alone, f"chunk {best}; "
         ),
         Figure("itl_p99_alone_ms", 1000 * statistics.median(found.alone), "ms"),
-        *(
-            [ratio("second_token_over_steps", own, [s for _, s in moved], limit=SECOND_LIMIT)]
-            if moved
-            else []
-        ),
-        *second_token_parts([one for each in found.second for one in each]),
+        *(each for shape in SHAPES for each in second_token(found, shape)),
         *cells.values(),
         at_least("goodput_ratio_best", strict, BEST_LIMIT),
         at_least("goodput_ratio_worst", min(values), WORST_LIMIT),
@@ -265,17 +261,28 @@ def figures(found: ComparisonResults) -> list[Figure]:
     ]
 
 
-def second_token_parts(requests: Sequence[SecondToken]) -> list[Figure]:
-    """Return where the gap from first to second token went."""
+def second_token(found: ComparisonResults, shape: str) -> list[Figure]:
+    """Return the gap from first to second token over later ones, and where it went; nothing if the
+    KV of no request moved."""
+    rounds = zip(found.second[shape], found.later[shape], strict=True)
+    moved = [(each, later) for each, later in rounds if each]
+    if not moved:
+        return []
+    own = [p99([one.own_s for one in each]) for each, _ in moved]
+    later = [seconds for _, seconds in moved]
+    requests = [one for each, _ in moved for one in each]
+    name = f"second_token_{shape}"
     return [
-        Figure(
-            f"second_token_{part}_ms",
-            1000 * float(np.percentile([getattr(each, f"{part}_s") for each in requests], 50)),
-            "ms",
-            f"p99 {1000 * p99([getattr(each, f'{part}_s') for each in requests]):.1f}",
-        )
-        for part in ("transfer", "queue", "step")
-        if requests
+        ratio(f"{name}_over_steps", own, later, f"{len(requests)} requests; ", SECOND_LIMIT),
+        *(
+            Figure(
+                f"{name}_{part}_ms",
+                1000 * float(np.percentile([getattr(each, f"{part}_s") for each in requests], 50)),
+                "ms",
+                f"p99 {1000 * p99([getattr(each, f'{part}_s') for each in requests]):.1f}",
+            )
+            for part in ("transfer", "queue", "step")
+        ),
     ]
 
 

@@ -133,14 +133,14 @@ class RoutedWorkers:
 class RoutedModelWorkers(RoutedWorkers):
     """The same with a prefill and a decode worker that compute baton-tiny, a thread each."""
 
-    def __init__(self, entry: Sequence[str] = ()) -> None:
-        super().__init__([], entry=entry, module="baton.deploy.cli.main")
+    def __init__(self, entry: Sequence[str] = (), settings: Sequence[str] = ()) -> None:
+        super().__init__([], settings, entry, module="baton.deploy.cli.main")
 
     def _start_workers(self, workers: Sequence[str], module: str) -> None:
         for role in ("prefill", "decode"):
             command = [*self._entry, module, "worker", "--role", role, "--worker-id", f"{role}-0"]
             command += ["--model", str(self._model), "--registry", str(self._base / "registry")]
-            command += [f"--set={setting}" for setting in (*COMMON, "worker.threads=1")]
+            command += [f"--set={setting}" for setting in (*self._settings, "worker.threads=1")]
             self._start("workers", command)
 
 

@@ -15,10 +15,11 @@ from baton.engine.sampling.draw_adjustments import Adjustments
 from baton.engine.sampling.draw_logprobs import LogprobBuffers
 from baton.engine.sampling.draw_rules import DrawRules
 from baton.engine.sampling.mask_words import MaskWords, words_of
-from baton.engine.scheduling.batch import Draw, SamplingParams
+from baton.engine.scheduling.batch import Draw
 from baton.engine.scheduling.token_history import history_of
 from baton.engine.triton.adjust import adjust_logits, find_logprobs
 from baton.engine.triton.sampling import draw_tokens
+from baton.runtime.sampling import SamplingParams
 from benchmarks.figures.report import Figure
 from benchmarks.gpu_parts.models import GREEDY, replay_seconds, seconds_of
 from benchmarks.gpu_parts.speed import Given

@@ -20,9 +20,10 @@ from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.kv_quant import KvQuant
 from baton.engine.model.linear import PlainMatrix
 from baton.engine.model.weights import LayerWeights, MlpWeights, Weights
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.engine.spec.model_spec import AttentionSpec, ModelSpec
 from baton.engine.spec.rope_spec import RopeSpec
+from baton.runtime.sampling import SamplingParams
 
 BLOCK_SIZE = 16
 GREEDY = SamplingParams(temperature=0.0)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine
 from baton.engine.execution.torch_engine import TorchEngine
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
+from baton.runtime.sampling import SamplingParams
 from benchmarks.gpu_parts.small_model import END
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ class ChatClient:
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         )
         self._kind = kind
-        self._url = url
+        self.url = url
         self._netloc = parts.netloc
         self.finish_reason = ""  # of the last answer that was read to its end
         self._headers = {"Content-Type": "application/json"}
@@ -71,11 +71,11 @@ class ChatClient:
             try:
                 models = [_served(entry) for entry in json.loads(response.read())["data"]]
             except (OSError, http.client.HTTPException) as error:
-                raise Unavailable(f"{self._url} stopped answering ({error})") from error
+                raise Unavailable(f"{self.url} stopped answering ({error})") from error
             except (ValueError, KeyError, TypeError) as error:
-                raise ConfigError(f"{self._url} is no server of the OpenAI API") from error
+                raise ConfigError(f"{self.url} is no server of the OpenAI API") from error
         if not models:
-            raise ConfigError(f"{self._url} serves no model")
+            raise ConfigError(f"{self.url} serves no model")
         return models
 
     def stream(self, model: str, messages: list[Message], **fields: Any) -> Iterator[str]:
@@ -90,9 +90,9 @@ class ChatClient:
             try:
                 yield from self._pieces(response)
             except (OSError, http.client.HTTPException) as error:
-                raise Unavailable(f"{self._url} stopped answering ({error})") from error
+                raise Unavailable(f"{self.url} stopped answering ({error})") from error
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise BatonError(f"{self._url} sent what is no piece of an answer") from error
+                raise BatonError(f"{self.url} sent what is no piece of an answer") from error
 
     def answer(self, model: str, messages: list[Message], **fields: Any) -> str:
         """Return the text of a whole answer, and set `finish_reason`. Raises what `stream` does."""
@@ -104,9 +104,9 @@ class ChatClient:
                 self.finish_reason = choice["finish_reason"]
                 return str(choice["message"]["content"])
             except (OSError, http.client.HTTPException) as error:
-                raise Unavailable(f"{self._url} stopped answering ({error})") from error
+                raise Unavailable(f"{self.url} stopped answering ({error})") from error
             except (ValueError, KeyError, TypeError) as error:
-                raise BatonError(f"{self._url} sent what is no answer") from error
+                raise BatonError(f"{self.url} sent what is no answer") from error
 
     def explanation(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return how the server would place a request of this route. Raises what `answer` does."""
@@ -128,9 +128,9 @@ class ChatClient:
                     raise ValueError(f"no list of {needed}")
                 return dict(found)
             except (OSError, http.client.HTTPException) as error:
-                raise Unavailable(f"{self._url} stopped answering ({error})") from error
+                raise Unavailable(f"{self.url} stopped answering ({error})") from error
             except (ValueError, KeyError, TypeError) as error:
-                raise BatonError(f"{self._url} sent an answer without {needed}") from error
+                raise BatonError(f"{self.url} sent an answer without {needed}") from error
 
     def _ask(
         self, method: str, path: str, body: dict[str, Any] | None
@@ -146,12 +146,12 @@ class ChatClient:
         except OSError as error:
             connection.close()
             raise Unavailable(
-                f"nothing answers at {self._url} ({error}): start `baton serve`, or give --url"
+                f"nothing answers at {self.url} ({error}): start `baton serve`, or give --url"
             ) from error
         except http.client.HTTPException as error:  # whose words are what was sent
             connection.close()
             raise ConfigError(
-                f"what answers at {self._url} speaks no HTTP: give --url the address that "
+                f"what answers at {self.url} speaks no HTTP: give --url the address that "
                 "`baton serve` says, and not that of gRPC"
             ) from error
         connection.close()

@@ -76,7 +76,7 @@ def _add_controller(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--resize", metavar="TARGET",
         help="with --act and --workers, ask for more or fewer workers: statefulset/NAME or "
-        "raycluster/NAME[/GROUP] in the namespace of the controller's pod, or fleet of `baton "
+        "raycluster/NAME/GROUP in the namespace of the controller's pod, or fleet of `baton "
         "fleet --follow` elsewhere",
     )  # fmt: skip
     command.add_argument("--workers", metavar="MIN-MAX", help="bounds of --resize, such as 2-8")

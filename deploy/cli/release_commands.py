@@ -39,6 +39,11 @@ def add_release(commands: Any) -> None:
         help="with --certificates: also make one for the release's Redis, with this name; may be "
         "repeated",
     )
+    made.add_argument(
+        "--ray",
+        action="store_true",
+        help="with --certificates: also make an authority, whose certificates pods of Ray get",
+    )
     check = add_command(
         steps,
         "check",
@@ -136,14 +141,15 @@ def _secrets(options: argparse.Namespace) -> None:
     from baton.deploy.host.release_secrets import create_certificates, create_credentials
     from baton.deploy.host.secrets_api import SecretsApi
 
-    if options.redis and not options.certificates:
-        raise ConfigError("--redis is given without --certificates: give both, or neither")
+    for option in ("redis", "ray"):
+        if getattr(options, option) and not options.certificates:
+            raise ConfigError(f"--{option} is given without --certificates: give both, or neither")
     api = SecretsApi(options.namespace, *api_server(os.environ))
     if options.credentials:
         made = create_credentials(api, options.name)
         print(f"{options.name}-secrets: {'created' if made else 'was there'}")
     if options.certificates:
         for name in create_certificates(
-            api, options.name, options.certificates, redis_names=options.redis
+            api, options.name, options.certificates, redis_names=options.redis, ray=options.ray
         ):
             print(f"{name}: created")

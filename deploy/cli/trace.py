@@ -1,7 +1,7 @@
 """`baton trace`: where the time of a request went, as a waterfall in plain text.
 
-    ID                 each phase of the critical path with its bar; what was hidden behind it;
-                       what followed
+    ID                 each phase of the critical path with its bar; what of the fetch was hidden
+                       behind it; what followed
     --slow, --latest   the slowest or the last ones, and what took most of their time
 
 Reads the router's routes for traces; changes nothing.
@@ -56,10 +56,7 @@ def waterfall(found: dict[str, Any], width: int) -> list[str]:
     """Return the lines of one request's drawing, of at most `width` characters."""
     path = list(_rows(found["path"], 0))
     begun, after = found["after_us"], list(_rows(found["after"], found["after_us"]))
-    hidden = [
-        (f"{blocks} blocks fetched", begin, verified - begin, HIDDEN)
-        for begin, _, verified, blocks in found["offers"]
-    ]
+    hidden = list(_hidden_rows(found))
     end = max([1, *(begin + took for _, begin, took, _ in (*path, *after, *hidden))])
     room = width - NAME_WIDTH - 14
     lines = [
@@ -67,7 +64,7 @@ def waterfall(found: dict[str, Any], width: int) -> list[str]:
         f"{'critical path':<{NAME_WIDTH}} {_path_us(found) / 1e3:>9.1f} ms",
         *(_line(row, end, room) for row in path),
     ]
-    if hidden:
+    if found["offers"]:
         lines += [_hidden_title(found), *(_line(row, end, room) for row in hidden)]
     if after:
         took = sum(row[2] for row in after) / 1e3
@@ -123,7 +120,19 @@ def _hidden_title(found: dict[str, Any]) -> str:
     title = f"handoff: {found['read_bytes'] / 1e6:.1f} MB, {found['reads']} READs, {speed:.2f} GB/s"
     if transport := found.get("transport"):  # routers of an older version name none
         title += f" over {transport}"
-    return f"{title} (`{HIDDEN}`: not in the sum)"
+    return f"{title} (`{HIDDEN}`: hidden behind the prefill, not in the sum)"
+
+
+def _hidden_rows(found: dict[str, Any]) -> Iterator[Row]:
+    """Yield the part of each fetched offer that was over when the first token came. The rest is
+    `fetch` and `verify` of what followed."""
+    hidden_us = found.get("hidden_us")
+    if hidden_us is None:  # a router of an older version
+        hidden_us = [min(end, found["after_us"]) - begin for begin, _, end, _ in found["offers"]]
+    for (begin, _, verified, blocks), took in zip(found["offers"], hidden_us, strict=True):
+        if took > 0:
+            partly = " in part" if took < verified - begin else ""
+            yield f"{blocks} blocks fetched{partly}", begin, took, HIDDEN
 
 
 def _rows(phases: list[list[Any]], at_us: int) -> Iterator[Row]:

@@ -8,10 +8,11 @@
 The RayCluster alone says how many there are. The number on Redis (fleet_number.py) is a copy: each
 reading corrects it, so that a controller that ends between the two, or a user of `kubectl`, leaves
 nothing undone. The copy is read before the RayCluster, and replaced only if it is still what was
-read: a leader that is late overwrites no copy of its successor. Groups have the role in which their
-workers begin; that of prefill workers keeps its number. The account needs `get` and `patch` of one
-RayCluster, and `list` of pods: the one that leaves has to be named, also if no worker runs in it
-yet, since KubeRay deletes any other, and pods say why their workers do not get ready.
+read: a leader that is late overwrites no copy of its successor. One group has the workers of both
+roles; how many of them begin as prefill workers is the driver's own number, which only it changes.
+The account needs `get` and `patch` of one RayCluster, and `list` of pods: the one that leaves has
+to be named, also if no worker runs in it yet, since KubeRay deletes any other, and pods say why
+their workers do not get ready.
 """
 
 from __future__ import annotations
@@ -36,8 +37,7 @@ from baton.deploy.host.raycluster import (
 from baton.planner.control.worker_count import WorkerCount, fleet_count
 from baton.planner.overdue_workers import WorkerProblem
 from baton.runtime import logs
-from baton.runtime.errors import BatonError
-from baton.runtime.metric_factory import ROLES
+from baton.runtime.errors import BatonError, Unavailable
 
 PAGE_PODS = 100  # in one answer, whose bytes are bounded
 
@@ -91,19 +91,22 @@ class RayClusterWorkers:
         self._path = f"/apis/ray.io/v1/namespaces/{space}/rayclusters/{name}"
         self._pods_path = f"/api/v1/namespaces/{space}/pods"
         self._found: Document = {}  # as read last
+        self._prefill: int | None = None  # as the driver wrote last
 
     async def count(self) -> WorkerCount:
         """Read the number of pods, and let the driver follow it."""
         copied = await self._read_copy()
         self._found = await call_api(self._api, "GET", self._path)
-        prefill, decode = self._group("prefill").replicas, self._group("decode").replicas
-        if decode < 1:
+        prefill, group = self._prefill_of(copied), self._group()
+        size = FleetSize(prefill, group.replicas - prefill)
+        if size.decode < 1:
             raise BatonError(
-                f"the group {self._target.group_of('decode')} of the RayCluster has no pod: set "
-                "its minReplicas to 1 or more"
+                f"the group {group.name} of the RayCluster has {group.replicas} pods, and "
+                f"{prefill} workers of `baton fleet` begin as prefill workers: set minReplicas to "
+                f"{prefill + 1} or more"
             )
-        await self._copy(copied, FleetSize(prefill, decode))
-        return fleet_count(_version(self._found), prefill, decode)
+        await self._copy(copied, size)
+        return fleet_count(_version(self._found), size.prefill, size.decode)
 
     async def check(self, seen: WorkerCount, workers: int) -> None:
         """Ask whether `resize` would be accepted now. Changes nothing."""
@@ -116,21 +119,17 @@ class RayClusterWorkers:
 
     async def problems(self, missing: Collection[str]) -> dict[str, WorkerProblem]:
         """Return what pods without a registered worker say. A pod has no worker's name before that:
-        the missing workers of a role stand for its group's pods in any order."""
-        registered, found = self._hosts(), dict[str, WorkerProblem]()
-        hosts = set(registered.values())
-        for role in ROLES:
-            unregistered = (each for each in missing if each not in registered)
-            names = [each for each in unregistered if each.startswith(f"{role}-")]
-            if not names:
-                continue
-            group = self._group(role)
-            pods = [e for e in await self._pods(group.name) if e.name not in group.named]
-            said = [e.problem for e in pods if e.host not in hosts and e.problem is not None]
-            text = f"the group {group.name} has {len(pods)} of {group.replicas} pods"
-            said += [WorkerProblem("no_pod", text)] * (group.replicas - len(pods))
-            found.update(zip(names, said, strict=False))  # others may only be slow
-        return found
+        the missing workers stand for the group's pods in any order."""
+        registered = self._hosts()
+        names = [each for each in missing if each not in registered]
+        if not names:
+            return {}
+        hosts, group = set(registered.values()), self._group()
+        pods = [e for e in await self._pods(group.name) if e.name not in group.named]
+        said = [e.problem for e in pods if e.host not in hosts and e.problem is not None]
+        text = f"the group {group.name} has {len(pods)} of {group.replicas} pods"
+        said += [WorkerProblem("no_pod", text)] * (group.replicas - len(pods))
+        return dict(zip(names, said, strict=False))  # others may only be slow
 
     async def close(self) -> None:
         await self._number.close()
@@ -140,6 +139,20 @@ class RayClusterWorkers:
             return await self._number.read()
         except ForeignNumber as error:
             return error
+
+    def _prefill_of(self, found: tuple[FleetSize, bytes] | ForeignNumber | None) -> int:
+        """Return how many workers begin as prefill workers, as the driver has written it. Raises
+        Unavailable if no number of a driver was read yet."""
+        if isinstance(found, tuple):
+            self._prefill = found[0].prefill
+        if self._prefill is not None:
+            return self._prefill
+        if isinstance(found, ForeignNumber):
+            raise found
+        raise Unavailable(
+            "`baton fleet --follow` has not written its number yet, of which the prefill workers "
+            "are known: see its log"
+        )
 
     async def _copy(
         self, found: tuple[FleetSize, bytes] | ForeignNumber | None, size: FleetSize
@@ -160,29 +173,27 @@ class RayClusterWorkers:
     async def _patch(self, path: str, seen: WorkerCount, workers: int) -> None:
         if _version(self._found) != seen.version:
             raise BatonError("the RayCluster has been read again since the decision")
-        group = self._group("decode")
-        replicas = workers - self._group("prefill").replicas
-        if not max(1, group.least) <= replicas <= group.most:
+        group = self._group()
+        if not max(seen.least, group.least) <= workers <= group.most:
             raise BatonError(
-                f"{workers} workers need {replicas} pods of the group {group.name}, whose "
-                f"minReplicas is {group.least} and maxReplicas {group.most}: change these, or the "
-                "bounds of --workers"
+                f"{workers} workers need as many pods of the group {group.name}, whose minReplicas "
+                f"is {group.least} and maxReplicas {group.most}, and {seen.least} workers are the "
+                "least that `baton fleet` keeps: change these, or the bounds of --workers"
             )
-        if replicas >= group.replicas:
-            patch = group.patch(replicas=replicas)
+        if workers >= group.replicas:
+            patch = group.patch(replicas=workers)
         else:
             pods = await self._pods(group.name)
             last_host = self._hosts().get(seen.last_id, "")
-            leaving = leaving_pod(group, pods, last_host, set(self._hosts().values()), replicas)
+            leaving = leaving_pod(group, pods, last_host, set(self._hosts().values()), workers)
             there = {each.name for each in pods}
-            patch = group.patch(replicas=replicas, leaving=leaving, there=there)
+            patch = group.patch(replicas=workers, leaving=leaving, there=there)
         version = {"op": "test", "path": "/metadata/resourceVersion", "value": seen.version}
         await call_api(self._api, "PATCH", path, [version, *patch], JSON_PATCH)
 
-    def _group(self, role: str) -> PodGroup:
-        name = self._target.group_of(role)
+    def _group(self) -> PodGroup:
         try:
-            return worker_group(self._found, name)
+            return worker_group(self._found, self._target.group)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BatonError(
                 f"the Kubernetes API answered with no RayCluster ({error!r})"

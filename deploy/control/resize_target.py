@@ -13,28 +13,24 @@ TargetKind = Literal["statefulset", "raycluster", "fleet"]
 @dataclass(frozen=True, slots=True)
 class ResizeTarget:
     """A StatefulSet, a RayCluster of KubeRay with the workers of `baton fleet --follow` in its
-    pods, or such a fleet alone, which has no name. `group`: that of `baton fleet --group`."""
+    pods, or such a fleet alone, which has no name. `group` of the RayCluster: that of `baton fleet
+    --group`, for workers of both roles."""
 
     kind: TargetKind
     name: str = ""
     group: str = ""
 
-    def group_of(self, role: str) -> str:
-        """Return the name of the RayCluster's group for a role."""
-        return f"{self.group}-{role}" if self.group else role
-
 
 def target_of(text: str) -> ResizeTarget:
     """Return the target that --resize names. Raises ConfigError."""
     kind, *names = text.split("/")
-    most_names = {"statefulset": 1, "raycluster": 2, "fleet": 0}.get(kind, 0)
+    wanted = {"statefulset": 1, "raycluster": 2, "fleet": 0}
     known: dict[str, TargetKind] = {each: each for each in get_args(TargetKind)}
-    fits = min(1, most_names) <= len(names) <= most_names and all(names)
-    if kind not in known or not fits:
+    if kind not in known or len(names) != wanted[kind] or not all(names):
         raise ConfigError(
-            f"--resize is {text[:80]!r}: write it as statefulset/NAME, as raycluster/NAME or "
-            "raycluster/NAME/GROUP for workers of `baton fleet --follow` in its pods, or as fleet "
-            "for those on other nodes"
+            f"--resize is {text[:80]!r}: write it as statefulset/NAME, as raycluster/NAME/GROUP "
+            "for workers of `baton fleet --follow --group GROUP` in its pods, or as fleet for "
+            "those on other nodes"
         )
     return ResizeTarget(known[kind], *names)
 

@@ -4,6 +4,7 @@
     NAME-authority-key    certificate and key of the release's authority; read by the hook alone
     NAME-ROLE-tls         certificate, key and authority of the router, prefill and decode pods,
                           and of the release's Redis
+    NAME-ray-tls          certificate and key of the authority that issues to pods of Ray
 
 What is there stays: an upgrade must not change a token under running workers. Holds no state.
 """
@@ -67,11 +68,13 @@ def create_certificates(
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     *,
     redis_names: Sequence[str] = (),
+    ray: bool = False,
 ) -> list[str]:
     """Create the certificates that are missing, or near their end, and return their Secrets'
     names. Workers' certificates name `server_name`, that of Redis `redis_names`; without them
-    there is none. Raises ConfigError for a name that no certificate can have, BatonError if the
-    authority's Secret is not what this function wrote."""
+    there is none. `ray`: also make an authority for pods of Ray. Raises ConfigError for a name
+    that no certificate can have, BatonError if the authority's Secret is not what this function
+    wrote."""
     hosts_of_pods = _hosts_of_pods(server_name, redis_names)
     issuer = _issuer(store, f"{release}-authority-key", now())
     made = []
@@ -95,7 +98,22 @@ def create_certificates(
         if not stored:
             raise BatonError(f"another process changed the Secret {name}: run the hook again")
         made.append(name)
+    if ray and _create_ray_authority(store, f"{release}-ray-tls", now()):
+        made.append(f"{release}-ray-tls")
     return made
+
+
+def _create_ray_authority(store: SecretStore, name: str, now: datetime) -> bool:
+    """Create the authority of Ray's pods, whose key is apart from that of the release's: init
+    containers read it. Return False if it is there already."""
+    issuer = new_issuer("Baton Ray", now - SKEW, now + 3 * LIFE)
+    certificate = pem_of(issuer.certificate).encode()
+    data = {
+        "tls.crt": certificate,
+        "tls.key": key_pem_of(issuer.key).encode(),
+        "ca.crt": certificate,
+    }
+    return store.create(Secret(name, data, TLS))
 
 
 def _hosts_of_pods(

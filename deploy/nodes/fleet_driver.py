@@ -94,7 +94,9 @@ class FleetDriver:
         self._pause = pause
         self._known: dict[str, _Known] = {}
         self._registered: dict[str, WorkerReport] = {}  # the last one with a boot, by worker id
-        self._summary = FleetSummary(self._now())
+        self._summary = FleetSummary(
+            self._now(), waiting={name: "Ray has not been asked yet" for name in self._orders}
+        )
 
     def follow(self, orders: Sequence[WorkerOrder]) -> None:
         """Take other orders: the next turns make what is missing, and end what is not in them."""

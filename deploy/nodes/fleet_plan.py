@@ -19,8 +19,8 @@ OF_ONE_NODE = ("worker.host", "worker.advertise", "worker.port", "worker.admin_p
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
     """The options of `baton fleet`. `settings` are `section.key`: text, of the command line. `cpus`
-    are those of a rank, `gpus` those of a worker. `group` is in the names of the nodes' resources
-    for roles."""
+    are those of a rank, `gpus` those of a worker. `group` and, with `by_role`, the role are the
+    name of the resource that a node must have."""
 
     config: Config
     settings: Mapping[str, str]
@@ -59,10 +59,6 @@ class FleetOptions:
                     f"{name} differs from node to node: set {_variable(name)} in the environment "
                     "of each node (default: its address in Ray, a free port)"
                 )
-        if self.group and not self.by_role:
-            raise ConfigError(
-                f"--group is {self.group}, but workers go to any node: give --by-role too"
-            )
         self._check_device()
 
     def _check_device(self) -> None:

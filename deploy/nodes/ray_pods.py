@@ -30,7 +30,9 @@ FIRST_ROLE = "prefill"  # the end of a group's name
 
 @dataclass(frozen=True, slots=True)
 class RayPod:
-    """A pod of a RayCluster. `drain`: the command and its container, none for the head's pod."""
+    """A pod of a RayCluster. `drain`: the command and its container, none for the head's pod.
+    `ready`: for the head's pod its first container, since a driver beside it waits for workers,
+    which may first have to be replaced."""
 
     name: str
     group: str
@@ -73,7 +75,12 @@ def pods_of(cluster: Document, listed: Document) -> list[RayPod]:
 
 
 def next_step(cluster: Document, pods: Sequence[RayPod]) -> NextStep:
-    """Return the next step. An old pod that is not ready goes first; else all must be ready."""
+    """Return the next step. An old head goes first, whatever the workers do, since only the driver
+    of a new one places workers on pods of new groups; then an old pod that is not ready; else all
+    must be ready."""
+    for pod in pods:
+        if pod.group == HEAD and not pod.current and not pod.ending:
+            return NextStep(pod)
     for pod in pods:
         if pod.ending:
             return NextStep(waits_for=f"{pod.name} to end")
@@ -111,18 +118,28 @@ def _order(pod: RayPod, shares: Mapping[str, float]) -> tuple[Any, ...]:
 
 
 def _pod(pod: Document, group: str, current: bool) -> RayPod:
-    conditions = pod.get("status", {}).get("conditions", ())
     container = pod["spec"]["containers"][0]
     hook = container.get("lifecycle", {}).get("preStop", {}).get("exec", {})
     return RayPod(
         name=pod["metadata"]["name"],
         group=group,
         current=current,
-        ready=any(e["type"] == "Ready" and e["status"] == "True" for e in conditions),
+        ready=_head_ready(pod) if group == HEAD else _ready(pod),
         ending="deletionTimestamp" in pod["metadata"],
         container=container["name"],
         drain=() if group == HEAD else tuple(hook.get("command", ())),
     )
+
+
+def _ready(pod: Document) -> bool:
+    conditions = pod.get("status", {}).get("conditions", ())
+    return any(e["type"] == "Ready" and e["status"] == "True" for e in conditions)
+
+
+def _head_ready(pod: Document) -> bool:
+    first = pod["spec"]["containers"][0]["name"]
+    statuses = pod.get("status", {}).get("containerStatuses", ())
+    return any(each["name"] == first and each["ready"] for each in statuses)
 
 
 def _definition(metadata: Document) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from baton.runtime.registry import Role
 
-ROLE_RESOURCE = "baton-"  # with the group and the role behind it: a custom resource of Ray
+POD_RESOURCE = "baton-"  # with the group, the role or both behind it: a custom resource of Ray
 THREADS = "OMP_NUM_THREADS"  # Ray sets it to the cores of an actor, if the node does not
 EMBEDDED = ""  # the model that is part of the installation
 
@@ -24,8 +24,8 @@ class WorkerOrder:
     """One worker. `model` is a folder of each node. `settings` are pairs of `section.key` and
     text. `grace_s` is from its SIGTERM to its SIGKILL. Ray reserves `cpus` and `gpus` for it, all
     on one node, where its `ranks` share a pool. `by_role`: it runs only on nodes for workers of
-    its role, and of its `group` if it has one. A driver reads orders of other versions: a new
-    field is the last one, with a default."""
+    its role; `group`: only on nodes of that group, in any role unless `by_role`. A driver reads
+    orders of other versions: a new field is the last one, with a default."""
 
     worker_id: str
     role: Role
@@ -45,8 +45,9 @@ class WorkerOrder:
 
     def resources(self) -> dict[str, float]:
         """Return the custom resources that its node must have."""
-        group = f"{self.group}-" if self.group else ""
-        return {f"{ROLE_RESOURCE}{group}{self.role}": 1.0} if self.by_role else {}
+        parts = [self.group] if self.group else []
+        parts += [self.role] if self.by_role else []
+        return {POD_RESOURCE + "-".join(parts): 1.0} if parts else {}
 
     def reserves(self) -> dict[str, float]:
         """Return all that Ray reserves for it, by resource."""

@@ -103,8 +103,10 @@ def worker_status(
     """Return the present status of a boot that began at `begun_s` of the monotonic clock. No block
     is counted for it."""
     routers = [
-        control_pb2.LinkedRouter(router_id=router_id, host=host)
-        for router_id, host in served.links.routers()
+        control_pb2.LinkedRouter(
+            router_id=each.router_id, host=each.host, waiting=each.waiting, refused=each.refused
+        )
+        for each in served.links.routers.all()
     ]
     return control_pb2.StatusReply(
         version=_version(),

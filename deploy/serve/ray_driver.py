@@ -40,8 +40,8 @@ class WorkerActor:
         self._folder = Path(folder)
         self._name = name
         self._failed: Exception | None = None
-        self._thread = threading.Thread(target=self._tend, daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._tend, daemon=True)
+        self.thread.start()
 
     def check(self) -> str:
         """The job's name; raises what keeps this actor from its work."""

@@ -29,13 +29,14 @@ class KvQuantAttention(TorchAttention):
     def __init__(self, pool: KvPool, spec: AttentionSpec) -> None:
         super().__init__(pool, spec)
         self._slabs = Slabs(pool)
-        self._fast = BfloatKvQuantAttention(pool, spec) if usable(pool) else None
-        self._strict = InvariantAttention(pool, spec) if self._fast is None else None
+        # one of the two is there
+        self.fast = BfloatKvQuantAttention(pool, spec) if usable(pool) else None
+        self.strict = InvariantAttention(pool, spec) if self.fast is None else None
         none = torch.zeros(0, dtype=torch.int64)
         kv = torch.zeros(0, pool.tensor.shape[1], 2, pool.tensor.shape[-1], dtype=pool.dtype)
         self._slabs.write(0, none, none, kv)  # compiles
-        if self._fast is not None:
-            self._fast.warm_up()
+        if self.fast is not None:
+            self.fast.warm_up()
 
     bfloat_pool: Tensor | None = None  # the decode pass reads no quantised pool
 
@@ -53,7 +54,7 @@ class KvQuantAttention(TorchAttention):
         layout: StepLayout,
     ) -> Tensor:
         """Same as `RotatingAttention`."""
-        if self._fast is None or angles[0].shape[-1] % 32:
+        if self.fast is None or angles[0].shape[-1] % 32:
             self.write(layer, rotate(keys, *angles), values, layout)
             return rotate(queries, *angles)
         rows, heads, dim = keys.shape
@@ -65,14 +66,14 @@ class KvQuantAttention(TorchAttention):
         return turned
 
     def attend(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
-        if self._strict is not None:
-            return self._strict.attend(layer, queries, layout)
+        if self.strict is not None:
+            return self.strict.attend(layer, queries, layout)
         return super().attend(layer, queries, layout)
 
     def decode(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
-        assert self._fast is not None
-        return self._fast.decode(layer, queries, layout.decode_tables, layout.decode_lengths)
+        assert self.fast is not None
+        return self.fast.decode(layer, queries, layout.decode_tables, layout.decode_lengths)
 
-    def _chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
-        assert self._fast is not None
-        return self._fast.chunk(layer, queries, chunk)
+    def chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
+        assert self.fast is not None
+        return self.fast.chunk(layer, queries, chunk)

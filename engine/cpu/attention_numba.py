@@ -58,10 +58,10 @@ class NumbaAttention(TorchAttention):
         self.write(layer, rotate(keys, *angles), values, layout)
         return rotate(queries, *angles)
 
-    def _chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
+    def chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
         if self._fast is not None:
             return self._fast.chunk(layer, queries, chunk)
-        return super()._chunk(layer, queries, chunk)
+        return super().chunk(layer, queries, chunk)
 
     def decode(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
         if self._fast is not None:

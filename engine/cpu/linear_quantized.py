@@ -41,31 +41,31 @@ class QuantizedMatrix:
         self._order = weight.order
         self._bias = bias
         self._rows = weight.rows
-        self._product = _product(weight, dtype or torch.bfloat16)
+        self.kernel = _product(weight, dtype or torch.bfloat16)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply `x` [rows, in]; returns [rows, out]. The methods for few and for many rows
         differ by rounding."""
         if self._order is not None:
             x = x.index_select(1, self._order)
-        out = self._product(x.contiguous())[:, : self._rows]
+        out = self.kernel(x.contiguous())[:, : self._rows]
         return out.contiguous() if self._bias is None else out + self._bias
 
 
 def _product(weight: QuantizedWeight, dtype: torch.dtype) -> Product:
     if dtype == torch.bfloat16 and weight.code_dtype == "int8" and weight.scales.shape[1] == 1:
         if weight.zeros is None:
-            return _Int8Rows(weight)
+            return Int8Rows(weight)
     elif dtype == torch.bfloat16 and weight.code_dtype == "int4" and int4_tile_rows():
         group = _tile_group(weight)
         if group:
-            return _Int4Tiles(weight, group, int4_tile_rows())
+            return Int4Tiles(weight, group, int4_tile_rows())
     elif dtype == torch.bfloat16 and weight.code_dtype == "fp8" and find_spec("numba") is not None:
-        return _CompiledFp8(weight)
-    return _Dequantized(weight)
+        return CompiledFp8(weight)
+    return DequantizedProduct(weight)
 
 
-class _Dequantized:
+class DequantizedProduct:
     """The product with any format, in torch."""
 
     def __init__(self, weight: QuantizedWeight) -> None:
@@ -79,7 +79,7 @@ class _Dequantized:
         return out
 
 
-class _Int8Rows:
+class Int8Rows:
     """The product with int8 and one scale per row. Codes are exact in bfloat16, and scales
     multiply the result. torch's kernel needs bfloat16 scales. If that rounds them (those of files;
     the engine's own are bfloat16), the kernel gets ones, and the exact scales multiply its
@@ -106,7 +106,9 @@ class _Int8Rows:
         return out
 
 
-class _CompiledFp8:
+class CompiledFp8:
+    """The product with FP8, which a compiled kernel unpacks part by part."""
+
     def __init__(self, weight: QuantizedWeight) -> None:
         _compile_now()
         self._codes = weight.codes.view(torch.uint8)
@@ -130,7 +132,7 @@ class _CompiledFp8:
         return out
 
 
-class _Int4Tiles:
+class Int4Tiles:
     """The product with int4 in the order of torch's kernel, which `unpack_numba` also reads."""
 
     def __init__(self, weight: QuantizedWeight, group: int, tile: int) -> None:

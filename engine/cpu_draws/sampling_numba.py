@@ -30,7 +30,8 @@ from baton.engine.sampling.draw_plan import Sampler, sample_on_host
 from baton.engine.sampling.draw_rules import DrawRules
 from baton.engine.sampling.grammar_masks import masks_of
 from baton.engine.sampling.sampling import DrawGroups, group_draws
-from baton.engine.scheduling.batch import Draw, SamplingParams
+from baton.engine.scheduling.batch import Draw
+from baton.runtime.sampling import SamplingParams
 
 _LN2 = np.float32(math.log(2.0))
 _SLACK = np.float32(1e-3)  # covers float32's rounding in the bound of the noise

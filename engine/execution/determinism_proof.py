@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from baton.engine.execution.runner import ModelRunner
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.runtime.errors import ConfigError
+from baton.runtime.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from baton.engine.execution.cuda_runner import CudaRunner

@@ -28,9 +28,10 @@ from baton.engine.execution.divided_step import is_out_of_memory
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.memory.kv_pool import KvPool, block_bytes
 from baton.engine.memory.memory_plan import MemoryOffer, PoolForm, plan_memory
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.runtime.errors import ConfigError, OutOfMemory
+from baton.runtime.sampling import SamplingParams
 
 # Of the device's memory, beside what torch's allocator took: graphs (up to 64 KiB for each of
 # their kernels) and loaded kernels. It shows only in what is free, where others' memory does too.

@@ -100,7 +100,7 @@ class TorchAttention:
             out[:decodes] = self.decode(layer, queries[:decodes], layout)
         for chunk in layout.chunks:
             rows = slice(chunk.first, chunk.end)
-            out[rows] = self._chunk(layer, queries[rows], chunk)
+            out[rows] = self.chunk(layer, queries[rows], chunk)
         return out
 
     def decode(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
@@ -125,7 +125,7 @@ class TorchAttention:
         out = self._mix(grouped, kv[0], kv[1], allowed[:, None, None])
         return out.reshape(rows, heads, dim)
 
-    def _chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
+    def chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
         """Compute one chunk: `queries` [tokens, heads, head_dim] over its prefix and itself."""
         window, size = self._spec.windows[layer], self._pool.block_size
         end = chunk.start + chunk.end - chunk.first

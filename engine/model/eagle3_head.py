@@ -66,7 +66,7 @@ class Eagle3Head:
         """`attention` is that of the head's layer group, from `FIRST_SLOT` on."""
         self._spec = spec
         self._layer = spec.layer
-        self._weights = weights
+        self.weights = weights
         self._attention = attention
         self._gating = gating
         self._norms = norms
@@ -75,7 +75,7 @@ class Eagle3Head:
     def features(self, states: Sequence[Tensor]) -> Tensor:
         """Return the features [rows, hidden] of the target's `states`, each [rows, target
         hidden], in the order of its layers."""
-        return self._weights.fuse(torch.cat(list(states), dim=-1))
+        return self.weights.fuse(torch.cat(list(states), dim=-1))
 
     def store(self, layout: StepLayout, features: Tensor) -> None:
         """Write the KV of rows whose `features` [rows, hidden] are those of the token before."""
@@ -84,7 +84,7 @@ class Eagle3Head:
     def hidden(self, layout: StepLayout, features: Tensor) -> Tensor:
         """Same as `store`; returns the rows' hidden states y [rows, hidden]."""
         queries, residual = self._project(layout, features)
-        weights = self._weights
+        weights = self.weights
         attended = self._attention.attend(0, queries, layout)
         part = weights.output(attended.flatten(1))
         eps = self._layer.norm_eps
@@ -94,7 +94,7 @@ class Eagle3Head:
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [rows, vocab] over the target's vocabulary, of `hidden`'s y:
         `OUTSIDE` where the draft vocabulary lacks the token."""
-        weights = self._weights
+        weights = self.weights
         small = weights.head(self._norm(hidden, weights.final_norm)).to(torch.float32)
         logits = small.new_full((len(small), self._layer.vocab_size), OUTSIDE)
         logits[:, weights.target_ids] = small
@@ -102,7 +102,7 @@ class Eagle3Head:
 
     def _project(self, layout: StepLayout, features: Tensor) -> tuple[Tensor, Tensor]:
         """Write the rows' KV; return their queries and the residual."""
-        spec, weights = self._layer, self._weights
+        spec, weights = self._layer, self.weights
         embedded = functional.embedding(layout.tokens, weights.embedding)
         normed = self._norm(features, weights.hidden_norm)
         both = torch.cat((self._norm(embedded, weights.input_norm), normed), dim=-1)

@@ -31,11 +31,12 @@ from baton.engine.ranks.rank_options import RankOptions
 from baton.engine.ranks.rank_parts import LoadedRank, RankParts, board_bytes, load_rank
 from baton.engine.ranks.shared_allreduce import SharedAllReduce
 from baton.engine.ranks.shared_memory import SharedMemory
-from baton.engine.scheduling.batch import DraftWork, Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import DraftWork, Draw, Slice, StepBatch
 from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.engine.spec.rank_split import check_split
 from baton.engine.speculation.draft_model import DraftModel
 from baton.runtime.errors import ConfigError
+from baton.runtime.sampling import SamplingParams
 
 HUNG_S = 1.0  # wait of a step for a rank; then the worker ends and its requests migrate
 

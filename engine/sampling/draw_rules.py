@@ -14,7 +14,8 @@ from torch import Tensor
 
 from baton.engine.sampling.noise import stream_start
 from baton.engine.sampling.sampling import GREEDY_TEMPERATURE
-from baton.engine.scheduling.batch import Draw, SamplingParams
+from baton.engine.scheduling.batch import Draw
+from baton.runtime.sampling import SamplingParams
 
 _GREEDY = Draw(0, 0, SamplingParams(temperature=0.0))
 

@@ -20,8 +20,9 @@ from torch import Tensor
 from baton.engine.sampling.grammar_masks import LEAST_BIAS, mask_logits
 from baton.engine.sampling.logit_bias import bias_arrays
 from baton.engine.sampling.noise import gumbel, gumbel_bound, noise_bits, stream_key
-from baton.engine.scheduling.batch import Draw, Drawn, SamplingParams
+from baton.engine.scheduling.batch import Draw, Drawn
 from baton.engine.scheduling.token_history import History
+from baton.runtime.sampling import SamplingParams
 
 Floats = NDArray[np.float32]
 

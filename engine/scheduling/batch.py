@@ -20,27 +20,6 @@ from baton.engine.scheduling.token_history import History
 from baton.runtime.errors import EngineError
 from baton.runtime.sampling import SamplingParams
 
-__all__ = [
-    "AllowedTokens",
-    "FinishedStep",
-    "DraftWork",
-    "Draw",
-    "Drawn",
-    "EMPTY_BATCH",
-    "Scores",
-    "Scoring",
-    "SamplingParams",
-    "Slice",
-    "StepBatch",
-    "StepHandle",
-    "RunningStep",
-    "StepResult",
-    "extended",
-    "resolve_feeds",
-    "abandon",
-    "failed_result",
-]
-
 
 class AllowedTokens(Protocol):
     """The tokens that a grammar admits at one place of an output."""

@@ -31,10 +31,10 @@ class TritonQuantized:
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None, device: torch.device) -> None:
         """Copy the weight to `device`. Raises ModelError like `quantized_matmul`."""
-        self._fixed = False
+        self.fixed = False
         checked_group(weight.columns, weight.scales, weight.group)
         self._packing, self._group = weight.code_dtype, weight.group
-        self._values = weight.codes.contiguous().to(device)
+        self.values = weight.codes.contiguous().to(device)
         self._scales = weight.scales.contiguous().to(device)
         self._zeros = None if weight.zeros is None else weight.zeros.contiguous().to(device)
         self._order = None if weight.order is None else weight.order.to(device)
@@ -43,13 +43,13 @@ class TritonQuantized:
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply `x` [rows, in]; returns [rows, out]."""
         x = x if self._order is None else x.index_select(1, self._order)
-        given = (self._values, self._scales, self._packing, self._zeros, self._bias, self._group)
-        return quantized_matmul(x, *given, fixed=self._fixed)
+        given = (self.values, self._scales, self._packing, self._zeros, self._bias, self._group)
+        return quantized_matmul(x, *given, fixed=self.fixed)
 
     def batch_invariant(self) -> TritonQuantized:
         """Return the same matrix with batch-invariant products."""
         apart = copy(self)
-        apart._fixed = True
+        apart.fixed = True
         return apart
 
 

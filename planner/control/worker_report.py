@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from baton.planner.controller_load import WorkerSample, WorkerState
+from baton.planner.controller_load import RouterSample, WorkerSample, WorkerState
 from baton.planner.step_samples import StepLimits, step_sample
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.worker.kv_bridge import is_narrow
@@ -13,7 +13,12 @@ from baton.runtime.worker.kv_bridge import is_narrow
 ANSWER_TIMEOUT_S = 2.0  # a worker without an answer until then counts as unreachable
 
 
-def counted(record: WorkerRecord, audit: Mapping[str, Any], not_ready: str) -> WorkerSample:
+def counted(
+    record: WorkerRecord,
+    audit: Mapping[str, Any],
+    not_ready: str,
+    routers: Iterable[RouterSample] = (),
+) -> WorkerSample:
     """Return the report of a boot. `not_ready` says why it is not; empty: it is. Raises
     LookupError, TypeError, ValueError or AttributeError for an audit of any other form."""
     work, blocks = audit["work"], audit["blocks"]
@@ -41,4 +46,5 @@ def counted(record: WorkerRecord, audit: Mapping[str, Any], not_ready: str) -> W
         verifying_steps=work.get("verifying_steps", 0),
         narrow_kv=is_narrow(work.get("kv_dtype", "")),
         step_limits=StepLimits(**work["step_limits"]) if "step_limits" in work else None,
+        routers=tuple(routers),
     )

@@ -23,7 +23,12 @@ from opentelemetry.context import Context
 from baton.router.answers.choice_text import ChoiceDelta, ChoiceText, TokenLogprob
 from baton.router.answers.genai_attributes import request_attributes
 from baton.router.answers.objectives import Scorekeeper
-from baton.router.answers.trace_record import RequestEnd, reasons_to_keep, trace_record
+from baton.router.answers.trace_record import (
+    RequestEnd,
+    reasons_to_keep,
+    refused_late,
+    trace_record,
+)
 from baton.router.answers.trace_spans import export_trace
 from baton.router.answers.trace_store import TraceStore
 from baton.router.dispatch.active_request import ActiveRequest, OutputToken
@@ -305,7 +310,11 @@ class RequestHandler:
         if outcome in ("finished", "failed"):
             error_type = "" if error is None else type(error).__name__
             self._serving.scorekeeper.record(
-                times, usage.completion, chat=self._request.chat, error_type=error_type
+                times,
+                usage.completion,
+                chat=self._request.chat,
+                error_type=error_type,
+                phases=self._trace.path.phases,
             )
         log.info(
             "request ended",
@@ -356,7 +365,7 @@ class RequestHandler:
         )
         slow = trace.answered and self._serving.traces.is_slow(trace.path.seconds)
         kept = reasons_to_keep(trace, end, slow=slow)
-        if outcome != "refused":  # it was not served, and would push out those that were
+        if outcome != "refused" or refused_late(trace, end):
             self._serving.traces.add(trace_record(trace, end, kept), trace.tenant)
         if tracing.exporting():
             ended_wall_s = trace.begun_wall_s + seconds

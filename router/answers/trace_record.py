@@ -8,6 +8,8 @@ from typing import Any
 from baton.router.requests.request_trace import RequestTrace
 from baton.runtime.telemetry.timeline import Phase
 
+LONG_REFUSAL_S = 1.0  # a refusal that took so long is a failure to its client
+
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
@@ -27,10 +29,11 @@ def trace_record(trace: RequestTrace, end: RequestEnd, kept: list[str]) -> dict[
     """Return the record. `path` are the phases of the critical path, [name, microseconds, count,
     worker], one after another from the first byte; `after` those from the first token on, which
     reached the router `after_us` after the first byte. `offers` are the blocks of the handoff,
-    [begin, landed, verified, blocks], in microseconds from the first byte. `ttft_s` is None
-    where no part of an answer was sent. `prompt_blocks` are the tokens that a name of the prompt's
-    blocks stands for, and these names in hex, one after the other. `kept` is why a collector gets
-    it whatever its sample ratio is."""
+    [begin, landed, verified, blocks], in microseconds from the first byte; `hidden_us` for how long
+    each was hidden behind the prefill: the rest of it is in `after`. `ttft_s` is None where no part
+    of an answer was sent. `prompt_blocks` are the tokens that a name of the prompt's blocks stands
+    for, and these names in hex, one after the other. `kept` is why a collector gets it whatever its
+    sample ratio is."""
     after = trace.after
     return {
         "id": end.request_id,
@@ -49,7 +52,11 @@ def trace_record(trace: RequestTrace, end: RequestEnd, kept: list[str]) -> dict[
         "path": [_row(phase) for phase in trace.path.phases],
         "after_us": _us(after.begun_s - trace.begun_s) if after is not None else 0,
         "after": [_row(phase) for phase in after.phases] if after is not None else [],
-        "offers": [[*map(_us, times), blocks] for *times, blocks in trace.offers],
+        "offers": [
+            [_us(each.begin_s), _us(each.landed_s), _us(each.verified_s), each.blocks]
+            for each in trace.offers
+        ],
+        "hidden_us": [_us(each.hidden_s) for each in trace.offers],
         "read_bytes": trace.read_bytes,
         "reads": trace.reads,
         "transport": trace.transport,
@@ -61,11 +68,19 @@ def reasons_to_keep(trace: RequestTrace, end: RequestEnd, *, slow: bool) -> list
     """Return why a collector should have the trace, whatever its sample ratio is."""
     reasons = {
         "slow": slow,
-        "failed": end.outcome == "failed",
+        "failed": end.outcome == "failed" or refused_late(trace, end),
         "migrated": end.migrations > 0,
         "preempted": trace.preempted,
     }
     return [reason for reason, holds in reasons.items() if holds]
+
+
+def refused_late(trace: RequestTrace, end: RequestEnd) -> bool:
+    """Return whether a request was refused after it had waited for a worker. One that is refused at
+    once was not served: many of them would push out the traces of those that were."""
+    last = trace.path.phases[-1] if trace.path.phases else None
+    waited = last is not None and last.name == "end" and last.seconds >= LONG_REFUSAL_S
+    return end.outcome == "refused" and waited
 
 
 def _row(phase: Phase) -> list[str | int]:

@@ -1,8 +1,9 @@
 """The spans of a request's trace, for a collector.
 
 A trace that the sample ratio takes has spans of all processes, each its own; the router adds those
-of its own phases. Of one that the ratio leaves out the workers sent none: if it is worth keeping,
-the router exports it whole, from the phases that the workers reported.
+of its own phases, and of those that workers reported and export no span of. Of one that the ratio
+leaves out the workers sent none: if it is worth keeping, the router exports it whole, from the
+phases that the workers reported.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from opentelemetry.context import Context
 
 from baton.router.requests.request_trace import RequestTrace
 from baton.runtime.telemetry import tracing
-from baton.runtime.telemetry.timeline import Timeline
+from baton.runtime.telemetry.timeline import Timeline, covered
 
 
 def export_trace(
@@ -43,30 +44,49 @@ def export_trace(
     _export_phases(trace.path, wall_s, root, workers=not sampled, critical=True)
     if trace.after is not None:
         _export_phases(trace.after, wall_s, root, workers=not sampled, critical=False)
-    if not sampled:
-        for begin_s, landed_s, verified_s, blocks in trace.offers:
-            begin, end = trace.begun_wall_s + begin_s, trace.begun_wall_s + verified_s
-            landed = trace.begun_wall_s + landed_s
-            tracing.record(
-                tracing.FETCH,
-                begin,
-                end,
-                root,
-                blocks=blocks,
-                transport=trace.transport,
-                landed_s=landed,
-            )
+    if not sampled and trace.offers:
+        _export_fetch(trace, root)
 
 
 def _export_phases(
     timeline: Timeline, wall_s: float, root: Context, *, workers: bool, critical: bool
 ) -> None:
+    """Export a span for each phase; without `workers` the workers have exported their own."""
     at_s = timeline.begun_s + wall_s
     for phase in timeline.phases:
         begin_s, at_s = at_s, at_s + phase.seconds
-        if workers or not phase.where:
-            name = phase.name.replace(" ", "_")
+        name = phase.name.replace(" ", "_")
+        if workers or not phase.where or name not in tracing.PHASES:
             extra: dict[str, str | int] = {"worker": phase.where} if phase.where else {}
             if phase.count:
                 extra["blocks" if phase.name == "fetch" else "tokens"] = phase.count
             tracing.record(name, begin_s, at_s, root, critical=critical, **extra)
+
+
+def _export_fetch(trace: RequestTrace, root: Context) -> None:
+    """Export the spans of a fetch that the decode worker has not exported: of each offer, and of
+    all of them, with the counts of the READs."""
+    wall_s, offers = trace.begun_wall_s, trace.offers
+    read_s = covered((each.begin_s, each.landed_s) for each in offers)
+    handoff = tracing.record(
+        tracing.HANDOFF,
+        wall_s + min(each.begin_s for each in offers),
+        wall_s + max(each.verified_s for each in offers),
+        root,
+        bytes=trace.read_bytes,
+        reads=trace.reads,
+        gb_per_s=tracing.gb_per_s(trace.read_bytes, read_s),
+        transport=trace.transport,
+    )
+    for each in offers:
+        tracing.record(
+            tracing.FETCH,
+            wall_s + each.begin_s,
+            wall_s + each.verified_s,
+            handoff,
+            blocks=each.blocks,
+            transport=trace.transport,
+            landed_s=wall_s + each.landed_s,
+            hidden=each.hidden_s >= each.verified_s - each.begin_s,
+            hidden_s=each.hidden_s,
+        )

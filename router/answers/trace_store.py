@@ -17,7 +17,7 @@ import orjson
 from baton.router.requests.openai_schema import MAX_PROMPTS
 
 MAX_RECORDS = 10_000
-MAX_BYTES = 32 << 20  # of all records
+MAX_BYTES = 128 << 20  # of all records: as many as MAX_RECORDS of the largest ordinary size
 RECENT = 1000  # times to the first byte that "slow" is judged by
 MIN_RECENT = 100  # before so many none is slow
 SLOW_SHARE = 0.99

@@ -74,7 +74,7 @@ class Dispatcher:
         self._circuits = fleet.circuits
         self.attempts = Attempts()
         self._submitter = Submitter(fleet, config, step.expected_growth_tokens)
-        self._queue = PlacementQueue(self._submitter)
+        self._queue = PlacementQueue(self._submitter, fleet.unplaced)
         self._retries = RetryPolicy(config, lambda: len(self.attempts))
         self._retrying: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -279,7 +279,7 @@ class Dispatcher:
             active_request.scores = checked.scores
         active_request.cached_tokens = max(active_request.cached_tokens, cached_tokens)
         active_request.put(token)
-        attempt.answered = True
+        attempt.record_output(token, self._fleet.recent_prefills)
         self._retries.release(attempt)
         for boot_id in attempt.short:
             self._circuits.record_failure(boot_id, _now())

@@ -16,6 +16,7 @@ from itertools import islice
 
 from baton.router.dispatch.attempt import Attempt
 from baton.router.dispatch.submitter import Submitter
+from baton.router.fleet.unplaced import Unplaced
 from baton.router.fleet.worker_link import WorkerLink
 from baton.router.requests.deadline import passed
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
@@ -29,8 +30,9 @@ TOO_SMALL = "no worker that could hold this request is left: ask again, or start
 
 
 class PlacementQueue:
-    def __init__(self, submitter: Submitter) -> None:
+    def __init__(self, submitter: Submitter, unplaced: Unplaced) -> None:
         self._submitter = submitter
+        self._unplaced = unplaced
         # in order: not before which time, and how many tokens are then handed over
         self._waiting: dict[asyncio.Future[None], tuple[float, int]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -58,6 +60,7 @@ class PlacementQueue:
                 error = Unavailable(TOO_SMALL)
             refused = isinstance(error, InvalidRequest | Overloaded) and attempt.attempt == 1
             if refused or (_now() >= until_s and not returned):
+                self._unplaced.refused += isinstance(error, Overloaded)
                 raise error
             if _now() >= until_s:
                 raise Unavailable(
@@ -76,6 +79,7 @@ class PlacementQueue:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._waiting[turn] = loop.time() + RETRY_S, tokens
+        self._unplaced.waiting += 1
         if self._timer is None:
             self._timer = loop.call_later(RETRY_S, self._look)
         end = loop.call_at(until_s, self._call, turn)
@@ -84,6 +88,7 @@ class PlacementQueue:
         finally:
             end.cancel()
             self._waiting.pop(turn, None)
+            self._unplaced.waiting -= 1
 
     def _look(self) -> None:
         """Wake the requests in front: as many as there is room for and one turn has time for."""

@@ -47,6 +47,7 @@ class Submitter:
         within_s = DEADLINE_SHARE * (deadline_s - asyncio.get_running_loop().time())
         expected_s = self._fleet.expected_s()
         if expected_s > max(0.0, within_s):
+            self._fleet.unplaced.refused += 1
             raise Overloaded(
                 f"so many requests wait that this one would take {expected_s:.1f} s, which its "
                 "deadline does not leave: try again later, or give it more time",
@@ -142,6 +143,7 @@ class Submitter:
                 _note_placed(first, tokens, computed_us)
         decision = "local" if placement.local else "disaggregated"
         reason = "alone" if attempt.alone else placement.reason
+        attempt.local_reason = reason if placement.local else ""
         metrics.DECISIONS_MADE.labels(decision, reason).inc()
         return link
 

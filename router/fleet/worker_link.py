@@ -24,6 +24,7 @@ from baton.proto import worker_pb2
 from baton.router.fleet.block_watcher import BlockWatcher
 from baton.router.fleet.dialer import Backoff, Connection, Dialer, HandshakeLimit, RouterLink
 from baton.router.fleet.radix_index import RadixIndex
+from baton.router.fleet.unplaced import Unplaced
 from baton.router.fleet.wait_estimator import WaitEstimator
 from baton.router.fleet.worker_view import BOOT_ID_BYTES, ViewField, handshake_fault
 from baton.runtime import logs, metrics, waits
@@ -90,6 +91,7 @@ class WorkerLink:
         config: RouterConfig,
         router_boot_id: bytes,
         vocab_size: int,
+        unplaced: Unplaced,
         changed: Callable[[str], None] = lambda worker_id: None,
     ) -> None:
         self.record = record
@@ -112,7 +114,7 @@ class WorkerLink:
         # Of this link alone: by an old record's address another one may reach the same process.
         name = record.worker_id.encode()
         self._session_id = blake2b(name, key=router_boot_id, digest_size=BOOT_ID_BYTES).digest()
-        self._vocab_size = vocab_size
+        self._vocab_size, self._unplaced = vocab_size, unplaced
         self._outbox: asyncio.Queue[worker_pb2.RouterMessage] = asyncio.Queue(
             config.link_queue  # full: the worker has stopped reading
         )
@@ -284,8 +286,10 @@ class WorkerLink:
         )
 
     def _accept_hello(self, hello: worker_pb2.WorkerHello) -> None:
-        """Raises LinkClosed for a hello that cannot be true, and for another worker or role: the
-        fleet makes another link as soon as the registry names the change."""
+        """Link the worker under the boot that its handshake proves, whichever boot the record
+        names: what was known of the named one is void. Raises LinkClosed for a hello that cannot
+        be true, and for another worker or role: the fleet makes another link as soon as the
+        registry names the change."""
         self._check(hello)
         if hello.worker_id != self.worker_id:
             self._give_up("another worker is at its address")
@@ -316,12 +320,8 @@ class WorkerLink:
         """Raises LinkClosed for a fault, which is logged once."""
         fault = handshake_fault(hello, self._vocab_size)
         if fault is not None and fault != self.refused_reason:
-            log.error(
-                "worker refused",
-                worker_id=self.worker_id,
-                reason=fault,
-                remedy="start it with this router's model and version",
-            )
+            remedy = "start it with this router's model and version"
+            log.error("worker refused", worker_id=self.worker_id, reason=fault, remedy=remedy)
         self.refused_reason = fault
         if fault is not None:
             raise LinkClosed(f"the hello of {self.worker_id} is not valid: {fault}")
@@ -383,10 +383,8 @@ class WorkerLink:
                 await link.send(message)
 
     async def _send_heartbeats(self, silence: Silence) -> None:
-        config = self._config
-        quiet_s = max(
-            QUIET_SHARE * config.link_silence_s, QUIET_HEARTBEATS * config.link_heartbeat_s
-        )
+        beat_s = self._config.link_heartbeat_s
+        quiet_s = max(QUIET_SHARE * self._config.link_silence_s, QUIET_HEARTBEATS * beat_s)
         while True:
             if silence.left_s() <= 0:
                 self._silent = True
@@ -395,6 +393,5 @@ class WorkerLink:
             if to_quiet_s <= 0 and not self.quiet:
                 log.warning("worker silent", worker_id=self.worker_id, seconds=quiet_s)
             self.quiet = to_quiet_s <= 0
-            self._enqueue(worker_pb2.RouterMessage(heartbeat=worker_pb2.Heartbeat()))
-            pause_s = config.link_heartbeat_s
-            await silence.sleep(pause_s if self.quiet else min(pause_s, to_quiet_s))
+            self._enqueue(self._unplaced.heartbeat())
+            await silence.sleep(beat_s if self.quiet else min(beat_s, to_quiet_s))

@@ -35,6 +35,7 @@ from baton.router.requests.loop_budget import LoopBudget
 from baton.runtime import logs
 from baton.runtime.config import RouterConfig
 from baton.runtime.errors import BatonError, Cancelled, InvalidRequest, Overloaded, RateLimited
+from baton.runtime.telemetry.tracing import RESPONSE_HEADER
 
 DEADLINE_MARGIN_S = 0.01  # before the client's own clock ends the call, so that it gets a reason
 MAX_KEYLESS_CALLS = 256
@@ -69,6 +70,7 @@ class ClientCall:
         self._max_bytes = config.max_body_bytes
         self._begun = False
         self.request_id = request_id
+        self.trace_response = ""  # the ids of its span, if it has one
         self.tenant = b""
         self.arrival_s = time.perf_counter()
         self.begun_s = asyncio.get_running_loop().time()
@@ -135,12 +137,16 @@ class ClientCall:
             async with asyncio.timeout(SEND_S):
                 if not self._begun:
                     self._begun = True
-                    await self._context.send_initial_metadata(((REQUEST_ID, self.request_id),))
+                    await self._context.send_initial_metadata(self._initial_metadata())
                 body = message.SerializeToString()
                 sending()
                 await self._context.write(body)
         except (TimeoutError, *_CALL_ENDED) as error:
             raise ClientGone from error
+
+    def _initial_metadata(self) -> tuple[tuple[str, str], ...]:
+        traced = ((RESPONSE_HEADER, self.trace_response),) if self.trace_response else ()
+        return ((REQUEST_ID, self.request_id), *traced)
 
     async def end_with(self, error: BatonError) -> None:
         """End a call with the status of an error. Raises gRPC's own exception for it."""

@@ -70,6 +70,7 @@ class InferenceService:
             trace,
         )
         with handler.admitted():
+            call.trace_response = handler.trace_response
             try:
                 await self._answer(handler, call, request.scored)
             finally:

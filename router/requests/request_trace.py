@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from baton.proto import worker_pb2
 from baton.runtime.telemetry.timeline import MAX_OFFERS, Timeline, read
@@ -33,10 +33,22 @@ def unmarked(_: str) -> None:
     """Mark nothing: the caller keeps no trace."""
 
 
+@dataclass(frozen=True, slots=True)
+class FetchedOffer:
+    """One offer of a fetch: when it was received, read and verified, in seconds since the request's
+    first byte. `hidden_s` of that time had passed when the first token of its attempt came: it was
+    hidden behind the prefill."""
+
+    begin_s: float
+    landed_s: float
+    verified_s: float
+    blocks: int
+    hidden_s: float
+
+
 class RequestTrace:
     """`begun_s` is when the first byte was received, on the loop's clock; `tenant` the digest of
-    its API key. `path` is the critical path, `after` begins with the first token. `offers` are
-    the offers of its fetches: begin, landed, verified in seconds since `begun_s`, and blocks."""
+    its API key. `path` is the critical path, `after` begins with the first token."""
 
     def __init__(self, begun_s: float | None = None, tenant: bytes = b"") -> None:
         self._clock = asyncio.get_running_loop().time
@@ -49,7 +61,7 @@ class RequestTrace:
         self.answered = False
         self.preempted = False
         self.worker = ""  # the decode worker that has it, or had it last
-        self.offers: list[tuple[float, float, float, int]] = []
+        self.offers: list[FetchedOffer] = []
         self.read_bytes = self.reads = 0
         self.transport = ""  # of its last fetch
         self.named_tokens, self.block_names = 0, b""  # see `record_prompt`
@@ -110,7 +122,7 @@ class RequestTrace:
         self._sent = False
         self.preempted = self.preempted or message.preempted
         if message.HasField("fetch"):
-            self._take_fetch(message.fetch)
+            self._take_fetch(message.fetch, before_s - self.begun_s)
         if self.after is None:
             self.after = Timeline(now_s)
 
@@ -125,14 +137,16 @@ class RequestTrace:
             self.mark("write")
             self.answered = True
 
-    def _take_fetch(self, fetch: worker_pb2.FetchTimes) -> None:
+    def _take_fetch(self, fetch: worker_pb2.FetchTimes, first_s: float) -> None:
+        """Take the offers of a fetch; `first_s` is when the output before came: the first token."""
         columns = (fetch.begin_us, fetch.landed_us, fetch.verified_us, fetch.blocks)
         if max(map(len, columns)) > MAX_OFFERS or len(set(map(len, columns))) > 1:
             return
         shift_s, now_s = self._receipt_s - self.begun_s, self._clock() - self.begun_s
         for *micros, blocks in zip(*columns, strict=True):
             begin_s, landed_s, verified_s = (min(shift_s + us / 1e6, now_s) for us in micros)
-            self.offers.append((begin_s, landed_s, verified_s, blocks))
+            hidden_s = max(0.0, min(verified_s, first_s) - begin_s)
+            self.offers.append(FetchedOffer(begin_s, landed_s, verified_s, blocks, hidden_s))
         del self.offers[: -4 * MAX_OFFERS]
         self.read_bytes = min(self.read_bytes + fetch.bytes, _MAX_BYTES)
         self.reads += fetch.reads

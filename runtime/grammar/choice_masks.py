@@ -83,12 +83,12 @@ class ChoiceMasks:
 
     def _measured(self, length: int, tail: tuple[int, ...]) -> bytes | None:
         started_s = time.perf_counter()
-        bits = self._bits(length, tail)
+        bits = self.bits(length, tail)
         metrics.MASK_SECONDS.inc(time.perf_counter() - started_s)
         metrics.MASKS.inc()
         return bits
 
-    def _bits(self, length: int, tail: tuple[int, ...]) -> bytes | None:
+    def bits(self, length: int, tail: tuple[int, ...]) -> bytes | None:
         """Return the mask after `length` accepted tokens and `tail`; None inside of reasoning,
         behind an end token, and where the tail is no output of the grammar."""
         with self._lock:

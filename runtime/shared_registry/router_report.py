@@ -38,18 +38,18 @@ class ReportSigner:
     """Signs with the first of `tokens`; accepts the signatures of all of them."""
 
     def __init__(self, tokens: tuple[str, ...]) -> None:
-        self._texts = SignedJson(tokens, b"baton-routers", _FIELDS, MAX_REPORT_BYTES, "report")
+        self.texts = SignedJson(tokens, b"baton-routers", _FIELDS, MAX_REPORT_BYTES, "report")
 
     def write(self, report: RouterReport) -> bytes:
         """Return the report as bytes with its signature; of each list the first MAX_BOOTS."""
         content = asdict(report)
         content["open"] = list(report.open[:MAX_BOOTS])
         content["placed"] = [list(each) for each in report.placed[:MAX_BOOTS]]
-        return self._texts.write(content)
+        return self.texts.write(content)
 
     def read(self, content: bytes) -> RouterReport | str:
         """Return the report, or why it does not count."""
-        found = self._texts.read(content)
+        found = self.texts.read(content)
         if isinstance(found, str):
             return found
         return _checked(found) or "a field of it cannot be true"

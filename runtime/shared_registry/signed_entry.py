@@ -34,12 +34,12 @@ class EntrySigner:
     """Signs with the first of `tokens`; accepts the signatures of all of them."""
 
     def __init__(self, tokens: tuple[str, ...]) -> None:
-        self._texts = SignedJson(tokens, b"baton-members", _FIELDS, MAX_ENTRY_BYTES, "entry")
+        self.texts = SignedJson(tokens, b"baton-members", _FIELDS, MAX_ENTRY_BYTES, "entry")
 
     def write(self, entry: SignedEntry) -> bytes:
         """Return the entry as bytes with its signature. Raises ConfigError for a record that
         `read` would refuse."""
-        written = self._texts.write(asdict(entry))
+        written = self.texts.write(asdict(entry))
         if (fault := _fault(entry, len(written))) is not None:
             raise ConfigError(
                 f"worker {entry.record.worker_id[:100]} cannot be announced: {fault}; shorten "
@@ -49,7 +49,7 @@ class EntrySigner:
 
     def read(self, content: bytes) -> SignedEntry | str:
         """Return the entry, or why it does not count."""
-        found = self._texts.read(content)
+        found = self.texts.read(content)
         if isinstance(found, str):
             return found
         try:

@@ -27,8 +27,18 @@ Attribute = str | bool | int | float | tuple[str, ...]
 
 REQUEST = "request"  # the root: a request's whole life in the router
 VALIDATE, COMPILE = "validate_grammar", "compile_grammar"  # of constrained requests alone
-PHASES: Final = ("queue", "prefill", "chunk", "handoff", "fetch", "decode")
-QUEUE, PREFILL, CHUNK, HANDOFF, FETCH, DECODE = PHASES
+# The spans of workers; the router adds those of the phases that no worker exports.
+PHASES: Final = (
+    "credit_wait",
+    "prefill_queue",
+    "prefill",
+    "chunk",
+    "offer",
+    "handoff",
+    "fetch",
+    "decode",
+)
+CREDIT_WAIT, PREFILL_QUEUE, PREFILL, CHUNK, OFFER, HANDOFF, FETCH, DECODE = PHASES
 
 HEADERS: Final = ("traceparent", "tracestate")
 RESPONSE_HEADER: Final = "traceresponse"  # of W3C Trace Context, level 2
@@ -201,6 +211,11 @@ def annotate(
     current = trace.get_current_span(context)
     if current.is_recording():
         current.set_attributes({**_named(attributes), **(standard or {})})
+
+
+def gb_per_s(count_bytes: int, seconds: float) -> float:
+    """Return gigabytes a second, as spans have them; 0 where no time passed."""
+    return round(count_bytes / 1e9 / seconds, 4) if seconds > 0 else 0.0
 
 
 def inject(context: Context) -> dict[str, str]:

@@ -19,8 +19,10 @@ log = logs.get(__name__)
 
 async def announce(registry: RegistryClient, record: WorkerRecord) -> None:
     """Announce the worker every ANNOUNCE_INTERVAL_S until cancelled, and RETRY_S after a failure.
-    Raises ConfigError for a record that no registry would take."""
-    logged = ""
+    The first success is logged with the time that it took: a worker that is found late was either
+    ready late, or registered late. Raises ConfigError for a record that no registry would take."""
+    clock = asyncio.get_running_loop().time
+    begun_s, logged, registered = clock(), "", False
     while True:
         announcing = registry.announce(record)
         while not await waits.done_within(announcing, ANSWER_S):
@@ -32,6 +34,11 @@ async def announce(registry: RegistryClient, record: WorkerRecord) -> None:
             pause_s = RETRY_S
         except OSError as error:  # a full disk ends no request; the entry fades
             why, pause_s = str(error), RETRY_S
+        else:
+            if not registered:
+                took_s = round(clock() - begun_s, 3)
+                log.info("worker registered", boot_id=record.boot_id, since_ready_s=took_s)
+            registered = True
         logged = _log_failure(why, logged)
         # An entry ends unless the worker repeats it in time.
         await asyncio.sleep(pause_s)

@@ -78,9 +78,11 @@ async def serve_link(
     silence_s: float,
     hang_s: float,
     attached: Callable[[worker_pb2.RouterHello], None] = lambda hello: None,
+    heard: Callable[[worker_pb2.Heartbeat], None] = lambda beat: None,
 ) -> None:
     """Serve one stream until it breaks, falls silent, or this task is cancelled. `hang_s`: so
-    long overdue, the worker is left by the router. `attached` is called with an accepted hello."""
+    long overdue, the worker is left by the router. `attached` is called with an accepted hello,
+    `heard` with each heartbeat."""
     try:
         async with asyncio.timeout(silence_s):
             first = await link.receive()
@@ -97,7 +99,8 @@ async def serve_link(
     attached(first.hello)
     try:
         await link.send(worker_pb2.WorkerMessage(hello=answer))
-        await _converse(link, session, handler, _Beat(heartbeat_s, hang_s), silence_s)
+        beat = _Beat(heartbeat_s, hang_s)
+        await _converse(link, session, handler, beat, silence_s, heard)
     except (LinkClosed, TimeoutError) as error:
         log.info("router link ended", router=first.hello.router_id, reason=str(error) or "silence")
     finally:
@@ -121,23 +124,35 @@ async def _refuse_version(link: LinkToRouter, hello: worker_pb2.RouterHello) -> 
 
 
 async def _converse(
-    link: LinkToRouter, session: Session, handler: LinkHandler, beat: _Beat, silence_s: float
+    link: LinkToRouter,
+    session: Session,
+    handler: LinkHandler,
+    beat: _Beat,
+    silence_s: float,
+    heard: Callable[[worker_pb2.Heartbeat], None],
 ) -> None:
     sending = asyncio.Lock()  # a stream takes one message at a time
     silence = Silence(silence_s)
     await waits.run_until_first_ends(
-        _receive(link, session, silence),
+        _receive(link, session, silence, heard),
         _watch(silence, beat.heartbeat_s),
         _send_outputs(link, session, sending),
         _send_load(link, handler, beat, sending),
     )
 
 
-async def _receive(link: LinkToRouter, session: Session, silence: Silence) -> None:
+async def _receive(
+    link: LinkToRouter,
+    session: Session,
+    silence: Silence,
+    heard: Callable[[worker_pb2.Heartbeat], None],
+) -> None:
     while True:
         message = await link.receive()  # bounded by _watch
         silence.record_message()
-        if message.WhichOneof("kind") != "heartbeat":
+        if message.WhichOneof("kind") == "heartbeat":
+            heard(message.heartbeat)
+        else:
             session.receive(message)
 
 

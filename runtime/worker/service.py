@@ -13,6 +13,7 @@ from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
 from baton.runtime.grpc_links import ServerLink
 from baton.runtime.worker.block_feed import BlockFeed
+from baton.runtime.worker.linked_routers import LinkedRouters
 from baton.runtime.worker.router_links import LinkHandler, serve_link
 
 
@@ -23,17 +24,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._handler = handler
         self._feed = feed
         self._config = config
-        self._linked: dict[object, tuple[str, str]] = {}  # by stream: router id, peer
-
-    def routers(self) -> list[tuple[str, str]]:
-        """Return the id of each linked router, and the host from which it called."""
-        return sorted({(router_id, host_of(peer)) for router_id, peer in self._linked.values()})
+        self.routers = LinkedRouters()
 
     async def Link(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         link: ServerLink[worker_pb2.WorkerMessage, worker_pb2.RouterMessage] = ServerLink(context)
 
         def attached(hello: worker_pb2.RouterHello) -> None:
-            self._linked[link] = (hello.router_id, context.peer())
+            self.routers.open(link, hello.router_id, host_of(context.peer()))
+
+        def heard(beat: worker_pb2.Heartbeat) -> None:
+            self.routers.heard(link, beat)
 
         with metrics.LINKS.labels("router").track_inprogress():
             try:
@@ -44,9 +44,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                     silence_s=self._config.link_silence_s,
                     hang_s=self._config.hang_s,
                     attached=attached,
+                    heard=heard,
                 )
             finally:
-                self._linked.pop(link, None)
+                self.routers.close(link)
 
     async def WatchBlocks(
         self, request: worker_pb2.WatchBlocksRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -48,6 +48,7 @@ from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
 from baton.runtime.registry_client import RegistryClient
 from baton.runtime.worker import announcer
 from baton.runtime.worker.kv_bridge import bridged_dtypes
+from baton.runtime.worker.linked_routers import LinkedRouters
 from baton.runtime.worker.router_links import serve_link
 from baton.simulation.fleet.engine_kind import HASHES, WIDE_HASHES, EngineKind, PlainSums
 from baton.simulation.fleet.shared_membership import SharedMembership
@@ -79,6 +80,7 @@ class WorkerProcess:
     task: asyncio.Task[None]
     watches: list[asyncio.Task[None]]  # beside the loop, until its end
     finish: Callable[[], Awaitable[None]]  # what it owes to its peers, at its end
+    routers: LinkedRouters = field(default_factory=LinkedRouters)
 
 
 @dataclass(slots=True)
@@ -314,13 +316,18 @@ class World:
         worker, router = process.worker, self.config.router
 
         async def link(link: SimLink) -> None:
-            await serve_link(
-                link,
-                worker,
-                heartbeat_s=router.link_heartbeat_s,
-                silence_s=router.link_silence_s,
-                hang_s=router.hang_s,
-            )
+            try:
+                await serve_link(
+                    link,
+                    worker,
+                    heartbeat_s=router.link_heartbeat_s,
+                    silence_s=router.link_silence_s,
+                    hang_s=router.hang_s,
+                    attached=lambda hello: process.routers.open(link, hello.router_id, ""),
+                    heard=lambda beat: process.routers.heard(link, beat),
+                )
+            finally:
+                process.routers.close(link)
 
         async def blocks(link: SimLink) -> None:
             with contextlib.suppress(LinkClosed):  # its caller has left

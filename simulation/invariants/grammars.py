@@ -23,7 +23,7 @@ def watch_masks(process: WorkerProcess, breaches: list[str]) -> None:
 
     def watched(message: Any, grammar: Any, output: Any) -> Any:
         masks: Any = make(message, grammar, output)
-        compute, size = masks._bits, grammar.vocabulary.size
+        compute, size = masks.bits, grammar.vocabulary.size
 
         def compared(length: int, tail: tuple[int, ...]) -> bytes | None:
             bits: bytes | None = compute(length, tail)
@@ -37,7 +37,7 @@ def watch_masks(process: WorkerProcess, breaches: list[str]) -> None:
                 )
             return bits
 
-        masks._bits = compared
+        masks.bits = compared
         return masks
 
     grammars.masks = watched

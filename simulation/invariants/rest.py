@@ -61,6 +61,8 @@ def _borne(router: RouterProcess) -> Iterable[str]:
         yield f"{len(dispatcher)} attempts, {len(dispatcher._retrying)} being placed"
     if router.admission.taken:
         yield f"{router.admission.taken} tickets taken"
+    if waiting := router.fleet.unplaced.waiting:
+        yield f"{waiting} requests that it tells its workers wait on it"
 
 
 def _reported(router: RouterProcess, world: World) -> Iterable[str]:

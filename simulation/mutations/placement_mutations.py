@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from baton.router.dispatch.placement_queue import PlacementQueue
 from baton.router.fleet import other_routers
 from baton.router.fleet.other_routers import OtherRouters
 from baton.router.fleet.slow_start import SlowStart
@@ -25,6 +26,14 @@ def _unsigned_too(_: Any) -> Any:
     return read
 
 
+def _wait_without_end(original: Any) -> Any:
+    async def turn(self: PlacementQueue, tokens: int, until_s: float) -> None:
+        self._unplaced.waiting += 1
+        await original(self, tokens, until_s)
+
+    return turn
+
+
 def _each_report_counts(_: Any) -> Any:
     def learn(self: OtherRouters, report: RouterReport, now_s: float, wall_ns: int) -> bool:
         self._heard[report.router] = other_routers._Heard(report, now_s)
@@ -39,6 +48,12 @@ OF_PLACEMENT: dict[str, Break] = {
         SlowStart,
         "deferred",
         always(frozenset()),
+    ),
+    "count-waits-for-ever": Break(
+        "a request that a worker has taken still counts as waiting on its router",
+        PlacementQueue,
+        "_turn",
+        _wait_without_end,
     ),
     "take-unsigned-reports": Break(
         "a router's report counts without the cluster's signature",

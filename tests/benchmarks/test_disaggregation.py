@@ -13,6 +13,7 @@ from benchmarks.disaggregation.predicted_cells import predicted_cells
 from benchmarks.disaggregation.second_token import SecondToken, second_tokens
 from benchmarks.disaggregation.traffic_shapes import (
     LONG_TOKENS,
+    OBJECTIVES,
     SHAPES,
     STREAM_PROMPT,
     STREAM_TOKENS,
@@ -66,8 +67,11 @@ def test_cells_take_the_best_chunk_and_name_what_loses() -> None:
     good, bad = answered(1.0, [0.1]), answered(99.0, [0.1])
     found = ComparisonResults(Pace(1.0, 1.0), [0.1], [0.15], [0.16])
     found.colocated = {64: [0.4], 128: [0.3]}
-    found.second = [[SecondToken(1.0, 0.1, 0.1, 0.0)]]
-    found.requests = {"bursts": [[good, good, good]], "mixed": [[good, bad, bad]]}
+    found.second = {"bursts": [[SecondToken(1.0, 0.1, 0.1, 0.0)]], "mixed": [[]]}
+    found.later = {"bursts": [0.16], "mixed": [0.1]}
+    for objective in OBJECTIVES:
+        found.requests["bursts", objective.name] = [[good, good, good]]
+        found.requests["mixed", objective.name] = [[good, bad, bad]]
     found.of_chunk = {("bursts", 64): [[good, bad, bad]], ("bursts", 128): [[good, good, bad]]}
     found.of_chunk |= {("mixed", 64): [[good, good, bad]], ("mixed", 128): [[bad, bad, bad]]}
     named = {each.name: each for each in figures(found)}
@@ -77,7 +81,9 @@ def test_cells_take_the_best_chunk_and_name_what_loses() -> None:
     assert named["cells_lost"].value == 3 and "mixed_strict" in named["cells_lost"].beside
     assert named["itl_p99_ratio"].value == pytest.approx(0.16 / 0.15)
     assert named["itl_p99_over_alone_colocated"].value == pytest.approx(3.0)
-    assert named["second_token_over_steps"].value == pytest.approx(0.2 / 0.16)
+    assert named["second_token_bursts_over_steps"].value == pytest.approx(0.2 / 0.16)
+    assert named["second_token_bursts_over_steps"].holds
+    assert not any(name.startswith("second_token_mixed") for name in named)  # no KV moved
 
 
 def test_cells_are_predicted_on_virtual_time() -> None:

@@ -13,8 +13,9 @@ import pytest
 from baton.deploy.host import packages
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.runtime import handoff_metrics, metrics
+from baton.runtime.sampling import SamplingParams
 from benchmarks.gpu_parts import one_process, workers
 from benchmarks.gpu_parts import small_model as gpu_small_model
 from tests.support.metric_values import metric_value

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from chaos import network
+from chaos.cluster import Place
 from chaos.network import Network, NetworkError
 
 ECHO = """
@@ -106,6 +107,23 @@ def test_a_place_binds_its_process_to_its_own_address_and_to_tcp(joined: Network
     assert joined.address("router") not in (joined.address("decode-0"), joined.address("prefill-0"))
     assert worker.environment["UCX_TLS"] == "tcp"
     assert joined.add("decode-0") == worker
+
+
+def test_an_ipv6_network_has_no_other_addresses() -> None:
+    if why := network.unavailable():
+        pytest.skip(why)
+    with Network(ipv6=True) as made:
+        places = [made.add(name) for name in ("decode-0", "prefill-0")]
+        for place, name in zip(places, made.names, strict=True):
+            assert addresses(place, "-4") == []
+            assert made.address(name) in addresses(place, "-6")
+
+
+def addresses(place: Place, family: str) -> list[str]:
+    """Return the addresses of a namespace's link."""
+    command = [*place.prefix, "ip", "-o", family, "address", "show", "dev", network.DEVICE]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    return [line.split()[3].partition("/")[0] for line in listed.stdout.splitlines()]
 
 
 def test_nothing_is_left_of_a_network() -> None:

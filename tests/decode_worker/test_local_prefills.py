@@ -27,14 +27,11 @@ def trace_of(number: int) -> dict[str, str]:
 
 
 def attributes(span: Span) -> dict[str, Any]:
-    reported = {}
-    for entry in span.attributes:
-        reported[entry.key.removeprefix("baton.")] = (
-            entry.value.string_value
-            if entry.value.HasField("string_value")
-            else entry.value.int_value
-        )
-    return reported
+    kinds = {entry.key: entry.value.WhichOneof("value") for entry in span.attributes}
+    return {
+        entry.key.removeprefix("baton."): getattr(entry.value, kinds[entry.key])
+        for entry in span.attributes
+    }
 
 
 def counted() -> dict[str, float]:
@@ -90,7 +87,8 @@ async def test_a_prompt_computed_here_has_a_prefill_workers_spans(
     chunks, (prefill,) = spans("chunk"), spans("prefill")
     reported = [attributes(chunk) for chunk in chunks]
     assert reported == [
-        {"start": start, "end": min(start + 8, 20), "local": reason} for start in (0, 8, 16)
+        {"start": start, "end": min(start + 8, 20), "local": reason, "critical": True}
+        for start in (0, 8, 16)
     ]
     assert attributes(prefill) == {"cached_tokens": 0, "local": reason}
     for span in [*chunks, prefill]:
@@ -132,7 +130,7 @@ async def test_recomputed_tokens_are_reported_and_counted_apart(
     preempted = cluster.decode["decode-0"].worker.audit()["preemptions"]
     assert news["preemptions"] == preempted > 0
     assert news["prompt"] == 9 * 3  # once each, however often they were computed
-    assert (news["queried"], len(spans("queue"))) == (9 * 3, 9)
+    assert (news["queried"], len(spans("credit_wait"))) == (9 * 3, 9)
     again = [
         reported for chunk in spans("chunk") if (reported := attributes(chunk))["local"] != "placed"
     ]

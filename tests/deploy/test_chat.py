@@ -263,7 +263,7 @@ def test_the_running_instance_is_found(
     instance_of: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(ChatClient, "models", lambda client: asked.append(client._url) or ["m"])
+    monkeypatch.setattr(ChatClient, "models", lambda client: asked.append(client.url) or ["m"])
     monkeypatch.setattr(chat_session.ChatSession, "introduce", lambda *_: None)
     talk(monkeypatch, [])
     chat_session.chat(None, None, None, None)

@@ -149,6 +149,7 @@ def test_little_shared_memory_warns_and_none_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
+    # `_replace` is public: a named tuple's methods begin with `_`, so as to be no fields
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=64 << 20))
     found = doctor.shared_memory(tmp_path)
     assert found.level == "warn" and "--shm-size" in found.remedy

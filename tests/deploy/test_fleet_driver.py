@@ -27,6 +27,14 @@ def test_missing_workers_are_made_where_they_run_already() -> None:
     assert scene.driver.waiting() == {}
 
 
+def test_workers_are_missing_until_ray_was_asked() -> None:
+    """Else `/readyz` of the admin port would be green before the first turn."""
+    scene = DriverScene(order("decode-0"))
+    assert scene.driver.summary().waiting == {"decode-0": "Ray has not been asked yet"}
+    scene.turns(scene.driver)
+    assert not scene.driver.summary().waiting
+
+
 def test_added_workers_go_to_a_node_that_has_joined() -> None:
     scene = DriverScene(order("decode-0"), order("decode-1"))
     scene.turns(scene.driver)

@@ -46,9 +46,10 @@ def test_each_worker_has_an_order_with_the_settings() -> None:
     ]  # fmt: skip
 
 
-def test_a_group_without_roles_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--group is code.*--by-role"):
-        options(group="code").check()
+def test_a_group_without_roles_takes_workers_of_both() -> None:
+    fleet = options(group="code-worker")
+    fleet.check()
+    assert [each.resources() for each in fleet.orders()] == [{"baton-code-worker": 1.0}] * 2
 
 
 def test_an_order_of_an_earlier_version_is_read() -> None:

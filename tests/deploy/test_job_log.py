@@ -7,6 +7,8 @@ import shutil
 import stat
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from baton.deploy.host.job_log import keep_logs, open_log, rotate
 from baton.deploy.serve import supervisor as supervisor_module
 from baton.deploy.serve.supervisor import Supervisor
 from baton.runtime.errors import ConfigError
+from tests.support.supervised_jobs import status
 from tests.support.waiting import wait_until
 
 
@@ -64,6 +67,20 @@ def test_on_a_full_disk_a_log_is_cut_all_the_same_and_says_so(
     assert not (tmp_path / "a.log.1").exists()
 
 
+@contextmanager
+def supervised(instance: Instance, job: Job) -> Iterator[None]:
+    """The job has a supervisor, on a thread of this process."""
+    supervisor = Supervisor(instance.folder, job, dict(os.environ))
+    thread = threading.Thread(target=supervisor.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        supervisor.stop()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
 def test_a_supervisor_bounds_what_its_job_writes(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,9 +90,6 @@ def test_a_supervisor_bounds_what_its_job_writes(
         "for n in range(10**9):\n    print(f'line {n}', 'x' * 200, flush=True); time.sleep(0.001)"
     )
     job = Job("a", (sys.executable, "-S", "-c", code), log_bytes=20_000)
-    supervisor = Supervisor(instance.folder, job, dict(os.environ))
-    keeping = threading.Thread(target=supervisor.run)
-    keeping.start()
     before = instance.folder / "a.log.1"
     seen: set[str] = set()
 
@@ -84,10 +98,8 @@ def test_a_supervisor_bounds_what_its_job_writes(
             seen.add(before.read_text(errors="replace")[:20])
         return len(seen) > 3
 
-    wait_until(three_turns)
-    supervisor.stop()
-    keeping.join(60)
-    assert not keeping.is_alive()
+    with supervised(instance, job):
+        wait_until(three_turns)
     last = (instance.folder / "a.log").read_text()
     assert last == "" or last.startswith("line ")  # no hole at its beginning
 
@@ -95,9 +107,19 @@ def test_a_supervisor_bounds_what_its_job_writes(
 def test_a_log_that_cannot_be_cut_ends_no_job(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    supervisor = Supervisor(instance.folder, Job("a", ("true",)), {})
-    supervisor._bound_log()  # there is none
-    assert "the log of a was not cut" in capsys.readouterr().err
+    monkeypatch.setattr(supervisor_module, "POLL_S", 0.02)
+    # it sleeps for longer than the test: the supervisor ends it
+    code = "import os, sys, time; os.unlink(sys.argv[1]); time.sleep(600)"
+    log = str(instance.folder / "a.log")
+    said: list[str] = []
+
+    def said_twice() -> bool:
+        said.append(capsys.readouterr().err)
+        return "".join(said).count("the log of a was not cut") > 1
+
+    with supervised(instance, Job("a", (sys.executable, "-S", "-c", code, log))):
+        wait_until(said_twice)
+        assert (status(instance, "a").state, status(instance, "a").starts) == ("running", 1)
 
 
 def test_logs_that_are_kept_outlive_their_instance(tmp_path: Path) -> None:

@@ -22,14 +22,8 @@ from baton.deploy.serve.plan import (
     worker_names,
     workers_per_gpu,
 )
-from baton.runtime.config import (
-    Config,
-    HandoffConfig,
-    PoolConfig,
-    RouterConfig,
-    SecurityConfig,
-    WorkerConfig,
-)
+from baton.runtime.cluster_config import SecurityConfig
+from baton.runtime.config import Config, HandoffConfig, PoolConfig, RouterConfig, WorkerConfig
 from baton.runtime.errors import ConfigError
 from baton.runtime.settings.loading import load
 

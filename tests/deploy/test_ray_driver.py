@@ -273,8 +273,8 @@ class Tending:
 
     def end(self, actor: WorkerActor) -> None:
         self.lives[0] = False
-        actor._thread.join(10)  # else it goes on by the next test's rules
-        assert not actor._thread.is_alive()
+        actor.thread.join(10)  # else it goes on by the next test's rules
+        assert not actor.thread.is_alive()
 
 
 def fails(actor: WorkerActor, error: type[Exception]) -> bool:

@@ -48,7 +48,10 @@ def pod(name: str, definition: str = "new", ready: bool = True, ending: bool = F
     made["metadata"] |= {"name": name, "labels": {"ray.io/node-type": kind, "ray.io/group": group}}
     if ending:
         made["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    made["status"] = {"conditions": [{"type": "Ready", "status": str(ready)}]}
+    made["status"] = {
+        "conditions": [{"type": "Ready", "status": str(ready)}],
+        "containerStatuses": [{"name": "worker", "ready": ready}],
+    }
     return made
 
 
@@ -94,10 +97,28 @@ def test_no_pod_is_replaced_before_the_others_are_ready(
     assert found.pod is None and waits_for in found.waits_for
 
 
+@pytest.mark.parametrize("ending", [False, True])
+def test_an_old_head_waits_for_no_worker(ending: bool) -> None:
+    """Pods of a new group, or more of one, get workers from a new head's driver alone."""
+    more = [pod("decode-1", "old", ending=ending), pod("decode-2", ready=False)]
+    found = step(raycluster(0, 3), pod("head", "old"), *more)
+    assert found.pod is not None and found.pod.name == "head"
+    assert step(raycluster(0, 3), pod("head", "old", ending=True), *more).waits_for
+
+
 def test_an_old_pod_that_is_not_ready_goes_first() -> None:
     broken = pod("decode-2", "old", ready=False)
     found = step(raycluster(0, 2), pod("head"), pod("decode-1", "old"), broken)
     assert found.pod is not None and found.pod.name == "decode-2"
+
+
+def test_a_head_whose_driver_waits_for_a_broken_worker_is_ready() -> None:
+    """Else the old pod, whose worker cannot start, would never be replaced by the new one."""
+    head = pod("head")
+    head["status"]["conditions"][0]["status"] = "False"
+    head["status"]["containerStatuses"].append({"name": "fleet", "ready": False})
+    found = step(raycluster(0, 1), head, pod("decode-1", "old", ready=False))
+    assert found.pod is not None and found.pod.name == "decode-1"
 
 
 def test_pods_of_another_group_are_left_alone() -> None:

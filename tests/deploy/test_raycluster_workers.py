@@ -13,15 +13,14 @@ from structlog.testing import capture_logs
 
 from baton.deploy.control import raycluster_workers
 from baton.deploy.control.fleet_number import FleetSize
-from baton.deploy.control.raycluster_workers import GroupPod, RayClusterWorkers, leaving_pod
+from baton.deploy.control.raycluster_workers import RayClusterWorkers
 from baton.deploy.control.resize_target import ResizeTarget
 from baton.deploy.host.kubernetes_api import KubernetesApi
-from baton.deploy.host.raycluster import PodGroup
 from baton.planner.control.size_loop import SizeLoop
 from baton.planner.fleet_size import FAILED_S, SHRINK_GAP_S, SizeBounds, SizeController
 from baton.runtime.errors import BatonError, Unavailable
 from tests.support.pods.secrets_server import SecretsServer
-from tests.support.ray_pods import NAME, RULES, RayPods, pod_host, pod_name, raycluster
+from tests.support.ray_pods import GROUP, NAME, RULES, RayPods, pod_host, pod_name, raycluster
 from tests.support.role_loop_scene import RoleLoopScene
 from tests.support.scripted_fleet import ScriptedFleet
 from tests.support.scripted_number import ScriptedNumber
@@ -51,12 +50,12 @@ class Site:
     def __init__(self, server: SecretsServer, account: Path) -> None:
         self.server, self.account = server, account
         self.pods = RayPods(server)
-        self.pods.put(raycluster(1, 4))
+        self.pods.put(raycluster(5))
         self.number = ScriptedNumber(FleetSize(1, 4))
         self.hosts = {f"decode-{n}": pod_host(pod) for n, pod in enumerate(ON_PODS)}
-        self.hosts["prefill-0"] = "10.0.2.1"
+        self.hosts["prefill-0"] = pod_host(4)
 
-    def workers(self, name: str = NAME, group: str = "") -> RayClusterWorkers:
+    def workers(self, name: str = NAME, group: str = GROUP) -> RayClusterWorkers:
         api = KubernetesApi("127.0.0.1", self.server.port, self.account, 2.0)
         target = ResizeTarget("raycluster", name, group)
         return RayClusterWorkers(api, "llm", target, self.number, lambda: self.hosts)
@@ -78,7 +77,7 @@ async def test_more_pods_are_asked_for_and_the_driver_follows(site: Site) -> Non
     seen = await workers.count()
     assert (seen.asked, seen.last_id) == (5, "decode-3")
     await workers.resize(seen, 7)
-    assert site.pods.numbers() == [0, 1, 2, 3, 4, 5] and site.pods.named() == []
+    assert site.pods.numbers() == [0, 1, 2, 3, 4, 5, 6] and site.pods.named() == []
     assert site.number.size == FleetSize(1, 4)
     seen = await workers.count()
     assert (seen.asked, seen.last_id) == (7, "decode-5")
@@ -90,7 +89,7 @@ async def test_more_pods_are_asked_for_and_the_driver_follows(site: Site) -> Non
 
 async def test_the_pod_of_the_last_worker_leaves(site: Site) -> None:
     await site.shrink()
-    assert site.pods.numbers() == [0, 2, 3] and site.pods.named() == [LAST_POD]
+    assert site.pods.numbers() == [0, 2, 3, 4] and site.pods.named() == [LAST_POD]
     (patch,) = site.server.rayclusters.patches  # number and name in one, and no dry run
     assert {each["path"].rpartition("/")[2] for each in patch if each["op"] == "add"} == {
         "replicas", "scaleStrategy"
@@ -105,9 +104,9 @@ async def test_a_pod_that_ends_slowly_costs_no_other(site: Site) -> None:
     del site.hosts["decode-3"]
     await site.shrink()
     assert site.pods.named() == [LAST_POD, pod_name(ON_PODS[2])]
-    assert site.pods.numbers() == [0, 2]
+    assert site.pods.numbers() == [0, 2, 4]
     site.pods.finish()
-    assert site.pods.numbers() == [0, 2]
+    assert site.pods.numbers() == [0, 2, 4]
 
 
 async def test_a_worker_that_waits_for_a_node_leaves_with_its_pod(
@@ -115,12 +114,12 @@ async def test_a_worker_that_waits_for_a_node_leaves_with_its_pod(
 ) -> None:
     """Without its name KubeRay would delete a pod with a worker. Lists of pods come in pages."""
     monkeypatch.setattr(raycluster_workers, "PAGE_PODS", 2)
-    site.pods.waiting = {4}
+    site.pods.waiting = {5}
     workers = site.workers()
     await workers.resize(await workers.count(), 6)
     assert (await workers.count()).last_id == "decode-4"
     await site.shrink()
-    assert site.pods.named() == [pod_name(4)] and site.pods.numbers() == [0, 1, 2, 3]
+    assert site.pods.named() == [pod_name(5)] and site.pods.numbers() == [0, 1, 2, 3, 4]
     assert site.server.rayclusters.listed == 2 * 3  # of the dry run, and of the change
 
 
@@ -129,65 +128,66 @@ async def test_a_pod_that_kuberay_could_not_make_is_given_up(site: Site) -> None
     site.pods.states = [each for each in site.pods.states if each.number != ON_PODS[-1]]
     del site.hosts["decode-3"]
     await site.shrink()
-    assert site.pods.named() == [] and site.pods.numbers() == [0, 2, 3]
-
-
-def test_a_pod_without_a_worker_is_chosen_by_what_it_costs() -> None:
-    group = PodGroup("decode", "/spec/workerGroupSpecs/1", 5, 5, 1, 9, ("named",))
-    pods = [
-        GroupPod("serves", "10.0.0.1", False, False, "5"),
-        GroupPod("old", "10.0.0.2", False, False, "1"),
-        GroupPod("new", "10.0.0.3", False, False, "2"),
-        GroupPod("waits", "", False, True, "3"),
-        GroupPod("ends", "10.0.0.4", True, False, "0"),
-        GroupPod("named", "10.0.0.5", True, False, "9"),
-    ]
-    order = []
-    while len(pods) > 2:
-        order.append(leaving_pod(group, pods, "", {"10.0.0.1"}, len(pods) - 2))
-        pods = [each for each in pods if each.name != order[-1]]
-    assert order == ["ends", "waits", "new", "old"]
-    with pytest.raises(BatonError, match="each pod of the group decode has a registered worker"):
-        leaving_pod(group, pods, "", {"10.0.0.1"}, 0)
-    with pytest.raises(BatonError, match="runs at 10.0.0.7, where the group decode has no pod"):
-        leaving_pod(group, pods, "10.0.0.7", set(), 0)
-    assert leaving_pod(group, pods, "10.0.0.1", set(), 1) == ""
+    assert site.pods.named() == [] and site.pods.numbers() == [0, 2, 3, 4]
 
 
 async def test_kuberay_has_to_be_done_before_a_pod_is_named(site: Site) -> None:
-    site.pods.states += [site.pods.states[0]]  # five pods of four
-    with pytest.raises(BatonError, match="has 5 pods, and 4 are asked for: KubeRay has not"):
+    site.pods.states += [site.pods.states[0]]  # six pods of five
+    with pytest.raises(BatonError, match="has 6 pods, and 5 are asked for: KubeRay has not"):
         await site.shrink()
     assert site.server.rayclusters.patches == []
 
 
 async def test_a_number_that_a_user_sets_is_followed(site: Site) -> None:
     path = "/spec/workerGroupSpecs/1/replicas"
-    site.server.rayclusters.patch(NAME, [{"op": "add", "path": path, "value": 6}])
+    site.server.rayclusters.patch(NAME, [{"op": "add", "path": path, "value": 7}])
     assert (await site.workers().count()).asked == 7 and site.number.size == FleetSize(1, 6)
 
 
 async def test_the_driver_gets_a_number_that_redis_has_lost(site: Site) -> None:
     """Its own command line may be older."""
+    workers = site.workers()
+    await workers.count()
     site.number.size = None
-    await site.workers().count()
+    await workers.count()
     assert site.number.size == FleetSize(1, 4)
 
 
+async def test_a_first_reading_waits_for_the_driver_s_number(site: Site) -> None:
+    """How many workers begin as prefill workers is known from there alone."""
+    site.number.size = None
+    workers = site.workers()
+    with pytest.raises(Unavailable, match="has not written its number yet"):
+        await workers.count()
+    assert site.number.size is None
+    site.number.size = FleetSize(2, 1)  # of its command line
+    assert (await workers.count()).last_id == "decode-2"
+    assert site.number.size == FleetSize(2, 3)
+
+
 async def test_a_foreign_number_is_replaced_by_the_rayclusters(site: Site) -> None:
+    workers = site.workers()
+    await workers.count()
     site.number.foreign = b"a text of another process"
     with capture_logs() as logs:
-        assert (await site.workers().count()).asked == 5
+        assert (await workers.count()).asked == 5
     assert site.number.foreign == b"" and site.number.size == FleetSize(1, 4)
     (event,) = [each for each in logs if each["event"] == "fleet number restored"]
     assert event["decode"] == 4 and "not signed" in event["reason"] and event["remedy"]
+    site.number.foreign = b"another text"
+    with pytest.raises(Unavailable, match="not signed"):  # it knows no number of the driver's
+        await site.workers().count()
+    assert site.number.foreign == b"another text"
 
 
 async def test_the_prefill_workers_of_a_driver_stay_its_own(site: Site) -> None:
     """A release with another number of them is being upgraded."""
-    site.number.size = FleetSize(3, 2)
+    site.number.size = FleetSize(3, 4)
     assert (await site.workers().count()).asked == 5
-    assert site.number.size == FleetSize(3, 4)
+    assert site.number.size == FleetSize(3, 2)
+    site.number.size = FleetSize(5, 4)
+    with pytest.raises(BatonError, match="has 5 pods, and 5 workers .* set minReplicas to 6"):
+        await site.workers().count()
 
 
 async def test_what_has_changed_since_it_was_seen_is_not_overwritten(site: Site) -> None:
@@ -200,14 +200,17 @@ async def test_what_has_changed_since_it_was_seen_is_not_overwritten(site: Site)
     await workers.count()
     with pytest.raises(BatonError, match="read again since the decision"):
         await workers.resize(seen, 7)
-    assert site.pods.numbers() == [0, 1, 2, 3, 4]
+    assert site.pods.numbers() == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize(("workers", "replicas"), [(9, 8), (1, 0)])
-async def test_bounds_of_the_group_are_named(site: Site, workers: int, replicas: int) -> None:
+@pytest.mark.parametrize(("prefill", "workers", "least"), [(1, 9, 2), (1, 1, 2), (3, 3, 4)])
+async def test_bounds_of_the_group_are_named(
+    site: Site, prefill: int, workers: int, least: int
+) -> None:
     """KubeRay would take the bound instead, and say nothing."""
+    site.number.size = FleetSize(prefill, 5 - prefill)
     pool = site.workers()
-    words = f"{replicas} pods of the group decode, whose minReplicas is 1 and maxReplicas 7"
+    words = f"group worker, whose minReplicas is 2 and maxReplicas 8, and {least} workers are the"
     with pytest.raises(BatonError, match=words):
         await pool.check(await pool.count(), workers)
 
@@ -222,11 +225,8 @@ async def test_an_account_may_touch_one_raycluster_alone(site: Site) -> None:
 
 
 async def test_another_answer_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BatonError, match="no group code-prefill, it has prefill, decode"):
+    with pytest.raises(BatonError, match="no group code, it has code-worker, worker"):
         await site.workers(group="code").count()
-    site.pods.put(raycluster(1, 4, most=0))
-    with pytest.raises(BatonError, match="decode of the RayCluster has no pod: set"):
-        await site.workers().count()
     monkeypatch.setattr(type(site.server.rayclusters), "answer", lambda *_, **__: (200, {"a": 1}))
     with pytest.raises(BatonError, match="answered with no RayCluster"):
         await site.workers().count()
@@ -275,23 +275,23 @@ async def test_a_worker_drains_before_its_pod_is_named(site: Site) -> None:
     scene = SizedScene(site)
     await scene.calm(50)
     assert scene.drained == ["decode-3"] and site.pods.named() == [LAST_POD]
-    assert site.pods.numbers() == [0, 2, 3] and site.number.size == FleetSize(1, 3)
+    assert site.pods.numbers() == [0, 2, 3, 4] and site.number.size == FleetSize(1, 3)
 
 
 async def test_pods_without_a_worker_say_why(site: Site) -> None:
     """Pods have no worker's name: each missing worker gets the words of one of them."""
-    site.pods.waiting = {4}
+    site.pods.waiting = {5}
     site.pods.states = [each for each in site.pods.states if each.number != 0]
     workers = site.workers()
     await workers.resize(await workers.count(), 7)
-    site.pods.states = [each for each in site.pods.states if each.number != 5]  # a quota
-    assert site.pods.numbers() == [1, 2, 3, 4, 6]
+    site.pods.states = [each for each in site.pods.states if each.number != 6]  # a quota
+    assert site.pods.numbers() == [1, 2, 3, 4, 5, 7]
     await workers.count()
     missing = ["decode-4", "decode-5", "decode-6"]
     found = await workers.problems(missing)
     assert [found[name].reason for name in missing[:2]] == ["no_node", "no_pod"]
-    assert found["decode-4"].detail == f"pod {pod_name(4)}: no node has room"
-    assert found["decode-5"].detail == "the group decode has 5 of 6 pods"
+    assert found["decode-4"].detail == f"pod {pod_name(5)}: no node has room"
+    assert found["decode-5"].detail == "the group worker has 6 of 7 pods"
     assert "decode-6" not in found, "its pod is there, and starts"
     assert await workers.problems(["prefill-0"]) == {}
     red = await workers.problems(["decode-1", *missing])
@@ -346,13 +346,13 @@ async def test_a_patch_that_is_refused_after_the_drain_is_asked_again(site: Site
     scene = SizedScene(site)
     site.server.rayclusters.refuses = 503
     await scene.calm(50)
-    assert scene.drained == ["decode-3"] and site.pods.numbers() == [0, 1, 2, 3]
+    assert scene.drained == ["decode-3"] and site.pods.numbers() == [0, 1, 2, 3, 4]
     assert site.number.size == FleetSize(1, 4)
     site.server.rayclusters.refuses = 0
     scene.started_again()
     await scene.calm(int(FAILED_S))
     assert scene.drained == ["decode-3"] * 2 and site.pods.named() == [LAST_POD]
-    assert site.pods.numbers() == [0, 2, 3] and site.number.size == FleetSize(1, 3)
+    assert site.pods.numbers() == [0, 2, 3, 4] and site.number.size == FleetSize(1, 3)
 
 
 async def test_a_patch_whose_answer_got_lost_is_not_repeated(site: Site) -> None:
@@ -360,7 +360,7 @@ async def test_a_patch_whose_answer_got_lost_is_not_repeated(site: Site) -> None
     site.server.rayclusters.refuses, site.server.rayclusters.unanswered = 503, True
     await scene.calm(50)
     assert len(site.server.rayclusters.patches) == 1
-    assert site.pods.numbers() == [0, 2, 3] and site.number.size == FleetSize(1, 3)
+    assert site.pods.numbers() == [0, 2, 3, 4] and site.number.size == FleetSize(1, 3)
 
 
 async def test_a_controller_killed_before_the_patch_leaves_the_number(site: Site) -> None:
@@ -374,7 +374,7 @@ async def test_a_controller_killed_before_the_patch_leaves_the_number(site: Site
     scene.leadership.term += 1
     scene.start()  # its memory says that the number changed: the next step waits as for one
     await scene.calm(int(SHRINK_GAP_S) - 5)
-    assert site.pods.numbers() == [0, 1, 2, 3] and site.number.size == FleetSize(1, 4)
+    assert site.pods.numbers() == [0, 1, 2, 3, 4] and site.number.size == FleetSize(1, 4)
     await scene.calm(30)
     assert scene.drained == ["decode-3"] * 2 and site.pods.named() == [LAST_POD]
 
@@ -382,7 +382,7 @@ async def test_a_controller_killed_before_the_patch_leaves_the_number(site: Site
 async def test_a_successor_completes_what_is_done_by_half(site: Site) -> None:
     """Killed after the PATCH: the driver does not know of it yet."""
     await site.shrink()
-    assert site.pods.numbers() == [0, 2, 3] and site.number.size == FleetSize(1, 4)
+    assert site.pods.numbers() == [0, 2, 3, 4] and site.number.size == FleetSize(1, 4)
     assert (await site.workers().count()).last_id == "decode-2"
     assert site.number.size == FleetSize(1, 3)
 

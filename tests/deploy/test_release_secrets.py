@@ -235,9 +235,11 @@ def test_the_command_of_the_hook(
     redis = [f"--redis={name}" for name in REDIS]
     assert main([*command, *redis]) != 0
     assert "--redis is given without --certificates" in capsys.readouterr().err
-    assert main([*command, f"--certificates={SERVER}", *redis]) == 0
+    assert main([*command, "--ray"]) != 0
+    assert "--ray is given without --certificates" in capsys.readouterr().err
+    assert main([*command, f"--certificates={SERVER}", *redis, "--ray"]) == 0
     made = {"chat-baton-secrets", "chat-baton-authority-key", "chat-baton-redis-tls", *NAMES}
-    assert set(server.secrets) == made
+    assert set(server.secrets) == {*made, "chat-baton-ray-tls"}
     printed = capsys.readouterr().out
     assert "chat-baton-secrets: created" in printed
     secret = b64decode(server.secrets["chat-baton-secrets"]["data"]["token"]).decode()

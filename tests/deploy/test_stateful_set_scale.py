@@ -248,12 +248,9 @@ def test_options_are_read_with_their_remedy() -> None:
     assert bounds_of("2-8") == (2, 8)
     assert target_of("statefulset/a") == ResizeTarget("statefulset", "a")
     assert target_of("fleet") == ResizeTarget("fleet")
-    for text, role, group in (("raycluster/a", "decode", "decode"),
-                              ("raycluster/a/code", "prefill", "code-prefill")):  # fmt: skip
-        found = target_of(text)
-        assert (found.kind, found.name, found.group_of(role)) == ("raycluster", "a", group)
-    for wrong in ("a", "deployment/a", "statefulset/", "statefulset/a/b", "fleet/a",
-                  "raycluster", "raycluster//b", "raycluster/a/b/c", ""):  # fmt: skip
+    assert target_of("raycluster/a/worker") == ResizeTarget("raycluster", "a", "worker")
+    for wrong in ("a", "deployment/a", "statefulset/", "statefulset/a/b", "fleet/a", "",
+                  "raycluster", "raycluster/a", "raycluster//b", "raycluster/a/b/c"):  # fmt: skip
         with pytest.raises(ConfigError, match="write it as statefulset/NAME"):
             target_of(wrong)
     for wrong in ("2", "2-", "a-b", "-1-4"):

@@ -26,7 +26,7 @@ FOUND: dict[str, Any] = {
     "after_us": 95_000,
     "after": [["fetch", 20_000, 9, "decode-0"], ["step", 85_000, 0, "decode-0"]],
     "offers": [[50_000, 60_000, 70_000, 9]], "read_bytes": 4_000_000, "reads": 2,
-    "transport": "shared memory",
+    "hidden_us": [20_000], "transport": "shared memory",
 }  # fmt: skip
 
 
@@ -40,20 +40,37 @@ def test_each_phase_has_a_bar_where_it_was() -> None:
     (hidden,) = [line for line in lines if "9 blocks fetched" in line]
     assert "." * 3 in hidden and "#" not in hidden
     assert any("4.0 MB, 2 READs, 0.40 GB/s over shared memory (" in line for line in lines)
-    older = {name: value for name, value in FOUND.items() if name != "transport"}
+    older = {name: FOUND[name] for name in FOUND if name not in ("transport", "hidden_us")}
     assert any("2 READs, 0.40 GB/s (" in line for line in waterfall(older, 100))
+    assert [line for line in waterfall(older, 100) if line.startswith("  9 blocks")] == [hidden]
+
+
+def test_what_came_after_the_first_token_is_not_hidden() -> None:
+    """The first offer is hidden, the second in part, the third not: it is in `fetch`."""
+    offers = [[50_000, 60_000, 70_000, 9], [80_000, 105_000, 115_000, 8], [96_000, 110_000, 0, 7]]
+    for found in ({"hidden_us": [20_000, 15_000, 0]}, {"hidden_us": None}):
+        lines = waterfall({**FOUND, "offers": offers, **found}, 100)
+        hidden = [line for line in lines if "blocks fetched" in line]
+        assert [line.split("  ")[1] for line in hidden] == [
+            "9 blocks fetched",
+            "8 blocks fetched in part",
+        ]
+        room = 100 - trace.NAME_WIDTH - 14
+        first_token = trace.NAME_WIDTH + 12 + 95 / 200 * room
+        assert len(hidden[1]) == pytest.approx(first_token, abs=1)
+        assert "15.0" in hidden[1]
 
 
 def test_the_speed_counts_overlapping_reads_once() -> None:
     offers = [[0, 1000, 1100, 1], [500, 1500, 1600, 1], [4000, 4500, 4600, 1]]
-    lines = waterfall({**FOUND, "offers": offers}, 100)
+    lines = waterfall({**FOUND, "offers": offers, "hidden_us": [0, 0, 0]}, 100)
     assert any("2.00 GB/s" in line for line in lines)  # 4 MB in 2 ms
 
 
 @pytest.mark.parametrize("width", [NARROWEST, 80, 133])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     long = {**FOUND, "path": [["credit wait", 5, 0, "a-worker-with-a-very-long-name" * 3]] * 9}
-    for found in (FOUND, long, {**FOUND, "path": [], "after": [], "offers": []}):
+    for found in (FOUND, long, {**FOUND, "path": [], "after": [], "offers": [], "hidden_us": []}):
         assert max(map(len, waterfall(found, width))) <= width
 
 

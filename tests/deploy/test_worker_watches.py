@@ -48,8 +48,22 @@ async def test_an_unwritable_registry_does_not_end_the_worker(
                 await asyncio.sleep(0.001)
     announcing.cancel()
     await asyncio.wait({announcing})
-    (said,) = logs  # once
+    said, _ = logs  # once, and "worker registered"
     assert "No space left" in said["reason"]
+
+
+@on_virtual_time
+async def test_a_late_registration_is_no_slow_start() -> None:
+    """The log has the seconds from the worker's being ready to its first entry, once a boot."""
+    registry = FullDisk(failures=27)
+    announcing = asyncio.create_task(announcer.announce(InlineRegistry(registry), RECORD))
+    with capture_logs() as logs:
+        await asyncio.sleep(60.0)
+    announcing.cancel()
+    await asyncio.wait({announcing})
+    (said,) = [line for line in logs if line["event"] == "worker registered"]
+    assert said["since_ready_s"] == pytest.approx(27 * announcer.RETRY_S)
+    assert said["boot_id"] == RECORD.boot_id
 
 
 class Hung(InlineRegistry):

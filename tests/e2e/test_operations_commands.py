@@ -22,6 +22,7 @@ from baton.deploy.cli.main import parser
 from baton.models.embedded import embedded_model
 from chaos.redis_server import running_server
 from tests.support.operations_page import PAGES, ROOT, arguments, documented_commands
+from tests.support.pod_commands import IN_PODS, patched
 from tests.support.redis_server import required_binary
 from tests.support.waiting import wait_until
 
@@ -58,15 +59,9 @@ HOSTS = (  # in this order, on processes around a Redis server
 )
 NAME = re.compile(r"baton [a-z]+( [a-z]+)?")  # alone: a mention; tests/test_docs.py knows it
 PODS = "needs pods; tests/helm/test_running_release.py runs it"
-CLUSTER = "a Kubernetes cluster"
-FORWARDED = "a port that `kubectl port-forward` forwards"
-
-
-def patched(keys: str) -> str:
-    """Return the command that writes keys of a release's Secret."""
-    return f"kubectl patch secret RELEASE-baton-secrets -p '{{\"stringData\": {{{keys}}}}}'"
-
-
+CONTROLLER = "needs a release with a controller; no test types it in pods"
+RAY_PODS = "needs pods of KubeRay; no test types it"
+TYPED_IN_PODS = list(dict.fromkeys(each for found in IN_PODS.values() for each in found))
 NOT_HERE = {
     "make dashboards": "rewrites files of this tree; tests/deploy/test_monitoring.py compares them",
     "make install": "installs packages",
@@ -88,33 +83,11 @@ NOT_HERE = {
     "docker compose -f deploy/compose.yaml -f deploy/compose-gpu.yaml up": "Docker and GPUs",
     "helm install chat helm/baton -f helm/baton/values-cpu-demo.yaml": PODS,
     "helm test chat": PODS,
-    "helm upgrade": PODS,
-    "helm rollback RELEASE": CLUSTER,
-    "kubectl describe pod POD": CLUSTER,
-    "kubectl logs POD": PODS,
-    "kubectl logs POD --previous": CLUSTER,
-    "kubectl get events": CLUSTER,
-    "kubectl get jobs": CLUSTER,
-    "kubectl get pods": CLUSTER,
-    "kubectl get pods -l app.kubernetes.io/instance=RELEASE -o wide": CLUSTER,
-    "kubectl describe pod RELEASE-baton-redis-0": CLUSTER,
-    "kubectl delete pod RELEASE-baton-ray-redis-0": CLUSTER,
-    "kubectl delete pod -l ray.io/cluster=RELEASE-baton-ray": CLUSTER,
-    "kubectl scale deployment/RELEASE-baton-controller --replicas=0": CLUSTER,
-    "kubectl logs -l app.kubernetes.io/component=controller --prefix --tail=200": CLUSTER,
-    "kubectl logs -l app.kubernetes.io/component=router --prefix --tail=200": CLUSTER,
-    "kubectl logs job/RELEASE-baton-model-HASH": CLUSTER,
-    "kubectl port-forward POD 8000": CLUSTER,
-    "kubectl port-forward POD 9001": CLUSTER,
-    "kubectl port-forward POD 9402": CLUSTER,
-    "curl http://127.0.0.1:8000/readyz": FORWARDED,
-    "curl http://127.0.0.1:9001/readyz": FORWARDED,
-    "baton explain FILE --url http://127.0.0.1:8000": FORWARDED,
-    "kubectl exec POD -- baton advise --router http://127.0.0.1:9402 --set slo.ttft_s=2": CLUSTER,
+    "kubectl delete pod RELEASE-baton-ray-redis-0": RAY_PODS,
+    "kubectl delete pod -l ray.io/cluster=RELEASE-baton-ray": RAY_PODS,
+    "kubectl scale deployment/RELEASE-baton-controller --replicas=0": CONTROLLER,
+    "kubectl logs -l app.kubernetes.io/component=controller --prefix --tail=200": CONTROLLER,
     "kubectl exec deployment/RELEASE-baton-router -- baton cluster status": PODS,
-    patched('"token": "OLD", "token-also": "NEW", "identity-secret": "OLD"'): CLUSTER,
-    patched('"token": "NEW", "token-also": "OLD"'): CLUSTER,
-    patched('"token": "NEW", "token-also": ""'): CLUSTER,
     patched('"redis-password": "NEW"'): PODS,
     "kubectl exec RELEASE-baton-redis-0 -- "
     "valkey-cli -s /data/redis.sock acl setuser default '>NEW'": PODS,
@@ -122,14 +95,10 @@ NOT_HERE = {
     "kubectl delete secret RELEASE-baton-authority-key": PODS,
     "kubectl delete pod RELEASE-baton-redis-0": PODS,
     "kubectl delete pod -l app.kubernetes.io/instance=RELEASE": PODS,
-    "kubectl rollout status": CLUSTER,
-    "kubectl rollout status statefulset/RELEASE-baton-decode": CLUSTER,
     "kubectl delete pod": PODS,
-    "kubectl rollout restart": CLUSTER,
-    "kubectl get hpa": CLUSTER,
+    "kubectl get hpa": "an autoscaler and an adapter that serves custom metrics",
     "kubectl get raycluster": "the KubeRay operator",
-    "kubectl get statefulset": CLUSTER,
-    "kubectl exec POD -- baton drain POD": PODS,
+    "kubectl delete pod -l ray.io/group=prefill": "the KubeRay operator",
     "kubectl exec POD -- ls /dev/infiniband": PODS,
     "kubectl exec POD -- grep Max.locked /proc/self/limits": PODS,
     "kubectl exec POD -- env UCX_TLS=rc,cuda_copy baton doctor": PODS,
@@ -139,13 +108,18 @@ NOT_HERE = {
 }
 
 
+def test_files_that_type_commands_exist_and_assert_it() -> None:
+    for name in IN_PODS:
+        assert "IN_PODS[Path(__file__).name]" in (ROOT / "tests" / "helm" / name).read_text()
+
+
 def test_each_documented_command_is_run_or_listed() -> None:
-    handled = {*SIZES, *SERVED, *HOSTS, *NOT_HERE}
+    handled = {*SIZES, *SERVED, *HOSTS, *TYPED_IN_PODS, *NOT_HERE}
     named = {each for each in FOUND if NAME.fullmatch(each)} - handled
     assert set(FOUND) - named == handled
 
 
-@pytest.mark.parametrize("command", [*SERVED, *HOSTS, *NOT_HERE])
+@pytest.mark.parametrize("command", [*SERVED, *HOSTS, *TYPED_IN_PODS, *NOT_HERE])
 def test_arguments_and_files_of_a_command_exist(command: str, tmp_path: Path) -> None:
     inner = re.sub(r"^env \S+=\S+ ", "", command.rpartition(" -- ")[2])
     if inner.startswith("baton "):

@@ -5,91 +5,48 @@ from __future__ import annotations
 
 import itertools
 import json
-import socket
-import time
+import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import grpc
 import httpx
 import pytest
 
 from baton.proto import client_pb2
 from chaos.cluster import Cluster
 from tests.support.machine_speed import slowness
+from tests.support.timed_calls import Measured, stream_grpc, stream_http
 from tests.support.waiting import wait_until
 
 WORDS = 400  # of a prompt, in chunks of CHUNK tokens
 CHUNK = 128
 SLACK_S, SLACK_SHARE = 0.001, 0.02
-WITHIN = 0.9  # of the requests: the machine may give the client's core to another process
+WITHIN = 0.9  # of the requests: the machine may give the router's core to another process
 PARTS = {"receive", "parse", "tokenize", "validate", "admit", "place", "send", "credit wait"} | {
     "step wait", "chunk", "first token", "return", "deliver", "detokenize", "write",
 }  # fmt: skip
 HANDOFF_PARTS = {"connect", "open", "prefill queue"}
 AFTER = {"decode queue", "step"}
 NUMBERS = itertools.count()  # so that no prompt has the prefix of another
-GENERATE = "/baton.client.v1.Inference/Generate"
+FEW: dict[str, Any] = {"model": "small", "max_tokens": 3, "ignore_eos": True}
 
 
-@dataclass(frozen=True)
-class Measured:
-    """`seconds` from the first byte that was sent to the first token that came."""
-
-    request_id: str
-    seconds: float
+def prompt(number: int) -> str:
+    return f"{number} " + "a stone " * WORDS
 
 
 def over_http(cluster: Cluster, number: int) -> Measured:
-    host, port = cluster.url.removeprefix("http://").rstrip("/").split(":")
-    prompt = f"{number} " + "a stone " * WORDS
-    asked = {"model": "small", "prompt": prompt, "max_tokens": 3, "stream": True}
-    body = json.dumps(asked | {"ignore_eos": True}).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-        "Content-Type: application/json\r\nConnection: close\r\n\r\n"
-    )
-    with socket.create_connection((host, int(port)), timeout=60) as link:
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        begun_s = time.monotonic()
-        link.sendall(head.encode() + body)
-        came = b""
-        while b"data: " not in came:
-            came += link.recv(65536)
-        seconds = time.monotonic() - begun_s
-        while part := link.recv(65536):
-            came += part
-    assert came.startswith(b"HTTP/1.1 200") and b"data: [DONE]" in came, came[:2000]
-    (name,) = [
-        line.split(b": ")[1].decode()
-        for line in came.split(b"\r\n")
-        if line.lower().startswith(b"x-request-id")
-    ]
-    return Measured(name, seconds)
+    return stream_http(cluster.url, "/v1/completions", {"prompt": prompt(number), **FEW})
+
+
+def chat_over_http(cluster: Cluster, number: int) -> Measured:
+    asked = {"messages": [{"role": "user", "content": prompt(number)}], **FEW}
+    return stream_http(cluster.url, "/v1/chat/completions", asked)
 
 
 def over_grpc(cluster: Cluster, number: int) -> Measured:
-    asked = client_pb2.GenerateRequest(
-        model="small",
-        prompt=f"{number} " + "a stone " * WORDS,
-        max_tokens=3,
-        ignore_eos=True,
-    )
-    with grpc.insecure_channel(cluster.grpc_addresses["router"]) as channel:
-        grpc.channel_ready_future(channel).result(30)
-        call = channel.unary_stream(
-            GENERATE,
-            request_serializer=client_pb2.GenerateRequest.SerializeToString,
-            response_deserializer=client_pb2.GenerateResponse.FromString,
-        )
-        begun_s = time.monotonic()
-        replies = call(asked, timeout=60)
-        next(replies)
-        seconds = time.monotonic() - begun_s
-        assert list(replies)
-        (name,) = [value for key, value in replies.initial_metadata() if key == "x-request-id"]
-    return Measured(name, seconds)
+    asked = client_pb2.GenerateRequest(prompt=prompt(number), **FEW)
+    return stream_grpc(cluster.grpc_addresses["router"], cluster.url, asked)
 
 
 def trace_of(cluster: Cluster, request_id: str) -> dict[str, Any]:
@@ -120,18 +77,19 @@ def make_fleet(make_shared_cluster: Callable[..., Cluster]) -> Callable[[str], C
     return make
 
 
+Ask = Callable[[Cluster, int], Measured]
 CASES = [
-    (ask, placement) for ask in (over_http, over_grpc) for placement in ("disaggregated", "local")
+    (ask, placement)
+    for ask in (over_http, chat_over_http, over_grpc)
+    for placement in ("disaggregated", "local")
 ]
 
 
-def check_sums(
-    cluster: Cluster, ask: Callable[[Cluster, int], Measured], count: int, within: float
-) -> None:
-    """This share of the sums is within the slack: the client shares the cores with the fleet, and
-    a slow machine takes longer to give it one."""
+def missing_of(cluster: Cluster, ask: Ask, count: int) -> list[float]:
+    """What the sums of so many requests lack of their clients' times, as a share of the slack. No
+    sum may be longer than its client's time."""
     ask(cluster, next(NUMBERS))  # the first contact, and what is computed for the first time
-    off, lines = [], []
+    shares = []
     for _ in range(count):
         measured = ask(cluster, next(NUMBERS))
         found = trace_of(cluster, measured.request_id)
@@ -139,26 +97,28 @@ def check_sums(
         assert sum_s == pytest.approx(found["ttft_s"], abs=1e-4)
         missing_s = measured.seconds - sum_s
         assert missing_s > -0.0002, (measured, found)
-        off.append(missing_s > max(SLACK_S, SLACK_SHARE * measured.seconds))
-        lines.append(f"{measured.seconds:.4f} {sum_s:.4f} {1e3 * missing_s:.2f} ms")
-    print("\n".join(lines))
-    assert sum(off) <= (1 - within) * count * slowness(), lines
+        shares.append(missing_s / max(SLACK_S, SLACK_SHARE * measured.seconds))
+        print(f"{measured.seconds:.4f} {sum_s:.4f} {1e3 * missing_s:.2f} ms")
+    return shares
 
 
 @pytest.mark.parametrize(("ask", "placement"), CASES)
 def test_a_path_adds_up_to_the_time_of_its_client(
-    make_fleet: Callable[[str], Cluster], ask: Callable[[Cluster, int], Measured], placement: str
+    make_fleet: Callable[[str], Cluster], ask: Ask, placement: str
 ) -> None:
-    check_sums(make_fleet(placement), ask, 6, 0.5)
+    """Most of them: the machine may give another process the router's core."""
+    assert statistics.median(missing_of(make_fleet(placement), ask, 5)) <= 1
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("ask", "placement"), CASES)  # 50 of each
+@pytest.mark.parametrize(("ask", "placement"), CASES)  # 204 in all
 def test_the_paths_of_200_requests_add_up(
-    make_fleet: Callable[[str], Cluster], ask: Callable[[Cluster, int], Measured], placement: str
+    make_fleet: Callable[[str], Cluster], ask: Ask, placement: str
 ) -> None:
-    check_sums(make_fleet(placement), ask, 50, WITHIN)
+    shares = missing_of(make_fleet(placement), ask, 34)
+    assert statistics.median(shares) <= 0.5, shares
+    assert sum(share <= 1 for share in shares) >= WITHIN * len(shares), shares
 
 
 @pytest.mark.parametrize("placement", ["disaggregated", "local"])

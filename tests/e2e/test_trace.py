@@ -12,11 +12,16 @@ from typing import Any
 import httpx
 import pytest
 
+from baton.runtime.telemetry.timeline import covered
 from chaos.cluster import Cluster
 from tests.support.machine_speed import timers
 from tests.support.waiting import eventually
 
-PHASES = {"request", "queue", "prefill", "chunk", "handoff", "fetch", "decode"}
+ROUTER = {"receive", "parse", "tokenize", "admit", "place", "send", "detokenize", "write"}
+PREFILL = {"prefill_queue", "chunk", "first_token"}  # the last is reported by the decode worker
+AFTER = {"verify", "decode_queue", "step"}
+PHASES = ROUTER | PREFILL | AFTER | {"request", "credit_wait", "offer", "fetch"}
+PHASES |= {"prefill", "handoff", "decode"}  # what their phases add up to
 TRACE, OTHER_TRACE = "4bf92f3577b34da6a3ce929d0e0e4736", "0af7651916cd43dd8448eb211c80319c"
 BODY = {"model": "small", "prompt": "a stone " * 150, "max_tokens": 4}
 SECRET = "xylophone-4711"
@@ -48,7 +53,9 @@ class Reported:
     """What spans and logs tell of one request, and of a secret that was asked afterwards."""
 
     request_id: str
+    ttft_s: float  # as the router has it
     spans: Sequence[Any]  # of the request
+    chat_spans: Sequence[Any]  # of the other one
     all_spans: str
     services: set[str]
     logs: dict[str, str]  # of each process
@@ -70,7 +77,7 @@ def reported(
         "telemetry.log_level=debug",
     ).start(1, 1, command=corrupting)
 
-    async def story() -> tuple[str, list[Any]]:
+    async def story() -> tuple[str, float, list[Any], list[Any]]:
         async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
             answer = await client.post("/v1/completions", json=BODY, headers=traced(TRACE))
             assert answer.status_code == 200, answer.text
@@ -80,15 +87,18 @@ def reported(
                     "/v1/chat/completions", json=body, headers=traced(OTHER_TRACE)
                 )
                 assert asked.status_code == status, asked.text
-        spans = await whole(servicer, TRACE, PHASES)
-        await whole(servicer, OTHER_TRACE, {"request", "queue", "decode"})
-        return answer.headers["x-request-id"], spans
+            spans = await whole(servicer, TRACE, PHASES)
+            chat_spans = await whole(servicer, OTHER_TRACE, PHASES | {"render"})
+            name = answer.headers["x-request-id"]
+            found = (await client.get(f"/trace/{name}")).json()
+        return name, found["ttft_s"], spans, chat_spans
 
-    request_id, spans = asyncio.run(story())
+    request_id, ttft_s, spans, chat_spans = asyncio.run(story())
     cluster.quiet(10.0)
     logs = {name: (cluster.folder / f"{name}.log").read_text() for name in PROCESSES}
     assert {span.trace_id.hex() for span in servicer.all} == {TRACE, OTHER_TRACE}  # the clients'
-    return Reported(request_id, spans, str(servicer.all), servicer.services, logs)
+    collected = str(servicer.all), servicer.services, logs
+    return Reported(request_id, ttft_s, spans, chat_spans, *collected)
 
 
 def test_all_phases_of_a_request_are_in_one_trace(reported: Reported) -> None:
@@ -105,12 +115,52 @@ def test_all_phases_of_a_request_are_in_one_trace(reported: Reported) -> None:
     for span in reported.spans:
         assert span.name == "request" or "request" in ancestors(span), span.name
         assert span.end_time_unix_nano >= span.start_time_unix_nano
-        if span.name in ("prefill", "chunk", "fetch"):
+        if span.name in ("prefill_queue", "prefill", "chunk", "offer", "fetch"):
             assert "handoff" in ancestors(span)
+    assert {span.name for span in reported.spans} >= PHASES
+    assert "render" in {span.name for span in reported.chat_spans}  # the other has no messages
     assert sum(span.name == "chunk" for span in reported.spans) >= 3
     (request,) = [span for span in reported.spans if span.name == "request"]
     for span in reported.spans:  # no phase begins before the request
         assert span.start_time_unix_nano >= request.start_time_unix_nano - 5_000_000
+
+
+def values(span: Any) -> dict[str, Any]:
+    """The attributes of a span, by their names without Baton's prefix."""
+    found = {}
+    for entry in span.attributes:
+        kind = entry.value.WhichOneof("value")
+        found[entry.key.removeprefix("baton.")] = getattr(entry.value, kind)
+    return found
+
+
+def test_the_critical_spans_cover_the_time_to_the_answer(reported: Reported) -> None:
+    critical = [span for span in reported.spans if values(span).get("critical")]
+    names = {span.name for span in critical}
+    assert names >= ROUTER | PREFILL | {"credit_wait", "connect", "open", "step_wait"}
+    assert not names & (AFTER | {"offer", "fetch", "handoff", "prefill"})
+    times = [(span.start_time_unix_nano, span.end_time_unix_nano) for span in critical]
+    begin = min(begin for begin, _ in times)
+    ttft_ns = 1e9 * reported.ttft_s
+    assert covered((one - begin, other - begin) for one, other in times) > 0.9 * ttft_ns
+    assert max(end for _, end in times) - begin < 1.05 * ttft_ns + 2e6  # of two processes' clocks
+
+
+def test_a_fetch_tells_what_was_read_and_what_was_hidden(reported: Reported) -> None:
+    fetches = [values(span) for span in reported.spans if span.name == "fetch"]
+    (handoff,) = [values(span) for span in reported.spans if span.name == "handoff"]
+    assert len(fetches) > 2
+    for each in (*fetches, handoff):
+        assert each["bytes"] > 0 and each["reads"] > 0 and each["gb_per_s"] > 0
+        assert each["transport"] == handoff["transport"] != ""
+    assert sum(each["bytes"] for each in fetches) == handoff["bytes"]
+    block_bytes = min(each["bytes"] / each["blocks"] for each in fetches)
+    blocks = sum(each["blocks"] for each in fetches)
+    assert handoff["bytes"] > blocks * block_bytes  # a block was read again
+    assert fetches[0]["hidden"] and fetches[0]["hidden_s"] > 0
+    offers = [values(span) for span in reported.spans if span.name == "offer"]
+    assert sum(each["blocks"] for each in offers) == blocks
+    assert sum(not each["hidden"] for each in offers) == 1  # that of the last chunk
 
 
 def test_a_retried_handoff_is_found_by_its_request_in_all_logs(reported: Reported) -> None:
@@ -146,10 +196,11 @@ async def test_a_locally_computed_prompt_has_the_same_phases(
     async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
         answer = await client.post("/v1/completions", json=BODY, headers=traced(TRACE))
     assert answer.status_code == 200, answer.text
-    spans = await whole(servicer, TRACE, PHASES - {"handoff", "fetch"})
+    handed = {"handoff", "fetch", "verify", "offer", "prefill_queue"}
+    spans = await whole(servicer, TRACE, PHASES - handed)
     assert {span.trace_id.hex() for span in servicer.all} == {TRACE}
     assert servicer.services == {"baton-router", "baton-decode-0"}
-    assert not {"handoff", "fetch"} & {span.name for span in spans}
+    assert not handed & {span.name for span in spans}
     computed = [span for span in spans if span.name in ("prefill", "chunk")]
     for span in computed:
         reported = {entry.key: entry.value for entry in span.attributes}

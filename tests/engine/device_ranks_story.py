@@ -24,9 +24,10 @@ from baton.engine.device_ranks.device_loading import build_device_rank_runner, w
 from baton.engine.device_ranks.leading import DeviceRankRunner, LeadingPool
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.runner import ModelRunner
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.kv_transfer.nixl_mover import NixlMover
 from baton.runtime.errors import DeviceLost
+from baton.runtime.sampling import SamplingParams
 
 sys.path.append(str(Path(__file__).parent))
 from device_story import BLOCKS, SIZE, Counted, tokens, torch_runner

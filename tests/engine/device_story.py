@@ -26,10 +26,11 @@ from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.kv_quant import KV_QUANTS
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.engine.scheduling.token_history import PromptTokens, Text
 from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.engine.triton.matrices import TritonMatrices
+from baton.runtime.sampling import SamplingParams
 
 sys.path.append(str(Path(__file__).parent))
 from interpreter import patch_once_a_launch

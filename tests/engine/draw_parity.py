@@ -21,11 +21,12 @@ from baton.engine.sampling.draw_logprobs import LogprobBuffers
 from baton.engine.sampling.draw_rules import DrawRules
 from baton.engine.sampling.mask_words import MASKED_LOGIT, MaskWords
 from baton.engine.sampling.sampling import adjust, sample
-from baton.engine.scheduling.batch import Draw, SamplingParams
+from baton.engine.scheduling.batch import Draw
 from baton.engine.scheduling.token_history import PromptTokens, Text
 from baton.engine.triton import sampling
 from baton.engine.triton.adjust import adjust_logits, find_logprobs
 from baton.engine.triton.sampling import draw_tokens
+from baton.runtime.sampling import SamplingParams
 
 _RULES = {
     "greedy": SamplingParams(temperature=0.0),

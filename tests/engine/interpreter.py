@@ -17,6 +17,7 @@ def patch_once_a_launch() -> None:
         return
     from triton.runtime import interpreter
 
+    # Triton has no public way to replace these three; `hasattr` allows for other versions.
     names = ("_patch_lang", "_LangPatchScope", "GridExecutor")
     if not all(hasattr(interpreter, name) for name in names):
         return

@@ -22,8 +22,10 @@ from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.model.attention import TorchAttention
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.runtime import process_memory
+from baton.runtime.sampling import SamplingParams
+from tests.support.decoder_probe import parts_of
 
 WARM_UP = 100
 STRETCHES = 4
@@ -123,7 +125,7 @@ def gpu(folder):
     pool = KvPool(plain.spec, BATCH * TABLE, BLOCK, torch.float32, torch.device("cpu"))
     pool.tensor.zero_()
     attention = TorchAttention(pool, plain.spec.attention)
-    decoder = DecoderKernels(attention).decoder(plain.spec, plain.decoder._weights)
+    decoder = DecoderKernels(attention).decoder(plain.spec, parts_of(plain.decoder).weights)
     eager = ModelRunner(plain.spec, pool, decoder)
     kernels = DrawKernels(nothing, greedy, nothing)
     rows = {"max_rows": BATCH, "table_width": TABLE, "vocab_size": plain.spec.vocab_size}

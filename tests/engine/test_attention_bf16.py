@@ -92,7 +92,7 @@ def test_decode(case):
 def test_chunk(case, start, count):
     chunk, queries = case.chunk(start, count), case.queries(count)
     found = case.fast().chunk(0, queries, chunk)
-    close(found, case.reference()._chunk(0, queries.float(), chunk))
+    close(found, case.reference().chunk(0, queries.float(), chunk))
 
 
 def test_rows_do_not_depend_on_the_batch_or_the_chunking(case):

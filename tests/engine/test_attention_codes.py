@@ -227,15 +227,15 @@ def test_rotate_and_write(name, dtype, turned):
 @pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 def test_which_kernels_are_taken(name, monkeypatch):
     fast = Case("plain", name, torch.bfloat16)
-    assert usable(fast.pool) and isinstance(fast.compiled()._fast, BfloatKvQuantAttention)
+    assert usable(fast.pool) and isinstance(fast.compiled().fast, BfloatKvQuantAttention)
     for case in (Case("plain", name, torch.float32), Case("plain", name, torch.bfloat16, dim=32)):
         assert not usable(case.pool)
-        assert isinstance(case.compiled()._strict, InvariantAttention)
+        assert isinstance(case.compiled().strict, InvariantAttention)
     monkeypatch.setattr(attention_codes, "usable", lambda pool: False)
     layout, queries = fast.batch(*MIXED), fast.queries(200)
     queries = queries[: len(layout.tokens)]
     strict = fast.compiled()  # as on a processor without the instruction
-    assert strict._fast is None
+    assert strict.fast is None
     torch.testing.assert_close(
         strict.attend(1, queries, layout).float(),
         fast.reference().attend(1, queries.float(), layout),

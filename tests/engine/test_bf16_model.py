@@ -12,8 +12,9 @@ from baton.engine.cpu.row_kernels import NumbaNorms, silu_gate
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.model.linear import bfloat16_is_fast
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.models.random_model import make_shaped_model
+from baton.runtime.sampling import SamplingParams
 from tests.support.decoder_probe import parts_of
 from tests.support.processors import PROCESSORS, pretend_processor, without_matrix_unit
 

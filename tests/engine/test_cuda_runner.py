@@ -7,7 +7,6 @@ from baton.engine.execution.decode_graph import BUCKETS
 from baton.engine.scheduling.batch import (
     Draw,
     Drawn,
-    SamplingParams,
     Scoring,
     Slice,
     StepBatch,
@@ -17,6 +16,7 @@ from baton.engine.scheduling.batch import (
 )
 from baton.engine.scheduling.token_history import PromptTokens, Text, history_of
 from baton.runtime.errors import EngineError
+from baton.runtime.sampling import SamplingParams
 from tests.support.cuda_runner_pair import (
     BLOCKS,
     GREEDY,

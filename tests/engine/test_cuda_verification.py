@@ -3,15 +3,11 @@
 import numpy as np
 import pytest
 
-from baton.engine.scheduling.batch import (
-    Draw,
-    SamplingParams,
-    Slice,
-    StepBatch,
-)
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.engine.scheduling.token_history import PromptTokens, Text
 from baton.engine.scheduling.verification import with_proposals
 from baton.runtime.errors import EngineError
+from baton.runtime.sampling import SamplingParams
 from tests.support.cuda_runner_pair import (
     GREEDY,
     RULES,

@@ -8,7 +8,8 @@ import torch
 from baton.engine.cpu_draws.sampling_numba import compiled_draw, draw_and_cut
 from baton.engine.sampling.noise import gumbel, noise_bits, stream_key
 from baton.engine.sampling.sampling import torch_draw, truncate
-from baton.engine.scheduling.batch import Draw, SamplingParams
+from baton.engine.scheduling.batch import Draw
+from baton.runtime.sampling import SamplingParams
 
 BACKENDS = ["torch", "compiled"]
 ROUNDING = 2e-6  # of float32 weights, summed in float64

@@ -8,7 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from baton.engine.execution.decode_graph import BUCKETS, DecodeGraphs
 from baton.engine.execution.graph_device import HostDevice
 from baton.engine.model.step_layout import Bounds, lay_out
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
+from baton.runtime.sampling import SamplingParams
 from tests.support import torch_kernels
 from tests.support.graph_buffers import drawn_tokens, send_tables, sent_tables, tables_of
 

@@ -15,9 +15,10 @@ from baton.engine.cpu.linear_numba import can_pack
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.model.decoder import Decoder
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.engine.spec.model_spec import read_spec
 from baton.models.random_model import make_shaped_model
+from baton.runtime.sampling import SamplingParams
 from tests.support.decoder_probe import parts_of, with_fused_pass
 from tests.support.processors import without_matrix_unit
 

@@ -13,8 +13,9 @@ from baton.engine.execution import determinism_proof, deterministic_runner
 from baton.engine.execution.determinism_proof import prove
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine, build_runner
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.runtime.errors import ConfigError
+from baton.runtime.sampling import SamplingParams
 from tests.support.decoder_probe import parts_of
 from tests.support.engine_probe import runner_of
 from tests.support.model_story import ModelStory, random_prompt

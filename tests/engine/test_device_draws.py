@@ -9,8 +9,9 @@ from baton.engine.execution import device_runner
 from baton.engine.execution.device_runner import sample_on_device
 from baton.engine.model.step_layout import Bounds, lay_out
 from baton.engine.sampling.draw_plan import plan_draws
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.engine.scheduling.token_history import history_of
+from baton.runtime.sampling import SamplingParams
 from tests.support import torch_kernels
 
 VOCAB = 50

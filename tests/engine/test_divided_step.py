@@ -7,8 +7,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from baton.engine.execution.divided_step import is_out_of_memory, run_divided
 from baton.engine.execution.torch_engine import TorchEngine
-from baton.engine.scheduling.batch import Draw, Drawn, SamplingParams, Slice, StepBatch, StepResult
+from baton.engine.scheduling.batch import Draw, Drawn, Slice, StepBatch, StepResult
 from baton.runtime.errors import EngineError, OutOfMemory
+from baton.runtime.sampling import SamplingParams
 from tests.support.engine_probe import replace_compute
 from tests.support.model_story import ModelStory, random_prompt
 

@@ -13,9 +13,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from baton.engine.scheduling.batch import DraftWork, Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import DraftWork, Draw, Slice, StepBatch
 from baton.engine.scheduling.token_history import PromptTokens, Text
 from baton.runtime.errors import EngineError, ModelError
+from baton.runtime.sampling import SamplingParams
 from tests.support.model_story import ModelStory, random_prompt
 
 GREEDY = SamplingParams(temperature=0.0)

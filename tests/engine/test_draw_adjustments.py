@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from baton.engine.sampling.draw_adjustments import FORBIDDEN_TOKEN_BIAS, Adjustments, max_entries
-from baton.engine.scheduling.batch import Draw, SamplingParams
+from baton.engine.scheduling.batch import Draw
 from baton.engine.scheduling.token_history import PromptTokens, Text
+from baton.runtime.sampling import SamplingParams
 
 ALL = SamplingParams(
     repetition_penalty=1.5,

@@ -15,8 +15,9 @@ from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.ranks import loading as ranks_loading
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts, measure_draws
+from baton.runtime.sampling import SamplingParams
 from tests.support.model_story import ModelStory
 
 COSTS = DrawCosts(1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0)

@@ -3,7 +3,8 @@ import torch
 
 from baton.engine.model.step_layout import Bounds, lay_out
 from baton.engine.sampling.draw_plan import plan_draws
-from baton.engine.scheduling.batch import Draw, Drawn, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Drawn, Slice, StepBatch
+from baton.runtime.sampling import SamplingParams
 
 BOUNDS = Bounds(blocks=20, block_size=4, vocab_size=50, max_context=30)
 GREEDY = SamplingParams(temperature=0.0)

@@ -7,7 +7,8 @@ import torch
 
 from baton.engine.sampling.draw_rules import DrawRules
 from baton.engine.sampling.noise import stream_key, stream_start
-from baton.engine.scheduling.batch import Draw, SamplingParams
+from baton.engine.scheduling.batch import Draw
+from baton.runtime.sampling import SamplingParams
 
 
 def test_rules_of_draws():

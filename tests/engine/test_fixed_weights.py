@@ -51,8 +51,8 @@ def test_every_kind_is_found_however_deep_and_keeps_its_numbers():
     assert isinstance(parts.parts[0], TritonQuantized) and isinstance(
         parts.parts[1], FixedTileLinear
     )
-    assert parts.parts[0]._fixed and not quantized._fixed
-    assert parts.parts[0]._values is quantized._values
+    assert parts.parts[0].fixed and not quantized.fixed
+    assert parts.parts[0].values is quantized.values
     assert found.layers[2].tile_rows == 64 and found.layers[2].down is stacked.down
 
 

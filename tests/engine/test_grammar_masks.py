@@ -11,7 +11,8 @@ import torch
 
 from baton.engine.cpu_draws.sampling_numba import compiled_draw
 from baton.engine.sampling.sampling import sample, torch_draw
-from baton.engine.scheduling.batch import Draw, SamplingParams, extended
+from baton.engine.scheduling.batch import Draw, extended
+from baton.runtime.sampling import SamplingParams
 
 VOCAB = 1003
 WAYS = {"torch": torch_draw, "compiled": compiled_draw}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton.engine.sampling.sampling import adjust
-from baton.engine.scheduling.batch import Draw, SamplingParams
+from baton.engine.scheduling.batch import Draw
 from baton.engine.scheduling.token_history import (
     History,
     PromptTokens,
@@ -17,6 +17,7 @@ from baton.engine.scheduling.token_history import (
     TokenCounts,
     history_of,
 )
+from baton.runtime.sampling import SamplingParams
 
 VOCAB = 50
 PENALTIES = SamplingParams(

@@ -19,9 +19,10 @@ from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.ranks.loading import RankRunner, build_rank_runner
-from baton.engine.scheduling.batch import SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.engine.speculation.draft_model import DraftModel
 from baton.runtime.errors import DeviceLost, ModelError
+from baton.runtime.sampling import SamplingParams
 from tests.support.decoder_probe import draft_parts
 from tests.support.drafted_decoding import DraftedSequence
 from tests.support.eagle3_heads import HeadShape, ReferenceHead, save_head, train_pair
@@ -214,7 +215,7 @@ def test_a_head_reads_the_whole_embedding_of_a_divided_target(
     how = {"draft_kind": "eagle3"}
     one, two = alone(qwen3.folder, head, **how), make(qwen3.folder, head, **how)
     assert_equal(one, two, random_prompt(21))
-    assert two.draft.head._weights.embedding.shape[0] == 199
+    assert two.draft.head.weights.embedding.shape[0] == 199
 
 
 @pytest.mark.nightly  # test_ranks.py has the same without proposals

@@ -18,9 +18,10 @@ from baton.engine.cpu.decode_pass import DecodePass
 from baton.engine.cpu.linear_numba import can_pack
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.ranks.loading import RankRunner, build_rank_runner
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.models.random_model import make_shaped_model
 from baton.runtime.errors import ConfigError, DeviceLost, ModelError
+from baton.runtime.sampling import SamplingParams
 from tests.support import packed_weights
 from tests.support.decoder_probe import parts_of, sum_over_ranks, with_fused_pass
 from tests.support.machine_speed import slowness

@@ -5,9 +5,10 @@ import torch
 
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.engine.scheduling.token_history import history_of
 from baton.runtime.errors import ConfigError, EngineError
+from baton.runtime.sampling import SamplingParams
 from tests.support.model_story import ModelStory, greedy_slice, random_prompt
 
 GREEDY = SamplingParams(temperature=0.0)

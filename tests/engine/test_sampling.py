@@ -9,8 +9,9 @@ import torch
 import baton.engine.sampling.sampling as sampling
 from baton.engine.sampling.noise import gumbel, noise_bits, stream_key
 from baton.engine.sampling.sampling import adjust, sample, truncate
-from baton.engine.scheduling.batch import Draw, SamplingParams
+from baton.engine.scheduling.batch import Draw
 from baton.engine.scheduling.token_history import history_of
+from baton.runtime.sampling import SamplingParams
 
 PLAIN = SamplingParams(temperature=1.0)
 GREEDY = SamplingParams(temperature=0.0)

@@ -1,8 +1,9 @@
 import pytest
 
 from baton.engine.model.step_layout import Bounds, lay_out
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.runtime.errors import EngineError
+from baton.runtime.sampling import SamplingParams
 
 BOUNDS = Bounds(blocks=10, block_size=4, vocab_size=50, max_context=30)
 

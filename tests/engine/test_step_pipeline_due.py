@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.scheduling.batch import Draw, SamplingParams, StepBatch, StepResult
+from baton.engine.scheduling.batch import Draw, StepBatch, StepResult
 from baton.engine.scheduling.draw_costs import DrawCosts
 from baton.engine.scheduling.step_pipeline import (
     KEPT_STEPS,
@@ -17,6 +17,7 @@ from baton.engine.scheduling.step_pipeline import (
     UNMEASURED_LIMIT_S,
 )
 from baton.runtime.errors import EngineError, OutOfMemory
+from baton.runtime.sampling import SamplingParams
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.step_pipeline_scene import PipelineScene
 

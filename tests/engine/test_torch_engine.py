@@ -8,15 +8,9 @@ import torch
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine, build_runner
 from baton.engine.execution.torch_engine import TorchEngine, TorchHandle
-from baton.engine.scheduling.batch import (
-    Draw,
-    FinishedStep,
-    SamplingParams,
-    Slice,
-    StepBatch,
-    StepResult,
-)
+from baton.engine.scheduling.batch import Draw, FinishedStep, Slice, StepBatch, StepResult
 from baton.runtime.errors import DeviceLost, EngineError
+from baton.runtime.sampling import SamplingParams
 from tests.support.waiting import eventually
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -84,10 +78,15 @@ async def test_a_step_is_what_the_runner_computes(engine, qwen3):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="this system has no /proc")
-async def test_the_kernel_knows_the_device_thread_by_its_name(gate, gated):
+async def test_the_kernel_knows_the_device_thread_by_its_name(gate):
+    before = set(threading.enumerate())
+    engine = TorchEngine(gate, queue_steps=4, step_timeout_s=20)
+    started = set(threading.enumerate()) - before
     gate.go.set()
-    await gated.submit(STEP).result()
-    assert [kernel_name(thread) for thread in gated._threads_running] == ["device"]
+    await engine.submit(STEP).result()
+    names = [kernel_name(thread) for thread in started]
+    await engine.close()
+    assert names == ["device"]
 
 
 def kernel_name(thread):

@@ -8,7 +8,6 @@ from baton.engine.scheduling.batch import (
     DraftWork,
     Draw,
     Drawn,
-    SamplingParams,
     Slice,
     StepBatch,
     StepResult,
@@ -17,6 +16,7 @@ from baton.engine.scheduling.batch import (
 from baton.engine.scheduling.token_history import history_of
 from baton.engine.scheduling.verification import accepted, check_proposals, with_proposals
 from baton.runtime.errors import EngineError
+from baton.runtime.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 

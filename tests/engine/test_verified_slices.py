@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from baton.engine.execution.divided_step import run_divided
-from baton.engine.scheduling.batch import Draw, Drawn, SamplingParams, Slice, StepBatch, StepResult
+from baton.engine.scheduling.batch import Draw, Drawn, Slice, StepBatch, StepResult
 from baton.engine.scheduling.token_history import PromptTokens, Text
 from baton.engine.scheduling.verification import with_proposals
+from baton.runtime.sampling import SamplingParams
 from tests.support.decoder_probe import parts_of
 from tests.support.model_story import ModelStory, random_prompt
 from tests.support.small_models import Reference

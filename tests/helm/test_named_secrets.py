@@ -129,12 +129,18 @@ def test_each_missing_secret_is_named_with_its_command(
 
 def test_secrets_that_pods_use_are_those_that_are_looked_up() -> None:
     """A value that names a Secret and is forgotten here would never be reported."""
-    release = render(merged(DEMO, NAMED, {"orchestrator": "kuberay"}))
+    ray: Values = {"orchestrator": "kuberay", "tls": {"existingSecrets": {"ray": "y"}}}
+    release = render(merged(DEMO, NAMED, ray))
     used = named_by(release)
     used.pop("chat-baton-ray")  # KubeRay makes it
-    assert used.keys() == KEYS.keys()
+    keys_of = {**KEYS, "y": ("tls.crt", "tls.key")}
+    assert used.keys() == keys_of.keys()
     for name, keys in used.items():
-        assert keys <= set(KEYS[name])
+        assert keys <= set(keys_of[name])
+    purpose, words = commands(release)["y"]
+    assert purpose == "tls.existingSecrets.ray"
+    given = [each for each in words if each.startswith("--from-")]
+    assert given == ["--from-file=tls.crt=CERTIFICATE_FILE", "--from-file=tls.key=KEY_FILE"]
 
 
 def test_secrets_that_exist_are_not_named(server: SecretsServer, tmp_path: Path) -> None:

@@ -3,8 +3,11 @@ what names mean. Without namespaces; test_running_release.py has them."""
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import socket
+import stat
 import struct
 from pathlib import Path
 
@@ -14,18 +17,22 @@ from baton.deploy.host.release_secrets import create_credentials
 from baton.deploy.host.secrets_api import SecretsApi
 from baton.runtime.errors import BatonError
 from tests.support.chart import example, merged, render
+from tests.support.pods.container import ContainerPlace
 from tests.support.pods.dns import answered
 from tests.support.pods.kuberay import operated, patched
 from tests.support.pods.manifests import (
     evictions_allowed,
     hooks_of,
     refuse_changes,
+    restarted,
     service_address,
+    with_restarts,
 )
 from tests.support.pods.network import Endpoint, policy_rules, selects, service_rules
 from tests.support.pods.pod import Probing, expanded
 from tests.support.pods.scales import Scales
 from tests.support.pods.secrets_server import SecretsServer
+from tests.support.pods.volumes import refresh_secret, volumes_of
 from tests.support.pods.workloads import (
     Actions,
     PodState,
@@ -33,10 +40,12 @@ from tests.support.pods.workloads import (
     fully_new,
     next_actions,
     ray_group,
+    revision_of,
     settled,
     stateful_set,
 )
 
+HOOK = {"app.kubernetes.io/name": "baton-hook", "app.kubernetes.io/instance": "chat"}
 KUBERAY = {"orchestrator": "kuberay"}
 
 
@@ -57,6 +66,8 @@ def test_a_stateful_set_replaces_one_pod_at_a_time_from_the_last() -> None:
     assert stateful_set(2, "new", old).end == ("p-1",)
     assert stateful_set(2, "new", [pod(0, "old"), pod(1, ready=False)]) == Actions()
     assert stateful_set(2, "new", [pod(0, "old"), pod(1)]).end == ("p-0",)
+    failed = [pod(0), pod(1, "failed", ready=False)]  # of an upgrade that is rolled back
+    assert stateful_set(2, "new", failed).end == ("p-1",)
     assert fully_new(2, "new", [pod(0), pod(1)]) and not fully_new(2, "new", old)
 
 
@@ -121,7 +132,7 @@ def test_ray_starts_with_the_flags_that_kuberay_adds() -> None:
     address = "chat-baton-ray-head-svc.llm.svc.cluster.local:6379"
     assert {f"--address={address}", "--memory=4294967296", "--num-cpus=1"} <= set(command)
     assert '--resources={"baton-prefill": 1}' in command
-    (waiting,) = pod["initContainers"]
+    waiting = pod["initContainers"][-1]
     assert f"ray health-check --address {address}" in waiting["args"][0]
     labels = head["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()
@@ -159,8 +170,30 @@ def test_policies_become_rules_of_the_pods_they_admit() -> None:
     assert "ip saddr { 10.1.0.3, 10.1.0.4 } tcp dport 20000-20999 accept" in rules["decode"]
     assert "10.1.0.2 } tcp dport 9001" not in rules["decode"]
     assert all(text.count("drop") == 2 for text in rules.values())
+    hook = Endpoint("secrets", "10.1.0.8", {**HOOK}, ready=False)
+    ports = re.findall(r"(\w+ dport \d+) accept", policy_rules(hook, policies, [], "10.1.0.1"))
+    assert ports == ["udp dport 53", "tcp dport 53", "tcp dport 443", "tcp dport 6443"]
+    assert policy_rules(hook, policies, [], "10.1.0.1").count("drop") == 2
     stranger = Endpoint("stranger", "10.1.0.9", {"app": "other"}, ready=True)
     assert "drop" not in policy_rules(stranger, policies, [], "10.1.0.1")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes files of a pod's group")
+def test_a_config_map_is_a_folder_that_a_pod_reads(tmp_path: Path) -> None:
+    """No pod of the chart mounts one: Grafana's sidecar reads the dashboards by the API."""
+    place = ContainerPlace((), tmp_path, "p", 10001, 10001, "10.1.0.1", "")
+    maps = {"own": {"kind": "ConfigMap", "data": {"a.json": "{}", "b": "text"}}}
+    spec = {"volumes": [{"name": "files", "configMap": {"name": "own"}}]}
+    server = SecretsServer("127.0.0.1", "llm", tmp_path / "api")
+    try:
+        mount = volumes_of(spec, place, tmp_path, server, maps)["files"]
+        files = [each for each in mount.source.iterdir() if each.is_file()]
+        assert {each.name: each.read_text() for each in files} == maps["own"]["data"]
+        assert mount.read_only and mount.source.joinpath("b").stat().st_mode & 0o777 == 0o644
+        with pytest.raises(KeyError, match="own"):
+            volumes_of(spec, place, tmp_path, server, {})
+    finally:
+        server.close()
 
 
 def test_a_service_sends_to_ready_pods_and_refuses_without() -> None:
@@ -199,6 +232,30 @@ def test_an_upgrade_that_changes_an_immutable_field_is_refused() -> None:
     refuse_changes(pool, pool | {"spec": {"serviceName": "w", "replicas": 2}})
     with pytest.raises(ValueError, match="spec.serviceName: field is immutable"):
         refuse_changes(pool, pool | {"spec": {"serviceName": "v"}})
+
+
+def test_a_restart_lasts_over_an_upgrade_as_helm_leaves_it() -> None:
+    pools = {"kind": "Deployment", "spec": {"template": {"metadata": {"labels": {"a": "b"}}}}}
+    marked = restarted(pools, "now")
+    assert revision_of(marked["spec"]["template"]) != revision_of(pools["spec"]["template"])
+    assert with_restarts(marked, pools) == marked and with_restarts(pools, pools) == pools
+
+
+def test_a_mounted_secret_changes_at_once(tmp_path: Path) -> None:
+    server = SecretsServer("127.0.0.1", "llm", tmp_path / "api")
+    spec = {"volumes": [{"name": "tls", "secret": {"secretName": "s", "defaultMode": 0o440}}]}
+    place = ContainerPlace((), tmp_path, "p-0", 0, 0, "", "")
+    try:
+        server.put("s", {"a": b"1", "b": b"1"})
+        folder = volumes_of(spec, place, tmp_path, server, {})["tls"].source
+        server.put("s", {"a": b"2", "b": b"2"})
+        assert (folder / "a").read_bytes() == b"1"
+        refresh_secret(spec, place, "s", server)
+        assert [(folder / name).read_bytes() for name in "ab"] == [b"2", b"2"]
+        assert stat.S_IMODE((folder / "a").stat().st_mode) == 0o440
+        assert (folder / "a").readlink() == Path("..data/a")
+    finally:
+        server.close()
 
 
 def test_names_in_arguments_are_replaced_and_unknown_ones_stay() -> None:

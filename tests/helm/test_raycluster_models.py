@@ -146,7 +146,7 @@ def test_only_ports_of_ray_are_open_between_models(release: Release) -> None:
             (of_ray,) = [
                 rule
                 for rule in rules_at(policy, direction, 10002)
-                if rule["ports"][0].get("endPort") == 6385
+                if rule["ports"][0].get("endPort") == 6381
             ]
             assert peers(of_ray) == every
     for port in (9100, 20000):

@@ -13,7 +13,9 @@ import pytest
 from baton.deploy.cli.control_commands import fleet_plan
 from baton.deploy.cli.main import parser
 from baton.deploy.control.resize_target import ResizeTarget
+from baton.deploy.nodes.fleet_plan import FleetOptions
 from baton.planner.fleet_size import SizeBounds
+from baton.runtime.settings.loading import load
 from tests.support.chart import Document, Release, Values, example, merged, render
 from tests.support.live_chart import upgraded
 from tests.support.pods.secrets_server import SecretsServer
@@ -58,17 +60,29 @@ def controller_options(release: Release, ending: str = "baton-controller") -> An
     return parser().parse_args([*container["command"][1:], *container["args"]])
 
 
-def test_the_group_of_decode_workers_may_grow(release: Release) -> None:
+def test_workers_are_one_group_that_may_grow(release: Release) -> None:
     found = groups(release)
-    assert bounds(found["prefill"]) == (2, 2, 2)
-    assert bounds(found["decode"]) == (3, 3, 7)
+    assert list(found) == ["worker"] and bounds(found["worker"]) == (5, 5, 9)
+    labels = found["worker"]["template"]["metadata"]["labels"]
+    assert labels["app.kubernetes.io/component"] == "worker"
     (options,) = driver_options(release)
     assert options.follow and (options.prefill, options.decode) == (2, 3)
 
 
+def test_pods_of_the_group_take_workers_of_both_roles(release: Release) -> None:
+    (options,) = driver_options(release)
+    assert not options.by_role and options.group == "worker"
+    fleet = FleetOptions(
+        config=load(None, {}, {}), settings={}, prefill=2, decode=3, group=options.group
+    )
+    (resource,) = {name for order in fleet.orders() for name in order.resources()}
+    assert groups(release)["worker"]["rayStartParams"]["resources"] == f"'{{\"{resource}\": 1}}'"
+
+
 def test_a_controller_of_roles_alone_changes_no_number() -> None:
     fixed = render(BASE)
-    assert bounds(groups(fixed)["decode"]) == (3, 3, 3)
+    assert list(groups(fixed)) == ["worker"]
+    assert bounds(groups(fixed)["worker"]) == (5, 5, 5)
     assert not driver_options(fixed)[0].follow
     assert controller_options(fixed).resize is None
     assert fixed.of_kind("Role") == [
@@ -76,12 +90,11 @@ def test_a_controller_of_roles_alone_changes_no_number() -> None:
     ]
 
 
-def test_pods_of_both_groups_have_the_settings_of_both_roles(release: Release) -> None:
-    for group in groups(release).values():
-        (worker,) = group["template"]["spec"]["containers"]
-        given = {each["name"]: each.get("value") for each in worker["env"]}
-        assert given["BATON_STEP__PREFILL_TOKENS"] == "1024"
-        assert given["BATON_STEP__MAX_SEQUENCES"] == "16"
+def test_pods_have_the_settings_of_both_roles(release: Release) -> None:
+    (worker,) = groups(release)["worker"]["template"]["spec"]["containers"]
+    given = {each["name"]: each.get("value") for each in worker["env"]}
+    assert given["BATON_STEP__PREFILL_TOKENS"] == "1024"
+    assert given["BATON_STEP__MAX_SEQUENCES"] == "16"
 
 
 def test_a_changed_setting_of_a_role_makes_all_pods_old(release: Release) -> None:
@@ -105,7 +118,7 @@ def test_a_driver_that_is_to_follow_makes_the_head_old() -> None:
 def test_a_controller_knows_its_raycluster_and_how_far(release: Release) -> None:
     plan = fleet_plan(controller_options(release))
     assert plan is not None
-    assert plan.target == ResizeTarget("raycluster", RAYCLUSTER)
+    assert plan.target == ResizeTarget("raycluster", RAYCLUSTER, "worker")
     assert plan.bounds == SizeBounds(least=5, most=9, release_s=90.0)
 
 
@@ -114,11 +127,12 @@ def test_each_model_has_a_controller_of_its_groups() -> None:
     release = render(merged(BASE, SIZED, models))
     plan = fleet_plan(controller_options(release, "code-controller"))
     assert plan is not None and plan.bounds == SizeBounds(least=3, most=9, release_s=90.0)
-    assert plan.target == ResizeTarget("raycluster", RAYCLUSTER, "code")
-    for role in ("prefill", "decode"):
-        assert plan.target.group_of(role) in groups(release)
-    assert bounds(groups(release)["code-decode"]) == (1, 1, 7)
-    assert [each.follow for each in driver_options(release)] == [True, True]
+    assert plan.target == ResizeTarget("raycluster", RAYCLUSTER, "code-worker")
+    assert list(groups(release)) == ["worker", "code-worker"]
+    assert bounds(groups(release)["code-worker"]) == (3, 3, 9)
+    drivers = driver_options(release)
+    assert [each.follow for each in drivers] == [True, True]
+    assert [each.group for each in drivers] == ["worker", "code-worker"]
 
 
 def test_a_controller_may_touch_one_raycluster_and_list_pods(release: Release) -> None:
@@ -147,28 +161,38 @@ def test_policies_let_the_controller_reach_workers_and_the_api(release: Release)
         for expression in peer["podSelector"]["matchExpressions"]
         for name in expression["values"]
     }
-    assert reached == {"prefill", "decode", "redis"}
+    assert reached == {"worker", "redis"}
     anywhere = [each for each in policy["egress"] if "to" not in each]
     assert {port["port"] for rule in anywhere for port in rule["ports"]} == {53, 443, 6443}
-    for role in ("prefill", "decode"):
-        (peer,) = release.named("NetworkPolicy", role)["spec"]["ingress"][0]["from"]
-        (expression,) = peer["podSelector"]["matchExpressions"]
-        assert set(expression["values"]) == {"router", "controller", "prefill", "decode"}
+    (peer,) = release.named("NetworkPolicy", "baton-worker")["spec"]["ingress"][0]["from"]
+    (expression,) = peer["podSelector"]["matchExpressions"]
+    assert set(expression["values"]) == {"router", "controller", "worker"}
 
 
 def test_budgets_hold_the_least(release: Release) -> None:
-    """One that held the most would let no node drain while fewer run."""
+    """One for the workers of both roles: by role it would count pods whose role has changed. One
+    that held the most would let no node drain while fewer run."""
     budgets = {e["metadata"]["name"]: e["spec"] for e in release.of_kind("PodDisruptionBudget")}
-    assert budgets["chat-baton-decode"]["minAvailable"] == 2
-    assert budgets["chat-baton-prefill"]["minAvailable"] == 1
+    assert list(budgets) == ["chat-baton-worker"]
+    assert budgets["chat-baton-worker"]["minAvailable"] == 4
+    labels = groups(release)["worker"]["template"]["metadata"]["labels"]
+    assert budgets["chat-baton-worker"]["selector"]["matchLabels"].items() <= labels.items()
 
 
-def test_the_check_of_a_release_asks_workers_of_both_groups(release: Release) -> None:
+def test_policies_know_no_role(release: Release) -> None:
+    """Ray's ports aside, which pods of models with a group for each role may use too."""
+    names = {each["metadata"]["name"] for each in release.of_kind("NetworkPolicy")}
+    assert "chat-baton-worker" in names
+    assert not {name for name in names if name.endswith(("-prefill", "-decode"))}
+
+
+def test_the_check_of_a_release_asks_all_workers(release: Release) -> None:
     (check,) = release.named("Pod", "test")["spec"]["containers"]
     options = parser().parse_args([*check["command"][1:], *check["args"]])
-    assert options.decode == [
-        "http://chat-baton-prefill.llm:9001", "http://chat-baton-decode.llm:9001"
-    ]  # fmt: skip
+    assert options.decode == ["http://chat-baton-worker.llm:9001"]
+    service = release.named("Service", "baton-worker")["spec"]["selector"]
+    labels = groups(release)["worker"]["template"]["metadata"]["labels"]
+    assert service.items() <= labels.items()
 
 
 @pytest.fixture
@@ -179,24 +203,21 @@ def server(tmp_path: Path) -> Iterator[SecretsServer]:
     made.close()
 
 
-@pytest.mark.parametrize(("live", "kept"), [(6, 6), (1, 3), (40, 7)])
+@pytest.mark.parametrize(("live", "kept"), [(6, 6), (1, 5), (40, 9)])
 def test_an_upgrade_leaves_the_number(
     server: SecretsServer, tmp_path: Path, live: int, kept: int
 ) -> None:
     """Helm writes the list of groups as a whole: KubeRay would delete pods with workers."""
     (cluster,) = render(merged(BASE, SIZED)).of_kind("RayCluster")
     cluster = json.loads(json.dumps(cluster))
-    leaving = {"workersToDelete": ["chat-baton-ray-decode-worker-x7k2p"]}
-    cluster["spec"]["workerGroupSpecs"][1] |= {"replicas": live, "scaleStrategy": leaving}
-    cluster["spec"]["workerGroupSpecs"][0] |= {"replicas": live}
+    leaving = {"workersToDelete": ["chat-baton-ray-worker-worker-x7k2p"]}
+    cluster["spec"]["workerGroupSpecs"][0] |= {"replicas": live, "scaleStrategy": leaving}
     server.rayclusters.put(cluster)
-    found = groups(upgraded(server, merged(BASE, SIZED), tmp_path))
-    prefill, decode = found["prefill"], found["decode"]
-    assert bounds(decode) == (kept, 3, 7) and decode["scaleStrategy"] == leaving
-    assert bounds(prefill) == (2, 2, 2) and "scaleStrategy" not in prefill
+    group = groups(upgraded(server, merged(BASE, SIZED), tmp_path))["worker"]
+    assert bounds(group) == (kept, 5, 9) and group["scaleStrategy"] == leaving
 
 
 def test_a_first_install_begins_with_the_least(server: SecretsServer, tmp_path: Path) -> None:
     made = upgraded(server, merged(BASE, SIZED), tmp_path)
-    assert bounds(groups(made)["decode"]) == (3, 3, 7)
+    assert bounds(groups(made)["worker"]) == (5, 5, 9)
     assert server.refused == []

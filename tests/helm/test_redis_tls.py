@@ -100,7 +100,7 @@ def test_a_redis_of_your_own_gets_no_certificate() -> None:
 
 
 def test_a_given_secret_is_mounted() -> None:
-    given = {name: name[0] for name in ("router", "prefill", "decode", "redis")}
+    given = {name: name[0] for name in ("router", "prefill", "decode", "redis")} | {"ray": "y"}
     asked = {"tls": {"mode": "existing", "existingSecrets": given}}
     release = render(merged(DEMO, KUBERAY, asked))
     for server in ("redis", "ray-redis"):
@@ -118,8 +118,10 @@ def test_rays_head_calls_its_redis_by_tls() -> None:
     )
     pod = cluster["spec"]["headGroupSpec"]["template"]["spec"]
     head = pod["containers"][0]
-    assert {each["name"]: each["value"] for each in head["env"]} == {
+    given = {each["name"]: each["value"] for each in head["env"]}
+    assert {name: value for name, value in given.items() if "RAY_TLS" not in name} == {
         "HOME": "/tmp",
+        "RAY_USE_TLS": "1",
         "RAY_REDIS_CA_CERT": f"{MOUNTED}/ca.crt",
         "RAY_REDIS_CLIENT_CERT": f"{MOUNTED}/tls.crt",
         "RAY_REDIS_CLIENT_KEY": f"{MOUNTED}/tls.key",

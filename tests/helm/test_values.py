@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import helm_python
 import pytest
 import yaml
 
 from baton.runtime.settings.loading import given_names
-from tests.support.chart import FOLDER, Document, Values, example, merged, nested, render
+from tests.support.chart import FOLDER, Values, example, merged, nested, render
 from tests.support.chart_choices import MONITORED
+from tests.support.chart_table import README, properties, renewed
 
 DEMO = example("cpu-demo")
 KUBERAY = {"orchestrator": "kuberay"}
-CERTIFIED = ("router", "prefill", "decode", "redis")
+CERTIFIED = ("router", "prefill", "decode", "redis")  # without Ray
 BAD = {
     "model.embedded": (False, "model: 0 of model.embedded"),
     "model.path": ("x", "model: 2 of model.embedded"),
-    "prefill.replicas": (0, "prefill.replicas|greater than or equal to 1|minimum"),
+    "prefill.replicas": (0, "prefill.replicas is 0, but a model needs workers of both.*give a num"),
     "decode.tp": (3, "does not divide model.kvHeads 8"),
     "prefill.ep": (2, "prefill.ep is 2, but the 1 ranks of prefill.tp cannot form 2 equal groups"),
     "decode.gpu": ({"count": 1, "resource": ""}, "decode.gpu.count is 1 without"),
@@ -38,11 +38,14 @@ BAD = {
     "router.adminPort": (9402, "router.adminKeySecret is empty"),
     "router": ({"adminPort": 8001, "adminKeySecret": "k"}, "give them different ports"),
     "workers.kvPorts": ("9500-9400", "FIRST below LAST"),
-    "workers.topologyLabels": (["a", "b", "c", "d"], "topologyLabels|maxItems"),
+    "workers.topologyLabels": (
+        ["a", "b", "c", "d"],
+        "workers.topologyLabels has 4 labels; give at most 3",
+    ),
     "router.settings": ({"router.drain_s": 5}, "remove it, and use router.drainSeconds"),
     "workers.settings": ({"worker.port": 1}, "which the chart sets itself"),
     "decode.settings": ({"worker.drain_s": 5}, "remove it, and use workers.drainSeconds"),
-    "orchestrator": ("ray", "orchestrator"),
+    "orchestrator": ("ray", "orchestrator is ray; give one of plain, kuberay"),
     "prefill.gpu": ({"resource": "amd.com/gpu"}, "amd.com/gpu, a device for which Baton has no"),
     "decode.gpu.resource": ("h200", "decode.gpu.resource is h200, which no device plugin offers"),
     "decode.gpu.count": (1, "decode.gpu.count is 1, but worker.device is cpu; set"),
@@ -57,15 +60,15 @@ BAD = {
     "model.tokenSecret": ("hub", "model.tokenSecret is hub, but nothing is downloaded"),
     "prefill.settings": ({"worker.host": "::"}, "prefill.settings has worker.host, which the"),
     "secrets.existing": ("mine", None),
-    "kuberay.rayVersion": ("new", "rayVersion|pattern"),
+    "kuberay.rayVersion": ("new", "rayVersion is new; give a version of three numbers"),
     "autoscaling.mode": ("baton", "ttftSeconds and itlSeconds are 0: the controller needs an obj"),
     "autoscaling.baton": ({"itlSeconds": 0.1}, "objective, but autoscaling.mode is none; set"),
-    "monitoring.monitors": ("endpoints", "monitors|enum|one of"),
+    "monitoring.monitors": ("endpoints", "monitors is endpoints; give one of pods, services"),
     "autoscaling": ({"mode": "hpa"}, "monitoring.enabled is false; set monitoring.enabled=true"),
     "autoscaling.keda": ({"prometheus": "http://p"}, "autoscaling.mode is none; set"),
-    "autoscaling.decode": ({"kvUsePercent": 0}, "kvUsePercent|minimum"),
-    "decode.resources": ({"limits": {"memory": None}}, "memory"),
-    "router.port": (80, "1024|minimum"),
+    "autoscaling.decode": ({"kvUsePercent": 0}, "kvUsePercent is 0; give a number from 1"),
+    "decode.resources": ({"limits": {"memory": None}}, "limits.memory is not set; set it"),
+    "router.port": (80, "router.port is 80, but the pods.*give a number from 1024"),
 }
 
 
@@ -92,6 +95,14 @@ OWN_FILES = {"mode": "existing", "existingSecrets": {"router": "a", "prefill": "
         (
             merged(OWN_REDIS, {"redis": {"plainText": True}, "tls": OWN_FILES}, KUBERAY),
             "tls.existingSecrets.redis is empty",  # Ray's state
+        ),
+        (
+            merged({"tls": OWN_FILES}, {"tls": {"existingSecrets": {"redis": "d"}}}, KUBERAY),
+            "tls.existingSecrets.ray is empty; name a Secret with tls.crt and tls.key of an author",
+        ),
+        (
+            merged({"tls": OWN_FILES}, {"tls": {"existingSecrets": {"redis": "d", "ray": "e"}}}),
+            "tls.existingSecrets.ray is set, but orchestrator is plain",
         ),
         (
             {"workers": {"settings": {"registry.authority": "/ca.crt"}}},
@@ -159,13 +170,22 @@ SCALED = {**MONITORED, "autoscaling": {"mode": "keda"}}
     ("change", "words"),
     [
         ({}, "autoscaling.keda.prometheus is empty; give the URL"),
-        ({"keda": {"prometheus": "prometheus:9090"}}, "keda.prometheus|pattern"),
+        (
+            {"keda": {"prometheus": "prometheus:9090"}},
+            "keda.prometheus is prometheus:9090; give a URL",
+        ),
         ({"keda": {"prometheus": "http://p", "authModes": "basic"}}, "belong together; name"),
         ({"keda": {"prometheus": "http://p", "authentication": "a"}}, "belong together; name"),
-        ({"keda": {"prometheus": "http://p", "authModes": "any"}}, "authModes|pattern"),
+        (
+            {"keda": {"prometheus": "http://p", "authModes": "any"}},
+            "authModes is any; give bearer, basic",
+        ),
         ({"mode": "hpa", "keda": {"prometheus": "http://p"}}, "mode is hpa; set autoscaling.mode"),
         ({"mode": "hpa", "decode": {"maxReplicas": 2}}, "maxReplicas is 2, below the 3 of decode"),
-        ({"mode": "hpa, keda"}, "mode|enum|one of"),
+        (
+            {"mode": "hpa, keda"},
+            "autoscaling.mode is hpa, keda; give one of none, hpa, keda, baton",
+        ),
     ],
 )
 def test_a_bad_autoscaler_is_named(change: Values, words: str) -> None:
@@ -280,13 +300,6 @@ def test_notes_have_the_exact_request() -> None:
     assert "admits" not in open_notes and "networkPolicy.enabled is false." in open_notes
 
 
-def properties(schema: Document, path: str = "") -> Iterator[tuple[str, Document]]:
-    for name, inner in schema.get("properties", {}).items():
-        here = f"{path}.{name}".lstrip(".")
-        yield here, inner
-        yield from properties(inner, here)
-
-
 def test_the_schema_describes_each_value() -> None:
     schema = json.loads((FOLDER / "values.schema.json").read_text())
     described = dict(properties(schema))
@@ -304,19 +317,10 @@ def test_the_schema_describes_each_value() -> None:
 
 def test_the_table_of_values_is_generated() -> None:
     """README.md of the chart has one row for each value, from the schema."""
-    schema = json.loads((FOLDER / "values.schema.json").read_text())
-    defaults = yaml.safe_load((FOLDER / "values.yaml").read_text())
-    rows = []
-    for path, inner in properties(schema):
-        if "properties" in inner or path == "global":
-            continue
-        value: Any = defaults
-        for name in path.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        default = "" if value is None else f"`{json.dumps(value)}`"
-        rows.append(f"| `{path}` | {default} | {inner['description']} |")
-    table = "\n".join(["| value | default | meaning |", "| --- | --- | --- |", *rows])
-    assert table in (FOLDER / "README.md").read_text(), f"put this table there:\n{table}"
+    text = README.read_text()
+    assert text == renewed(text), "run `make chart`"
+    with pytest.raises(ValueError, match="0 tables"):
+        renewed("")
 
 
 def test_the_console_stays_on_the_pods_loopback() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.kv_transfer.fetch_report import FetchReport
+from baton.kv_transfer.fetch_report import FetchReport, OfferTimes
 
 
 def test_an_offer_is_verified_with_its_last_block() -> None:
@@ -25,6 +25,22 @@ def test_blocks_are_distinguished_by_their_offer() -> None:
     assert (first.first, first.blocks, first.received) == (0, 16, 6.0)
     assert (first.landed, first.verified) == (7.0, 0.0)
     assert (second.landed, second.verified) == (8.0, 9.0)
+
+
+def test_a_read_counts_for_each_offer_that_it_takes() -> None:
+    """The second READ takes the end of one offer and the begin of the next; a block comes again."""
+    report = FetchReport()
+    report.record_offer(range(4), 1.0)
+    report.record_offer(range(4, 6), 2.0)
+    for indices in ([0, 1, 2], [3, 4], [5], [0]):
+        report.record_read(indices, 10)
+    assert (report.reads, report.bytes) == (4, 70)
+    assert [(offer.reads, offer.bytes) for offer in report.offers] == [(3, 50), (2, 20)]
+
+
+def test_an_offer_is_hidden_until_the_first_tokens() -> None:
+    offer = FetchReport(offers=[OfferTimes(0, 1, 1.0, verified=3.0)]).offers[0]
+    assert [offer.hidden_s(first) for first in (0.5, 1.5, 9.0)] == [0.0, 0.5, 2.0]
 
 
 def test_a_fetch_lasts_from_its_start_until_all_is_verified() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -74,10 +75,10 @@ def test_an_answer_ends_with_the_end_token(tmp_path: Path) -> None:
         made.model.norm.weight.zero_()  # all logits are equal: the lowest id is said
         made.model.embed_tokens.weight.zero_()
     tiny_folder.write_model(tmp_path / "m", made, TOKENIZER, torch.float32)
-    asker = ModelAnswers(tmp_path / "m", context=512)
-    assert asker.greedy([[9, 8]], [5]) == [[0] * 5]
-    asker._ends = frozenset({0})
-    assert asker.greedy([[9, 8]], [5]) == [[0]]
+    assert ModelAnswers(tmp_path / "m", context=512).greedy([[9, 8]], [5]) == [[0] * 5]
+    path = tmp_path / "m" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": 0}))
+    assert ModelAnswers(tmp_path / "m", context=512).greedy([[9, 8]], [5]) == [[0]]
 
 
 @torch.no_grad()

@@ -112,21 +112,22 @@ def test_padding_and_other_rows_change_nothing(model: TrainingModel) -> None:
 
 @pytest.mark.parametrize("name", tiny_folder.MAX_PARAMETERS)
 @torch.no_grad()
-def test_half_of_the_first_heads_begin_by_looking_back(name: str) -> None:
+def test_half_of_the_first_heads_begin_by_looking_back(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = TrainingModel(tiny_folder.shape_of(name, VOCAB))
-    first: Any = model.model.layers[0]
-    length, attention = 300, first.self_attn
-    x = first.input_layernorm(model.model.embed_tokens(tokens(length)))
-    cos, sin = model._cos[:length], model._sin[:length]
-    queries, keys = (
-        training_model.rotate(norm(attention._heads(projection(x)))[0], cos, sin)
-        for norm, projection in (
-            (attention.q_norm, attention.q_proj),
-            (attention.k_norm, attention.k_proj),
-        )
-    )
-    heads, aimed = len(queries), len(queries) // 2
-    scores = queries @ keys.repeat_interleave(heads // len(keys), 0).mT / model.shape.head_dim**0.5
+    attend, length = training_model.attend, 300
+    given: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def noted(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        given.append((queries[0], keys[0]))
+        return attend(queries, keys, values)
+
+    monkeypatch.setattr(training_model, "attend", noted)
+    model(tokens(length))
+    queries, keys = given[0]  # of the first layer
+    aimed = len(queries) // 2
+    scores = queries @ keys.mT / model.shape.head_dim**0.5
     shares = (scores + torch.full((length, length), float("-inf")).triu(1)).softmax(-1)
     for head in range(aimed):
         assert shares[head].diagonal(-1 - head)[20:].mean() > 0.8

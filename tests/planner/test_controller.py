@@ -159,12 +159,14 @@ def test_the_last_worker_of_a_role_stays(decode: int) -> None:
 
 def test_a_direction_that_was_better_before_does_not_count_on() -> None:
     """No ratio of the last two workers is better, whatever the reason for no step says."""
-    controller, scripted = overloaded(1)
-    scripted.rate = 1000.0
-    until(controller, scripted, "last_worker")
-    controller._better = ("decode", scripted.now_s - HOLD_S)
-    assert run(controller, scripted, 1)[0].reason == "last_worker"
-    assert controller._better is None
+    controller, scripted = overloaded()
+    until(controller, scripted, "holding")
+    gone = {name: scripted.roles.pop(name) for name in ("d1", "d2", "d3")}
+    between = run(controller, scripted, int(HOLD_S) + 1)
+    assert {each.reason for each in between} == {"last_worker"}
+    scripted.roles |= gone
+    (decision,) = run(controller, scripted, 1)
+    assert decision.reason == "holding" and decision.text.endswith(" for 0.0 s")
 
 
 def test_ready_workers_count_and_not_registered_ones() -> None:

@@ -10,15 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.router.answers.choice_text import ChoiceDelta, ChoiceText, TokenLogprob
+from baton.router.answers.request_handler import Usage
 from baton.router.client_access.error_body import error_body
 from baton.router.dispatch.active_request import OutputToken
 from baton.router.http_frontend.http_error import error_response
-from baton.router.http_frontend.openai_answer import (
-    ChatRenderer,
-    CompletionRenderer,
-    ResponseHead,
-    Usage,
-)
+from baton.router.http_frontend.openai_answer import ChatRenderer, CompletionRenderer, ResponseHead
 from baton.router.text.call_form import CallableTools
 from baton.router.text.call_forms import FORMS
 from baton.router.text.tool_calls import ParsedCall

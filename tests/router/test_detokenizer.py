@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ _MADE: dict[str, Any] = {}
 def tokenizer(model_folder: Path) -> Iterator[HfTokenizer]:
     made = HfTokenizer(model_folder / "tokenizer.json")
     yield made
-    made._threads.shutdown()
+    asyncio.run(made.close())
 
 
 @pytest.fixture(scope="module")
@@ -191,4 +192,4 @@ def test_token_bytes_of_a_byte_fallback_vocabulary(tmp_path: Path) -> None:
     tokenizer = HfTokenizer(tmp_path / "tokenizer.json")
     for piece, stands_for in (("<0xE2>", b"\xe2"), ("\u2581", b" "), ("é", "é".encode())):
         assert tokenizer.token_bytes(token_of(made, piece)) == stands_for
-    tokenizer._threads.shutdown()
+    asyncio.run(tokenizer.close())

@@ -16,6 +16,7 @@ from baton.router.dispatch.placement_queue import (
     TOKENS_AT_ONCE,
     PlacementQueue,
 )
+from baton.router.fleet.unplaced import Unplaced
 from baton.runtime.errors import (
     BatonError,
     DeadlineExceeded,
@@ -39,6 +40,7 @@ class Fakes:
     tried: list[str] = field(default_factory=list)
     placed: list[str] = field(default_factory=list)
     refuses: set[str] = field(default_factory=set)
+    unplaced: Unplaced = field(default_factory=Unplaced)
 
     def room(self) -> int:
         self.looks += 1
@@ -60,7 +62,7 @@ def waiting_attempt(name: str, within_s: float = 60.0, attempt: int = 1, length:
 
 
 def line_of(fakes: Fakes) -> PlacementQueue:
-    return PlacementQueue(cast(Any, fakes))
+    return PlacementQueue(cast(Any, fakes), fakes.unplaced)
 
 
 async def wait_all(tasks: list[asyncio.Task[Any]]) -> None:
@@ -192,3 +194,27 @@ async def test_a_woken_request_checks_whether_it_may_wait_longer() -> None:
     tasks[1].cancel()
     await asyncio.gather(tasks[1], return_exceptions=True)
     assert len(line) == 0
+
+
+@on_virtual_time
+async def test_what_no_worker_has_is_counted() -> None:
+    fakes = Fakes()
+    line = line_of(fakes)
+    tasks = [asyncio.create_task(line.place(waiting_attempt(name), 60)) for name in ("a", "b")]
+    await asyncio.sleep(2 * RETRY_S)
+    assert fakes.unplaced.waiting == 2
+    tasks[0].cancel()
+    await asyncio.gather(tasks[0], return_exceptions=True)
+    assert fakes.unplaced.waiting == 1
+    fakes.space = 1
+    await wait_all(tasks[1:])
+    assert (fakes.unplaced.waiting, fakes.unplaced.refused) == (0, 0)
+
+
+@pytest.mark.parametrize(("error", "counted"), [(Overloaded("full"), 1), (InvalidRequest("x"), 0)])
+@on_virtual_time
+async def test_refusals_for_want_of_room_are_counted(error: BatonError, counted: int) -> None:
+    fakes = Fakes(error)
+    with pytest.raises(type(error)):
+        await line_of(fakes).place(waiting_attempt("r"), 60)
+    assert fakes.unplaced.refused == counted

@@ -51,6 +51,24 @@ async def test_a_workers_numbers_are_bounded_by_what_the_router_saw() -> None:
     assert sum(took for _, took, *_ in found["path"]) <= now_us
 
 
+async def test_a_fetch_is_hidden_until_the_first_token_came() -> None:
+    """The first offer ended before it, the second straddles it, the third came after it."""
+    trace = RequestTrace()
+    trace.record_sent("decode-0")
+    # The phases of the trace take this long.
+    await asyncio.sleep(0.05)
+    trace.record_output(worker_pb2.Timeline(names=[worker_pb2.CHUNK], micros=[50_000], counts=[9]))
+    # The second output comes later.
+    await asyncio.sleep(0.05)
+    times = {"begin_us": [10_000, 20_000, 80_000], "landed_us": [15_000, 85_000, 85_000]}
+    trace.record_output(reported(**times, verified_us=[20_000, 90_000, 90_000], blocks=[1, 2, 3]))
+    found = trace_record(trace, RequestEnd("r", "finished", 1.0, 1, 1, 0, 0), [])
+    begins = [begin for begin, *_ in found["offers"]]
+    assert found["hidden_us"][0] == pytest.approx(10_000, abs=1)
+    assert found["hidden_us"][1] == pytest.approx(found["after_us"] - begins[1], abs=1)
+    assert found["hidden_us"][2] == 0
+
+
 async def test_counts_of_spans_are_numbers_of_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a fetch, tokens of a chunk."""
     trace = await traced()

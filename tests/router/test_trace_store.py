@@ -6,7 +6,10 @@ from typing import Any
 
 import orjson
 
-from baton.router.answers.trace_store import MIN_RECENT, TraceStore
+from baton.router.answers.trace_record import RequestEnd, trace_record
+from baton.router.answers.trace_store import MAX_RECORDS, MIN_RECENT, TraceStore
+from baton.router.requests.request_trace import FetchedOffer, RequestTrace
+from baton.runtime.telemetry.timeline import MAX_OFFERS, MAX_PHASES, Timeline
 
 
 def record(name: str, ttft_s: float | None = 0.1, **more: Any) -> dict[str, Any]:
@@ -34,6 +37,31 @@ def test_the_bytes_of_all_records_are_bounded() -> None:
     assert 0 < len(store) < 5
     store.add(record("r99", filler="y"), b"")  # in place of the other
     assert store.size_bytes == sum(len(body) for body in store.latest(100, b""))
+
+
+async def test_ten_thousand_records_of_long_prompts_fit() -> None:
+    """Each of a handoff with all the phases, offers and names of blocks that a record can have."""
+    trace = RequestTrace()
+    trace.record_prompt([bytes([200, number]) * 8 for number in range(256)] * 32, 16)
+    trace.record_sent("decode-worker-12")
+    worker = "prefill-worker-123456"
+    for number in range(2 * MAX_PHASES):
+        trace.path.mark("chunk", trace.path.at_s + 1.5 + number / 1000, 2048, worker)
+    trace.after = Timeline(trace.path.at_s)
+    for number in range(2 * MAX_PHASES):
+        trace.after.mark("fetch", trace.after.at_s + 1.5 + number / 1000, 2048, worker)
+    trace.offers = [
+        FetchedOffer(float(number), number + 0.5, number + 0.75, 8192, 0.75)
+        for number in range(MAX_OFFERS)
+    ]
+    end = RequestEnd("req-" + "f" * 32, "finished", 300.0, 131_072, 16_384, 0, 0, "f" * 32)
+    full = trace_record(trace, end, ["slow", "failed", "migrated", "preempted"])
+    assert len(full["path"]) == len(full["after"]) == MAX_PHASES
+    assert len(orjson.dumps(full)) > 7000
+    store = TraceStore()
+    for number in range(MAX_RECORDS + 5):
+        store.add(full | {"id": f"req-{number:032x}"}, b"")
+    assert len(store) == MAX_RECORDS == 10_000
 
 
 def test_the_slowest_come_first() -> None:

@@ -4,15 +4,18 @@ that are worth keeping, whatever its sample ratio is."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from baton.proto import client_pb2
+from baton.router.answers.trace_record import LONG_REFUSAL_S
+from baton.router.answers.trace_store import MIN_RECENT
 from baton.runtime import metrics
 from baton.runtime.telemetry import tracing
+from tests.support.machine_speed import slowness
 from tests.support.metric_values import metric_value
 from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter
 from tests.support.waiting import eventually
@@ -68,6 +71,26 @@ async def test_a_grpc_call_has_a_trace(grpc_router: StartGrpcRouter) -> None:
     assert found["path"][-1][0] == "write"
 
 
+async def test_a_grpc_call_names_its_span(
+    grpc_router: StartGrpcRouter, collector: tuple[Any, str]
+) -> None:
+    servicer, endpoint = collector
+    asked = client_pb2.GenerateRequest(model="tiny", prompt="the", max_tokens=2)
+    async with grpc_router() as (running, stub):
+        call = stub.Generate(asked)
+        assert [reply async for reply in call]
+        assert tracing.RESPONSE_HEADER not in dict(await call.initial_metadata())
+        tracing.setup("router", endpoint)
+        call = stub.Generate(asked, metadata=[("traceparent", f"00-{TRACE}-{SPAN}-01")])
+        assert [reply async for reply in call]
+        headers = dict(await call.initial_metadata())
+        await eventually(lambda: _is_there(running, f"/trace/{headers['x-request-id']}", {}))
+        tracing.shutdown(10.0)
+    root = servicer.spans["request"]
+    assert root.parent_span_id.hex() == SPAN
+    assert headers[tracing.RESPONSE_HEADER] == f"00-{TRACE}-{root.span_id.hex()}-01"
+
+
 async def test_each_prompt_of_a_request_has_its_own_trace(router: StartRouter) -> None:
     async with router() as running:
         reply = await running.complete(prompt=["the", "a"], max_tokens=2)
@@ -99,6 +122,29 @@ async def test_a_refused_request_pushes_out_no_trace(
         listed = (await running.http.get("/traces")).json()["traces"]
         assert {each["outcome"] for each in listed} == {"finished"}
         assert served.headers["x-request-id"] in {each["id"] for each in listed}
+
+
+async def test_a_request_refused_after_a_wait_has_a_trace(
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To its client it has failed: it waited for a worker, in vain."""
+    monkeypatch.setattr("baton.router.dispatch.dispatcher.Dispatcher.place_wait_s", LONG_REFUSAL_S)
+    async with router() as running:
+        (worker,) = running.workers.values()
+        worker.draining = True
+        await eventually(lambda: _is_red(running))
+        failed, refused = ended("failed"), ended("refused")
+        reply = await running.complete(max_tokens=2)
+        assert reply.status_code == 503, reply.text
+        found = await trace_of(running, reply)
+    assert (ended("failed"), ended("refused")) == (failed, refused + 1)
+    assert (found["outcome"], found["kept"]) == ("refused", ["failed"])
+    (waited_us,) = [took for name, took, *_ in found["path"] if name == "end"]
+    assert waited_us >= 1e6 * LONG_REFUSAL_S and found["ttft_s"] is None
+
+
+async def _is_red(running: Any) -> bool:
+    return not await running.is_ready()
 
 
 async def test_a_request_without_an_answer_has_no_time_to_it(router: StartRouter) -> None:
@@ -221,6 +267,61 @@ async def test_a_collector_gets_a_migrated_request_of_no_sample(
     assert {span.parent_span_id for span in others} == {root.span_id}
     assert {"receive", "worker", "write", "decode"} <= {span.name for span in others}
     assert reply.headers["traceresponse"].startswith(f"00-{TRACE}-{root.span_id.hex()}-")
+
+
+async def test_all_workers_of_a_migrated_request_get_its_trace(
+    router: StartRouter, arrived: list[int], collector: tuple[Any, str]
+) -> None:
+    """Their spans have the ids that came with the request."""
+    servicer, endpoint = collector
+    async with router(workers=WORKERS) as running:
+        tracing.setup("router", endpoint)
+        reply = await migrated(running, arrived, traceparent=f"00-{TRACE}-{SPAN}-01")
+        await trace_of(running, reply)
+        tracing.shutdown(10.0)
+        submits = [worker.seen("submit") for worker in running.workers.values()]
+    root = servicer.spans["request"]
+    assert sorted(submit.attempt for (submit,) in submits) == [1, 2]
+    for (submit,) in submits:
+        assert submit.trace_context["traceparent"] == f"00-{TRACE}-{root.span_id.hex()}-01"
+
+
+async def kept_at_collector(
+    running: Any, collector: tuple[Any, str], ask: Callable[[], Awaitable[Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The record of a request that no sample ratio takes, and the attributes of its span."""
+    servicer, endpoint = collector
+    tracing.setup("router", endpoint, ratio=0.0)
+    found = await trace_of(running, await ask())
+    tracing.shutdown(10.0)
+    (root,) = [span for span in servicer.all if span.name == "request"]
+    return found, {each.key: each.value.string_value for each in root.attributes}
+
+
+async def test_a_collector_gets_a_preempted_request_of_no_sample(
+    router: StartRouter, collector: tuple[Any, str]
+) -> None:
+    async with router() as running:
+        running.workers["decode-0"].preempted_at = 2
+        found, attributes = await kept_at_collector(
+            running, collector, lambda: running.complete(max_tokens=4)
+        )
+    assert found["preempted"] and found["kept"] == ["preempted"]
+    assert attributes["baton.kept"] == "preempted"
+
+
+async def test_a_collector_gets_a_slow_request_of_no_sample(
+    router: StartRouter, collector: tuple[Any, str]
+) -> None:
+    async with router() as running:
+        for _ in range(2 * MIN_RECENT):
+            await running.complete(max_tokens=1)
+        running.workers["decode-0"].step_s = 0.5 * slowness()
+        found, attributes = await kept_at_collector(
+            running, collector, lambda: running.complete(max_tokens=1)
+        )
+    assert found["kept"] == ["slow"] and attributes["baton.kept"] == "slow"
+    assert attributes["baton.request_id"] == found["id"]
 
 
 async def test_a_collector_gets_a_failed_request_of_no_sample(

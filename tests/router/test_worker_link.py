@@ -249,3 +249,13 @@ async def test_the_end_is_reported_to_the_listener() -> None:
     await asyncio.gather(made.task, return_exceptions=True)
     assert made.notes.losses == [(None, "the router dropped the worker")]
     assert not made.link.up
+
+
+@on_virtual_time
+async def test_a_heartbeat_says_what_no_worker_has() -> None:
+    made = LinkScene()
+    far = await made.accept()
+    made.unplaced.waiting, made.unplaced.refused = 3, 5
+    await made.next(far, "heartbeat")  # may have been sent before
+    reported = (await made.next(far, "heartbeat")).unplaced
+    assert (reported.waiting, reported.refused) == (3, 5)

@@ -12,6 +12,7 @@ from baton.runtime.config import RouterConfig
 from baton.runtime.grpc_links import credentials, open_channel, open_port, open_server
 from baton.runtime.links import LINK_PROTOCOL_VERSION
 from baton.runtime.worker.block_feed import BlockFeed
+from baton.runtime.worker.linked_routers import LinkedRouter
 from baton.runtime.worker.service import WorkerService, host_of
 from tests.support.waiting import eventually
 
@@ -46,10 +47,10 @@ class IdleWorker:
         return 3600.0
 
 
-async def linked(service: WorkerService, count: int) -> list[tuple[str, str]]:
+async def linked(service: WorkerService, count: int) -> list[LinkedRouter]:
     """The linked routers, once there are so many."""
-    await eventually(lambda: len(service.routers()) == count, 30)
-    return service.routers()
+    await eventually(lambda: len(service.routers.all()) == count, 30)
+    return service.routers.all()
 
 
 async def test_a_router_is_listed_while_its_link_lasts() -> None:
@@ -68,7 +69,12 @@ async def test_a_router_is_listed_while_its_link_lasts() -> None:
         for call in calls:  # the second stream of one router takes over
             await call.write(worker_pb2.RouterMessage(hello=hello))
             assert (await call.read()).HasField("hello")
-        assert await linked(service, 1) == [("a" * 32, "127.0.0.1")]
+        assert await linked(service, 1) == [LinkedRouter("a" * 32, "127.0.0.1")]
+        reported = worker_pb2.Unplaced(waiting=3, refused=5)
+        beat = worker_pb2.RouterMessage(heartbeat=worker_pb2.Heartbeat(unplaced=reported))
+        await calls[1].write(beat)
+        found = [LinkedRouter("a" * 32, "127.0.0.1", waiting=3, refused=5)]
+        await eventually(lambda: service.routers.all() == found, 30)
         for call in calls:
             call.cancel()
         assert await linked(service, 0) == []

@@ -152,8 +152,15 @@ def test_a_worker_that_left_is_not_remembered(host: Host) -> None:
         record = replace(ONE, worker_id=f"decode-{number}")
         host.announce(record)
         assert reader.workers() == [record]
-        reader.withdraw(record.worker_id, record.boot_id)
-    assert reader.workers() == [] and reader._known == {}
+        path = host.folder / f"{record.worker_id}.worker"
+        status, gone = path.stat(), host.folder / "gone"
+        path.rename(gone)
+        assert reader.workers() == [] and reader.faults() == {}
+        gone.write_text("rubbish")  # a reader with a memory of it would not read this
+        os.utime(gone, ns=(status.st_atime_ns, status.st_mtime_ns))
+        gone.rename(path)
+        assert reader.workers() == [] and list(reader.faults()) == [record.worker_id]
+        path.unlink()
 
 
 def test_a_worker_that_leaves_by_a_wrong_clock_leaves(host: Host) -> None:

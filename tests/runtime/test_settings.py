@@ -175,4 +175,4 @@ def test_generated_settings_files_are_current(tmp_path: Path) -> None:
     made = reference.generate(tmp_path)
     kept = [reference.CHECKOUT / path.relative_to(tmp_path) for path in made]
     stale = [str(k) for k, m in zip(kept, made, strict=True) if k.read_bytes() != m.read_bytes()]
-    assert len(made) == 2 and stale == [], "run `make settings`"
+    assert len(made) == 3 and stale == [], "run `make settings`"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton.runtime.telemetry import tracing
+from baton.runtime.telemetry import timeline, tracing
 from tests.support.machine_speed import slowness
 
 pytestmark = pytest.mark.timed
@@ -31,15 +31,15 @@ def test_spans_arrive_with_parents_times_and_attributes(collector: tuple[Any, st
         with tracing.span(tracing.HANDOFF, remote, blocks=4) as handoff:
             tracing.annotate(handoff, outcome="completed")
             tracing.record(tracing.FETCH, 100.0, 100.5, handoff, bytes=7)
-        tracing.record(tracing.QUEUE, 90.0, 91.0, remote)
+        tracing.record(tracing.CREDIT_WAIT, 90.0, 91.0, remote)
     tracing.shutdown(10.0)
 
     spans = servicer.spans
-    assert set(spans) == {"request", "handoff", "fetch", "queue"}
+    assert set(spans) == {"request", "handoff", "fetch", "credit_wait"}
     assert spans["request"].parent_span_id == b""
     assert spans["handoff"].parent_span_id == spans["request"].span_id
     assert spans["fetch"].parent_span_id == spans["handoff"].span_id
-    assert spans["queue"].parent_span_id == spans["request"].span_id
+    assert spans["credit_wait"].parent_span_id == spans["request"].span_id
     assert len({span.trace_id for span in spans.values()}) == 1
     assert spans["request"].trace_id.hex() == tracing.trace_id(request)
     assert spans["fetch"].start_time_unix_nano == 100_000_000_000
@@ -144,6 +144,20 @@ def test_shutdown_gives_up_on_a_silent_collector() -> None:
         assert time.monotonic() - started < 15.0  # four batches of 5 s each without the limit
 
 
-def test_the_phases_are_the_designs() -> None:
-    assert tracing.PHASES == ("queue", "prefill", "chunk", "handoff", "fetch", "decode")
-    assert (tracing.QUEUE, tracing.DECODE) == ("queue", "decode")
+def test_the_spans_of_workers_are_named_as_their_phases() -> None:
+    """So that the router knows which phases need no span of its own."""
+    phases = {name.replace(" ", "_") for name in timeline.NAMES.values()}
+    assert set(tracing.PHASES) - phases == {"prefill", "offer", "handoff"}
+
+
+def test_an_https_endpoint_gets_no_plain_text() -> None:
+    """What arrives first is the greeting of a TLS client, not the text that HTTP/2 begins with."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(20)
+        for scheme, first in (("https://", b"\x16\x03"), ("http://", b"PR"), ("", b"PR")):
+            tracing.setup("router", f"{scheme}127.0.0.1:{listener.getsockname()[1]}")
+            tracing.record("queue", 1.0, 2.0)
+            tracing.shutdown(0.5)
+            link, _ = listener.accept()
+            with link:
+                assert link.recv(2) == first

@@ -80,13 +80,13 @@ def test_an_answer_with_tokens_migrates_within_its_grammar(
 
 def test_a_wrong_mask_is_a_breach_whatever_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mask that admits more than its grammar shows where no such token is drawn."""
-    compute = ChoiceMasks._bits
+    compute = ChoiceMasks.bits
 
     def wider(self: ChoiceMasks, length: int, tail: tuple[int, ...]) -> bytes | None:
         bits = compute(self, length, tail)
         return bits if bits is None or length < 3 else bytes([*bits[:-1], bits[-1] | 0x80])
 
-    monkeypatch.setattr(ChoiceMasks, "_bits", wider)
+    monkeypatch.setattr(ChoiceMasks, "bits", wider)
     outcome = lab.run_seed(WITH_MIGRATION)
     assert any("not that of the grammar" in breach for breach in outcome.breaches)
 

@@ -14,10 +14,10 @@ import pytest
 from baton.kv_transfer.checksum import block_seed
 from baton.kv_transfer.memory_mover import Attempt
 from baton.simulation.fleet.draw_scenario import draw
-from baton.simulation.fleet.engine_kind import SLABS
+from baton.simulation.fleet.engine_kind import SLABS, PlainSums
 from baton.simulation.fleet.faults import Striker
 from baton.simulation.fleet.scenario import BLOCK, Fault
-from baton.simulation.fleet.world import PlainSums, World
+from baton.simulation.fleet.world import World
 from baton.simulation.virtual import virtual_loop
 from baton.simulation.virtual.virtual_loop import VirtualLoop
 

@@ -99,6 +99,7 @@ CAUGHT_BY = {
     "no-slow-start": 20,
     "take-unsigned-reports": 104,
     "count-replayed-reports": 304,
+    "count-waits-for-ever": 23,
     **{name: seed for name, (seed, _) in CONTROLLER_BREAKS.items()},
 }
 # Those of `make test`, one of each promise; `make nightly` has them all.

@@ -14,7 +14,8 @@ from baton.deploy.processes.pool_memory import local_pool
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
-from baton.engine.scheduling.batch import DraftWork, Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import DraftWork, Draw, Slice, StepBatch
+from baton.runtime.sampling import SamplingParams
 
 MODELS = Path(__file__).parents[2] / "models"
 TARGET, DRAFT = MODELS / "baton-tiny", MODELS / "baton-tiny-draft"

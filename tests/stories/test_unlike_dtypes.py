@@ -4,7 +4,7 @@ answer is that of a worker that holds the same KV in its own dtype."""
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,8 +14,8 @@ from baton.decode_worker.scheduler import DecodeScheduler
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.engine.scheduling.blocks import Hold
+from baton.kv_transfer.conversion import HostConversion
 from baton.kv_transfer.memory_mover import Attempt, Fate
-from baton.kv_transfer.peers.converted_prompt import ConvertedPrompt
 from baton.models.embedded import embedded_model
 from baton.prefill_worker.scheduler import PrefillScheduler
 from baton.proto import handoff_pb2, worker_pb2
@@ -97,13 +97,13 @@ class Pair:
 @pytest.fixture
 async def made(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Pair]]:
     pairs: list[Pair] = []
-    convert = ConvertedPrompt._converted
+    convert = HostConversion.convert
 
-    async def noted(self: ConvertedPrompt, part: Any) -> Any:
-        pairs[0].offered.extend(part.blocks)
-        return await convert(self, part)
+    def noted(self: HostConversion, sources: Sequence[int], *more: Any) -> Any:
+        pairs[0].offered.extend(sources)
+        return convert(self, sources, *more)
 
-    monkeypatch.setattr(ConvertedPrompt, "_converted", noted)
+    monkeypatch.setattr(HostConversion, "convert", noted)
     yield pairs
     for pair in pairs:
         await pair.cluster.close()

@@ -19,13 +19,14 @@ from kubernetes_validate.utils import schema_contents
 from referencing import Registry, Resource
 
 from tests.support.chart_programs import templated
+from tests.support.published_crds import PUBLISHED
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "helm" / "baton"
 CRDS = Path(os.environ.get("BATON_CRDS", ROOT.parent / "shared" / "crds"))
 CRD_GROUPS = ("monitoring.coreos.com", "keda.sh", "ray.io")
 CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "ScaledObject", "RayCluster"}
-FOREIGN = {"Issuer", "Certificate", "HTTPRoute", *CUSTOM}  # not of Kubernetes itself
+FOREIGN = {*PUBLISHED, *CUSTOM}  # not of Kubernetes itself
 Document = dict[str, Any]
 Values = dict[str, Any]
 

@@ -11,7 +11,7 @@ from tests.support.chart import Values, example, merged
 
 EXAMPLES = ("cpu-demo", "single-node-8gpu", "production")
 COMBINATIONS = 240
-CERTIFIED = ("router", "prefill", "decode", "redis")
+CERTIFIED = ("router", "prefill", "decode", "redis", "ray")
 SECURED = {
     "prometheus": "https://prometheus:9090",
     "authentication": "reader",
@@ -21,12 +21,13 @@ MONITORED: Values = {  # metrics, and a peer that may read them
     "monitoring": {"enabled": True},
     "networkPolicy": {"monitoring": [{"namespaceSelector": {}}]},
 }
+HEADS = {"kvHeads": 8, "heads": 32}  # a `tp` of 2 fits
 CHOICES: dict[str, list[Any]] = {
     "model": [
         {"embedded": True},
-        {"path": "a/b", "volume": {"existingClaim": "weights"}},
-        {"path": "b", "volume": {"hostPath": "/srv/models"}, "name": "chat"},
-        {"repository": "owner/name", "revision": "0a1b2c", "tokenSecret": "hub"},
+        {"path": "a/b", "volume": {"existingClaim": "weights"}, **HEADS},
+        {"path": "b", "volume": {"hostPath": "/srv/models"}, "name": "chat", **HEADS},
+        {"repository": "owner/name", "revision": "0a1b2c", "tokenSecret": "hub", **HEADS},
     ],
     "tls": [
         {"mode": "hook"},
@@ -49,7 +50,7 @@ CHOICES: dict[str, list[Any]] = {
     ],
     "monitoring": [
         {},
-        {"enabled": True, "labels": {"release": "prometheus"}, "otlpEndpoint": "otel:4317"},
+        {"enabled": True, "labels": {"release": "prometheus"}, "otlpEndpoint": "https://otel:4317"},
         {"enabled": True, "monitors": "services"},
     ],
     "ingress": [
@@ -80,7 +81,10 @@ CHOICES: dict[str, list[Any]] = {
     "orchestrator": ["plain", "kuberay"],
     "models": [
         {},
-        {"code": {"model": {"repository": "owner/code"}}, "a": {"model": {"embedded": True}}},
+        {
+            "code": {"model": {"repository": "owner/code", **HEADS}},
+            "a": {"model": {"embedded": True}},
+        },
     ],
     "topologySpread": [True, False],
     "tests": [{}, {"enabled": False}],
@@ -105,15 +109,18 @@ def drawn_choices() -> Iterator[Values]:
 
 def fitting(values: Values) -> Values:
     """Return the values with the metrics that an autoscaler reads and a peer that may read them,
-    the password of an own Redis, and no certificate for a Redis that the release does not run."""
+    the password of an own Redis, and no certificate for a Redis or a Ray that the release does not
+    run."""
     if values.get("autoscaling", {}).get("mode") in ("hpa", "keda"):
         values = merged(values, {"monitoring": {"enabled": True}, "orchestrator": "plain"})
     if values.get("monitoring", {}).get("enabled") and not values.get("networkPolicy"):
         values = merged(values, MONITORED)
+    kuberay = values.get("orchestrator") == "kuberay"
+    if not kuberay and values.get("tls", {}).get("mode") == "existing":
+        values = merged(values, {"tls": {"existingSecrets": {"ray": ""}}})
     if values.get("redis", {}).get("url"):
         values = merged(values, {"secrets": {"existing": "mine"}})
-        runs_none = values.get("orchestrator") != "kuberay"
-        if runs_none and values.get("tls", {}).get("mode") == "existing":
+        if not kuberay and values.get("tls", {}).get("mode") == "existing":
             values = merged(values, {"tls": {"existingSecrets": {"redis": ""}}})
     if values.get("autoscaling", {}).get("mode") == "baton":  # its workers are alike
         alike = {**values.get("prefill", {}), "replicas": 3}

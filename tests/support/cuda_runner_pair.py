@@ -22,13 +22,8 @@ from baton.engine.memory.kv_pool import KvPool
 from baton.engine.model.attention import TorchAttention
 from baton.engine.sampling.draw_rules import DrawRules
 from baton.engine.sampling.noise import gumbel, noise_bits, stream_key, stream_start
-from baton.engine.scheduling.batch import (
-    Draw,
-    SamplingParams,
-    Slice,
-    StepBatch,
-    StepResult,
-)
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch, StepResult
+from baton.runtime.sampling import SamplingParams
 from tests.support import torch_kernels
 
 GREEDY = SamplingParams(temperature=0.0)

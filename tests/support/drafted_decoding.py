@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton.engine.execution.runner import ModelRunner
-from baton.engine.scheduling.batch import DraftWork, Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import DraftWork, Draw, Slice, StepBatch
 from baton.engine.scheduling.token_history import PromptTokens, Text
 from baton.engine.scheduling.verification import with_proposals
+from baton.runtime.sampling import SamplingParams
 
 
 class DraftedSequence:

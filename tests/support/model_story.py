@@ -12,7 +12,8 @@ import torch
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
-from baton.engine.scheduling.batch import Draw, SamplingParams, Slice, StepBatch
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch
+from baton.runtime.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -12,7 +12,7 @@ from tests.support.pods.secrets_server import SecretsServer
 from tests.support.pods.workloads import PodState, ray_group
 
 Document = dict[str, Any]
-NAME = "chat-baton-ray"
+NAME, GROUP = "chat-baton-ray", "worker"
 RULES = [
     {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "resourceNames": [NAME],
      "verbs": ["get", "patch"]},
@@ -20,13 +20,12 @@ RULES = [
 ]  # fmt: skip
 
 
-def raycluster(prefill: int, decode: int, most: int = 7) -> Document:
-    """Return what the chart renders, without templates."""
+def raycluster(workers: int, most: int = 8) -> Document:
+    """Return what the chart renders, without templates, beside the group of another model."""
     groups = [
-        {"groupName": "prefill", "replicas": prefill, "minReplicas": prefill,
-         "maxReplicas": prefill},
-        {"groupName": "decode", "replicas": decode, "minReplicas": 1, "maxReplicas": most},
-    ]  # fmt: skip
+        {"groupName": "code-worker", "replicas": 2, "minReplicas": 2, "maxReplicas": 2},
+        {"groupName": GROUP, "replicas": workers, "minReplicas": 2, "maxReplicas": most},
+    ]
     return {
         "kind": "RayCluster",
         "metadata": {"name": NAME, "namespace": "llm"},
@@ -35,7 +34,7 @@ def raycluster(prefill: int, decode: int, most: int = 7) -> Document:
 
 
 def pod_name(number: int) -> str:
-    return f"{NAME}-decode-worker-{number}"
+    return f"{NAME}-{GROUP}-worker-{number}"
 
 
 def pod_host(number: int) -> str:
@@ -44,7 +43,7 @@ def pod_host(number: int) -> str:
 
 @dataclass
 class RayPods:
-    """The decode pods of the RayCluster, which `put` creates. `slow`: a pod that ends stays until
+    """The pods of the RayCluster's group, which `put` creates. `slow`: a pod that ends stays until
     `finish`. `waiting`: numbers of pods that have no node, as their status says."""
 
     server: SecretsServer
@@ -60,7 +59,7 @@ class RayPods:
 
     def operate(self, document: Document) -> None:
         """Take the operator's step."""
-        group = worker_group(document, "decode")
+        group = worker_group(document, GROUP)
         actions = ray_group(group.replicas, group.named, self.states, self.made)
         made = [PodState(pod_name(n), "", n not in self.waiting, False, n) for n in actions.make]
         self.made += len(made)
@@ -86,12 +85,12 @@ class RayPods:
 
     def named(self) -> list[str]:
         """Return the pods that workersToDelete names."""
-        return list(worker_group(self.server.rayclusters.objects[NAME], "decode").named)
+        return list(worker_group(self.server.rayclusters.objects[NAME], GROUP).named)
 
     def objects(self) -> list[Document]:
         """Return the pods as the API shows them, beside one of another group."""
-        found = [self._object(each, "decode") for each in self.states]
-        return [self._object(PodState("another", "", True, False, 99), "prefill"), *found]
+        found = [self._object(each, GROUP) for each in self.states]
+        return [self._object(PodState("another", "", True, False, 99), "code-worker"), *found]
 
     def _object(self, state: PodState, group: str) -> Document:
         labels = {"ray.io/cluster": NAME, "ray.io/group": group}

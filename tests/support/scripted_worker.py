@@ -54,6 +54,7 @@ class ScriptedWorker:
     stop_at: int | None = None  # the token at this index is the model's end token
     fail_at: dict[int, tuple[str, bool]] = field(default_factory=dict)  # used once each
     fail_index: int | None = None  # what failures give as their index, if not the true one
+    preempted_at: int | None = None  # this output reports a preemption
     echo_stale: bool = False  # send duplicates, older attempts and unknown requests too
     silent: bool = False  # sends nothing, not even load
     skip_index: int | None = None  # this output is never sent; once
@@ -62,6 +63,7 @@ class ScriptedWorker:
     total_blocks: int = 10_000
     max_context: int = 4096
     cached_tokens: int = 0
+    loses_handoffs: bool = False  # of prompts: it computes them itself in the end
     withholds_scores: bool = False  # of prompts
     draining: bool = False
     trouble: str = ""
@@ -249,6 +251,9 @@ class ScriptedWorker:
         submit = held.submit
         accepted = {c.choice: list(c.accepted) for c in submit.choices}
         going = set(accepted)
+        if self.loses_handoffs and submit.placement.candidates:
+            lost = worker_pb2.PrefillSwitch(request_id=submit.request_id, attempt=submit.attempt)
+            self.emit(worker_pb2.StepOutputs(prefill_switches=[lost]))
         while going:
             await asyncio.sleep(self.step_s)  # A step takes this long.
             going -= held.unwanted
@@ -279,7 +284,7 @@ class ScriptedWorker:
             code, retryable = self.fail_at.pop(index)
             output.end = worker_pb2.FAILED
             output.index = index if self.fail_index is None else self.fail_index
-            output.failure.code, output.failure.detail = code, "told to fail"
+            output.failure.code, output.failure.detail = code, "scripted failure"
             output.failure.retryable = retryable
             return output
         before = [*submit.prompt, *accepted]
@@ -288,6 +293,8 @@ class ScriptedWorker:
             output.token = (*self.says[choice], 1)[index]
         if self.stop_at == index:
             output.token = 1
+        if self.preempted_at == index:
+            output.timeline.preempted = True
         if index == 0:
             output.cached_tokens = self.cached_tokens
             if choice == 0 and submit.sampling.HasField("prompt_logprobs"):
@@ -327,5 +334,5 @@ class ScriptedWorker:
                     old.attempt, old.index, old.token = output.attempt + 7, output.index + 1, 5
                     stray = lies.outputs.add()
                     stray.CopyFrom(old)
-                    stray.request_id = "nobody"
+                    stray.request_id = "unknown"
                 stream.put_nowait(worker_pb2.WorkerMessage(outputs=lies))

@@ -6,17 +6,11 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from baton.engine.scheduling.batch import (
-    Draw,
-    SamplingParams,
-    Slice,
-    StepBatch,
-    StepResult,
-    abandon,
-)
+from baton.engine.scheduling.batch import Draw, Slice, StepBatch, StepResult, abandon
 from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts
 from baton.engine.scheduling.step_pipeline import CompletedStep, StepPipeline
 from baton.runtime.errors import EngineError
+from baton.runtime.sampling import SamplingParams
 
 Outcome = StepResult | EngineError
 

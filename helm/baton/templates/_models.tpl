@@ -28,7 +28,7 @@ of the release, `modelNumber` counts from 1. `separator` stands between two mode
 {{- $_ := set (set $ingress "enabled" false) "host" "" -}}
 {{- $route := deepCopy .root.Values.httpRoute -}}
 {{- $_ := set (set $route "enabled" false) "hostname" "" -}}
-{{- $model := dict "name" "" "embedded" false "path" "" "repository" "" "revision" "main" "tokenSecret" "" "kvHeads" 0 "volume" $volume -}}
+{{- $model := dict "name" "" "embedded" false "path" "" "repository" "" "revision" "main" "tokenSecret" "" "kvHeads" 0 "heads" 0 "volume" $volume -}}
 {{- $none := dict "model" $model "ingress" $ingress "httpRoute" $route -}}
 {{- $base := merge $none (omit .root.Values "models" "model" "ingress" "httpRoute") -}}
 {{ include "baton.overlay" (dict "base" $base "own" .own) }}

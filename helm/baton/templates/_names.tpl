@@ -1,9 +1,13 @@
 {{/* Names and labels. A component is router, prefill, decode, worker, controller or redis. */}}
 
-{{/* The components of workers: one for each role, or one for both where a controller changes roles.
-Groups of a RayCluster have the role in which their workers begin. */}}
+{{/* The components of workers: one for each role, or one for both where a controller changes roles. */}}
 {{- define "baton.workers" -}}
-{{- if and (eq .Values.autoscaling.mode "baton") (eq .Values.orchestrator "plain") -}}["worker"]{{- else -}}["prefill","decode"]{{- end -}}
+{{- if eq .Values.autoscaling.mode "baton" -}}["worker"]{{- else -}}["prefill","decode"]{{- end -}}
+{{- end -}}
+
+{{/* The name of a component's group of the RayCluster, which all models share. */}}
+{{- define "baton.rayGroup" -}}
+{{- with .root.modelKey -}}{{ . }}-{{- end -}}{{ .component }}
 {{- end -}}
 
 {{/* "true" where a controller changes the number of workers, else empty. */}}
@@ -65,7 +69,8 @@ labels:
 {{- end -}}
 
 {{/* The Secret of a component's certificate: tls.crt, tls.key, ca.crt. A worker of both roles has
-that of decode workers, a controller that of routers: it only calls. All Redis servers have one. */}}
+that of decode workers, a controller that of routers: it only calls. All Redis servers have one. That
+of ray is an authority, which issues to each pod of Ray a certificate with the pod's address. */}}
 {{- define "baton.certificate" -}}
 {{- $component := get (dict "worker" "decode" "controller" "router" "ray-redis" "redis") .component | default .component -}}
 {{- $given := get .root.Values.tls.existingSecrets $component -}}
@@ -85,10 +90,11 @@ that of decode workers, a controller that of routers: it only calls. All Redis s
 {{ toJson $servers }}
 {{- end -}}
 
-{{/* What has a certificate of its own. */}}
+{{/* What has a certificate of its own; ray: an authority. */}}
 {{- define "baton.certified" -}}
 {{- $components := list "router" "prefill" "decode" -}}
 {{- if include "baton.redisServers" . | fromJsonArray -}}{{- $components = append $components "redis" -}}{{- end -}}
+{{- if eq .Values.orchestrator "kuberay" -}}{{- $components = append $components "ray" -}}{{- end -}}
 {{ toJson $components }}
 {{- end -}}
 

@@ -161,10 +161,15 @@ environment, so that `kubectl exec POD -- baton drain WORKER` has it too. */}}
 {{- end }}
 {{- end -}}
 
-{{/* Waits for the model that the download job writes. */}}
+{{/* Waits for the model that the download job writes; behind the init containers in `first`. */}}
 {{- define "baton.modelReady" -}}
-{{- if .root.Values.model.repository }}
+{{- if or .first .root.Values.model.repository }}
 initContainers:
+  {{- with .first }}
+  {{- . | nindent 2 }}
+  {{- end }}
+{{- end }}
+{{- if .root.Values.model.repository }}
   - name: model
     image: {{ .image }}
     imagePullPolicy: {{ .root.Values.image.pullPolicy }}

@@ -1,4 +1,5 @@
-{{/* What a RayCluster has for each model: a driver beside Ray's head, and a group for each role. */}}
+{{/* What a RayCluster has for each model: a driver beside Ray's head, and a group for each role, or one
+for both where a controller changes roles. */}}
 
 {{/* The values that a pod may be made of, and more, without other models: `baton release replace`
 replaces pods whose values have changed. */}}
@@ -21,9 +22,72 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
 
 {{/* The pods that Ray joins: the head, and the workers of all models. */}}
 {{- define "baton.rayNodes" -}}
-{{- include "baton.pods" (dict "root" . "modelKey" "" "components" (list "ray-head" "prefill" "decode")) }}
+{{- include "baton.pods" (dict "root" . "modelKey" "" "components" (list "ray-head" "prefill" "decode" "worker")) }}
 {{- range $key, $_ := (.release | default .).Values.models }}
-{{ include "baton.pods" (dict "root" $ "modelKey" $key "components" (list "prefill" "decode")) }}
+{{ include "baton.pods" (dict "root" $ "modelKey" $key "components" (list "prefill" "decode" "worker")) }}
+{{- end }}
+{{- end -}}
+
+{{/* Ray calls a node by its address, and its TLS compares that with the certificate. So each pod has
+a certificate of its own, by the authority `ray`, whose key the init container alone can read. */}}
+{{- define "baton.rayCertificate" -}}
+{{- if ne .root.Values.tls.mode "off" }}
+- name: ray-certificate
+  image: {{ .root.Values.image.worker }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  command: [baton, authority, issue]
+  args:
+    - --folder=/etc/baton/ray-authority
+    - --role=worker
+    - --name=node
+    - --host=$(POD_IP)
+    - --host=127.0.0.1 # for commands in the pod, as KubeRay sets RAY_ADDRESS
+    {{- with .service }}
+    - --host={{ . }} # by which KubeRay lets workers call the head
+    {{- end }}
+    - --days=3650 # Ray reads it when a process starts, so it lasts as long as the pod
+    - --out=/etc/baton/ray/tls
+  env:
+    - name: POD_IP
+      valueFrom:
+        fieldRef: {fieldPath: status.podIP}
+  securityContext:
+    {{- include "baton.containerSecurity" .root | nindent 4 }}
+  resources:
+    requests: {cpu: 10m, memory: 64Mi}
+    limits: {memory: 256Mi}
+  volumeMounts:
+    - {name: ray-authority, mountPath: /etc/baton/ray-authority, readOnly: true}
+    - {name: ray-tls, mountPath: /etc/baton/ray}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.rayTlsEnv" -}}
+{{- if ne .Values.tls.mode "off" }}
+- {name: RAY_USE_TLS, value: "1"}
+- {name: RAY_TLS_CA_CERT, value: /etc/baton/ray/tls/authority.pem}
+- {name: RAY_TLS_SERVER_CERT, value: /etc/baton/ray/tls/node.pem}
+- {name: RAY_TLS_SERVER_KEY, value: /etc/baton/ray/tls/node.key}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.rayTlsMount" -}}
+{{- if ne .Values.tls.mode "off" }}
+- {name: ray-tls, mountPath: /etc/baton/ray, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.rayTlsVolumes" -}}
+{{- if ne .Values.tls.mode "off" }}
+- name: ray-authority
+  secret:
+    secretName: {{ include "baton.certificate" (dict "root" . "component" "ray") }}
+    defaultMode: 0440
+    items:
+      - {key: tls.crt, path: authority.pem}
+      - {key: tls.key, path: authority.key}
+- name: ray-tls
+  emptyDir: {medium: Memory, sizeLimit: 1Mi}
 {{- end }}
 {{- end -}}
 
@@ -41,9 +105,13 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
     - --cpus=0
     - --prefill-gpus={{ .Values.prefill.gpu.count }}
     - --decode-gpus={{ .Values.decode.gpu.count }}
+    {{- if has "worker" (include "baton.workers" . | fromJsonArray) }}
+    - --group={{ include "baton.rayGroup" (dict "root" . "component" "worker") }}
+    {{- else }}
     - --by-role
     {{- with .modelKey }}
     - --group={{ . }}
+    {{- end }}
     {{- end }}
     - --leave-workers
     {{- if include "baton.resizes" . }}
@@ -59,15 +127,24 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
     - name: RAY_AUTH_TOKEN
       valueFrom:
         secretKeyRef: {name: {{ include "baton.release" . }}-ray, key: auth_token}
+    {{- include "baton.rayTlsEnv" . | nindent 4 }}
     - {name: BATON_WORKER__HOST, value: 0.0.0.0} # of its metrics; workers have their own
     {{- include "baton.commonEnv" . | nindent 4 }}
   ports:
     - {name: {{ include "baton.fleetPortName" . }}, containerPort: {{ include "baton.fleetPort" . }}}
+  startupProbe: # it has joined Ray, whose head may take two minutes
+    httpGet: {path: /healthz, port: {{ include "baton.fleetPortName" . }}}
+    periodSeconds: 2
+    failureThreshold: 150
   livenessProbe:
     httpGet: {path: /healthz, port: {{ include "baton.fleetPortName" . }}}
     periodSeconds: 10
     timeoutSeconds: 5
     failureThreshold: 6
+  readinessProbe: # all workers are registered; `baton release replace` does not wait for that
+    httpGet: {path: /readyz, port: {{ include "baton.fleetPortName" . }}}
+    periodSeconds: 5
+    timeoutSeconds: 2
   securityContext:
     {{- include "baton.containerSecurity" . | nindent 4 }}
   resources:
@@ -76,6 +153,7 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
   volumeMounts:
     - {name: tmp, mountPath: /tmp}
     - {name: shm, mountPath: /dev/shm}
+    {{- include "baton.rayTlsMount" . | nindent 4 }}
     {{- if ne .Values.tls.mode "off" }}
     - {name: tls, mountPath: /etc/baton/tls, readOnly: true}
     {{- end }}
@@ -84,20 +162,23 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
 {{- define "baton.rayGroups" -}}
 {{- $values := include "baton.rayValues" . | fromJson }}
 {{- $ports := include "baton.rayPorts" . | fromJson }}
-{{- range $role := list "prefill" "decode" }}
-{{- $scope := dict "root" $ "component" $role }}
-{{- $group := $.modelKey | empty | ternary $role (printf "%s-%s" $.modelKey $role) }}
-{{- $pool := deepCopy (get $.Values $role) }}
-{{- if eq $.Values.autoscaling.mode "baton" }}{{/* its workers change roles */}}
+{{- range $component := include "baton.workers" . | fromJsonArray }}
+{{- $scope := dict "root" $ "component" $component }}
+{{- $group := include "baton.rayGroup" $scope }}
+{{- $both := eq $component "worker" }}
+{{- $pool := $both | ternary $.Values.decode (get $.Values $component) | deepCopy }}
+{{- if $both }}
 {{- $ofBoth := deepCopy $.Values.decode.settings }}
 {{- include "baton.put" (dict "into" $ofBoth "own" $.Values.prefill.settings) }}
 {{- $_ := set $pool "settings" $ofBoth }}
+{{- $_ := set $pool "replicas" (add $.Values.prefill.replicas $.Values.decode.replicas) }}
 {{- end }}
-{{- $replicas := int $pool.replicas }}
-{{- $most := $replicas }}
+{{- $least := int $pool.replicas }}
+{{- $replicas := $least }}
+{{- $most := $least }}
 {{- $strategy := dict }}
-{{- if and (eq $role "decode") (include "baton.resizes" $) }}
-{{- $most = sub $.Values.autoscaling.baton.maxWorkers $.Values.prefill.replicas | int }}
+{{- if and $both (include "baton.resizes" $) }}
+{{- $most = int $.Values.autoscaling.baton.maxWorkers }}
 {{- /* An upgrade writes all groups: it must not set the number back, nor forget pods that leave. */}}
 {{- $found := lookup "ray.io/v1" "RayCluster" $.Release.Namespace (printf "%s-ray" (include "baton.release" $)) }}
 {{- range dig "spec" "workerGroupSpecs" (list) $found }}
@@ -112,7 +193,7 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
 {{- $settings := merge (dict "worker.host" "0.0.0.0" "worker.port" $.Values.workers.port "worker.admin_port" $.Values.workers.adminPort "worker.advertise" "$(POD_IP)" "worker.tp" $pool.tp "worker.ep" $pool.ep) $given }}
 - groupName: {{ $group }}
   replicas: {{ $replicas }}
-  minReplicas: {{ $pool.replicas }}
+  minReplicas: {{ $least }}
   maxReplicas: {{ $most }}
   {{- with $strategy }}
   scaleStrategy:
@@ -131,7 +212,7 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
       {{- include "baton.placement" $scope | nindent 6 }}
       # the preStop hook drains within this time
       terminationGracePeriodSeconds: {{ add $.Values.workers.drainSeconds 60 }}
-      {{- include "baton.modelReady" (dict "root" $ "image" $.Values.image.worker) | nindent 6 }}
+      {{- include "baton.modelReady" (dict "root" $ "image" $.Values.image.worker "first" (include "baton.rayCertificate" (dict "root" $) | trim)) | nindent 6 }}
       containers:
         - name: worker
           image: {{ $.Values.image.worker }}
@@ -140,6 +221,7 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
             - name: POD_IP
               valueFrom:
                 fieldRef: {fieldPath: status.podIP}
+            {{- include "baton.rayTlsEnv" $ | nindent 12 }}
             {{- include "baton.commonEnv" $ | nindent 12 }}
             {{- range $setting, $value := $settings }}
             - name: BATON_{{ $setting | replace "." "__" | upper }}
@@ -199,9 +281,11 @@ admin{{ with .modelNumber }}-{{ . }}{{ end }}
               {{- end }}
           volumeMounts:
             {{- include "baton.mounts" $ | nindent 12 }}
+            {{- include "baton.rayTlsMount" $ | nindent 12 }}
             - {name: shm, mountPath: /dev/shm}
       volumes:
         {{- include "baton.volumes" $scope | nindent 8 }}
+        {{- include "baton.rayTlsVolumes" $ | nindent 8 }}
         - name: shm
           emptyDir: {medium: Memory, sizeLimit: {{ $.Values.workers.sharedMemory }}}
 {{- end }}

@@ -25,7 +25,7 @@ user knows. */}}
 {{- end -}}
 {{- range $component, $name := .Values.tls.existingSecrets -}}
 {{- if $name -}}
-{{- $keys := list "tls.crt" "tls.key" "ca.crt" -}}
+{{- $keys := eq $component "ray" | ternary (list "tls.crt" "tls.key") (list "tls.crt" "tls.key" "ca.crt") -}}
 {{- $content := list -}}
 {{- range $keys -}}{{- $content = append $content (printf "--from-file=%s=%s" . (get $files .)) -}}{{- end -}}
 {{- $found = append $found (dict "name" $name "value" (printf "tls.existingSecrets.%s" $component) "keys" $keys "command" "generic" "content" $content) -}}

@@ -1,5 +1,4 @@
-{{/* What values.schema.json cannot say: values that do not fit together. Each message names the
-value and the remedy. */}}
+{{/* Values that do not fit together. Each message names the value and the remedy. */}}
 
 {{/* A quantity such as 500m, 2 or 64Gi as a number. */}}
 {{- define "baton.quantity" -}}
@@ -15,6 +14,7 @@ value and the remedy. */}}
 {{- end -}}
 
 {{- define "baton.validate" -}}
+{{- include "baton.checkBounds" . -}}
 {{- $hosts := dict -}}
 {{- $routes := dict -}}
 {{- if .Values.httpRoute.enabled -}}
@@ -91,25 +91,14 @@ value and the remedy. */}}
 {{- range $role := list "prefill" "decode" -}}
 {{- $pool := get $.Values $role -}}
 {{- $tp := int $pool.tp -}}
-{{- $heads := int $model.kvHeads -}}
 {{- if and (gt (int $pool.gpu.count) 0) (gt $tp (int $pool.gpu.count)) -}}
 {{- include "baton.fail" (list $ (printf "%s.tp is %d, but %s.gpu.count is %d, and each rank needs a GPU of its own; set %s.gpu.count=%d, or lower %s.tp" $role $tp $role (int $pool.gpu.count) $role $tp $role)) -}}
 {{- end -}}
 {{- if ne (mod $tp (int $pool.ep)) 0 -}}
 {{- include "baton.fail" (list $ (printf "%s.ep is %d, but the %d ranks of %s.tp cannot form %d equal groups; set %s.ep to a divisor of %s.tp" $role (int $pool.ep) $tp $role (int $pool.ep) $role $role)) -}}
 {{- end -}}
-{{- if and $heads (gt $tp 1) (ne (mod $heads $tp) 0) (ne (mod $tp $heads) 0) -}}
-{{- include "baton.fail" (list $ (printf "%s.tp is %d, which does not divide model.kvHeads %d; set %s.tp to a divisor or a multiple of it" $role $tp $heads $role)) -}}
-{{- end -}}
-{{- if and (gt (int $pool.gpu.count) 0) (not $pool.gpu.resource) -}}
-{{- include "baton.fail" (list $ (printf "%s.gpu.count is %d without %s.gpu.resource; name the device plugin's resource, such as nvidia.com/gpu" $role (int $pool.gpu.count) $role)) -}}
-{{- end -}}
-{{- if regexMatch "^(amd\\.com|gpu\\.intel\\.com|habana\\.ai|google\\.com|aws\\.amazon\\.com)/" $pool.gpu.resource -}}
-{{- include "baton.fail" (list $ (printf "%s.gpu.resource is %s, a device for which Baton has no kernels; name a resource of NVIDIA's device plugin, such as nvidia.com/gpu, or set %s.gpu.count=0" $role $pool.gpu.resource $role)) -}}
-{{- end -}}
-{{- if and $pool.gpu.resource (not (regexMatch "^[a-z0-9.-]+\\.[a-z]+/[A-Za-z0-9._-]+$" $pool.gpu.resource)) -}}
-{{- include "baton.fail" (list $ (printf "%s.gpu.resource is %s, which no device plugin offers; write it as DOMAIN/NAME, such as nvidia.com/gpu" $role $pool.gpu.resource)) -}}
-{{- end -}}
+{{- include "baton.checkSplit" (dict "root" $ "role" $role "tp" $tp) -}}
+{{- include "baton.checkGpu" (dict "root" $ "role" $role "gpu" $pool.gpu) -}}
 {{- $device := get $pool.settings "worker.device" | default (get $.Values.workers.settings "worker.device") -}}
 {{- if and (gt (int $pool.gpu.count) 0) (eq (toString $device) "cpu") -}}
 {{- include "baton.fail" (list $ (printf "%s.gpu.count is %d, but worker.device is cpu; set %s.gpu.count=0, or remove worker.device" $role (int $pool.gpu.count) $role)) -}}
@@ -125,11 +114,14 @@ value and the remedy. */}}
 {{- $certified := include "baton.certified" . | fromJsonArray -}}
 {{- range $component := $certified -}}
 {{- if not (get $.Values.tls.existingSecrets $component) -}}
-{{- include "baton.fail" (list $ (printf "tls.mode is existing, but tls.existingSecrets.%s is empty; name a Secret with tls.crt, tls.key and ca.crt" $component)) -}}
+{{- include "baton.fail" (list $ (printf "tls.mode is existing, but tls.existingSecrets.%s is empty; name a Secret with %s" $component (eq $component "ray" | ternary "tls.crt and tls.key of an authority for Ray alone" "tls.crt, tls.key and ca.crt"))) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.tls.existingSecrets.redis (not (has "redis" $certified)) -}}
 {{- include "baton.fail" (list $ "tls.existingSecrets.redis is set, but the release runs no Redis; unset it, or set redis.enabled=true") -}}
+{{- end -}}
+{{- if and .Values.tls.existingSecrets.ray (not (has "ray" $certified)) -}}
+{{- include "baton.fail" (list $ "tls.existingSecrets.ray is set, but orchestrator is plain, which has no Ray; unset it, or set orchestrator=kuberay") -}}
 {{- end -}}
 {{- else -}}
 {{- range $component, $name := .Values.tls.existingSecrets -}}
@@ -258,39 +250,5 @@ value and the remedy. */}}
 {{- include "baton.fail" (list $ (printf "workers.kvPorts %s contains the port %d of workers.port or workers.adminPort; choose another range" $.Values.workers.kvPorts (int $port))) -}}
 {{- end -}}
 {{- end -}}
-{{- /* Settings that the chart gives to processes, each with what to set instead, if anything. */ -}}
-{{- $files := "tls.mode and tls.existingSecrets" -}}
-{{- $owned := dict
-  "registry.cluster" ""
-  "registry.location" "redis.url"
-  "registry.password" "the Secret of secrets.existing"
-  "router.api_keys" "the Secret of secrets.existing"
-  "router.drain_s" "router.drainSeconds"
-  "router.grpc_port" "router.grpcPort"
-  "router.host" ""
-  "router.leave_s" "router.leaveSeconds"
-  "router.port" "router.port"
-  "security.authority" $files
-  "security.certificate" $files
-  "security.key" $files
-  "security.server_name" ""
-  "security.tls" "tls.mode"
-  "worker.admin_port" "workers.adminPort"
-  "worker.advertise" ""
-  "worker.drain_s" "workers.drainSeconds"
-  "worker.ep" "prefill.ep and decode.ep"
-  "worker.host" ""
-  "worker.port" "workers.port"
-  "worker.tp" "prefill.tp and decode.tp"
--}}
-{{- if .Values.redis.enabled -}}{{- $_ := set $owned "registry.authority" "" -}}{{- end -}}
-{{- if .Values.monitoring.otlpEndpoint -}}{{- $_ := set $owned "telemetry.otlp_endpoint" "monitoring.otlpEndpoint" -}}{{- end -}}
-{{- range $place, $settings := dict "router.settings" .Values.router.settings "workers.settings" .Values.workers.settings "prefill.settings" .Values.prefill.settings "decode.settings" .Values.decode.settings -}}
-{{- range $name, $_ := $settings -}}
-{{- if hasKey $owned $name -}}
-{{- $instead := get $owned $name -}}
-{{- include "baton.fail" (list $ (printf "%s has %s, which the chart sets itself; remove it%s" $place $name ($instead | empty | ternary "" (printf ", and use %s" $instead)))) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
+{{- include "baton.checkSettings" . -}}
 {{- end -}}

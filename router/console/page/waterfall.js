@@ -16,11 +16,24 @@ export function rowsOf(trace) {
     }
   };
   add(trace.path, 0, "path");
-  for (const [begin, , verified, blocks] of trace.offers) {
-    rows.push({ name: `${plural(blocks, "block")} fetched`, where: trace.decode_worker, begin, took: verified - begin, kind: "behind" });
-  }
+  trace.offers.forEach(([begin, , verified, blocks], place) => {
+    const took = trace.hidden_us[place]; // the rest is in `after`
+    const name = `${plural(blocks, "block")} fetched${took < verified - begin ? " in part" : ""}`;
+    if (took) rows.push({ name, where: trace.decode_worker, begin, took, kind: "behind" });
+  });
   add(trace.after, trace.after_us, "after");
   return rows;
+}
+
+/** The GB/s of a trace's READs, over the time in which at least one offer was being read. */
+export function readSpeed(trace) {
+  let until = 0;
+  let reading = 0;
+  for (const [begin, landed] of [...trace.offers].sort((one, other) => one[0] - other[0])) {
+    reading += Math.max(0, landed - Math.max(begin, until));
+    until = Math.max(until, landed);
+  }
+  return trace.read_bytes / 1e3 / Math.max(1, reading);
 }
 
 const KINDS = { path: "critical path", behind: "hidden behind it", after: "after the first token" };
@@ -48,7 +61,10 @@ export function waterfall(trace) {
     `${count(trace.output_tokens)} output tokens`,
     `decoded on ${trace.decode_worker || "no worker"}`,
   ];
-  if (trace.reads) facts.push(`${(trace.read_bytes / 1e6).toFixed(1)} MB in ${plural(trace.reads, "READ")}${trace.transport && ` over ${trace.transport}`}`);
+  if (trace.reads) {
+    const over = trace.transport && ` over ${trace.transport}`;
+    facts.push(`${(trace.read_bytes / 1e6).toFixed(1)} MB in ${plural(trace.reads, "READ")}${over} at ${readSpeed(trace).toFixed(2)} GB/s`);
+  }
   const head = ["Phase", "Where", "Time"].map((name) =>
     el("th", { scope: "col", class: name === "Time" ? "number" : null, text: name }),
   );

@@ -14,7 +14,7 @@ from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import RegistryClient
 from baton.runtime.shared_registry.registry_location import open_registry
-from chaos.redis_server import RedisServer, running_server
+from chaos.redis_server import RedisServer, running_server, server_binaries
 from tests.support.machine_speed import slowness
 from tests.support.redis_server import required_binary
 
@@ -25,9 +25,16 @@ TWO = WorkerRecord("prefill-0", "b" * 32, "prefill", "10.0.0.2:1", "10.0.0.2:2",
 OpenRegistry = Callable[..., RegistryClient]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    with running_server(tmp_path, required_binary()) as made:
+def binaries() -> list[Any]:
+    """Return every server of this machine, Redis or Valkey; the second runs in `make nightly`."""
+    found = [pytest.param(path, id=Path(path).name) for path in server_binaries()]
+    nightly = [pytest.param(*each.values, id=each.id, marks=pytest.mark.nightly) for each in found]
+    return [*found[:1], *nightly[1:]] or [pytest.param(None, id="none")]
+
+
+@pytest.fixture(params=binaries())
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    with running_server(tmp_path, request.param or required_binary()) as made:
         yield made
 
 

@@ -6,17 +6,20 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
 from baton.runtime import metrics
+from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.registry_client import RegistryClient, RegistryUnavailable
 from baton.runtime.shared_registry import redis_registry
+from baton.runtime.shared_registry.registry_location import open_registry
 from baton.runtime.shared_registry.signed_entry import MAX_ENTRY_BYTES, EntrySigner, SignedEntry
-from chaos.redis_server import RedisServer
+from chaos.redis_server import RedisServer, running_server, server_binaries
 from tests.runtime.shared_registry.conftest import ONE, TOKEN, TWO, OpenRegistry
 from tests.support.machine_speed import slowness
 from tests.support.metric_values import metric_value
@@ -78,6 +81,21 @@ async def test_members_are_listed_by_every_reader(open_client: OpenRegistry) -> 
     await two.announce(TWO)
     for reader in (one, two, open_client()):
         await become(reader, [ONE, TWO])
+
+
+async def test_every_kind_of_server_lists_members(tmp_path: Path) -> None:
+    """All tests of this folder run on each kind in `make nightly`."""
+    for number, binary in enumerate(server_binaries()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with running_server(folder, binary) as server:
+            config = RegistryConfig(location=server.url)
+            client = open_registry(config, SecurityConfig(tls="off"), (TOKEN,))
+            try:
+                await client.announce(ONE)
+                await become(client, [ONE])
+            finally:
+                await client.close()
 
 
 async def test_a_notification_lists_a_member_before_any_full_read(

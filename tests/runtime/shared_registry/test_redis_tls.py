@@ -20,7 +20,7 @@ from baton.runtime.shared_registry.registry_location import check_tls_files, ope
 from chaos.redis_server import RedisServer, running_server
 from tests.runtime.shared_registry.conftest import ONE, TOKEN
 from tests.support.redis_proxy import running_proxy
-from tests.support.redis_server import required_tls_binary
+from tests.support.redis_server import required_binary, required_tls_binary
 from tests.support.waiting import eventually
 
 Serve = Callable[[CertificateFiles], contextlib.AbstractContextManager[RegistryConfig]]
@@ -51,7 +51,7 @@ def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
     behind a proxy that does."""
     if request.param == "own":
         return lambda files: own_tls(tmp_path, files)
-    return lambda files: proxied_tls(request.getfixturevalue("server"), files)
+    return lambda files: proxied_tls(tmp_path, files)
 
 
 @contextlib.contextmanager
@@ -61,8 +61,11 @@ def own_tls(folder: Path, files: CertificateFiles) -> Iterator[RegistryConfig]:
 
 
 @contextlib.contextmanager
-def proxied_tls(server: RedisServer, files: CertificateFiles) -> Iterator[RegistryConfig]:
-    with running_proxy(server.port, server_context(files)) as proxy:
+def proxied_tls(folder: Path, files: CertificateFiles) -> Iterator[RegistryConfig]:
+    with (
+        running_server(folder, required_binary()) as server,
+        running_proxy(server.port, server_context(files)) as proxy,
+    ):
         yield RegistryConfig(location=f"rediss://127.0.0.1:{proxy.port}/0")
 
 

@@ -31,7 +31,7 @@ def test_either_of_two_tokens_counts_and_another_does_not() -> None:
 
 
 def test_key_is_not_that_of_registry_entries() -> None:
-    report, entry = SIGNER._texts, EntrySigner(("token",))._texts
+    report, entry = SIGNER.texts, EntrySigner(("token",)).texts
     assert json.loads(report.write({})) != json.loads(entry.write({}))
 
 
@@ -87,7 +87,7 @@ def test_signed_report_that_cannot_be_true_is_refused(changed: dict[str, Any]) -
     content = json.loads(SIGNER.write(REPORT))
     del content["signature"]
     content |= changed
-    assert isinstance(SIGNER.read(SIGNER._texts.write(content)), str)
+    assert isinstance(SIGNER.read(SIGNER.texts.write(content)), str)
 
 
 def test_changed_report_is_refused() -> None:

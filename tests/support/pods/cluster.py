@@ -23,16 +23,17 @@ from tests.support.pods.manifests import (
     evictions_allowed,
     hook_weight,
     hooks_of,
+    keyed,
     object_of,
     refuse_changes,
-    service_address,
-    target_port,
+    with_restarts,
 )
 from tests.support.pods.network import Endpoint, PodNetwork, policy_rules, selects, service_rules
-from tests.support.pods.pod import Pod, PodParts
+from tests.support.pods.pod import Event, Pod, PodParts
 from tests.support.pods.scales import scaled
 from tests.support.pods.secrets_server import SecretsServer
-from tests.support.pods.volumes import account_mounts, volumes_of
+from tests.support.pods.services import Services
+from tests.support.pods.volumes import account_mounts, refresh_secret, volumes_of
 from tests.support.pods.workloads import (
     KINDS,
     Actions,
@@ -70,8 +71,11 @@ class PodCluster:
         self._wanted: dict[tuple[str, str], Document] = {}
         self._pods: dict[str, Pod] = {}
         self._revisions: dict[str, str] = {}
+        self._job_pods: dict[str, str] = {}
         self._hosts: dict[str, str] = {}
         self._clients: list[str] = []
+        self.services = Services(lambda: self.objects("Service"), self.pods, f"{NAMESPACE}.{ZONE}")
+        self.events: list[Event] = []
         self.killed_late: list[str] = []  # containers that outlived their grace period
         self._made = self._hooks = 0
         self._error: BaseException | None = None
@@ -81,10 +85,11 @@ class PodCluster:
             self.network = stack.enter_context(PodNetwork())
             self.api = SecretsServer(self.network.node, NAMESPACE, self.folder / "api", API_PORT)
             self.api.scales.changed = self._rescale
+            self.api.changed = self._remount
             self.api.rayclusters.changed = self._regroup
             self.api.rayclusters.pods = lambda: [object_of(each) for each in self.pods()]
             stack.callback(self.api.close)
-            stack.callback(NameServer(self.network.node, self.lookup).close)
+            stack.callback(NameServer(self.network.node, self.services.lookup).close)
             stack.callback(self._end_all)
             self._thread = threading.Thread(target=self._keep, name="controllers", daemon=True)
             self._thread.start()
@@ -99,6 +104,8 @@ class PodCluster:
         before. Raises RuntimeError for a hook that fails, ValueError for an immutable field."""
         hooks = [each for each in release.documents if hook in hooks_of(each)]
         self._grant(release.documents)
+        with self._lock:  # until the release's own objects take their place
+            self._wanted |= keyed(e for e in hooks if e["kind"] == "NetworkPolicy")
         for job in sorted((e for e in hooks if e["kind"] == "Job"), key=hook_weight):
             self.run_once(job["metadata"]["name"], job["spec"]["template"])
         documents = [each for each in release.documents if not hooks_of(each)]
@@ -109,18 +116,28 @@ class PodCluster:
             if name not in self.api.secrets:
                 self.api.put(name, {"auth_token": secrets.token_urlsafe(32).encode()})
         with self._lock:
-            for e in documents:
-                refuse_changes(self._wanted.get((e["kind"], e["metadata"]["name"])), e)
+            made = keyed(documents)
+            for key, each in made.items():
+                refuse_changes(self._wanted.get(key), each)
             self._wanted = {
-                (e["kind"], e["metadata"]["name"]): self.api.scales.applied(e) for e in documents
+                key: with_restarts(self._wanted.get(key), self.api.scales.applied(each))
+                for key, each in made.items()
             }
         self._look.set()
 
-    def _rescale(self, name: str, replicas: int) -> None:
-        key = "StatefulSet", name
+    def change(self, kind: str, name: str, changed: Callable[[Document], Document]) -> None:
+        """Put what `changed` returns in an object's place. Raises KeyError."""
         with self._lock:
-            self._wanted[key] = scaled(self._wanted[key], replicas)
+            self._wanted[kind, name] = changed(self._wanted[kind, name])
         self._look.set()
+
+    def _rescale(self, name: str, replicas: int) -> None:
+        self.change("StatefulSet", name, lambda each: scaled(each, replicas))
+
+    def _remount(self, secret: str) -> None:
+        """Write a changed Secret into the pods that mount it, as kubelets do."""
+        for each in self.pods():
+            refresh_secret(each.spec, each.place, secret, self.api)
 
     def _regroup(self, cluster: Document) -> None:
         with self._lock:
@@ -177,7 +194,7 @@ class PodCluster:
     def evict(self, name: str) -> None:
         """Delete a pod as a node's drain does. Raises EvictionRefused."""
         pod = self.pod(name)
-        for budget in self._of_kind("PodDisruptionBudget"):
+        for budget in self.objects("PodDisruptionBudget"):
             selector = budget["spec"]["selector"]
             if not selects(selector, pod.labels):
                 continue
@@ -201,6 +218,10 @@ class PodCluster:
         label = "app.kubernetes.io/component"
         return [each for each in found if component in ("", each.labels.get(label))]
 
+    def owned_by(self, owner: str) -> list[Pod]:
+        """Return the pods that a controller has made."""
+        return [pod for pod, _ in self._owned(owner)]
+
     def states(self) -> str:
         return "; ".join(
             f"{each.name} {each.address} "
@@ -217,37 +238,12 @@ class PodCluster:
             if error is not None:
                 raise error
 
-    def lookup(self, name: str) -> list[str] | None:
-        """Return the addresses of NAME.NAMESPACE.svc.cluster.local, None if there is none."""
-        service, _, rest = name.partition(".")
-        found = self._wanted.get(("Service", service))
-        if found is None or rest != f"{NAMESPACE}.{ZONE}":
-            return None
-        if found["spec"].get("clusterIP") == "None":
-            early = bool(found["spec"].get("publishNotReadyAddresses"))
-            return [each.address for each in self._behind(found) if each.ready or early]
-        return [service_address(service)]
-
-    def endpoints(self, service: str, port: str) -> list[tuple[str, int]]:
-        """Return address and port of each ready pod behind a Service's port."""
-        found = self._wanted[("Service", service)]
-        (entry,) = [each for each in found["spec"]["ports"] if each["name"] == port]
-        return [
-            (pod.address, target_port(pod, entry["targetPort"]))
-            for pod in self._behind(found)
-            if pod.ready
-        ]
-
-    def _behind(self, service: Document) -> list[Pod]:
-        selector = {"matchLabels": service["spec"]["selector"]}
-        return [each for each in self.pods() if selects(selector, each.labels)]
-
-    def _of_kind(self, kind: str) -> list[Document]:
+    def objects(self, kind: str) -> list[Document]:
         with self._lock:
             return [each for (found, _), each in self._wanted.items() if found == kind]
 
     def _controllers(self) -> list[Document]:
-        return [each for kind in KINDS for each in self._of_kind(kind)]
+        return [each for kind in KINDS for each in self.objects(kind)]
 
     def _grant(self, documents: list[Document]) -> None:
         rules = {e["metadata"]["name"]: e["rules"] for e in documents if e["kind"] == "Role"}
@@ -263,6 +259,8 @@ class PodCluster:
                 self._clear_ended()
                 for document in self._controllers():
                     self._control(document)
+                for document in self.objects("Job"):
+                    self._control_job(document)
                 self._end_unwanted()
                 self._wire()
         except BaseException as error:  # `check` raises it in the test's thread
@@ -272,6 +270,16 @@ class PodCluster:
         name, template = document["metadata"]["name"], document["spec"]["template"]
         actions = next_actions(document, self._states(name), self._made)
         self._act(name, template, revision_of(template), actions)
+
+    def _control_job(self, document: Document) -> None:
+        name = document["metadata"]["name"]
+        if name not in self._job_pods:
+            self._job_pods[name] = f"{name}-{self._made}"
+            self._start(self._job_pods[name], document["spec"]["template"])
+
+    def job_pod(self, name: str) -> Pod:
+        """Return the pod of a Job."""
+        return self.pod(self._job_pods[name])
 
     def _act(self, owner: str, template: Document, revision: str, actions: Actions) -> None:
         for number in actions.make:
@@ -298,6 +306,9 @@ class PodCluster:
         for each in self.pods():
             if each.name in self._revisions and each.name.rpartition("-")[0] not in owners:
                 each.delete()
+        jobs = {each["metadata"]["name"] for each in self.objects("Job")}
+        for name in self._job_pods.keys() - jobs:
+            self.pod(self._job_pods.pop(name)).delete()
 
     def _settled(self, only: str) -> bool:
         wanted = [each for each in self._controllers() if only in ("", each["metadata"]["name"])]
@@ -322,7 +333,7 @@ class PodCluster:
         volumes = volumes_of(spec, place, self.folder, self.api, maps)
         parts = PodParts(
             self._image, volumes, account_mounts(spec, place, self.api), self._value_of,
-            self._look.set,
+            self._look.set, self.events.append,
         )  # fmt: skip
         self._load(host, Endpoint(name, address, labels, False))  # before anything runs in it
         pod = Pod(name, address, template, place, parts)
@@ -340,8 +351,8 @@ class PodCluster:
         return Image(image.mounts, {**image.environment, **api})
 
     def _value_of(self, source: Document) -> str | None:
-        """Return what an environment variable gets from a Secret or ConfigMap. Raises KeyError
-        for one that is not there and not optional."""
+        """Return what an environment variable gets from a Secret. Raises KeyError for one that is
+        not there and not optional."""
         reference = source["secretKeyRef"]
         try:
             return self.api.data(reference["name"])[reference["key"]].decode()
@@ -361,15 +372,7 @@ class PodCluster:
 
     def _wire(self) -> None:
         """Give every pod the rules of Services and policies as they are now."""
-        targets = {
-            (service_address(each["metadata"]["name"]), int(port["port"])): self.endpoints(
-                each["metadata"]["name"], port["name"]
-            )
-            for each in self._of_kind("Service")
-            if each["spec"].get("clusterIP") != "None"
-            for port in each["spec"]["ports"]
-        }
-        services = service_rules(targets)
+        services = service_rules(self.services.targets())
         for host in list(self._clients):
             self.network.load(host, services, "services")
         for pod in self.pods():
@@ -380,7 +383,7 @@ class PodCluster:
 
     def _load(self, host: str, endpoint: Endpoint) -> None:
         others = [self._endpoint(each) for each in self.pods()]
-        policies = self._of_kind("NetworkPolicy")
+        policies = self.objects("NetworkPolicy")
         rules = policy_rules(endpoint, policies, others, self.network.node)
         self.network.load(host, rules, "policy")
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 from tests.support.pods.pod import Pod, port_number
 from tests.support.pods.rayclusters import timestamp
 
 Document = dict[str, Any]
+RESTARTED = "kubectl.kubernetes.io/restartedAt"
 # What an upgrade may change in the specification; the rest is immutable.
 MUTABLE = {
     "Job": {"activeDeadlineSeconds", "backoffLimit", "parallelism", "suspend"},
@@ -28,6 +31,23 @@ def refuse_changes(old: Document | None, new: Document) -> None:
         if old["spec"].get(name) != new["spec"].get(name):
             kind, called = new["kind"], new["metadata"]["name"]
             raise ValueError(f"{kind} {called}: spec.{name}: field is immutable")
+
+
+def with_restarts(old: Document | None, new: Document) -> Document:
+    """Return an applied object with the mark of `kubectl rollout restart` that the old one has,
+    which Helm leaves."""
+    if old is None or new["kind"] not in ("Deployment", "StatefulSet"):
+        return new
+    marks = old["spec"]["template"]["metadata"].get("annotations", {})
+    return restarted(new, marks[RESTARTED]) if RESTARTED in marks else new
+
+
+def restarted(document: Document, mark: str) -> Document:
+    """Return an object whose pods are to be replaced, as `kubectl rollout restart` writes it."""
+    made = copy.deepcopy(document)
+    metadata = made["spec"]["template"]["metadata"]
+    metadata["annotations"] = {**metadata.get("annotations", {}), RESTARTED: mark}
+    return made
 
 
 def hooks_of(document: Document) -> list[str]:
@@ -55,6 +75,11 @@ def target_port(pod: Pod, port: str | int) -> int:
     raise KeyError(f"{pod.name} has no port {port}")
 
 
+def keyed(documents: Iterable[Document]) -> dict[tuple[str, str], Document]:
+    """Return objects by kind and name."""
+    return {(each["kind"], each["metadata"]["name"]): each for each in documents}
+
+
 def object_of(pod: Pod) -> Document:
     """Return what the Kubernetes API shows of a pod; one that is not ready waits."""
     number = pod.name.rpartition("-")[2]
@@ -68,6 +93,9 @@ def object_of(pod: Pod) -> Document:
         "podIP": pod.address,
         "phase": "Running" if pod.ready else "Pending",
         "conditions": [{"type": "Ready", "status": str(pod.ready)}],
+        "containerStatuses": [
+            {"name": name, "ready": ready} for name, ready in pod.containers_ready().items()
+        ],
     }
     return {"metadata": metadata, "spec": pod.spec, "status": status}
 

@@ -26,6 +26,7 @@ from tests.support.pods.container import Container, ContainerPlace, Image, Mount
 Document = dict[str, Any]
 TICK_S = 0.1
 KILLED_S = 10.0
+RETRY_S = 1.0  # before a container that is to succeed is started again
 PAUSE = ("sleep", "infinity")  # process 1 where containers share their processes
 
 
@@ -56,14 +57,26 @@ class Probing:
         return self.failures >= int(self.probe.get("failureThreshold", 3))
 
 
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A report of a kubelet about a pod. `kind`: Normal or Warning."""
+
+    at_s: float  # monotonic
+    pod: str
+    kind: str
+    reason: str
+    message: str
+
+
 @dataclass(slots=True)
 class Running:
-    """A container and the manifest that it is of."""
+    """A container and the manifest that it is of. `last_code`: how the one before ended."""
 
     spec: Document
     container: Container
     probes: dict[str, Probing] = field(default_factory=dict)
     restarts: int = 0
+    last_code: int | None = None
 
     @property
     def started(self) -> bool:
@@ -86,6 +99,7 @@ class PodParts:
     account: tuple[Mount, ...]
     value_of: Callable[[Document], str | None]
     changed: Callable[[], None]
+    record: Callable[[Event], None]
 
 
 class Pod:
@@ -99,11 +113,14 @@ class Pod:
         self.annotations: dict[str, str] = template["metadata"].get("annotations", {})
         self.spec: Document = template["spec"]
         self.place = place
+        self.initialised = 0  # init containers that have succeeded
         self.code: int | None = None  # of a pod that is to end by itself
         self.error: BaseException | None = None
         self.killed_late: list[str] = []  # containers that outlived their grace period
         self._parts = parts
         self._running: dict[str, Running] = {}
+        self._log_starts: dict[str, list[int]] = {}  # of each run of a container, in its log
+        self.made_s = time.monotonic()
         self._pause: Container | None = None
         self._leaving = threading.Event()
         self._grace_s = float(self.spec.get("terminationGracePeriodSeconds", 30))
@@ -125,15 +142,24 @@ class Pod:
         whole = len(running) == len(self.spec["containers"])
         return whole and not self.terminating and all(each.ready for each in running)
 
+    def containers_ready(self) -> dict[str, bool]:
+        return {name: each.ready for name, each in list(self._running.items())}
+
     @property
     def restarts(self) -> int:
         return sum(each.restarts for each in list(self._running.values()))
+
+    @property
+    def containers(self) -> list[Running]:
+        """The containers that have been started, without init containers."""
+        return list(self._running.values())
 
     def delete(self, grace_s: float | None = None) -> None:
         """Begin to end it; a grace of 0 kills it."""
         if grace_s is not None:
             self._grace_s = grace_s
         self._leaving.set()
+        self._record("Normal", "Killing", "Stopping its containers")
         self._parts.changed()
 
     def join(self, within_s: float) -> None:
@@ -156,11 +182,25 @@ class Pod:
             for path in sorted(self.place.folder.glob("*.log"))
         )
 
+    def log_of(self, container: str, *, previous: bool = False) -> str:
+        """Return what the last run of a container has printed, or the one before it. Raises
+        LookupError if there was none."""
+        starts = [*self._log_starts.get(container, ()), None]
+        if len(starts) < (3 if previous else 2):
+            raise LookupError(f"{container} of {self.name} has had no such run")
+        begin, end = starts[-3:-1] if previous else starts[-2:]
+        content = (self.place.folder / f"{container}.log").read_bytes()
+        return content[begin:end].decode(errors="replace")
+
+    def _record(self, kind: str, reason: str, message: str) -> None:
+        self._parts.record(Event(time.monotonic(), self.name, kind, reason, message))
+
     def _live(self) -> None:
         try:
             for spec in self.spec.get("initContainers", ()):
                 if not self._to_its_end(spec):
                     return
+                self.initialised += 1
             if self.spec.get("restartPolicy", "Always") == "Always":
                 self._keep_running()
             else:
@@ -187,16 +227,21 @@ class Pod:
                     container.signal(signal.SIGKILL)
             if container.code == 0:
                 return True
-            self._leaving.wait(1.0)
+            self._leaving.wait(RETRY_S)
         return False
 
     def _once(self) -> None:
+        """Run the container to its end; with OnFailure until it succeeds."""
         (spec,) = self.spec["containers"]
-        container = self._start(spec)
-        while (code := container.wait(TICK_S)) is None:
-            if self._leaving.is_set():
-                container.signal(signal.SIGKILL)
-        self.code = code
+        while not self._leaving.is_set():
+            container = self._start(spec)
+            while (code := container.wait(TICK_S)) is None:
+                if self._leaving.is_set():
+                    container.signal(signal.SIGKILL)
+            if code == 0 or self.spec["restartPolicy"] == "Never":
+                self.code = code
+                return
+            self._leaving.wait(RETRY_S)
 
     def _keep_running(self) -> None:
         if self.spec.get("shareProcessNamespace"):
@@ -217,7 +262,7 @@ class Pod:
         if old.container.code is None:
             self._terminate(old, self._grace_s)
         made = self._fresh(old.spec)
-        made.restarts = old.restarts + 1
+        made.restarts, made.last_code = old.restarts + 1, old.container.code
         self._running[name] = made
 
     def _fresh(self, spec: Document) -> Running:
@@ -235,7 +280,10 @@ class Pod:
         for kind in kinds:
             probing = each.probes.get(kind)
             if probing is not None and probing.due(time.monotonic()):
-                probing.saw(self._answers(each, probing.probe))
+                good = self._answers(each, probing.probe)
+                probing.saw(good)
+                if not good:
+                    self._record("Warning", "Unhealthy", f"{kind} of {each.spec['name']} failed")
                 if probing.failed and kind != "readinessProbe":
                     return False
         return True
@@ -300,6 +348,10 @@ class Pod:
             mounts.append(Mount(volume.source, each["mountPath"], read_only))
         words = [*spec["command"], *spec.get("args", ())]
         command = [expanded(word, environment) for word in words]
+        log = self.place.folder / f"{spec['name']}.log"
+        starts = self._log_starts.setdefault(spec["name"], [])
+        starts.append(log.stat().st_size if log.exists() else 0)
+        self._record("Normal", "Started", f"Started container {spec['name']}")
         return Container(self.place, spec["name"], command, environment, mounts, self._pause)
 
     def _value(self, variable: Document) -> str | None:

@@ -13,6 +13,7 @@ import secrets
 import ssl
 import threading
 from base64 import b64decode, b64encode
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -55,6 +56,7 @@ class SecretsServer:
         self.secrets: dict[str, Document] = {}
         self.roles: dict[str, list[Document]] = {}  # the rules of a service account
         self.refused: list[str] = []
+        self.changed: Callable[[str], None] = lambda name: None  # a Secret's name
         self.scales = Scales()
         self.rayclusters = RayClusters()
         self.namespace = namespace
@@ -181,6 +183,7 @@ class SecretsServer:
         self._changes += 1
         body["metadata"]["resourceVersion"] = str(self._changes)
         self.secrets[name] = body
+        self.changed(name)
         return body
 
     def _certified(self, address: str, folder: Path) -> Path:

@@ -7,6 +7,8 @@ says Memory. Files of Secrets belong to root and the pod's group, as `defaultMod
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ def volumes_of(
             made[name] = Mount(_empty(folder, place, volume["emptyDir"] or {}), name, False)
         elif "secret" in volume:
             data = api.data(volume["secret"]["secretName"])
+            if items := volume["secret"].get("items"):
+                data = {each["path"]: data[each["key"]] for each in items}
             mode = int(volume["secret"].get("defaultMode", 0o644))
             made[name] = Mount(_files(folder, data, mode, place.group), name)
         elif "configMap" in volume:
@@ -76,11 +80,31 @@ def _empty(folder: Path, place: ContainerPlace, options: Document) -> Path:
     return folder
 
 
+def refresh_secret(spec: Document, place: ContainerPlace, name: str, api: SecretsServer) -> None:
+    """Write a Secret's data again where a pod mounts it."""
+    for volume in spec.get("volumes", ()):
+        if volume.get("secret", {}).get("secretName") == name:
+            mode = int(volume["secret"].get("defaultMode", 0o644))
+            folder = place.folder / "volatile" / volume["name"]
+            _files(folder, api.data(name), mode, place.group)
+
+
 def _files(folder: Path, data: Mapping[str, bytes], mode: int, group: int) -> Path:
-    folder.mkdir(parents=True)
+    """Write files as a kubelet does: each is a link through `..data`, which changes at once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    inner = Path(tempfile.mkdtemp(prefix="..", dir=folder))
+    inner.chmod(0o755)
     for name, content in data.items():
-        path = folder / name
+        path = inner / name
         path.write_bytes(content)
         os.chown(path, 0, group)
         path.chmod(mode)
+    current, following = folder / "..data", folder / "..data_tmp"
+    old = current.resolve() if current.is_symlink() else None
+    following.symlink_to(inner.name)
+    following.rename(current)
+    for name in data.keys() - {each.name for each in folder.iterdir()}:
+        (folder / name).symlink_to(f"..data/{name}")
+    if old is not None:
+        shutil.rmtree(old)
     return folder

@@ -1,11 +1,12 @@
 """The next actions of controllers: pure, from the wish and the pods there are.
 
 A StatefulSet (podManagementPolicy Parallel) makes all missing pods at once, and replaces old ones
-from the last to the first, each once all others are ready, but none below its partition; with the
-strategy OnDelete it replaces only those that were deleted. A Deployment (maxSurge 1, maxUnavailable
-0) adds one new pod, and takes an old one away once as many as wanted are ready. A RayGroup stands
-for a group of a RayCluster (kuberay.py): its pods stay as they are, whatever its template has
-become, until they are named in workersToDelete or deleted.
+from the last to the first, each once those after it are new and ready, but none below its
+partition; an old one is replaced whether it is ready or not. With the strategy OnDelete it replaces
+only those that were deleted. A Deployment (maxSurge 1, maxUnavailable 0) adds one new pod, and
+takes an old one away once as many as wanted are ready. A RayGroup stands for a group of a
+RayCluster (kuberay.py): its pods stay as they are, whatever its template has become, until they are
+named in workersToDelete or deleted.
 """
 
 from __future__ import annotations
@@ -60,11 +61,14 @@ def stateful_set(replicas: int, revision: str, pods: Sequence[PodState]) -> Acti
     there = {each.number for each in pods}
     make = tuple(number for number in range(replicas) if number not in there)
     end = tuple(e.name for e in pods if e.number >= replicas and not e.terminating)
-    old = [e for e in pods if e.revision != revision and e.number < replicas]
-    settled = all(e.ready and not e.terminating for e in pods)
-    if old and settled and not make and not end:
-        end = (max(old, key=lambda each: each.number).name,)
-    return Actions(make, end)
+    if make or end:
+        return Actions(make, end)
+    for each in sorted(pods, key=lambda each: -each.number):
+        if each.revision != revision and not each.terminating:
+            return Actions(end=(each.name,))
+        if not each.ready or each.terminating:
+            break
+    return Actions()
 
 
 def deployment(replicas: int, revision: str, pods: Sequence[PodState], next_number: int) -> Actions:

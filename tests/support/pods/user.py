@@ -1,0 +1,51 @@
+"""A user with kubectl and helm (programs.py) in a network of their own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass, field
+
+from tests.support.operations_page import documented_commands
+from tests.support.pods.programs import Programs
+
+TYPED_S = 400.0
+PLACES = "/usr/local/bin:/usr/bin:/bin:/usr/sbin"
+
+
+@dataclass(slots=True)
+class User:
+    """`namespace` is one of `ip netns`. `used`: the documented commands that were typed."""
+
+    programs: Programs
+    namespace: str
+    path: str = PLACES
+    used: list[str] = field(default_factory=list)
+
+    def shell(self, script: str) -> subprocess.Popen[str]:
+        """Start a script on the user's machine."""
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.namespace, "bash", "-ec", script],
+            env={"PATH": f"{self.programs.folder}:{self.path}"},
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def typed(self, script: str, code: int = 0) -> str:
+        """Run a script to its end, and return what it prints."""
+        process = self.shell(script)
+        text, _ = process.communicate(timeout=TYPED_S)
+        assert process.returncode == code, text
+        return text
+
+    def command(self, beginning: str, **values: str) -> str:
+        """Return the only documented command that begins so, with its placeholders filled in."""
+        found = [each for each in documented_commands() if each.startswith(beginning)]
+        exact = [each for each in found if each == beginning]
+        (text,) = exact or found
+        self.used.append(text)
+        filled = {"RELEASE": "chat", **values}
+        return re.sub(rf"\b({'|'.join(filled)})\b", lambda found: filled[found[0]], text)
+
+    def documented(self, beginning: str, **values: str) -> str:
+        """Run that command to its end, and return what it prints."""
+        return self.typed(self.command(beginning, **values))
