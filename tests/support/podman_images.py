@@ -36,6 +36,8 @@ fi"""
 CONFINED = (
     "--network=host", "--cgroups=disabled", "--read-only", "--read-only-tmpfs=false",
     "--tmpfs=/tmp:mode=1777", "--cap-drop=all", "--security-opt=no-new-privileges", "--pull=never",
+    # else podman asks for more than a machine has that may not raise its limits
+    "--ulimit=nofile=4096:4096", "--ulimit=nproc=4096:4096",
 )  # fmt: skip
 
 
