@@ -2,7 +2,9 @@
 
 The base images are imported from the roots of image_steps.py, so that no registry is asked. A step
 of a build runs with `--isolation=chroot`, and a container without cgroups: a machine of CI may lack
-the right to raise its memory lock limit, which both need else. Needs root.
+the right to raise its memory lock limit, which both need else ("setrlimit (RLIM_MEMLOCK): Operation
+not permitted"). So no container has limits of CPU and memory. podman's seccomp profile allows user
+namespaces, which containerd's does not. Needs root.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from tests.support.image_steps import (
     steps_unavailable,
 )
 
-# crun starts no container where cgroups of both versions are mounted
+# crun starts no container where cgroups of both versions are mounted ("hybrid mode")
 ONE_CGROUP_VERSION = """\
 if [ "$(stat --file-system --format=%T /sys/fs/cgroup)" != cgroup2fs ]; then
     umount --recursive /sys/fs/cgroup
