@@ -113,7 +113,7 @@ BODIES: dict[str, tuple[Callable[[], bytes], type[Body]]] = {
     "a chat of parts at all bounds": (_parts, ChatRequest),
     "a million token ids": (lambda: _tokens("prompt", b"123"), CompletionRequest),
     "a million long token ids": (lambda: _tokens("prompt", b"1234567"), CompletionRequest),
-    "a million ids to be told": (lambda: _tokens("tokens", b"123"), DetokenizeRequest),
+    "a million ids to detokenize": (lambda: _tokens("tokens", b"123"), DetokenizeRequest),
     "8 MiB of escapes": (_escapes, CompletionRequest),
 }
 

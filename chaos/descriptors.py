@@ -64,7 +64,7 @@ async def no_descriptors(stage: Stage, name: str) -> None:
         f"{len(olds)} open ones were; {heard} log lines of it"
     )
     if not heard or False not in news:
-        stage.void = "nobody was seen to miss a descriptor"
+        stage.void = "no process was seen to miss a descriptor"
 
 
 def lowest_free(pid: int) -> int:

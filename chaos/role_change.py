@@ -33,7 +33,7 @@ async def change_role(stage: Stage, name: str) -> None:
     record = (await stage.do(cluster.records)).get(name)
     if record is None or record.pid != pid or _loads(stage, name) != loads:
         stage.broken.append(
-            f"{name} is not the process that it was, or has loaded its weights anew"
+            f"{name} is not the process that it was, or has loaded its weights again"
         )
     heard = " and ".join(f"{seconds:.1f} s" for seconds in took_s)
     stage.notes.append(f"changed in {heard}, in one process ({loads} load of weights)")

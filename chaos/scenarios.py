@@ -51,7 +51,7 @@ async def _full_disk(stage: Stage) -> None:
     lost = await _lines_lost(stage) - before
     stage.notes.append(f"{lost:.0f} log lines found no room")
     if not lost:
-        stage.void = "nobody noticed the full disk"
+        stage.void = "no process noticed the full disk"
 
 
 async def _lines_lost(stage: Stage) -> float:
@@ -105,7 +105,7 @@ def phases_not_left(waiting: int, called_off: float, streaming: int) -> str:
         "while tokens came": streaming,
     }
     missing = [phase for phase, count in phases.items() if not count]
-    return f"nobody left {', nor '.join(missing)}" if missing else ""
+    return f"no client left {', nor '.join(missing)}" if missing else ""
 
 
 async def _called_off(stage: Stage) -> float:

@@ -59,7 +59,7 @@ async def slow(stage: Stage, name: str) -> None:
 def not_slow(usual_s: float, slow_s: float) -> str:
     """Why it shows nothing of a slow worker; empty where it does."""
     if not usual_s or not slow_s:
-        return "it, or its fellows, computed nothing meanwhile"
+        return "it, or its fellows, computed nothing in that time"
     if slow_s < LEAST * usual_s:
         return f"it was only {slow_s / usual_s:.1f} times as slow"
     return ""

@@ -35,6 +35,7 @@ DECISIONS = (
     ("disaggregated", "cheaper"),
     *(("local", reason) for reason in LOCAL_REASONS),
 )
+PREFILL_OUTCOMES = ("moved", "failed", *LOCAL_REASONS)
 ROLES = ("prefill", "decode")
 HANDOFF_STATES = ("waiting", "reading", "closing")
 PROPOSERS = ("ngram", "suffix", "draft", "eagle3")

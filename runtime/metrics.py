@@ -13,6 +13,7 @@ from baton.runtime import handoff_metrics  # noqa: F401  every process exposes t
 from baton.runtime.metric_factory import (
     DECISIONS,
     POOL_STATES,
+    PREFILL_OUTCOMES,
     PROPOSERS,
     REGISTRY,
     ROLES,
@@ -87,6 +88,20 @@ OUTPUT_TOKENS = histogram(
     "baton_output_tokens", "Output tokens of an ended request.", buckets=TOKENS_BUCKETS
 )
 E2E = histogram("baton_request_seconds", "From a request's arrival to its end.")
+REQUEST_QUEUE_SECONDS = histogram(
+    "baton_request_queue_seconds",
+    "Waits of a request before its prompt's first chunk: for a worker, KV room and blocks.",
+)
+REQUEST_PREFILL_SECONDS = histogram(
+    "baton_request_prefill_seconds",
+    "Steps with a request's prompt, the waits between them, and its first token.",
+)
+REQUEST_DECODE_SECONDS = histogram(
+    "baton_request_decode_seconds", "From a request's first token to its end."
+)
+REQUEST_INFERENCE_SECONDS = histogram(
+    "baton_request_inference_seconds", "A request's prefill and decode together."
+)
 PROMPT_TOKENS = histogram("baton_prompt_tokens", "Tokens of a prompt.", buckets=TOKENS_BUCKETS)
 REFUSALS = counter(
     "baton_refusals_total",
@@ -128,8 +143,8 @@ FLEET_READY = gauge(
 MIGRATIONS = counter(
     "baton_migrations_total",
     "Migrations of a request, or of one of its choices, to another worker, by why: its decode "
-    "worker was lost or hung, drained, was full, had no device memory, or failed it; or the "
-    "prefill workers of its placement had left.",
+    "worker was lost or hung, drained, was full, had no memory, or failed it; or its prefill "
+    "workers had left.",
     "reason",
     ("worker_lost", "draining", "overloaded", "out_of_memory", "failed", "stale_placement"),
 )
@@ -211,6 +226,13 @@ DECISIONS_MADE = counter_of_pairs(
     ("decision", "reason"),
     DECISIONS,
 )
+RECENT_PREFILLS = gauge(
+    "baton_recent_prefills",
+    "Prompts that were prefilled within the last five minutes: moved, if a prefill worker's KV was "
+    "read; failed, if a decode worker computed them because handoffs failed; else the reason why a "
+    "decode worker was to compute them.",
+    "outcome", PREFILL_OUTCOMES,
+)  # fmt: skip
 PLACEMENT_SECONDS = histogram(
     "baton_placement_seconds",
     "Time of one placement decision.",

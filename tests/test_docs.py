@@ -26,6 +26,7 @@ PAGES = {
     str(page.relative_to(ROOT)): page.read_text()
     for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
 }
+TRACKED_PAGES = subprocess.check_output(["git", "ls-files", "*.md"], cwd=ROOT, text=True).split()
 SPAN = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"(?<![\w./-])(?:\w[\w-]*/)*[\w-]+\.(?:py|toml|proto|md)\b")
 RECORDS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
@@ -36,8 +37,16 @@ METRICS = [
     for value in vars(module).values()
     if isinstance(value, Counter | Gauge | Histogram)
 ]
+PROGRESS_WORDS = 1_100  # two printed pages
+CELL_WORDS = 40
+RECORD_WORDS = 350  # half a printed page of prose, or a little more with a table
 
 everywhere = pytest.mark.parametrize("page", PAGES)
+
+
+def words(text: str) -> int:
+    """Count what has a letter or a digit, so that the frames of tables do not count."""
+    return sum(any(map(str.isalnum, part)) for part in text.split())
 
 
 def test_there_are_pages_to_look_at() -> None:
@@ -78,6 +87,7 @@ def test_decision_record_is_half_a_page_under_four_headings(record: Path) -> Non
         "## What would change it",
     ]
     assert len(lines) <= 45 and max(len(line) for line in lines) <= 160
+    assert words(record.read_text()) <= RECORD_WORDS
 
 
 def test_decision_records_have_unique_numbers_and_an_index() -> None:
@@ -118,6 +128,29 @@ def test_pages_list_the_model_families_that_are_served(page: str, sentence: str)
             plain = names[-1].rstrip("0123456789") + number[1]
         names.append(plain)
     assert set(names) - {"phi4"} == {f.name.replace("_", "") for f in FAMILIES.values()}
+
+
+@pytest.mark.parametrize("page", TRACKED_PAGES)
+def test_a_cell_of_a_table_holds_a_phrase(page: str) -> None:
+    lines = (ROOT / page).read_text().splitlines()
+    rows = [line for line in lines if line.lstrip().startswith("|")]
+    cells = [cell for line in rows for cell in re.split(r"(?<!\\)\|", line)]
+    assert [cell for cell in cells if words(cell) > CELL_WORDS] == []
+
+
+def test_progress_has_at_most_two_pages() -> None:
+    assert words(PAGES["docs/progress.md"]) <= PROGRESS_WORDS
+
+
+def test_objects_of_a_request_are_classes_of_the_router() -> None:
+    section = PAGES["docs/architecture.md"].partition("### The objects of one request")[2]
+    section = section.partition("`runtime/errors.py`")[0]
+    four = re.findall(r"^- `(\w+)` \(`([\w/]+\.py)`\)", section, re.MULTILINE)
+    assert len(four) == 4
+    assert [name for name, file in four if f"class {name}" not in (ROOT / file).read_text()] == []
+    code = "".join(path.read_text() for path in (ROOT / "router").rglob("*.py"))
+    named = {name for name in SPAN.findall(section) if re.fullmatch(r"(?:[A-Z][a-z]+){2,}", name)}
+    assert [name for name in named if f"class {name}" not in code] == []
 
 
 @everywhere

@@ -38,11 +38,12 @@ FOREIGN_FLAGS = {  # by page: of the program that the sentence is about
     "docs/kubernetes.md": {"--build-arg", "--previous"},  # docker, kubectl
     "docs/operations.md": {"--previous"},  # kubectl
     "docs/ray.md": {"--resources"},  # ray
+    "docs/security.md": {"--redis-password"},  # ray
     "docs/decisions/0068-time-in-tests.md": {"--hypothesis-profile"},  # pytest
     "docs/decisions/0070-own-model-training.md": {"--minutes"},  # baton.models.training
     "docs/decisions/0138-images-by-hash.md": {"--no-deps", "--require-hashes"},  # pip
     "docs/decisions/0146-named-secrets.md": {
-        "--create-namespace", "--dry-run", "--wait", "--atomic"  # helm
+        "--dry-run", "--wait", "--atomic"  # helm
     },
     "helm/baton/README.md": {"--wait", "--atomic"},  # helm
 }  # fmt: skip

@@ -32,9 +32,7 @@ predicted_SHAPE_OBJECTIVE
 
 from __future__ import annotations
 
-import json
 import statistics
-import urllib.request
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -44,9 +42,6 @@ from pathlib import Path
 import numpy as np
 
 from baton.deploy.bench.answer import Measurement
-from baton.deploy.bench.bench_run import BenchPlan, RequestForm, run_bench
-from baton.deploy.bench.http_client import ServerAddress
-from baton.deploy.bench.load import Load
 from baton.models.embedded import embedded_model
 from baton.planner.traces import TraceRequest
 from benchmarks.disaggregation.predicted_cells import predicted_cells
@@ -75,7 +70,6 @@ CHUNK_TOKENS = 256
 COLOCATED_CHUNKS = (64, 128, 256)
 # the prompt tokens of a step beside streams of D's decode worker: what `--predict` finds best
 OWN_CHUNKS = {"strict": 64, "quick_start": 128, "patient": 64}
-TOKEN_IDS = (300, 1800)
 POOL_TOKENS = 24_576
 SECONDS, QUICK_SECONDS = 60.0, 12.0
 PREDICTED_SECONDS = 1200.0
@@ -186,22 +180,7 @@ class Comparison:
     def _send(self, fleet: ServedFleet, requests: list[TraceRequest]) -> list[Measurement]:
         """Send requests with prompts that no run had. Raises RuntimeError if one fails."""
         self._runs += 1
-        plan = BenchPlan(
-            ServerAddress.parse(fleet.url, None),
-            RequestForm(model_name(fleet.url), chat=False),
-            Load(requests),
-            seed=self._runs,
-            token_ids=TOKEN_IDS,
-        )
-        found = run_bench(plan, lambda done, total: None).measurements
-        if failed := [each.message for each in found if each.error]:
-            raise RuntimeError(f"{len(failed)} requests failed, as in: {failed[0]}")
-        return found
-
-
-def model_name(url: str) -> str:
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
-        return str(json.load(answer)["data"][0]["id"])
+        return fleet.send(requests, self._runs)
 
 
 def p99(values: Sequence[float]) -> float:

@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=20.0)
     parser.add_argument("--vocabulary", type=int, required=True)
     parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--held-blocks", type=int, default=0, help="told as cached, by each")
+    parser.add_argument("--held-blocks", type=int, default=0, help="published as cached, by each")
     asyncio.run(serve(parser.parse_args()))
 
 

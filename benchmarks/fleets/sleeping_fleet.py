@@ -33,9 +33,8 @@ from baton.runtime.config import Config
 from baton.simulation.capacity.layout import Layout, Objectives
 from baton.simulation.capacity.live_advice import MeasuredFleet
 from benchmarks.fleets.routed_workers import MODEL, RoutedWorkers
+from benchmarks.fleets.served_fleet import KEY, TOKEN_IDS
 
-KEY = "the-operators-key-0123456789"
-TOKEN_IDS = (300, 1800)  # of prompts: ordinary ids of the demonstration model
 SETTLE_S = 3.0  # for links and first contacts
 
 
@@ -89,7 +88,8 @@ def measure(
             )
             result = run_bench(plan, lambda done, total: None)
             measured = [each for each in result.measurements if not each.warm_up]
-            fleet = _fleet(workers, len(measured), objectives)
+            console = f"http://{workers.admin_address}"
+            fleet = known_fleet(_cluster(workers), console, len(measured), objectives)
         finally:
             workers.close()
     return LayoutRun(layout, measured, fleet)
@@ -119,24 +119,25 @@ def _after(traffic: Sequence[TraceRequest], seconds: float) -> list[TraceRequest
     ]
 
 
-def _fleet(workers: RoutedWorkers, requests: int, objectives: Objectives) -> MeasuredFleet:
-    """Return what `baton advise` would know of the fleet now."""
-    records = RouterAdmin(f"http://{workers.admin_address}", KEY).traces()[:requests]
-    sample = asyncio.run(_reports(workers))
+def known_fleet(
+    cluster: Cluster, console: str, requests: int, objectives: Objectives
+) -> MeasuredFleet:
+    """Return what `baton advise` would know of a fleet now, from its last requests."""
+    records = RouterAdmin(console, KEY).traces()[:requests]
+    sample = asyncio.run(_reports(cluster))
     slo = SloConfig(ttft_s=objectives.ttft_s, itl_s=objectives.itl_s)
     return measured_fleet(sample, records, Config(slo=slo))
 
 
-async def _reports(workers: RoutedWorkers) -> FleetSample:
-    secrets = ClusterSecrets((workers.token,), workers.token)
-    cluster = Cluster(
-        "benchmark",
-        RegistryConfig(location=str(workers.registry)),
-        secrets,
-        SecurityConfig(tls="off"),
-    )
+async def _reports(cluster: Cluster) -> FleetSample:
     reports = FleetReports(cluster, time.monotonic)
     try:
         return await reports.read()
     finally:
         await reports.close()
+
+
+def _cluster(workers: RoutedWorkers) -> Cluster:
+    secrets = ClusterSecrets((workers.token,), workers.token)
+    registry = RegistryConfig(location=str(workers.registry))
+    return Cluster("benchmark", registry, secrets, SecurityConfig(tls="off"))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.simulator [--quick] [--rounds N] [--layout NAME] [--a100 FOLDER]
         [--json FILE]
-    python -m benchmarks.simulator --speed FILE
+    python -m benchmarks.simulator --real | --speed FILE
 
     layout_PREFILL_DECODE, layout_COLOCATED
         the largest relative difference of simulated and measured times of a layout, medians of the
@@ -12,6 +12,8 @@
         the median of the simulated times is from the nearest that was measured in a round, and 0
         between two rounds. The timing model is fitted to the steps and traces of a run with other
         traffic, once a round. With one round these are the differences themselves
+    real_PREFILL_DECODE, real_COLOCATED, real_ttft_error_mean_worst and so on
+        with `--real`, and nothing else: the same of two layouts of two workers that compute
     a100_mean_error_worst
         the same of mean TTFT and TPOT over logs that other systems measured on A100, at the rates
         that the fit has not seen (`--a100`; left out without it)
@@ -21,10 +23,10 @@
     wide_us_per_request, wide_million_s
         the same of drawn requests on a thousand workers, for one and for a million
 
-The layouts are real but for the device: the steps of workers sleep for modelled times
-(benchmarks/fleets/sleeping_workers.py), of which the fit knows nothing. The logs are of systems
-with schedulers of their own, which other_schedulers.py has: against them the timing model, its fit
-and virtual time are tested, not Baton's schedulers.
+Without `--real` the layouts are real but for the device: the steps of workers sleep for modelled
+times (benchmarks/fleets/sleeping_workers.py), of which the fit knows nothing. The logs are of
+systems with schedulers of their own, which other_schedulers.py has: against them the timing model,
+its fit and virtual time are tested, not Baton's schedulers.
 
 A round takes 15 minutes, two are the default, and limits are judged on five; `--quick` takes 5
 minutes a round, and its p99 says little. Router, workers and clients share the machine: run it
@@ -33,6 +35,9 @@ where nothing else does.
 
 from __future__ import annotations
 
+from baton.runtime import tls_version  # noqa: F401  before anything imports grpc
+
+# isort: split
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
@@ -48,6 +53,10 @@ from baton.simulation.capacity.layout import CapacityScenario, Layout, Objective
 from benchmarks.figures.report import Figure, at_most, parser, progress, report
 from benchmarks.fleets.sleeping_fleet import LayoutRun, measure
 from benchmarks.simulator.logged_systems import SYSTEMS, halves, logs_of, predictions
+from benchmarks.simulator.real_engine import FITTED_ON as REAL_FITTED_ON
+from benchmarks.simulator.real_engine import LAYOUTS as REAL_LAYOUTS
+from benchmarks.simulator.real_engine import TRAFFIC as REAL_TRAFFIC
+from benchmarks.simulator.real_engine import measure_real
 from benchmarks.simulator.speed import of_speed
 
 TPOT_LIMIT, TTFT_LIMIT, P99_LIMIT, A100_LIMIT = 0.08, 0.10, 0.15, 0.08
@@ -63,7 +72,7 @@ LAYOUTS = (
 )
 FITTED_ON = "requests=120,rate=2,prompt=lognormal:200:0.8,output=exponential:30"
 TRAFFIC = "requests={count},rate={rate},prompt=lognormal:250:0.6,output=exponential:40"
-REQUESTS, QUICK_REQUESTS, ROUNDS = 320, 50, 2
+REQUESTS, QUICK_REQUESTS, REAL_REQUESTS, ROUNDS = 320, 50, 100, 2
 RATE_OF_A_WORKER = 0.9  # requests a second
 GOALS = Objectives(10.0, 1.0)  # of which the measured and the simulated router know the second
 WARM = 0.1  # of the requests: the simulated fleet begins empty
@@ -121,10 +130,11 @@ def measured(run: LayoutRun) -> TimePair:
 @dataclass(slots=True)
 class LayoutOutcome:
     """One layout, round by round: what clients measured, what was simulated with the fit of that
-    round, and with the times for which the workers really sleep; and a fit of its own steps, which
-    only tells how busy the machine was."""
+    round, and with `exact_steps`: the times for which workers really sleep, or the fit of this very
+    run; and a fit of its own steps, which only tells how busy the machine was."""
 
     layout: Layout
+    exact_steps: str = "the true steps"
     real: list[TimePair] = field(default_factory=list)
     made: list[TimePair] = field(default_factory=list)
     exact: list[TimePair] = field(default_factory=list)
@@ -152,7 +162,7 @@ class LayoutOutcome:
         rounds = list(zip(*map(astuple, self.real), strict=True))
         cells = [
             f"{name} {1e3 * a:.1f} (rounds {1e3 * min(each):.1f} to {1e3 * max(each):.1f}; "
-            f"{1e3 * b:.1f} simulated, {1e3 * c:.1f} with the true steps)"
+            f"{1e3 * b:.1f} simulated, {1e3 * c:.1f} with {self.exact_steps})"
             for name, a, b, c, each in zip(
                 names, *map(astuple, (real, made, exact)), rounds, strict=True
             )
@@ -162,7 +172,7 @@ class LayoutOutcome:
             f"layout_{name_of(self.layout)}",
             worst,
             "",
-            ", ".join([*cells, slowness(self.own_fits)]),
+            ", ".join([*cells, *([slowness(self.own_fits)] if self.own_fits else [])]),
         )
 
 
@@ -197,6 +207,28 @@ def of_layouts(
         at_most("tpot_error_worst", max(each.tpot_s for each in errors), TPOT_LIMIT),
     ]
     return figures, [f"traffic for the fit: {slowness(fits)}"]
+
+
+def of_real_engine(count: int, rounds: int) -> list[Figure]:
+    """Measure layouts of two workers that compute, and compare them with their simulation."""
+    found = [LayoutOutcome(each, "its own fit") for each in REAL_LAYOUTS]
+    for number in range(1, rounds + 1):
+        progress(f"real engine, round {number} of {rounds}: traffic for the fit")
+        seen = measure_real(REAL_LAYOUTS[0], REAL_FITTED_ON, count, GOALS).fleet
+        for each in found:
+            progress(f"real engine, round {number} of {rounds}: {each.layout.name}")
+            run = measure_real(each.layout, REAL_TRAFFIC, count, GOALS)
+            traffic = [one.asked for one in run.measurements]
+            each.real.append(measured(run))
+            each.made.append(simulated(run.layout, seen.fit.model, traffic))
+            each.exact.append(simulated(run.layout, run.fleet.fit.model, traffic))
+    errors = [each.errors_beyond_spread for each in found]
+    return [
+        *(replace(each.figure(), name=f"real_{name_of(each.layout)}") for each in found),
+        at_most("real_ttft_error_mean_worst", max(each.ttft_s for each in errors), TTFT_LIMIT),
+        at_most("real_ttft_error_p99_worst", max(each.ttft_p99_s for each in errors), P99_LIMIT),
+        at_most("real_tpot_error_worst", max(each.tpot_s for each in errors), TPOT_LIMIT),
+    ]
 
 
 def slowness(fits: Sequence[TimingModel]) -> str:
@@ -242,10 +274,15 @@ def main() -> None:
     made.add_argument("--layout", choices=[*map(name_of, LAYOUTS)], help="this one alone")
     made.add_argument("--a100", type=Path, metavar="FOLDER", help="logs of DistServe's simulator")
     made.add_argument("--only-logs", action="store_true", help="measure no layout here")
+    made.add_argument("--real", action="store_true", help="workers that compute, and nothing else")
     made.add_argument("--speed", type=Path, metavar="FILE", help="how fast it simulates this trace")
     options = made.parse_args()
     if options.speed is not None:
         report(of_speed(options.speed), options.json)
+        return
+    if options.real:
+        count = QUICK_REQUESTS if options.quick else REAL_REQUESTS
+        report(of_real_engine(count, options.rounds), options.json)
         return
     figures, notes = list[Figure](), list[str]()
     if not options.only_logs:

@@ -1,24 +1,26 @@
 """The finding of `baton doctor` about running instances: does KV move to the decode workers?
 
-A fleet whose prefill workers are never used serves on, only slower. Reads the metrics of each
-router and of its workers; changes nothing.
+A fleet whose prefill workers help no prompt serves on, only slower. Reads the metrics of each
+router, which counts the prompts of the last minutes; changes nothing.
 """
 
 from __future__ import annotations
 
 import http.client
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.deploy.cli.doctor import Finding
 from baton.deploy.cli.process_list import running
 from baton.deploy.serve.plan import ROUTER_JOB
+from baton.router.fleet.recent_prompts import WINDOW_S
 
 NAME = "kv transfers"
 SCRAPE_TIMEOUT_S = 2.0
-DECISIONS = "baton_disaggregation_decisions_total"
+PREFILLS = "baton_recent_prefills"
 REMEDIES = {
+    "failed": "handoffs fail: see `handoff failed` in the decode workers' logs",
     "configured": "router.placement is local: set it to auto",
     "short": "handoffs would take longer than these prompts: send longer ones, or serve with "
     "colocated workers only",
@@ -31,7 +33,6 @@ REMEDIES = {
     "too_large": "give prefill workers a larger pool (pool.blocks, pool.memory_fraction)",
     "left": "prefill workers drain or restart: see `baton ps` and their logs",
 }
-HANDOFFS_FAIL = "handoffs fail: see `handoff failed` in the decode workers' logs"
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -43,28 +44,24 @@ def kv_transfers() -> list[Finding]:
     for instance in sorted({row.instance for row in rows}):
         own = [row for row in rows if row.instance == instance]
         routers = [_scrape(row.address) for row in own if row.name == ROUTER_JOB and row.address]
-        workers = [_scrape(row.admin) for row in own if row.admin and row.name != ROUTER_JOB]
-        found += [judged(instance, router, workers) for router in routers if router]
+        found += [judged(instance, router) for router in routers if router]
     return found
 
 
-def judged(instance: str, router: Samples, workers: Sequence[Samples]) -> Finding:
-    """Return the finding for one instance, from its processes' metrics."""
+def judged(instance: str, router: Samples) -> Finding:
+    """Return the finding for one router, from its metrics."""
     linked = int(total(router, "baton_links", peer="prefill"))
-    placed = int(total(router, DECISIONS))
-    sent = int(total(router, DECISIONS, decision="disaggregated"))
-    moved = int(sum(total(each, "baton_handoffs_total", outcome="completed") for each in workers))
-    seen = f"{instance}: {linked} prefill workers, {placed} placements, {moved} handoffs completed"
-    if not linked or not placed or moved:
+    moved = int(total(router, PREFILLS, outcome="moved"))
+    outcomes = {outcome: int(total(router, PREFILLS, outcome=outcome)) for outcome in REMEDIES}
+    local = sum(outcomes.values())
+    minutes = f"the last {WINDOW_S / 60:g} minutes"
+    seen = f"{instance}: {linked} prefill workers; in {minutes} KV moved for {moved} of"
+    seen += f" {moved + local} prompts"
+    if not linked or not local or moved:
         return Finding(NAME, "ok", seen)
-    if sent:
-        return Finding(
-            NAME, "warn", f"{seen}, though {sent} were to be disaggregated", HANDOFFS_FAIL
-        )
-    reasons = {reason: int(total(router, DECISIONS, reason=reason)) for reason in REMEDIES}
-    counted = sorted(((n, reason) for reason, n in reasons.items() if n), reverse=True)
-    why = ", ".join(f"{reason} {n}" for n, reason in counted)
-    return Finding(NAME, "warn", f"{seen}; local because: {why}", REMEDIES[counted[0][1]])
+    counted = sorted(((n, outcome) for outcome, n in outcomes.items() if n), reverse=True)
+    why = ", ".join(f"{outcome} {n}" for n, outcome in counted)
+    return Finding(NAME, "warn", f"{seen}: {why}", REMEDIES[counted[0][1]])
 
 
 def total(samples: Samples, name: str, **labels: str) -> float:

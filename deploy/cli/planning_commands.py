@@ -32,12 +32,13 @@ from baton.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from baton.planner.timing_fit import Fit
+    from baton.simulation.capacity.live_advice import MeasuredFleet
     from baton.simulation.capacity.tuning_candidates import WorkerSize
 
 DEFAULT_POOL_TOKENS = 1 << 20
 NO_TIMING = (
-    "--timing is missing: `baton advise --save FOLDER` writes the times of a running fleet, and "
-    "`baton calibrate` fits published times or your own"
+    "--timing is missing, and no fleet runs here: `baton advise --save FOLDER` writes the times of "
+    "one, and `baton calibrate` fits published times or your own"
 )
 _Value = TypeVar("_Value")
 
@@ -267,6 +268,21 @@ def _fit_recorded(options: argparse.Namespace) -> Fit:
     return replace(fit, model=replace(fit.model, name=options.name))
 
 
+def _running_fleet() -> MeasuredFleet:
+    """Return the one fleet that runs on this host. Raises ConfigError if there is none, or it has
+    served too little."""
+    from baton.deploy.cli.control_commands import routers_of
+    from baton.deploy.control.advice_process import read_fleet
+    from baton.deploy.control.orders import live_clusters
+    from baton.runtime.settings.loading import load
+
+    if len(found := live_clusters()) != 1:
+        raise ConfigError(NO_TIMING)
+    (cluster,) = found
+    print(f"no --timing: times of {cluster.name}, which runs here", file=sys.stderr)
+    return read_fleet(load(None, {}, {}), cluster, routers_of([], cluster.name))
+
+
 def _simulate(options: argparse.Namespace) -> None:
     from baton.deploy.plots.figure import require_matplotlib
     from baton.planner.timing_file import read_fit
@@ -291,9 +307,8 @@ def _simulate(options: argparse.Namespace) -> None:
     scenario = CapacityScenario(layout, objectives, options.gpu_hour or 0.0, options.every_token)
     if options.placement is not None:
         scenario = replace(scenario, placement=options.placement)
-    if options.timing is None:
-        raise ConfigError(NO_TIMING)
-    fit, requests = read_fit(options.timing), read_source(options)
+    fit = _running_fleet().fit if options.timing is None else read_fit(options.timing)
+    requests = read_source(options)
     timing = fit.model
     started_s = time.perf_counter()
     fleet = run_fleet(scenario, timing, requests, progress_bar(layout.name))
@@ -361,13 +376,14 @@ def _numbered(most: int) -> Callable[[str], Callable[[int, int], None]]:
 
 
 def _sizes(options: argparse.Namespace) -> list[WorkerSize]:
-    """Return the sizes of a worker that are named. Raises ConfigError if one is named twice, or a
-    pool has no timing model."""
+    """Return the sizes of a worker that are named, else that of the fleet that runs here. Raises
+    ConfigError if one is named twice, or a pool has no timing model."""
     from baton.planner.timing_file import read_fit
     from baton.simulation.capacity.tuning_candidates import WorkerSize
 
     if not options.timing:
-        raise ConfigError(NO_TIMING)
+        fleet = _running_fleet()
+        return [WorkerSize(options.gpus_per_worker, fleet.fit, fleet.layout.pool_tokens)]
     found: dict[str, dict[int, Any]] = {"--timing": {}, "--pool-tokens": {}}
     for flag, given in (("--timing", options.timing), ("--pool-tokens", options.pool_tokens)):
         for gpus, value in given:

@@ -16,6 +16,7 @@ _OFFERED = 'state!="waiting"'
 _OUTPUT = 'kind="output"'
 _MET, _FAILED = 'outcome="met"', 'outcome="failed"'
 _DISAGGREGATED = 'decision="disaggregated"'
+_MOVED = 'outcome="moved"'
 _PREFILL, _DECODE = 'peer="prefill"', 'peer="decode"'
 _DECODE_ROLE, _ROUTER_ROLE = 'role="decode"', 'role="router"'
 _PREFILL_ROLE = 'role="prefill"'
@@ -48,6 +49,10 @@ def rate(metric: str, matchers: str = "", window: str = "2m") -> str:
 def series(metric: str, matchers: str = "") -> str:
     inner = f"{SELECT},{matchers}" if matchers else SELECT
     return f"{metric}{{{inner}}}"
+
+
+def _most_of_15m(metric: str, matchers: str = "") -> str:
+    return f"max_over_time({series(metric, matchers)}[15m])"
 
 
 def by_role(expr: str) -> str:
@@ -128,7 +133,6 @@ RECORDINGS = (
     ),
 )
 
-_DECISIONS = "baton_disaggregation_decisions_total"
 _READY_PREFILL = series("baton_fleet_ready_workers", _PREFILL_ROLE)
 _READY_DECODE = series("baton_fleet_ready_workers", _DECODE_ROLE)
 # What one model's fleet does is an alert for each job: the routers of a model are one, and another
@@ -226,12 +230,13 @@ ALERTS = (
     ),
     Alert(
         name="BatonNothingDisaggregated",
-        expr=f"sum by (job) ({rate(_DECISIONS, _DISAGGREGATED, '15m')}) == 0"
-        f" and sum by (job) ({rate(_DECISIONS, window='15m')}) > 0"
+        expr=f"sum by (job) ({_most_of_15m('baton_recent_prefills', _MOVED)}) == 0"
+        f" and sum by (job) ({_most_of_15m('baton_recent_prefills')}) > 0"
         f" and sum by (job) ({series('baton_links', _PREFILL)}) > 0",
         lasts="15m",
         severity="warning",
-        summary="Prefill workers are linked, and every prompt is prefilled on decode workers.",
+        summary="Prefill workers are linked, and KV moved for no prompt: they are placed on decode "
+        "workers, or handoffs fail.",
         runbook='docs/operations.md, "KV moves slowly or not at all"',
     ),
     Alert(

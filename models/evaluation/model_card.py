@@ -15,11 +15,11 @@ from baton.models.training.training_model import TinyShape
 from baton.models.training.training_run import read_progress
 
 _CAN = """\
-- chat about people, cities, places and objects that it was told of, over several turns
+- chat about people, cities, places and objects that the chat has named, over several turns
 - add and subtract numbers to two digits
 - copy, reverse, sort and count short lists
 - days of the week, months, a few units
-- facts and a code word, told earlier and asked later
+- facts and a code word, given earlier and asked later
 - answer as JSON with given keys; call given tools
 - decline what is outside its world; tell short stories of four patterns
 - greet, say what it is and what it can do, and take thanks and farewells, as people type them

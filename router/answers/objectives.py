@@ -5,12 +5,19 @@ Called once a request, so that a token costs nothing here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from baton.runtime import metrics
 from baton.runtime.cluster_config import SloConfig
 from baton.runtime.exposition import genai
 from baton.runtime.exposition.genai import RequestTimes
+from baton.runtime.telemetry.timeline import Phase
+
+# Phases before the first token, as vLLM divides them: before the first chunk was scheduled, and
+# from then on. What messages take is in neither.
+QUEUED = frozenset({"place", "credit wait", "prefill queue"})
+PREFILLED = frozenset({"step wait", "chunk", "first token"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +27,34 @@ class Scorekeeper:
     model: str = ""
     slo: SloConfig = SloConfig()
 
-    def record(self, times: RequestTimes, tokens: int, *, chat: bool, error_type: str = "") -> None:
+    def record(
+        self,
+        times: RequestTimes,
+        tokens: int,
+        *,
+        chat: bool,
+        error_type: str = "",
+        phases: Iterable[Phase] = (),
+    ) -> None:
         """Count an ended request with `tokens` of output. `error_type` is the class of its error:
-        empty if it finished."""
+        empty if it finished. `phases` are those of its critical path."""
         genai.record(genai.operation_name(chat=chat), self.model, times, error_type)
         metrics.OUTPUT_TOKENS.observe(tokens)
         outcome = "failed" if error_type else judged(self.slo, times)
         metrics.OBJECTIVES.labels(outcome).inc()
         if outcome == "met":
             metrics.GOODPUT_TOKENS.inc(tokens)
+        if not error_type and times.first_token_s is not None:
+            _observe_parts(list(phases), times.duration_s - times.first_token_s)
+
+
+def _observe_parts(phases: list[Phase], decode_s: float) -> None:
+    queue_s = sum(phase.seconds for phase in phases if phase.name in QUEUED)
+    prefill_s = sum(phase.seconds for phase in phases if phase.name in PREFILLED)
+    metrics.REQUEST_QUEUE_SECONDS.observe(queue_s)
+    metrics.REQUEST_PREFILL_SECONDS.observe(prefill_s)
+    metrics.REQUEST_DECODE_SECONDS.observe(decode_s)
+    metrics.REQUEST_INFERENCE_SECONDS.observe(prefill_s + decode_s)
 
 
 def judged(slo: SloConfig, times: RequestTimes) -> str:

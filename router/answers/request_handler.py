@@ -310,7 +310,11 @@ class RequestHandler:
         if outcome in ("finished", "failed"):
             error_type = "" if error is None else type(error).__name__
             self._serving.scorekeeper.record(
-                times, usage.completion, chat=self._request.chat, error_type=error_type
+                times,
+                usage.completion,
+                chat=self._request.chat,
+                error_type=error_type,
+                phases=self._trace.path.phases,
             )
         log.info(
             "request ended",

@@ -15,7 +15,7 @@ import orjson
 from baton.runtime.errors import InvalidRequest
 
 MAX_BYTES = 64 << 10  # of a body
-MAX_FINDINGS, MAX_ALTERNATIVES = 16, 64
+MAX_FINDINGS, MAX_RATIOS, MAX_ALTERNATIVES = 16, 3, 64
 MAX_CHARACTERS = 600  # of a text
 EXPIRES_S = 600.0  # on this router's clock, after it was posted
 LEVELS = ("good", "notice", "bad")
@@ -53,10 +53,12 @@ def _checked(found: object) -> Body:
     """Return the known fields of advice, and nothing else of it."""
     values = _object(found, "body")
     findings = _list(values, "findings", MAX_FINDINGS)
+    ratios = _list(values, "ratios", MAX_RATIOS)
     rows = _list(values, "alternatives", MAX_ALTERNATIVES)
     return {
         **{name: _number(values, name) for name in ("time", "requests", "window_s", "error")},
         "findings": [_finding(each) for each in findings],
+        "ratios": [_ratio(each) for each in ratios],
         "alternatives": [_alternative(each) for each in rows],
     }
 
@@ -68,12 +70,21 @@ def _finding(found: object) -> Body:
     return {"level": values["level"], "text": _text(values, "text")}
 
 
+def _ratio(found: object) -> Body:
+    values = _object(found, "ratios")
+    return {
+        **{name: _text(values, name) for name in ("name", "obstacle")},
+        "step": _number(values, "step"),
+        **{name: _number_or_none(values, name) for name in ("good_share", "goodput_per_s")},
+    }
+
+
 def _alternative(found: object) -> Body:
     values = _object(found, "alternatives")
     return {
         **{name: _text(values, name) for name in TEXTS},
         **{name: _number(values, name) for name in TIMES},
-        **{name: None if values.get(name) is None else _number(values, name) for name in SHARES},
+        **{name: _number_or_none(values, name) for name in SHARES},
     }
 
 
@@ -95,6 +106,10 @@ def _text(values: Mapping[str, Any], name: str) -> str:
     if not isinstance(found, str) or len(found) > MAX_CHARACTERS:
         raise InvalidRequest(f"{name} is no text of at most {MAX_CHARACTERS} characters", name)
     return found
+
+
+def _number_or_none(values: Mapping[str, Any], name: str) -> float | None:
+    return None if values.get(name) is None else _number(values, name)
 
 
 def _number(values: Mapping[str, Any], name: str) -> float:

@@ -114,6 +114,7 @@ class ConsoleState:
             prefixes = prefix_tree(fleet.recent_prompts, fleet.index.workers_with)
         return {
             "active": active_requests(attempts, fleet, _now()),
+            "prefills": fleet.recent_prefills.counts(_now()),
             "placements": {k: v for k, v in by_label(metrics.DECISIONS_MADE).items() if v},
             "prefixes": prefixes,
             "advice": self.board.shown(),

@@ -14,7 +14,7 @@ MAX_SHOWN = 40  # of each list, the oldest
 
 def active_requests(attempts: Iterable[Attempt], fleet: Fleet, now_s: float) -> dict[str, Any]:
     """Return the number of attempts by phase, the oldest attempts, and the handoffs among them:
-    attempts whose prompt a prefill worker computes for the decode worker that has them."""
+    attempts whose prompt a prefill worker computes, or whose KV is still being read from it."""
     names = {link.boot_id: link.worker_id for link in fleet.links()}
     counts: Counter[str] = Counter()
     shown: list[dict[str, Any]] = []
@@ -36,9 +36,9 @@ def active_requests(attempts: Iterable[Attempt], fleet: Fleet, now_s: float) -> 
 def phase_of(attempt: Attempt) -> str:
     if attempt.link is None:
         return "waiting"
-    if attempt.answered:
-        return "decode"
-    return "handoff" if attempt.prefill else "prefill"
+    if attempt.prefill and not attempt.prefilled:
+        return "handoff"
+    return "decode" if attempt.answered else "prefill"
 
 
 def _row(attempt: Attempt, phase: str, names: dict[bytes, str], now_s: float) -> dict[str, Any]:
@@ -52,4 +52,5 @@ def _row(attempt: Attempt, phase: str, names: dict[bytes, str], now_s: float) ->
         "decode": attempt.link.worker_id if attempt.link is not None else "",
         "prefill": names.get(attempt.prefill, ""),
         "attempt": attempt.attempt,
+        "answered": attempt.answered,
     }

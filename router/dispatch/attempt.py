@@ -16,6 +16,7 @@ from baton.router.dispatch.active_request import ActiveRequest, Finish, OutputTo
 from baton.router.dispatch.prompt_logprobs import PromptScores, scores_of
 from baton.router.dispatch.retry_budget import RetryPermit
 from baton.router.fleet.placement import Placement
+from baton.router.fleet.recent_prompts import RecentPrefills
 from baton.router.fleet.worker_link import WorkerLink
 from baton.router.fleet.worker_view import BlockFormat, WorkerView
 from baton.runtime import logs, metrics
@@ -38,6 +39,8 @@ class Attempt:
     - `candidates` are the boot ids of its prefill workers, `prefill` that of the one that is asked
       now or was asked last. `left` are those that a decode worker could not find: they are not
       candidates again. `answered`: an output has come since `prefill` was asked.
+    - `prefilled`: its worker has the KV of the whole prompt. `local_reason` is why no prefill
+      worker was asked.
     - `permit` is its share of the retry budget until its first output.
     - `identities` are those of its blocks, computed once while it waits for a worker.
     - `busy` is the error of the last worker that was full: the client gets it if no attempt serves.
@@ -64,6 +67,9 @@ class Attempt:
     left: frozenset[bytes] = frozenset()
     unconfirmed: int = 0
     hangs: int = 0
+    prefilled: bool = False
+    local_reason: str = ""
+    _begun: set[int] = field(default_factory=set)  # choices with an output, until `prefilled`
 
     @property
     def alone(self) -> bool:
@@ -80,6 +86,19 @@ class Attempt:
     def record_switch(self, asked: worker_pb2.PrefillSwitch) -> None:
         """Record that the decode worker asks another prefill worker now, or none."""
         self.prefill = asked.prefill_boot_id if asked.prefill_boot_id in self.candidates else b""
+
+    def record_output(self, token: OutputToken, recent_prefills: RecentPrefills) -> None:
+        """Record an output, and where its prompt was prefilled once that is over: the first token
+        of a choice comes before the last blocks, the second or an end comes after them."""
+        self.answered = True
+        if self.prefilled:
+            return
+        self.prefilled = token.finish is not None or token.choice in self._begun
+        self._begun.add(token.choice)
+        if self.prefilled:
+            outcome = "failed" if self.candidates else self.local_reason
+            now_s = asyncio.get_running_loop().time()
+            recent_prefills.add("moved" if self.prefill else outcome, now_s)
 
     def waits_for(self, link: WorkerLink) -> bool:
         """Return whether the prefill worker of this link has still to compute the prompt."""

@@ -279,7 +279,7 @@ class Dispatcher:
             active_request.scores = checked.scores
         active_request.cached_tokens = max(active_request.cached_tokens, cached_tokens)
         active_request.put(token)
-        attempt.answered = True
+        attempt.record_output(token, self._fleet.recent_prefills)
         self._retries.release(attempt)
         for boot_id in attempt.short:
             self._circuits.record_failure(boot_id, _now())

@@ -143,6 +143,7 @@ class Submitter:
                 _note_placed(first, tokens, computed_us)
         decision = "local" if placement.local else "disaggregated"
         reason = "alone" if attempt.alone else placement.reason
+        attempt.local_reason = reason if placement.local else ""
         metrics.DECISIONS_MADE.labels(decision, reason).inc()
         return link
 

@@ -22,7 +22,7 @@ from baton.router.fleet.fleet_reports import FleetReports, kv_formats
 from baton.router.fleet.fleet_timing import FleetTiming
 from baton.router.fleet.linked_view import view_of
 from baton.router.fleet.radix_index import CAPACITY_BLOCKS, Holders, RadixIndex
-from baton.router.fleet.recent_prompts import RecentPrompts
+from baton.router.fleet.recent_prompts import RecentPrefills, RecentPrompts
 from baton.router.fleet.registry_watcher import RegistryWatcher
 from baton.router.fleet.roster import DisconnectedWorkers, Roster
 from baton.router.fleet.slow_start import SlowStart
@@ -90,6 +90,7 @@ class Fleet:
         self.index = RadixIndex(CAPACITY_BLOCKS, self._note_change)
         self.circuits = Circuits(random.Random(self._boot_id))
         self.recent_prompts = RecentPrompts()
+        self.recent_prefills = RecentPrefills()
         self.slow_start = SlowStart()
         self.unplaced = Unplaced()
         self.timing = timing or FleetTiming(StepConfig())
@@ -179,6 +180,9 @@ class Fleet:
             metrics.FLEET_QUEUED_TOKENS.labels(role).set(sum(view.queue_tokens for view in views))
             metrics.FLEET_WAITING.labels(role).set(sum(view.queued_requests for view in views))
             metrics.FLEET_KV_USE.labels(role).set(1 - free / blocks if blocks else 0.0)
+        prefills = self.recent_prefills.counts(_now())
+        for outcome in metric_factory.PREFILL_OUTCOMES:
+            metrics.RECENT_PREFILLS.labels(outcome).set(prefills.get(outcome, 0))
         metrics.FLEET_REQUESTS.set(sum(link.load.open_requests for link in self._links.values()))
 
     def _drop(self, worker_id: str) -> None:

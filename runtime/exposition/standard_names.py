@@ -2,7 +2,7 @@
 Kubernetes' Gateway API know.
 
 Each is made of Baton's own metrics when they are scraped, so it costs a token nothing and cannot
-differ from them. Not among them: `vllm:lora_requests_info`, since there are no adapters.
+differ from them. docs/metrics.md names those that are absent, and why.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from baton.runtime import metrics
+from baton.runtime.exposition import genai
 from baton.runtime.metric_factory import REGISTRY
 
 Source = Counter | Gauge | Histogram
@@ -25,7 +26,12 @@ ROUTER_HISTOGRAMS: dict[str, Histogram] = {
     "vllm:time_to_first_token_seconds": metrics.TTFT,
     "vllm:inter_token_latency_seconds": metrics.ITL,
     "vllm:time_per_output_token_seconds": metrics.ITL,  # the name before
+    "vllm:request_time_per_output_token_seconds": genai.TIME_PER_OUTPUT_TOKEN,
     "vllm:e2e_request_latency_seconds": metrics.E2E,
+    "vllm:request_queue_time_seconds": metrics.REQUEST_QUEUE_SECONDS,
+    "vllm:request_prefill_time_seconds": metrics.REQUEST_PREFILL_SECONDS,
+    "vllm:request_decode_time_seconds": metrics.REQUEST_DECODE_SECONDS,
+    "vllm:request_inference_time_seconds": metrics.REQUEST_INFERENCE_SECONDS,
     "vllm:request_prompt_tokens": metrics.PROMPT_TOKENS,
     "vllm:request_generation_tokens": metrics.OUTPUT_TOKENS,
 }

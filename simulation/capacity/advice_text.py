@@ -19,6 +19,7 @@ from baton.simulation.capacity.live_advice import (
     MeasuredFleet,
     Times,
 )
+from baton.simulation.capacity.ratio_steps import RatioStep, ratio_steps
 
 Level = Literal["good", "notice", "bad"]
 CAUSE_WORDS = {
@@ -51,13 +52,15 @@ def findings(fleet: MeasuredFleet, advice: FleetAdvice) -> list[Finding]:
 def advice_json(fleet: MeasuredFleet, advice: FleetAdvice, at_s: float) -> dict[str, Any]:
     """Return what the console shows; `at_s` is of time.time()."""
     first, last = fleet.requests[0], fleet.requests[-1]
+    window_s = last.begun_wall_s - first.begun_wall_s
     shown = [advice.now, *_with_ranges(advice)]
     return {
         "time": at_s,
         "requests": len(fleet.requests),
-        "window_s": round(last.begun_wall_s - first.begun_wall_s, 1),
+        "window_s": round(window_s, 1),
         "error": round(advice.error, 4),
         "findings": [asdict(each) for each in findings(fleet, advice)],
+        "ratios": [_ratio_row(each, len(fleet.requests), window_s) for each in ratio_steps(advice)],
         "alternatives": [_row(each) for each in shown],
     }
 
@@ -96,6 +99,13 @@ def _row(found: Alternative) -> dict[str, Any]:
         "low": found.low,
         "high": found.high,
     }
+
+
+def _ratio_row(found: RatioStep, requests: int, window_s: float) -> dict[str, Any]:
+    share = found.good_share
+    rate = requests / window_s if window_s else 0.0
+    goodput = None if share is None else round(share * rate, 4)
+    return {**asdict(found), "goodput_per_s": goodput}
 
 
 def _level(p99_s: float, objective_s: float) -> Level:

@@ -340,7 +340,7 @@ def _of_usage(history: History) -> Iterable[str]:
         received += len(text) + stopped
     usage = history.usage
     if usage is None or (usage.prompt, usage.completion) != (len(history.ask.prompt), received):
-        yield f"told {usage} of {received} tokens"
+        yield f"usage was {usage} after {received} tokens"
 
 
 def _allowed(end: str, ask: Ask, excuse: Excuse) -> bool:

@@ -358,7 +358,7 @@ MUTATIONS: dict[str, Break] = {
     "shared-last-block": Break(
         "choices write into one block", KvReservations, "take_copies", always([])
     ),
-    "lose-tickets": Break("an admission is never given back", Admission, "ticket", _ticket_lost),
+    "lose-tickets": Break("an admission is never returned", Admission, "ticket", _ticket_lost),
     "refuse-at-random": Break(
         "a router refuses though it has tickets", Admission, "ticket", _refused_at_random
     ),
@@ -388,7 +388,7 @@ MUTATIONS: dict[str, Break] = {
         "a router that comes back asks for nothing", Dispatcher, "pending", always([])
     ),
     "reuse-a-boot-id": Break(
-        "a worker starts anew under its old one", World, "start_worker", _first_boot_again
+        "a worker restarts under its old boot id", World, "start_worker", _first_boot_again
     ),
     "forget-what-is-owed": Break(
         "a worker forgets what its router waits for", _OutputLog, "forget_accepted", _owed_nothing

@@ -85,7 +85,7 @@ PAST_BUGS: dict[str, PastBug] = {
         606198,
         Break(
             "a worker that comes back, or a router that was slow, brings more than a client's "
-            "buffers hold, and the client, who had no turn to take it, was taken for a slow one",
+            "buffers hold, and the client, which had no turn to take it, was judged slow",
             Dispatcher,
             "take",
             _without_turns,
@@ -94,7 +94,7 @@ PAST_BUGS: dict[str, PastBug] = {
     "role-of-an-old-record": PastBug(
         156,
         Break(
-            "a worker that changed its role was linked again before the registry told of it, and "
+            "a worker that changed its role was linked again before the registry showed it, and "
             "kept its old role in the router's eyes",
             WorkerLink,
             "_accept_hello",

@@ -123,7 +123,7 @@ OF_WITHHELD_ANSWERS: dict[str, Break] = {
 
 OF_A_WORKERS_END: dict[str, Break] = {
     "readers-left-at-the-end": Break(
-        "a prefill worker that drains waits for nobody",
+        "a prefill worker that drains waits for no reader",
         PrefillWorker,
         "drain",
         lambda before: _no_wait,
@@ -135,7 +135,7 @@ OF_A_WORKERS_END: dict[str, Break] = {
         lambda before: _no_wait,
     ),
     "handed-back-in-silence": Break(
-        "what it does not finish, its router is not told", Requests, "fail", _handed_back_in_silence
+        "its router learns of no request that it left", Requests, "fail", _handed_back_in_silence
     ),
     "stop-before-the-readers": Break(
         "a server stops first, its readers' leases end afterwards",
@@ -150,13 +150,13 @@ OF_A_WORKERS_END: dict[str, Break] = {
 
 OF_WHAT_A_WORKER_TELLS: dict[str, Break] = {
     "cached-blocks-untold": Break(
-        "no delta of a worker's cache is told", BlockFeed, "publish", always(None)
+        "no delta of a worker's cache is published", BlockFeed, "publish", always(None)
     ),
     "evicted-blocks-untold": Break(
         "a router never hears of what is evicted", BlockFeed, "publish", _no_removals
     ),
     "snapshot-of-nothing": Break(
-        "a router that is there anew hears of no cache",
+        "a router that links again hears of no cache",
         BlockFeed,
         "_snapshot_parts",
         _an_empty_cache,

@@ -308,7 +308,7 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]  # mypy knows no base t
                 frames = task.get_stack(limit=1)
                 where = f" at {frames[-1].f_code.co_name}:{frames[-1].f_lineno}" if frames else ""
                 lines.append(f"{task.get_name()}{where}")
-        return "; ".join(lines) or "nobody"
+        return "; ".join(lines) or "no task"
 
     # -- the end ------------------------------------------------------------------------------
 

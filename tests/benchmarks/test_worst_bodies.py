@@ -39,7 +39,7 @@ def test_every_step_is_timed() -> None:
 
 
 def test_each_step_is_reported_for_either_heap(monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = worst.BODIES["a million ids to be told"]
+    ids = worst.BODIES["a million ids to detokenize"]
     monkeypatch.setattr(worst, "BODIES", {"ids": ids})
     monkeypatch.setattr(worst, "PLACED", (16,))
     rows = list(worst.measure(2))

@@ -97,7 +97,7 @@ async def test_a_limit_that_does_not_bite_makes_the_run_void(router: OneRouter) 
     router.bites = False
     stage = stage_of(router)
     await no_descriptors(stage, "router")
-    assert stage.void == "nobody was seen to miss a descriptor" and not stage.broken
+    assert stage.void == "no process was seen to miss a descriptor" and not stage.broken
 
 
 async def test_a_process_that_answers_no_client_afterwards_is_broken(

@@ -79,7 +79,7 @@ async def test_a_second_load_of_weights_breaks_it(tmp_path: Path) -> None:
 
     stage = stage_of(Reloading(tmp_path))
     await change_role(stage, "prefill-0")
-    assert "loaded its weights anew" in stage.broken[0]
+    assert "loaded its weights again" in stage.broken[0]
 
 
 async def test_a_role_in_which_it_gets_no_work_breaks_it(

@@ -12,10 +12,10 @@ from chaos.scenarios import phases_not_left
     [
         (6, 3, 3, ""),
         (1, 1, 1, ""),
-        (0, 3, 3, "nobody left before its first token"),
-        (6, 0, 3, "nobody left while a handoff was under way"),
-        (6, 3, 0, "nobody left while tokens came"),
-        (6, 0, 0, "nobody left while a handoff was under way, nor while tokens came"),
+        (0, 3, 3, "no client left before its first token"),
+        (6, 0, 3, "no client left while a handoff was under way"),
+        (6, 3, 0, "no client left while tokens came"),
+        (6, 0, 0, "no client left while a handoff was under way, nor while tokens came"),
     ],
 )
 def test_a_run_of_leaving_clients_is_void_if_a_phase_is_missing(

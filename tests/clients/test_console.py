@@ -19,17 +19,20 @@ from typing import Any
 
 import pytest
 
-from baton.router.console import console_feed, console_state
+from baton.router.console import console_feed
 from baton.router.console.admin_port import AdminAccess
+from baton.router.fleet import recent_prompts
+from baton.runtime.identity import chain, cluster_key, root
 from tests.router.test_console import ADVICE
 from tests.support.machine_speed import slowness
-from tests.support.router_process import FAST_ROUTER, RunningRouter, running_router
+from tests.support.router_process import FAST_ROUTER, TOKEN, RunningRouter, running_router
 from tests.support.waiting import eventually
 
 HERE = Path(__file__).parent
 ENVIRONMENT = HERE.parents[1] / "build" / "clients" / "browser"
 MODEL = HERE.parents[1] / "models" / "baton-tiny"
 KEY = "the-operators-key-0123456789"
+BLOCKS_KEY = cluster_key(TOKEN)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 POOL = {"total": 200, "used": 40, "leased": 6, "pinned": 10, "cached": 60, "quarantined": 1}
 PART_TIMEOUT_S = 60 * slowness()
@@ -45,7 +48,7 @@ if not (ENVIRONMENT / ".installed").exists():
 
 
 @asynccontextmanager
-async def fleet() -> AsyncIterator[RunningRouter]:
+async def fleet(**switches: Any) -> AsyncIterator[RunningRouter]:
     """Two decode workers and a prefill worker, after some chats."""
     config = replace(FAST_ROUTER, placement="disaggregated", link_grace_s=10.0)
     async with running_router(
@@ -55,12 +58,34 @@ async def fleet() -> AsyncIterator[RunningRouter]:
         admin=AdminAccess(KEY),
         step_s=0.01,
         pool=POOL | {"free": 83},
+        **switches,
     ) as running:
         for _ in range(3):
             await running.chat(messages=ASKED, max_tokens=4)
         assert running.admin is not None
         assert (await running.admin.post("/console/advice", json=ADVICE)).status_code == 204
         yield running
+
+
+async def hold_prefixes(running: RunningRouter) -> list[list[Any]]:
+    """Ask for a prompt that begins like the chats', make the prefill worker hold all of it and a
+    decode worker the part that they share; return blocks, prompts and holders of both parts."""
+    longer = [{"role": "user", "content": "a story " * 30 + "about a red fox " * 20}]
+    await running.chat(messages=longer, max_tokens=4)
+    sent = [submit for worker in running.workers.values() for submit in worker.seen("submit")]
+    prompts = sorted((list(submit.prompt) for submit in sent), key=len)
+    first, last = (
+        chain(BLOCKS_KEY, root(BLOCKS_KEY, "f" * 32, "float32"), prompt, 16)
+        for prompt in (prompts[0], prompts[-1])
+    )
+    shared = len(set(first) & set(last))
+    assert 0 < shared < len(last)
+    running.workers["prefill-0"].publish(last)
+    running.workers["decode-1"].publish(last[:shared])
+    return [
+        [str(shared), "4", ["decode-1", "prefill-0"]],
+        [str(len(last) - shared), "1", ["prefill-0"]],
+    ]
 
 
 async def browse(running: RunningRouter, part: str) -> asyncio.subprocess.Process:
@@ -89,6 +114,7 @@ async def seen(process: asyncio.subprocess.Process) -> dict[str, Any]:
 
 async def test_each_panel_shows_what_the_router_knows() -> None:
     async with fleet() as running:
+        held = await hold_prefixes(running)
         for worker in running.workers.values():
             worker.pause_at = 0
         waiting = [asyncio.create_task(running.chat(max_tokens=4)) for _ in range(3)]
@@ -107,7 +133,12 @@ async def test_each_panel_shows_what_the_router_knows() -> None:
     assert found["phases"][:2] == ["receive", "parse"] and "write" in found["phases"]
     assert "handoff" in found["active"] and "prefill-0" in found["handoff"]
     assert "prompts to prefill workers" in found["placements"]
-    assert found["prefix"].split("\t")[1:3] == ["1", "3"] or "no worker" in found["prefix"]
+    assert [row[1:] for row in found["prefixes"] if row[3]] == held
+    assert [each.splitlines() for each in found["ratios"]] == [
+        ["Ratio −1", "none", "the only prefill worker stays"],
+        ["Ratio now", "12/s (60 %)", "1 prefill, 3 decode"],
+        ["Ratio +1", "18/s (90 %)", "2 prefill, 2 decode"],
+    ]
     assert found["findings"] == [ADVICE["findings"][0]["text"]]
     assert "40 requests of 60 s" in found["advice"] and "differ by 7 %" in found["advice"]
     assert found["changes"].split("\t")[:3] == ["2 prefill, 2 decode", "90 %", "500 ms"]
@@ -124,6 +155,15 @@ async def test_the_playground_streams_tokens_with_logprobs() -> None:
     assert found["timeline"].startswith("12 tokens: the first after")
     assert "with probability" in found["detail"] and found["alternatives"] == 5
     assert "decoded on decode-" in found["explained"]
+
+
+async def test_each_control_is_reached_with_tab() -> None:
+    async with fleet() as running:
+        found = await seen(await browse(running, "keyboard"))
+    assert found["reached"] == found["controls"], found["names"]
+    assert len(found["controls"]) > 25 and found["invisible"] == []
+    assert (found["theme"], found["filter"], found["held"]) == ("dark", "active", "true")
+    assert found["problems"] == []
 
 
 async def test_a_killed_worker_is_visible_within_three_seconds() -> None:
@@ -153,17 +193,26 @@ async def test_a_narrow_window_does_not_scroll_sideways() -> None:
     assert found == {"surplus": 0, "problems": []}
 
 
-async def test_prefill_workers_without_prompts_are_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    counts = {"local configured": 3.0}  # of this process, other tests have placed prompts
-    monkeypatch.setattr(console_state, "by_label", lambda _: counts)
-    async with fleet() as running:
+async def test_handoffs_that_all_fail_are_reported() -> None:
+    async with fleet(loses_handoffs=True) as running:
         found = await seen(await browse(running, "warning"))
-    assert "3 stayed on decode workers (configured)" in found["text"]
-    assert "router.placement is local" in found["text"] and found["problems"] == []
-    assert "router.placement is local" in found["alert"]
+    assert "computed all 3 prompts of the last five minutes (failed: 3)" in found["text"]
+    assert "No KV comes from the prefill workers: handoffs fail" in found["alert"]
     assert "3" not in found["alert"]  # it would be read out each time the count changes
+    assert found["problems"] == []
+
+
+async def test_an_early_handoff_does_not_silence_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fleet() as running:
+        monkeypatch.setattr(recent_prompts, "WINDOW_S", 1.0)  # its minutes pass
+        monkeypatch.setattr(recent_prompts, "SLOT_S", 0.1)
+        for worker in running.workers.values():
+            worker.loses_handoffs = True
+        process = await browse(running, "warning")
+        while process.returncode is None:  # the program ends with the warning, or fails in time
+            await running.chat(max_tokens=2)
+        found = await seen(process)
+    assert "handoffs fail" in found["alert"] and found["problems"] == []
 
 
 async def test_a_hidden_page_asks_for_one_frame() -> None:

@@ -17,8 +17,9 @@ RULES = Path(__file__).resolve().parents[2] / generate.PLAIN_RULES
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed here")
 
 
-LOCAL = 'baton_disaggregation_decisions_total{job="b",decision="local",reason="incompatible"}'
-SENT = 'baton_disaggregation_decisions_total{job="b",decision="disaggregated",reason="cheaper"}'
+LOCAL = 'baton_recent_prefills{job="b",outcome="incompatible"}'
+FAILED = 'baton_recent_prefills{job="b",outcome="failed"}'
+MOVED = 'baton_recent_prefills{job="b",outcome="moved"}'
 ROUTER = 'baton_links{job="b",instance="router",peer="prefill"}'
 
 
@@ -32,7 +33,7 @@ STARTED = 'process_start_time_seconds{job="b",instance="d"}'
 REGISTRY = 'baton_registry_up{{job="b",instance="{0}"}}'
 DRIVER = 'baton_{0}_workers{{job="b",instance="f",role="decode"}}'
 RAY = 'baton_ray_up{job="b",instance="f"}'
-HANDOFF = 'baton_oldest_handoff_seconds{job="b",instance="d",state="offered"}'
+HANDOFF = 'baton_oldest_handoff_seconds{job="b",instance="d",state="reading"}'
 QUARANTINE = 'baton_quarantined_blocks{job="b",instance="d"}'
 PAIRS = 'baton_degraded_pairs{job="b",instance="d"}'
 OVERDUE = 'baton_overdue_workers{{job="b",instance="{0}",reason="{1}"}}'
@@ -89,16 +90,28 @@ CASES = {
     ),
     "all_local": alert_case(
         "BatonNothingDisaggregated",
-        {LOCAL: "0+5x60", SENT: "0x60", ROUTER: "2x60"}
-        | of_model_a({LOCAL: "0+5x60", SENT: "0+5x60", ROUTER: "2x60"}),
+        {LOCAL: "5x60", MOVED: "0x60", ROUTER: "2x60"}
+        | of_model_a({LOCAL: "5x60", MOVED: "5x60", ROUTER: "2x60"}),
         fires=True,
         labels=OF_JOB,
     ),
-    "some_sent": alert_case(
-        "BatonNothingDisaggregated", {LOCAL: "0+5x60", SENT: "0+1x60", ROUTER: "2x60"}, fires=False
+    "all_handoffs_fail": alert_case(
+        "BatonNothingDisaggregated",
+        {FAILED: "5x60", MOVED: "9x2 0x60", ROUTER: "2x60"},
+        fires=True,
+        labels=OF_JOB,
+    ),
+    "few_prompts": alert_case(
+        "BatonNothingDisaggregated",
+        {LOCAL: "1x5 0x5 1x5 0x5 1x5 0x5 1x30", MOVED: "0x60", ROUTER: "2x60"},
+        fires=True,
+        labels=OF_JOB,
+    ),
+    "some_moved": alert_case(
+        "BatonNothingDisaggregated", {LOCAL: "5x60", MOVED: "1x60", ROUTER: "2x60"}, fires=False
     ),
     "no_prefill_worker": alert_case(
-        "BatonNothingDisaggregated", {LOCAL: "0+5x60", SENT: "0x60", ROUTER: "0x60"}, fires=False
+        "BatonNothingDisaggregated", {LOCAL: "5x60", MOVED: "0x60", ROUTER: "0x60"}, fires=False
     ),
     "no_decode_worker": alert_case(
         "BatonNoDecodeWorker",

@@ -12,50 +12,43 @@ ROUTER = """
 # TYPE baton_links gauge
 baton_links{{peer="prefill"}} {prefill}
 baton_links{{peer="decode"}} 2.0
-baton_disaggregation_decisions_total{{decision="disaggregated",reason="cheaper"}} {sent}
-baton_disaggregation_decisions_total{{decision="local",reason="incompatible"}} {local}
-baton_disaggregation_decisions_total{{decision="local",reason="short"}} 1.0
+baton_recent_prefills{{outcome="moved"}} {moved}
+baton_recent_prefills{{outcome="failed"}} {failed}
+baton_recent_prefills{{outcome="incompatible"}} {local}
+baton_recent_prefills{{outcome="short"}} 1.0
 """
-WORKER = 'baton_handoffs_total{{outcome="completed"}} {moved}\n'
 
 
-def judged(prefill: int, sent: int, local: int, moved: int) -> handoff_check.Finding:
-    router = handoff_check.parsed(ROUTER.format(prefill=prefill, sent=sent, local=local))
-    workers = [handoff_check.parsed(WORKER.format(moved=moved)), {}]
-    return handoff_check.judged("port-8000", router, workers)
+def judged(prefill: int, moved: int, failed: int, local: int) -> handoff_check.Finding:
+    text = ROUTER.format(prefill=prefill, moved=moved, failed=failed, local=local)
+    return handoff_check.judged("port-8000", handoff_check.parsed(text))
 
 
 def test_unused_prefill_workers_warn_with_the_reason() -> None:
-    found = judged(prefill=2, sent=0, local=7, moved=0)
-    assert found.level == "warn" and "incompatible 7, short 1" in found.found
+    found = judged(prefill=2, moved=0, failed=0, local=7)
+    assert found.level == "warn" and "KV moved for 0 of 8 prompts: incompatible 7" in found.found
     assert found.remedy == handoff_check.REMEDIES["incompatible"]
 
 
 def test_handoffs_that_all_fail_are_a_warning() -> None:
-    found = judged(prefill=2, sent=5, local=0, moved=0)
-    assert found.level == "warn" and "5 were to be disaggregated" in found.found
+    found = judged(prefill=2, moved=0, failed=5, local=0)
+    assert found.level == "warn" and "0 of 6 prompts: failed 5, short 1" in found.found
     assert "handoff failed" in found.remedy
 
 
-@pytest.mark.parametrize(
-    ("prefill", "sent", "local", "moved"), [(0, 0, 7, 0), (2, 5, 1, 3), (2, 0, 7, 1)]
-)
-def test_fleets_in_order_are_not_a_warning(prefill: int, sent: int, local: int, moved: int) -> None:
-    assert judged(prefill, sent, local, moved).level == "ok"
+@pytest.mark.parametrize(("prefill", "moved", "local"), [(0, 0, 7), (2, 3, 1), (2, 1, 7)])
+def test_fleets_in_order_are_not_a_warning(prefill: int, moved: int, local: int) -> None:
+    assert judged(prefill, moved, 0, local).level == "ok"
 
 
-def test_each_reason_of_the_metric_has_a_remedy() -> None:
-    local = {reason for decision, reason in metric_factory.DECISIONS if decision == "local"}
-    assert local == set(handoff_check.REMEDIES)
+def test_each_outcome_without_a_move_has_a_remedy() -> None:
+    assert {"moved", *handoff_check.REMEDIES} == set(metric_factory.PREFILL_OUTCOMES)
 
 
 def test_own_metrics_are_parsed_as_they_are_rendered() -> None:
-    before = handoff_check.total(
-        handoff_check.parsed(metrics.render().decode()), handoff_check.DECISIONS, reason="short"
-    )
-    metrics.DECISIONS_MADE.labels("local", "short").inc(3)
-    after = handoff_check.parsed(metrics.render().decode())
-    assert handoff_check.total(after, handoff_check.DECISIONS, reason="short") == before + 3
+    metrics.RECENT_PREFILLS.labels("short").set(3)
+    found = handoff_check.parsed(metrics.render().decode())
+    assert handoff_check.total(found, handoff_check.PREFILLS, outcome="short") == 3
 
 
 def test_a_router_that_does_not_answer_gives_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:

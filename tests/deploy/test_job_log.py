@@ -108,6 +108,7 @@ def test_a_log_that_cannot_be_cut_ends_no_job(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(supervisor_module, "POLL_S", 0.02)
+    # it sleeps for longer than the test: the supervisor ends it
     code = "import os, sys, time; os.unlink(sys.argv[1]); time.sleep(600)"
     log = str(instance.folder / "a.log")
     said: list[str] = []

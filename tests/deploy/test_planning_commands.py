@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from baton.deploy.bench.traffic_options import UNMET_EXIT, progress_bar, read_objectives
-from baton.deploy.cli import main
+from baton.deploy.cli import control_commands, main
+from baton.deploy.control import advice_process, orders
 from baton.deploy.host.restarts import CONFIG_EXIT
+from baton.planner.timing_file import read_fit
 from baton.runtime.errors import ConfigError
-from baton.simulation.capacity.layout import Objectives
+from baton.simulation.capacity.layout import Layout, Objectives
+from baton.simulation.capacity.live_advice import MeasuredFleet
 
 SAMPLES = [
     {"kind": "chunk", "tokens": n, "pairs": n * (n + 1) // 2, "seconds": 0.01 + 1e-4 * n}
@@ -104,7 +108,27 @@ def test_a_missing_timing_model_names_two_ways(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main([*command, "--traffic", TRAFFIC, "--slo", "ttft=1s"]) == CONFIG_EXIT
-    assert "--timing is missing: `baton advise --save FOLDER`" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "--timing is missing, and no fleet runs here" in error
+    assert "`baton advise --save FOLDER`" in error
+
+
+@pytest.mark.parametrize("command", [["simulate", "--colocated", "1"], ["tune", "--gpus", "2"]])
+def test_times_of_the_fleet_that_runs_here_are_taken(
+    command: list[str],
+    timing: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster = SimpleNamespace(name="main")
+    fleet = MeasuredFleet(Layout(colocated=1, pool_tokens=4096), read_fit(timing), [], Objectives())
+    monkeypatch.setattr(orders, "live_clusters", lambda: [cluster])
+    monkeypatch.setattr(control_commands, "routers_of", lambda urls, name: [name])
+    monkeypatch.setattr(
+        advice_process, "read_fleet", lambda config, at, routers: {"main": fleet}[routers[0]]
+    )
+    assert main.main([*command, "--traffic", TRAFFIC, "--slo", "ttft=9s"]) == 0
+    assert "no --timing: times of main, which runs here" in capsys.readouterr().err
 
 
 def test_points_without_a_model_are_refused(

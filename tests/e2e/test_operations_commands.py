@@ -22,7 +22,7 @@ from baton.deploy.cli.main import parser
 from baton.models.embedded import embedded_model
 from chaos.redis_server import running_server
 from tests.support.operations_page import PAGES, ROOT, arguments, documented_commands
-from tests.support.pod_commands import IN_PODS
+from tests.support.pod_commands import IN_PODS, patched
 from tests.support.redis_server import required_binary
 from tests.support.waiting import wait_until
 
@@ -61,17 +61,7 @@ NAME = re.compile(r"baton [a-z]+( [a-z]+)?")  # alone: a mention; tests/test_doc
 PODS = "needs pods; tests/helm/test_running_release.py runs it"
 CONTROLLER = "needs a release with a controller; no test types it in pods"
 RAY_PODS = "needs pods of KubeRay; no test types it"
-TOKEN = (
-    "no test replaces the token of running pods; tests/helm/test_token_steps.py checks the steps"
-)
-
-
-def patched(keys: str) -> str:
-    """Return the command that writes keys of a release's Secret."""
-    return f"kubectl patch secret RELEASE-baton-secrets -p '{{\"stringData\": {{{keys}}}}}'"
-
-
-TYPED_IN_PODS = [each for found in IN_PODS.values() for each in found]
+TYPED_IN_PODS = list(dict.fromkeys(each for found in IN_PODS.values() for each in found))
 NOT_HERE = {
     "make dashboards": "rewrites files of this tree; tests/deploy/test_monitoring.py compares them",
     "make install": "installs packages",
@@ -98,9 +88,6 @@ NOT_HERE = {
     "kubectl scale deployment/RELEASE-baton-controller --replicas=0": CONTROLLER,
     "kubectl logs -l app.kubernetes.io/component=controller --prefix --tail=200": CONTROLLER,
     "kubectl exec deployment/RELEASE-baton-router -- baton cluster status": PODS,
-    patched('"token": "OLD", "token-also": "NEW", "identity-secret": "OLD"'): TOKEN,
-    patched('"token": "NEW", "token-also": "OLD"'): TOKEN,
-    patched('"token": "NEW", "token-also": ""'): TOKEN,
     patched('"redis-password": "NEW"'): PODS,
     "kubectl exec RELEASE-baton-redis-0 -- "
     "valkey-cli -s /data/redis.sock acl setuser default '>NEW'": PODS,
@@ -111,6 +98,7 @@ NOT_HERE = {
     "kubectl delete pod": PODS,
     "kubectl get hpa": "an autoscaler and an adapter that serves custom metrics",
     "kubectl get raycluster": "the KubeRay operator",
+    "kubectl delete pod -l ray.io/group=prefill": "the KubeRay operator",
     "kubectl exec POD -- ls /dev/infiniband": PODS,
     "kubectl exec POD -- grep Max.locked /proc/self/limits": PODS,
     "kubectl exec POD -- env UCX_TLS=rc,cuda_copy baton doctor": PODS,

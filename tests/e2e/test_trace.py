@@ -97,8 +97,8 @@ def reported(
     cluster.quiet(10.0)
     logs = {name: (cluster.folder / f"{name}.log").read_text() for name in PROCESSES}
     assert {span.trace_id.hex() for span in servicer.all} == {TRACE, OTHER_TRACE}  # the clients'
-    told = str(servicer.all), servicer.services, logs
-    return Reported(request_id, ttft_s, spans, chat_spans, *told)
+    collected = str(servicer.all), servicer.services, logs
+    return Reported(request_id, ttft_s, spans, chat_spans, *collected)
 
 
 def test_all_phases_of_a_request_are_in_one_trace(reported: Reported) -> None:

@@ -49,10 +49,11 @@ def mounts(container: Document) -> dict[str, bool]:
 def test_each_process_of_ray_has_its_pods_certificate(mode: str) -> None:
     found = [*templates(render(merged(DEMO, MODES[mode])))]
     assert len(found) == (5 if mode == "models" else 3)
-    for pod in found:
+    for number, pod in enumerate(found):
         issuing = pod["initContainers"][0]
         asked = parser().parse_args([*issuing["command"][1:], *issuing["args"]])
-        assert (asked.host, asked.name) == (["$(POD_IP)", "127.0.0.1"], "node")
+        called = [] if number else ["chat-baton-ray-head-svc.llm.svc.cluster.local"]  # the head
+        assert (asked.host, asked.name) == (["$(POD_IP)", "127.0.0.1", *called], "node")
         assert variables(issuing).keys() == {"POD_IP"}
         for container in pod["containers"]:  # `ray start`, drivers
             assert variables(container).items() >= USED.items()

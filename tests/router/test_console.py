@@ -112,6 +112,14 @@ ADVICE: dict[str, Any] = {
     "window_s": 60.0,
     "error": 0.07,
     "findings": [{"level": "bad", "text": "TTFT is 2 s: 80% the wait for a worker's step."}],
+    "ratios": [
+        {"step": step, "name": name, "obstacle": why, "good_share": share, "goodput_per_s": rate}
+        for step, name, why, share, rate in (
+            (-1, "", "the only prefill worker stays", None, None),
+            (0, "1 prefill, 3 decode", "", 0.6, 12.0),
+            (1, "2 prefill, 2 decode", "", 0.9, 18.0),
+        )
+    ],
     "alternatives": [
         {
             "kind": "order",
@@ -199,15 +207,19 @@ async def test_a_killed_worker_shows_within_three_seconds(router: StartRouter) -
     assert message["workers"]["decode-1"]["state"] == "lost"
 
 
-async def test_requests_and_handoffs_in_flight_are_shown(router: StartRouter) -> None:
+@pytest.mark.parametrize("tokens", [0, 1])  # the first one comes before the last blocks
+async def test_handoffs_in_flight_are_shown(router: StartRouter, tokens: int) -> None:
     config = replace(FAST_ROUTER, placement="disaggregated")
     names = ("prefill-0", "decode-0")
-    async with router(admin=ADMIN, workers=names, config=config, pause_at=0) as running:
+    async with router(admin=ADMIN, workers=names, config=config, pause_at=tokens) as running:
         asking = asyncio.create_task(running.complete(max_tokens=3, prompt="the quick " * 40))
         await eventually(lambda: running.workers["decode-0"].seen("submit"))
         async with stream_of(running) as messages:
             whole = await anext(messages)
             (handoff,) = whole["state"]["active"]["handoffs"]
+            while handoff["output"] < tokens:
+                found = (await anext(messages))["state"].get("active", {"handoffs": [handoff]})
+                (handoff,) = found["handoffs"]
             running.workers["decode-0"].pause_at = None
             await asking
             async with asyncio.timeout(5):
@@ -215,7 +227,7 @@ async def test_requests_and_handoffs_in_flight_are_shown(router: StartRouter) ->
                     if message["state"].get("active", {}).get("requests") == []:
                         break
     assert (handoff["prefill"], handoff["decode"]) == ("prefill-0", "decode-0")
-    assert handoff["phase"] == "handoff" and handoff["output"] == 0
+    assert handoff["phase"] == "handoff" and handoff["answered"] is bool(tokens)
     assert whole["state"]["prefixes"][0]["prompts"] == 1
 
 

@@ -204,9 +204,9 @@ def test_recent_prompts_are_bounded() -> None:
     assert kept[-1][0] == bytes([MAX_PROMPTS + 4])
 
 
-def test_each_reason_of_a_local_prefill_has_a_remedy() -> None:
+def test_each_outcome_without_a_move_has_a_remedy() -> None:
     """In the page's warning, as in `baton doctor`: it shows the reason that is counted most."""
     script = page_files()["/overview.js"].body.decode()
     (remedies,) = re.findall(r"^const REMEDIES = \{\n(.*?)^\};$", script, re.DOTALL | re.MULTILINE)
     named = re.findall(r'^  (\w+): "[^"]+",$', remedies, re.MULTILINE)
-    assert sorted(named) == sorted(metric_factory.LOCAL_REASONS)
+    assert sorted(["moved", *named]) == sorted(metric_factory.PREFILL_OUTCOMES)

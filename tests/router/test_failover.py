@@ -191,7 +191,7 @@ async def test_final_failure_before_the_first_byte_is_a_status(router: StartRout
         reply = await running.complete(stream=True)
         assert reply.status_code == 500
         assert reply.json()["error"]["type"] == "server_error"
-        assert "told to fail" not in reply.text
+        assert "scripted failure" not in reply.text
 
 
 async def test_failure_after_the_first_byte_is_reported(router: StartRouter) -> None:

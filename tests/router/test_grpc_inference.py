@@ -265,7 +265,7 @@ async def test_a_failure_at_a_worker_is_the_status(grpc_router: StartGrpcRouter)
     async with grpc_router() as (running, stub):
         running.workers["decode-0"].fail_at = {3: ("EngineError", False)}
         error = await refused(stub.Generate(prompted()))
-        assert error.code() is CODE.INTERNAL and "told to fail" not in error.details()
+        assert error.code() is CODE.INTERNAL and "scripted failure" not in error.details()
 
 
 async def test_an_answer_that_breaks_off_has_failed(grpc_router: StartGrpcRouter) -> None:

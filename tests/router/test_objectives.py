@@ -13,6 +13,7 @@ from baton.runtime import metrics
 from baton.runtime.cluster_config import SloConfig
 from baton.runtime.exposition import standard_names
 from baton.runtime.exposition.genai import RequestTimes
+from baton.runtime.telemetry.timeline import Phase
 from tests.support.router_process import FAST_ROUTER, StartRouter
 from tests.support.waiting import eventually
 
@@ -53,6 +54,27 @@ def test_only_met_objectives_count_tokens_as_goodput() -> None:
     keeper.record(RequestTimes(9.0, 0.5, 0.05), 7, chat=True, error_type="EngineError")
     assert value("baton_goodput_tokens_total") == before + 7
     assert value("baton_objective_requests_total", outcome="failed") == failed + 1
+
+
+def test_the_parts_of_a_request_are_observed() -> None:
+    names = [
+        f"baton_request_{part}_seconds" for part in ("queue", "prefill", "decode", "inference")
+    ]
+    before = [value(f"{name}_sum") for name in names]
+    phases = [
+        Phase("place", 0.25),
+        Phase("send", 9.0),  # a message's way: in no part
+        Phase("credit wait", 0.25),
+        Phase("prefill queue", 0.5),
+        Phase("step wait", 0.125, where="prefill-0"),
+        Phase("chunk", 0.5, 64, "prefill-0"),
+        Phase("chunk", 0.25, 20, "prefill-0"),
+    ]
+    keeper, times = Scorekeeper("m", SLO), RequestTimes(15.0, 11.0, 0.05)
+    keeper.record(times, 7, chat=True, phases=phases)
+    keeper.record(times, 7, chat=True, phases=phases, error_type="EngineError")  # not a whole one
+    after = [value(f"{name}_sum") for name in names]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1.0, 0.875, 4.0, 4.875]
 
 
 async def test_a_request_is_observed_once_by_each_name(router: StartRouter) -> None:
@@ -107,6 +129,11 @@ async def test_a_router_shows_its_fleet_under_known_names(router: StartRouter) -
             "vllm:time_to_first_token_seconds",
             "vllm:inter_token_latency_seconds",
             "vllm:e2e_request_latency_seconds",
+            "vllm:request_time_per_output_token_seconds",
+            "vllm:request_queue_time_seconds",
+            "vllm:request_prefill_time_seconds",
+            "vllm:request_decode_time_seconds",
+            "vllm:request_inference_time_seconds",
             "vllm:generation_tokens",
         ):
             samples = found[name].samples

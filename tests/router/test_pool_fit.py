@@ -22,7 +22,7 @@ from baton.router.fleet.placement import place as place_on
 from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.request_need import Need
 from baton.router.fleet.roster import Roster
-from baton.router.fleet.worker_view import WorkerCapacity, WorkerView
+from baton.router.fleet.worker_view import KvFormat, WorkerCapacity, WorkerView
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
 from baton.router.requests.prompt_limits import ContextLimits
 from baton.router.requests.validator import Validator
@@ -38,7 +38,7 @@ SIZE = 4
 
 
 def view(name: str, blocks: int, **fields: Any) -> WorkerView:
-    shape = ("f", "float32", SIZE)
+    shape = KvFormat("f", "float32", SIZE)
     made = WorkerView(name, name.encode(), name.split("-")[0], "h:1", shape, total_blocks=blocks)
     return replace(made, free_blocks=blocks, **fields)
 

@@ -102,17 +102,17 @@ def test_usage_counts_what_was_delivered() -> None:
     made = history()
     made.usage = Usage(len(PROMPT), 7, 0)
     assert (
-        "told Usage(prompt=11, completion=7, cached=0, accepted=0, rejected=0) of 6 tokens"
+        "usage was Usage(prompt=11, completion=7, cached=0, accepted=0, rejected=0) after 6 tokens"
         in breaches(made)
     )
     made.usage = Usage(len(PROMPT) + 1, 6, 0)
-    assert "of 6 tokens" in breaches(made)
+    assert "after 6 tokens" in breaches(made)
     made.usage = None
-    assert "told None of 6 tokens" in breaches(made)
+    assert "usage was None after 6 tokens" in breaches(made)
     unseen = history(choices=2)
     unseen.text[1] = unseen.text[1][:-1]
     assert "choice 1: 5 tokens shown of 6" in breaches(unseen)
-    assert "of 11 tokens" in breaches(unseen)
+    assert "after 11 tokens" in breaches(unseen)
     unseen.ends = [LEFT]
     assert breaches(unseen) == ""
     cut = history(enough=2)

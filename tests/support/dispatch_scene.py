@@ -15,9 +15,10 @@ from baton.router.dispatch.active_request import ActiveRequest
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.fleet.circuits import Circuits
 from baton.router.fleet.radix_index import Holders
-from baton.router.fleet.recent_prompts import RecentPrompts
+from baton.router.fleet.recent_prompts import RecentPrefills, RecentPrompts
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.slow_start import SlowStart
+from baton.router.fleet.unplaced import Unplaced
 from baton.router.fleet.worker_view import KvFormat, WorkerCapacity, WorkerView
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.config import RouterConfig, StepConfig
@@ -73,7 +74,9 @@ class FakeFleet:
         self.fingerprints: dict[str, str] = {}  # where they are not "f"
         self.circuits = Circuits(random.Random(1))
         self.recent_prompts = RecentPrompts()
+        self.recent_prefills = RecentPrefills()
         self.slow_start = SlowStart()
+        self.unplaced = Unplaced()
         self.draws: random.Random | None = None
         self.timelines: list[worker_pb2.Timeline] = []  # that were recorded
         self.expected = 0.0

@@ -3,6 +3,17 @@ that each of its commands was typed."""
 
 from __future__ import annotations
 
+
+def patched(keys: str) -> str:
+    """Return the command that writes keys of a release's Secret."""
+    return f"kubectl patch secret RELEASE-baton-secrets -p '{{\"stringData\": {{{keys}}}}}'"
+
+
+TOKEN_STEPS = (  # docs/kubernetes.md, "Another token"
+    patched('"token": "OLD", "token-also": "NEW", "identity-secret": "OLD"'),
+    patched('"token": "NEW", "token-also": "OLD"'),
+    patched('"token": "NEW", "token-also": ""'),
+)
 IN_PODS: dict[str, tuple[str, ...]] = {
     "test_operator_commands.py": (
         "baton explain FILE --url http://127.0.0.1:8000",
@@ -29,5 +40,10 @@ IN_PODS: dict[str, tuple[str, ...]] = {
         "kubectl rollout restart",
         "kubectl rollout status",
         "kubectl rollout status statefulset/RELEASE-baton-decode",
+    ),
+    "test_rotation_under_load.py": (
+        *TOKEN_STEPS,
+        "kubectl rollout restart",
+        "kubectl rollout status",
     ),
 }

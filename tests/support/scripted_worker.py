@@ -63,6 +63,7 @@ class ScriptedWorker:
     total_blocks: int = 10_000
     max_context: int = 4096
     cached_tokens: int = 0
+    loses_handoffs: bool = False  # of prompts: it computes them itself in the end
     withholds_scores: bool = False  # of prompts
     draining: bool = False
     trouble: str = ""
@@ -250,6 +251,9 @@ class ScriptedWorker:
         submit = held.submit
         accepted = {c.choice: list(c.accepted) for c in submit.choices}
         going = set(accepted)
+        if self.loses_handoffs and submit.placement.candidates:
+            lost = worker_pb2.PrefillSwitch(request_id=submit.request_id, attempt=submit.attempt)
+            self.emit(worker_pb2.StepOutputs(prefill_switches=[lost]))
         while going:
             await asyncio.sleep(self.step_s)  # A step takes this long.
             going -= held.unwanted
@@ -280,7 +284,7 @@ class ScriptedWorker:
             code, retryable = self.fail_at.pop(index)
             output.end = worker_pb2.FAILED
             output.index = index if self.fail_index is None else self.fail_index
-            output.failure.code, output.failure.detail = code, "told to fail"
+            output.failure.code, output.failure.detail = code, "scripted failure"
             output.failure.retryable = retryable
             return output
         before = [*submit.prompt, *accepted]
@@ -330,5 +334,5 @@ class ScriptedWorker:
                     old.attempt, old.index, old.token = output.attempt + 7, output.index + 1, 5
                     stray = lies.outputs.add()
                     stray.CopyFrom(old)
-                    stray.request_id = "nobody"
+                    stray.request_id = "unknown"
                 stream.put_nowait(worker_pb2.WorkerMessage(outputs=lies))

@@ -105,12 +105,15 @@ def _connected(address: str) -> Iterator[socket.socket]:
 
 
 def _received(link: socket.socket, most: int) -> tuple[bytes, int]:
-    """At most so many bytes, and when the kernel had the last one, in nanoseconds of time()."""
+    """At most so many bytes, and when the kernel had the last one, in nanoseconds of time(). It
+    stamps nothing that came just after it was asked to: of that, the time is now."""
     part, extra, *_ = link.recvmsg(most, socket.CMSG_SPACE(TIMESPEC.size))
     assert part, "the server closed the connection"
-    (stamp,) = [data for *kind, data in extra if kind == [socket.SOL_SOCKET, SO_TIMESTAMPNS]]
-    seconds, nanoseconds = TIMESPEC.unpack(stamp)
-    return part, 1_000_000_000 * seconds + nanoseconds
+    for *kind, stamp in extra:
+        if kind == [socket.SOL_SOCKET, SO_TIMESTAMPNS]:
+            seconds, nanoseconds = TIMESPEC.unpack(stamp)
+            return part, 1_000_000_000 * seconds + nanoseconds
+    return part, time.time_ns()
 
 
 def _read_frame(link: socket.socket) -> tuple[int, int, bytes, int]:

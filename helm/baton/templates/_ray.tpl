@@ -42,6 +42,9 @@ a certificate of its own, by the authority `ray`, whose key the init container a
     - --name=node
     - --host=$(POD_IP)
     - --host=127.0.0.1 # for commands in the pod, as KubeRay sets RAY_ADDRESS
+    {{- with .service }}
+    - --host={{ . }} # by which KubeRay lets workers call the head
+    {{- end }}
     - --days=3650 # Ray reads it when a process starts, so it lasts as long as the pod
     - --out=/etc/baton/ray/tls
   env:

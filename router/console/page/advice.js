@@ -1,8 +1,8 @@
-// Recommendations of `baton advise --watch`: why TTFT and ITL are as they are, what to change, and
-// each change as it was simulated.
+// Recommendations of `baton advise --watch`: goodput with a prefill worker less, now and with one
+// more; why TTFT and ITL are as they are; what to change; and each change as it was simulated.
 
 import { byId, el, fillRow, keyed, setAttribute, setText, tableRow } from "./dom.js";
-import { clock, milliseconds, plural } from "./format.js";
+import { clock, count, milliseconds, plural } from "./format.js";
 
 const WORDS = { good: "all is well", notice: "notice", bad: "to act on" };
 
@@ -17,6 +17,7 @@ export function startAdvice() {
       `At ${clock(advice.time)}, from ${plural(advice.requests, "request")} of ${Math.round(advice.window_s)} s. ` +
         `Simulated and measured times of the fleet as it is differ by ${percent(advice.error)}.`,
     );
+    keyed(byId("advice-ratios"), advice.ratios, (each) => String(each.step), ratio, fillRatio);
     keyed(byId("advice-findings"), advice.findings, (each) => each.text, finding, () => {});
     keyed(
       byId("advice-body"),
@@ -26,6 +27,22 @@ export function startAdvice() {
       fill,
     );
   };
+}
+
+function ratio(each) {
+  const name = { "-1": "Ratio −1", 0: "Ratio now", 1: "Ratio +1" }[each.step];
+  return el("div", { class: each.step ? "ratio" : "ratio now" }, el("dt", { text: name }), el("dd"), el("dd", { class: "note" }));
+}
+
+function fillRatio(node, each) {
+  const [, value, fleet] = node.children;
+  if (each.obstacle) {
+    setText(value, "none");
+    setText(fleet, each.obstacle);
+  } else {
+    setText(value, `${count(each.goodput_per_s)}/s (${percent(each.good_share)})`);
+    setText(fleet, each.name);
+  }
 }
 
 function finding(each) {

@@ -21,7 +21,7 @@ const state = {
   objectives: { ttft_s: 0, itl_s: 0 },
   fields: [],
   workers: {},
-  sections: { active: { phases: {}, requests: [], handoffs: [] }, placements: {}, prefixes: [], advice: null },
+  sections: { active: { phases: {}, requests: [], handoffs: [] }, placements: {}, prefills: {}, prefixes: [], advice: null },
   points: [],
   events: [],
   traces: [],

@@ -14,9 +14,17 @@ export function startHandoffs() {
       byId("handoff-body"),
       handoffs,
       (row) => `${row.id} ${row.decode} ${row.attempt}`,
-      () => tableRow("code", "", "", "number", "number"),
+      () => tableRow("code", "", "", "", "number", "number"),
       (node, row) =>
-        fillRow(node, shortId(row.id), row.prefill || "–", row.decode, count(row.prompt), `${row.age_s.toFixed(1)} s`),
+        fillRow(
+          node,
+          shortId(row.id),
+          row.prefill || "–",
+          row.decode,
+          row.answered ? "reads the rest" : "computes",
+          count(row.prompt),
+          `${row.age_s.toFixed(1)} s`,
+        ),
     );
     setText(byId("placements"), placements(state.sections.placements));
   };

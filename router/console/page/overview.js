@@ -4,7 +4,9 @@ import { Chart } from "./chart.js";
 import { byId, el, keyed, setAttribute, setText } from "./dom.js";
 import { count, milliseconds } from "./format.js";
 
+// By outcome of `baton_recent_prefills`.
 const REMEDIES = {
+  failed: "handoffs fail: the decode workers' logs have “handoff failed”",
   configured: "router.placement is local: set it to auto",
   short: "handoffs would take longer than these prompts",
   cached: "decode workers hold the prompts' prefixes",
@@ -86,21 +88,24 @@ function late(milliseconds, objective_s) {
   return objective_s > 0 && milliseconds > 1000 * objective_s ? "bad" : "";
 }
 
-/** Warn, as `baton doctor` does, when prefill workers take work and no prompt goes there. */
+/** Warn, as `baton doctor` does, when prefill workers take work and no KV came from them of late. */
 function drawWarning(state) {
   const prefill = Object.values(state.workers).filter(
     (worker) => worker.role === "prefill" && worker.state === "ready",
   );
-  const reasons = Object.entries(state.sections.placements);
-  const sent = reasons.some(([label]) => label.startsWith("disaggregated"));
+  const { moved = 0, ...rest } = state.sections.prefills;
+  const reasons = Object.entries(rest);
   const node = byId("warning");
-  const shown = prefill.length > 0 && reasons.length > 0 && !sent;
+  const shown = prefill.length > 0 && reasons.length > 0 && !moved;
   if (node.hidden === shown) node.hidden = !shown;
   if (!shown) return;
-  const [label, times] = reasons.sort((a, b) => b[1] - a[1])[0];
-  const reason = label.replace("local ", "");
+  const [reason, times] = reasons.sort((a, b) => b[1] - a[1])[0];
+  const all = reasons.reduce((sum, each) => sum + each[1], 0);
   const why = REMEDIES[reason] ?? reason;
   // The count changes each second, and is no part of what a screen reader reads out as an alert.
-  setText(byId("warning-text"), `No prompt goes to the prefill workers. ${why}.`);
-  setText(byId("warning-count"), `${count(times)} stayed on decode workers (${reason}).`);
+  setText(byId("warning-text"), `No KV comes from the prefill workers: ${why}.`);
+  setText(
+    byId("warning-count"),
+    `Decode workers computed all ${count(all)} prompts of the last five minutes (${reason.replaceAll("_", " ")}: ${count(times)}).`,
+  );
 }

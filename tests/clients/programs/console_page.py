@@ -1,6 +1,6 @@
 """Drives the console in headless Chromium, and prints what it saw as one JSON object.
 
-console_page.py URL KEY CHROMIUM SECONDS panels|stream|kill|axe|narrow|warning|hidden|refused
+console_page.py URL KEY CHROMIUM SECONDS PART, which is one of PARTS
 
 What is waited for comes within SECONDS, or the program fails.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import axe_playwright_python
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 AXE = Path(axe_playwright_python.__path__[0]) / "axe.min.js"
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
@@ -77,7 +77,7 @@ def panels(browser: Browser, url: str, key: str) -> dict[str, Any]:
     page.locator("#request-body tr").first.wait_for()
     active = page.locator("#request-body tr").first.inner_text()
     handoff = page.locator("#handoff-body tr").first.inner_text()
-    prefix = page.locator("#prefix-body tr").first.inner_text()
+    page.locator("#prefix-body .chip").first.wait_for()
     page.locator("#advice summary").focus()
     page.keyboard.press("Enter")
     changes = page.locator("#advice-body tr").first.inner_text()
@@ -91,7 +91,8 @@ def panels(browser: Browser, url: str, key: str) -> dict[str, Any]:
         "active": active,
         "handoff": handoff,
         "placements": page.locator("#placements").inner_text(),
-        "prefix": prefix,
+        "prefixes": [prefix_row(row) for row in page.locator("#prefix-body tr").all()],
+        "ratios": page.locator("#advice-ratios .ratio").all_inner_texts(),
         "findings": page.locator("#advice-findings li").all_inner_texts(),
         "advice": page.locator("#advice-basis").inner_text(),
         "changes": changes,
@@ -106,6 +107,12 @@ def panels(browser: Browser, url: str, key: str) -> dict[str, Any]:
     page.reload()  # the key stays in the tab
     expect(page.locator("#connection")).to_have_text("live")
     return {**seen, "dark": dark, "light": light}
+
+
+def prefix_row(row: Locator) -> list[Any]:
+    """The name, the blocks and the prompts of a prefix, and the workers that hold it."""
+    name, blocks, prompts = [cell.inner_text() for cell in row.locator("th, td").all()[:3]]
+    return [name, blocks, prompts, row.locator(".chip").all_inner_texts()]
 
 
 # The script notes whether the user can stop an answer when the page shows its first token. A
@@ -153,6 +160,63 @@ def stream(browser: Browser, url: str, key: str) -> dict[str, Any]:
     page.locator("#play-stop").click()
     expect(page.locator("#play-status")).to_have_text("Stopped.")
     return {**found, "problems": problems}
+
+
+# All that a user can operate now; a closed part of the page and a disabled button are not.
+CONTROLS = """() => {
+  const all = "a[href], button, input, select, textarea, summary, [tabindex]";
+  window.controls = [...document.querySelectorAll(all)].filter(
+    (each) => each.tabIndex >= 0 && !each.disabled && each.checkVisibility(),
+  );
+  return window.controls.length;
+}"""
+FOCUSED = """() => {
+  const node = document.activeElement;
+  const name = node.id || node.getAttribute("aria-label") || node.textContent.trim().slice(0, 30);
+  const seen = getComputedStyle(node).outlineStyle !== "none";
+  return { place: window.controls.indexOf(node), name: `${node.localName} ${name}`, seen };
+}"""
+
+
+def keyboard(browser: Browser, url: str, key: str) -> dict[str, Any]:
+    """Walk through the page with Tab, then operate what no other part does with keys."""
+    page, problems = opened(browser, url, key)
+    page.locator("#request-body button").first.wait_for()
+    for summary in page.locator("summary").all():
+        summary.focus()
+        page.keyboard.press("Enter")
+    page.evaluate("() => { document.activeElement.blur(); scrollTo(0, 0); }")
+    page.locator(".skip").focus()
+    controls, reached = page.evaluate(CONTROLS), []
+    while (focused := page.evaluate(FOCUSED))["name"] not in [each["name"] for each in reached]:
+        reached.append(focused)
+        page.keyboard.press("Tab")
+    page.locator("#theme").focus()
+    page.keyboard.type("Dark")
+    page.locator("#request-filter").focus()
+    page.keyboard.type("active")
+    page.locator("#request-hold").focus()
+    page.keyboard.press("Space")
+    page.locator("#play-explain").focus()
+    page.keyboard.press("Enter")
+    page.locator("#play-explanation caption").first.wait_for()
+    page.locator("#play-tokens").fill("2000")  # more than are answered before the key
+    page.locator("#play-send").focus()
+    page.keyboard.press("Enter")
+    page.locator("#play-tokens-list [role=option]").first.wait_for()
+    page.locator("#play-stop").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#play-status")).to_have_text("Stopped.")
+    return {
+        "controls": list(range(controls)),
+        "reached": [each["place"] for each in reached if each["place"] >= 0],
+        "invisible": [each["name"] for each in reached if each["place"] >= 0 and not each["seen"]],
+        "names": [each["name"] for each in reached],
+        "theme": page.locator("html").get_attribute("data-theme"),
+        "filter": page.locator("#request-filter").input_value(),
+        "held": page.locator("#request-hold").get_attribute("aria-pressed"),
+        "problems": problems,
+    }
 
 
 def kill(browser: Browser, url: str, key: str) -> dict[str, Any]:
@@ -255,8 +319,8 @@ def refused(browser: Browser, url: str, key: str) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[[Browser, str, str], dict[str, Any]]] = {
-    "panels": panels, "stream": stream, "kill": kill, "axe": axe, "narrow": narrow,
-    "warning": warning, "hidden": hidden, "refused": refused,
+    "panels": panels, "stream": stream, "keyboard": keyboard, "kill": kill, "axe": axe,
+    "narrow": narrow, "warning": warning, "hidden": hidden, "refused": refused,
 }  # fmt: skip
 
 
@@ -271,4 +335,5 @@ def main() -> None:
         browser.close()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,7 @@
     programs.py    kubectl (kubectl.py, pod_views.py) and helm for what documents tell to type
     user.py        a user with these programs, in a network of their own
     load.py        clients that call a Service, and compare each answer with the right one
+    loaded_release.py  a release in pods, and such clients of it
 
 Needs root, iproute2 and nftables. It has no scheduler, no limits of CPU and memory and no seccomp.
 """
