@@ -153,16 +153,16 @@ class FleetDriver:
         self._fleet.sweep(self._orders)
 
     def _make(self, missing: Sequence[WorkerOrder]) -> None:
-        """Make actors: first those whose workers run, there, then the others on chosen nodes."""
+        """Make actors: first those whose workers run, there; then the others on chosen nodes."""
         if not missing:
             return
         hosts, rooms = self._hosts_now() or {}, self._fleet.rooms()
         places = {name: e.report.node for name, e in self._known.items() if e.report and not e.lost}
         places |= {name: host for name, host in hosts.items() if host in rooms}
-        for order in sorted(missing, key=lambda each: each.worker_id not in hosts):
+        for order in sorted(missing, key=lambda each: hosts.get(each.worker_id) not in rooms):
             name = order.worker_id
             host = hosts.get(name, "")
-            if not host:
+            if host not in rooms:  # its node is lost, or has not joined this Ray
                 places.pop(name, None)  # its last node
                 mine = [each for each in places if each in self._orders]
                 placed = [(self._orders[each], places[each]) for each in mine]

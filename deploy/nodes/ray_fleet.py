@@ -9,6 +9,7 @@ lost. Only orders and reports pass through Ray. Its exceptions are translated he
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Collection, Iterator
@@ -55,6 +56,7 @@ class RayFleet:
     cluster. All methods raise Unavailable when Ray fails."""
 
     def __init__(self, ray: Any, cluster: str) -> None:
+        logging.getLogger("ray.actor").addFilter(_is_of_use)
         self._ray = ray
         self._prefix = f"{namespace_of(cluster)}/"  # of groups: Ray lists those of all namespaces
         self._actors: dict[str, Any] = {}
@@ -201,6 +203,11 @@ class RayFleet:
             yield
         except (self._ray.exceptions.RayError, ConnectionError, TimeoutError) as error:
             raise Unavailable(f"Ray does not answer: {' '.join(str(error).split())}") from error
+
+
+def _is_of_use(record: logging.LogRecord) -> bool:
+    """Drop Ray's warning that an actor ends when its group is removed: here it is meant to."""
+    return "restartable detached actor with a placement group" not in record.getMessage()
 
 
 def namespace_of(cluster: str) -> str:

@@ -20,6 +20,7 @@ REASONS = get_args(RestartReason)
 
 def test_missing_workers_are_made_where_they_run_already() -> None:
     scene = DriverScene(order("prefill-0"), order("decode-0"), hosts={"decode-0": "10.0.0.2"})
+    scene.fleet.room = {"10.0.0.2": {"CPU": 1.0}}
     scene.turns(scene.driver, 3)
     assert scene.fleet.made == [("decode-0", "10.0.0.2"), ("prefill-0", "")]
     assert scene.driver.ready() == ["decode-0", "prefill-0"]
@@ -32,6 +33,15 @@ def test_workers_are_missing_until_ray_was_asked() -> None:
     assert scene.driver.summary().waiting == {"decode-0": "Ray has not been asked yet"}
     scene.turns(scene.driver)
     assert not scene.driver.summary().waiting
+
+
+def test_a_worker_without_its_node_takes_no_room_of_another() -> None:
+    """Its node is lost, or joins a new Ray later."""
+    hosts = {"prefill-0": "10.0.0.9", "decode-0": "10.0.0.2"}
+    scene = DriverScene(order("prefill-0"), order("decode-0"), hosts=hosts)
+    scene.fleet.room = {"10.0.0.1": {"CPU": 1.0}, "10.0.0.2": {"CPU": 1.0}}
+    scene.turns(scene.driver)
+    assert scene.fleet.made == [("decode-0", "10.0.0.2"), ("prefill-0", "10.0.0.1")]
 
 
 def test_added_workers_go_to_a_node_that_has_joined() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -161,6 +162,14 @@ def test_actor_and_group_outlive_their_driver_and_their_node() -> None:
     assert group.bundle_specs[1:] == [{"CPU": 1.0}]
     assert (group.strategy, group.lifetime) == ("STRICT_PACK", "detached")
     assert group.name == "baton-prod/decode-0" and namespace_of("prod") == "baton-prod"
+
+
+def test_ray_does_not_advise_against_the_group_of_an_actor() -> None:
+    """Ray warns each time an actor is made; its other warnings are logged."""
+    fleet_of(ScriptedRay())
+    advice = "Scheduling a restartable detached actor with a placement group is not recommended"
+    records = [logging.makeLogRecord({"msg": text}) for text in (advice, "another")]
+    assert [bool(logging.getLogger("ray.actor").filter(each)) for each in records] == [False, True]
 
 
 @pytest.mark.parametrize(

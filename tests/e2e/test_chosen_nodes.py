@@ -21,11 +21,11 @@ pytestmark = [
 PROGRAM_S = 240.0
 # Actors without the cluster's token start no worker, and report on which node they are.
 SCENE = """
-import json, sys, time
+import json, os, sys, time
 import ray
 from baton.deploy.nodes.fleet_driver import FleetDriver
 from baton.deploy.nodes.ray_fleet import RayFleet
-from baton.deploy.nodes.worker_order import WorkerOrder
+from baton.deploy.nodes.worker_order import WorkerOrder, node_settings
 
 head, first, second = sys.argv[1:]
 ray.init(address=head, namespace="baton-test", log_to_driver=False)
@@ -54,6 +54,12 @@ def groups():
         if e["state"] == "CREATED"
     }
 
+def threads(order):
+    def counts(actor):
+        return os.environ["OMP_NUM_THREADS"], node_settings(order, "", os.environ)["worker.threads"]
+
+    return ray.get(ray.get_actor(order.worker_id).__ray_call__.remote(counts))
+
 def driven(pack):
     orders = [order(f"decode-{number}", 1.0) for number in range(3)]
     driver = FleetDriver(fleet, orders, dict, pack=pack)
@@ -66,7 +72,7 @@ def driven(pack):
     return nodes
 
 def free():
-    return ray.available_resources().get("CPU") == 6.0
+    return ray.available_resources().get("CPU") == 8.0
 """
 
 
@@ -85,7 +91,7 @@ def nodes(tmp_path: Path) -> Iterator[RayNodes]:
     with ray_nodes(tmp_path) as made:
         for name in ("n1", "n2"):
             made.reserve(name)
-            made.start_node(name, {}, {}, 3)
+            made.start_node(name, {}, {}, 4)
         made.wait_joined(("n1", "n2"))
         yield made
 
@@ -94,7 +100,7 @@ def test_ray_takes_the_chosen_node_unless_it_is_full(nodes: RayNodes) -> None:
     found = said(
         nodes,
         """
-wanted = (("decode-0", 2.0, second), ("decode-1", 3.0, first), ("decode-2", 1.0, first))
+wanted = (("decode-0", 2.0, second), ("decode-1", 4.0, first), ("decode-2", 1.0, first))
 hosts = {name: made(order(name, cpus), host) for name, cpus, host in wanted}
 print(json.dumps({"rooms": sorted(fleet.rooms()), "hosts": hosts}))
 """,
@@ -109,13 +115,13 @@ def test_a_worker_has_a_group_that_leaves_with_it(nodes: RayNodes) -> None:
     found = said(
         nodes,
         """
-three = order("decode-0", 3.0, ranks=3)
-said = {"first": made(three, second), "groups": groups()}
+two = order("decode-0", 4.0, ranks=2)
+said = {"first": made(two, second), "groups": groups(), "threads": threads(two)}
 said["bare"] = made(order("decode-1", 0.0, 2), first)
 ray.kill(ray.get_actor("decode-0"), no_restart=True)
 until(lambda: fleet.names() == {"decode-1"})
 fleet.sweep({"decode-0"})
-said["again"] = made(three, "")
+said["again"] = made(two, "")
 said["kept"] = sorted(groups())
 ray.kill(ray.get_actor("decode-0"), no_restart=True)
 until(lambda: fleet.names() == {"decode-1"})
@@ -129,7 +135,8 @@ print(json.dumps(said | {"left": groups(), "free": free()}))
     )
     second = nodes.address_of("n2")
     assert found["first"] == found["again"] == second
-    assert found["groups"] == {"baton-test/decode-0": ["STRICT_PACK", [{"CPU": 1.0}] * 3, 1]}
+    assert found["groups"] == {"baton-test/decode-0": ["STRICT_PACK", [{"CPU": 2.0}] * 2, 1]}
+    assert found["threads"] == ["2", "4"], "those of a bundle, and of all ranks"
     assert found["kept"] == ["baton-test/decode-0", "baton-test/decode-1"]
     assert found["bare"] == nodes.address_of("n1")
     bare = ["STRICT_PACK", [{"memory": 1.0}] * 2, 1]

@@ -70,7 +70,7 @@ def test_workers_are_placed_by_role_and_found_again(fleet: Fleet) -> None:
     driver.send_signal(signal.SIGTERM)
     assert driver.wait(90) == 0, fleet.logs()
     assert fleet.workers_on("n1") == fleet.workers_on("n2") == []
-    assert fleet.groups() == {}
+    assert fleet.groups() == {} and "not recommended" not in fleet.nodes.log("driver")
     assert fleet.nodes.files_with(TOKEN) == fleet.nodes.files_with(PASSWORD) == []
 
 
