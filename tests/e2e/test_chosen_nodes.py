@@ -63,10 +63,8 @@ def threads(order):
 def driven(pack):
     orders = [order(f"decode-{number}", 1.0) for number in range(3)]
     driver = FleetDriver(fleet, orders, dict, pack=pack)
-    driver.turn()
-    until(lambda: driver.turn() or len(driver.waiting()) == 3 and "failed" in str(driver.summary()))
-    until(lambda: len(fleet.ask()) == 3)
-    nodes = [fleet.ask()[each.worker_id].node for each in orders]
+    until(lambda: driver.turn() or all(each.given_up for each in driver.summary().progress))
+    nodes = [each.node for each in driver.summary().progress]
     driver.end(time.monotonic() + 30.0)
     until(free)
     return nodes
