@@ -90,7 +90,8 @@ OUTPUT_TOKENS = histogram(
 E2E = histogram("baton_request_seconds", "From a request's arrival to its end.")
 REQUEST_QUEUE_SECONDS = histogram(
     "baton_request_queue_seconds",
-    "Waits of a request before its prompt's first chunk: for a worker, KV room and blocks.",
+    "Waits of a request before its prompt's first chunk: for a worker, KV room and blocks, and for "
+    "handoffs and attempts that were lost.",
 )
 REQUEST_PREFILL_SECONDS = histogram(
     "baton_request_prefill_seconds",
