@@ -16,7 +16,7 @@ from itertools import islice
 
 from baton.router.dispatch.attempt import Attempt
 from baton.router.dispatch.submitter import Submitter
-from baton.router.fleet.unplaced import Unplaced
+from baton.router.fleet.unplaced_requests import UnplacedRequests
 from baton.router.fleet.worker_link import WorkerLink
 from baton.router.requests.deadline import passed
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
@@ -30,7 +30,7 @@ TOO_SMALL = "no worker that could hold this request is left: ask again, or start
 
 
 class PlacementQueue:
-    def __init__(self, submitter: Submitter, unplaced: Unplaced) -> None:
+    def __init__(self, submitter: Submitter, unplaced: UnplacedRequests) -> None:
         self._submitter = submitter
         self._unplaced = unplaced
         # in order: not before which time, and how many tokens are then handed over
