@@ -79,7 +79,7 @@ class PlacementQueue:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._waiting[turn] = loop.time() + RETRY_S, tokens
-        self._unplaced.waiting += 1
+        self._report_waiting()
         if self._timer is None:
             self._timer = loop.call_later(RETRY_S, self._look)
         end = loop.call_at(until_s, self._call, turn)
@@ -88,7 +88,10 @@ class PlacementQueue:
         finally:
             end.cancel()
             self._waiting.pop(turn, None)
-            self._unplaced.waiting -= 1
+            self._report_waiting()
+
+    def _report_waiting(self) -> None:
+        self._unplaced.waiting = len(self._waiting)
 
     def _look(self) -> None:
         """Wake the requests in front: as many as there is room for and one turn has time for."""
