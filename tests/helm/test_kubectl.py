@@ -122,7 +122,15 @@ def test_a_script_that_fails_ends_what_it_forwards(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["apply -f x", "get nodes", "get pods -o yaml", "rollout undo deployment/web"]
+    "command",
+    [
+        "apply -f x",
+        "get nodes",
+        "get pods -o yaml",
+        "get raycluster",
+        "rollout undo deployment/web",
+        "scale statefulset/pool --replicas=1",
+    ],
 )
 def test_a_command_that_is_not_known_is_refused(site: Site, command: str) -> None:
     said = site.user.typed(f"kubectl {command}", code=1)
