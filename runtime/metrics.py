@@ -229,10 +229,9 @@ DECISIONS_MADE = counter_of_pairs(
 )
 RECENT_PREFILLS = gauge(
     "baton_recent_prefills",
-    "Prompts that were prefilled within the last five minutes: moved, if a prefill worker's KV was "
-    "read; failed, if a decode worker computed them because handoffs failed; else the reason why a "
-    "decode worker was to compute them. A prompt with prefill workers whose answer ends with its "
-    "first token is not counted: it needs no KV.",
+    "Prompts prefilled within the last five minutes: moved, if a prefill worker's KV was read; "
+    "failed, if handoffs failed; else why a decode worker was to compute them. Handed-over prompts "
+    "with one-token answers do not count.",
     "outcome", PREFILL_OUTCOMES,
 )  # fmt: skip
 PLACEMENT_SECONDS = histogram(
