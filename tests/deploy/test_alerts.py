@@ -18,6 +18,8 @@ needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not in
 
 
 LOCAL = 'baton_recent_prefills{job="b",outcome="incompatible"}'
+SHORT = 'baton_recent_prefills{job="b",outcome="short"}'
+CACHED = 'baton_recent_prefills{job="b",outcome="cached"}'
 FAILED = 'baton_recent_prefills{job="b",outcome="failed"}'
 MOVED = 'baton_recent_prefills{job="b",outcome="moved"}'
 ROUTER = 'baton_links{job="b",instance="router",peer="prefill"}'
@@ -106,6 +108,11 @@ CASES = {
         {LOCAL: "1x5 0x5 1x5 0x5 1x5 0x5 1x30", MOVED: "0x60", ROUTER: "2x60"},
         fires=True,
         labels=OF_JOB,
+    ),
+    "all_short_or_cached": alert_case(
+        "BatonNothingDisaggregated",
+        {SHORT: "5x60", CACHED: "5x60", LOCAL: "0x60", MOVED: "0x60", ROUTER: "2x60"},
+        fires=False,
     ),
     "some_moved": alert_case(
         "BatonNothingDisaggregated", {LOCAL: "5x60", MOVED: "1x60", ROUTER: "2x60"}, fires=False

@@ -52,6 +52,16 @@ def test_a_group_without_roles_takes_workers_of_both() -> None:
     assert [each.resources() for each in fleet.orders()] == [{"baton-code-worker": 1.0}] * 2
 
 
+@pytest.mark.parametrize("group", ["prefill", "code-decode"])
+def test_a_group_is_not_named_like_a_role(group: str) -> None:
+    with pytest.raises(ConfigError, match=f"--group {group} names the resource of the"):
+        options(group=group).check()
+    by_role = options(group=group, by_role=True)  # of any other name: baton-GROUP-ROLE
+    by_role.check()
+    for name in ("", "codeprefill", "prefill-workers"):
+        options(group=name).check()
+
+
 def test_an_order_of_an_earlier_version_is_read() -> None:
     (order,) = options(prefill=0, cpus=3).orders()
     assert copy.copy(order) == order

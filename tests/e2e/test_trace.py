@@ -15,6 +15,7 @@ import pytest
 from baton.runtime.telemetry.timeline import covered
 from chaos.cluster import Cluster
 from tests.support.machine_speed import timers
+from tests.support.span_values import span_values
 from tests.support.waiting import eventually
 
 ROUTER = {"receive", "parse", "tokenize", "admit", "place", "send", "detokenize", "write"}
@@ -125,17 +126,8 @@ def test_all_phases_of_a_request_are_in_one_trace(reported: Reported) -> None:
         assert span.start_time_unix_nano >= request.start_time_unix_nano - 5_000_000
 
 
-def values(span: Any) -> dict[str, Any]:
-    """The attributes of a span, by their names without Baton's prefix."""
-    found = {}
-    for entry in span.attributes:
-        kind = entry.value.WhichOneof("value")
-        found[entry.key.removeprefix("baton.")] = getattr(entry.value, kind)
-    return found
-
-
 def test_the_critical_spans_cover_the_time_to_the_answer(reported: Reported) -> None:
-    critical = [span for span in reported.spans if values(span).get("critical")]
+    critical = [span for span in reported.spans if span_values(span).get("critical")]
     names = {span.name for span in critical}
     assert names >= ROUTER | PREFILL | {"credit_wait", "connect", "open", "step_wait"}
     assert not names & (AFTER | {"offer", "fetch", "handoff", "prefill"})
@@ -147,8 +139,8 @@ def test_the_critical_spans_cover_the_time_to_the_answer(reported: Reported) -> 
 
 
 def test_a_fetch_tells_what_was_read_and_what_was_hidden(reported: Reported) -> None:
-    fetches = [values(span) for span in reported.spans if span.name == "fetch"]
-    (handoff,) = [values(span) for span in reported.spans if span.name == "handoff"]
+    fetches = [span_values(span) for span in reported.spans if span.name == "fetch"]
+    (handoff,) = [span_values(span) for span in reported.spans if span.name == "handoff"]
     assert len(fetches) > 2
     for each in (*fetches, handoff):
         assert each["bytes"] > 0 and each["reads"] > 0 and each["gb_per_s"] > 0
@@ -158,7 +150,7 @@ def test_a_fetch_tells_what_was_read_and_what_was_hidden(reported: Reported) -> 
     blocks = sum(each["blocks"] for each in fetches)
     assert handoff["bytes"] > blocks * block_bytes  # a block was read again
     assert fetches[0]["hidden"] and fetches[0]["hidden_s"] > 0
-    offers = [values(span) for span in reported.spans if span.name == "offer"]
+    offers = [span_values(span) for span in reported.spans if span.name == "offer"]
     assert sum(each["blocks"] for each in offers) == blocks
     assert sum(not each["hidden"] for each in offers) == 1  # that of the last chunk
 

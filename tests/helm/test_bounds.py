@@ -15,6 +15,7 @@ from baton.runtime.errors import ConfigError
 from baton.runtime.settings import loading
 from baton.runtime.settings.checks import declared_settings
 from tests.support.chart import FOLDER, ROOT, Document, Values, example, merged, nested, render
+from tests.support.chart_table import properties
 
 DEMO = example("cpu-demo")
 BOUNDS = yaml.safe_load((FOLDER / "bounds.yaml").read_text())
@@ -41,13 +42,6 @@ def subschemas(schema: Any) -> Iterator[Document]:
             yield from subschemas(inner)
 
 
-def leaves(schema: Document, path: str = "") -> Iterator[tuple[str, Document]]:
-    for name, inner in schema.get("properties", {}).items():
-        here = f"{path}.{name}".lstrip(".")
-        yield here, inner
-        yield from leaves(inner, here)
-
-
 def test_bounds_are_not_in_the_schema_whose_words_are_bare() -> None:
     """Helm reads the schema first: "at '/prefill/replicas': minimum: got 0, want 1"."""
     keywords = {
@@ -57,7 +51,7 @@ def test_bounds_are_not_in_the_schema_whose_words_are_bare() -> None:
 
 
 def test_each_number_has_bounds_and_each_bound_a_value() -> None:
-    known = dict(leaves(SCHEMA))
+    known = dict(properties(SCHEMA))
     numbers = {path for path, inner in known.items() if inner.get("type") in ("integer", "number")}
     assert set(BOUNDS["numbers"]) == numbers
     bounded = [*BOUNDS["choices"], *BOUNDS["texts"], *BOUNDS["numbers"]]

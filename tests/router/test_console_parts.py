@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from baton.deploy.cli import handoff_check
 from baton.proto import worker_pb2
 from baton.router.console.console_app import page_files
 from baton.router.console.fault_log import MAX_EVENTS, FaultLog, read_counts
@@ -204,9 +205,12 @@ def test_recent_prompts_are_bounded() -> None:
     assert kept[-1][0] == bytes([MAX_PROMPTS + 4])
 
 
-def test_each_outcome_without_a_move_has_a_remedy() -> None:
-    """In the page's warning, as in `baton doctor`: it shows the reason that is counted most."""
+def test_each_outcome_without_a_move_has_a_remedy_or_is_harmless() -> None:
+    """In the page's warning, as in `baton doctor`: it shows the fault that is counted most."""
     script = page_files()["/overview.js"].body.decode()
     (remedies,) = re.findall(r"^const REMEDIES = \{\n(.*?)^\};$", script, re.DOTALL | re.MULTILINE)
     named = re.findall(r'^  (\w+): "[^"]+",$', remedies, re.MULTILINE)
+    (harmless,) = re.findall(r"^const HARMLESS = \[(.*)\];$", script, re.MULTILINE)
+    assert sorted(re.findall(r'"(\w+)"', harmless)) == sorted(handoff_check.HARMLESS)
+    named += handoff_check.HARMLESS
     assert sorted(["moved", *named]) == sorted(metric_factory.PREFILL_OUTCOMES)

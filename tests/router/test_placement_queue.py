@@ -16,7 +16,7 @@ from baton.router.dispatch.placement_queue import (
     TOKENS_AT_ONCE,
     PlacementQueue,
 )
-from baton.router.fleet.unplaced import Unplaced
+from baton.router.fleet.unplaced_requests import UnplacedRequests
 from baton.runtime.errors import (
     BatonError,
     DeadlineExceeded,
@@ -40,7 +40,7 @@ class Fakes:
     tried: list[str] = field(default_factory=list)
     placed: list[str] = field(default_factory=list)
     refuses: set[str] = field(default_factory=set)
-    unplaced: Unplaced = field(default_factory=Unplaced)
+    unplaced: UnplacedRequests = field(default_factory=UnplacedRequests)
 
     def room(self) -> int:
         self.looks += 1

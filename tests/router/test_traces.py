@@ -143,6 +143,19 @@ async def test_a_request_refused_after_a_wait_has_a_trace(
     assert waited_us >= 1e6 * LONG_REFUSAL_S and found["ttft_s"] is None
 
 
+async def test_a_request_refused_on_a_worker_after_a_wait_has_a_trace(
+    router: StartRouter,
+) -> None:
+    config = replace(FAST_ROUTER, max_attempts=1)
+    async with router(config=config, step_s=LONG_REFUSAL_S) as running:
+        running.workers["decode-0"].fail_at = {0: ("Overloaded", True)}
+        reply = await running.complete(max_tokens=2)
+        assert reply.status_code == 503, reply.text
+        found = await trace_of(running, reply)
+    assert (found["outcome"], found["kept"]) == ("refused", ["failed"])
+    assert [took for name, took, *_ in found["path"] if name == "end"][0] < 1e6 * LONG_REFUSAL_S
+
+
 async def _is_red(running: Any) -> bool:
     return not await running.is_ready()
 

@@ -151,7 +151,7 @@ def test_the_spans_of_workers_are_named_as_their_phases() -> None:
 
 
 def test_an_https_endpoint_gets_no_plain_text() -> None:
-    """What arrives first is the greeting of a TLS client, not the text that HTTP/2 begins with."""
+    """What arrives first is the handshake of a TLS client, not the text that HTTP/2 begins with."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(20)
         for scheme, first in (("https://", b"\x16\x03"), ("http://", b"PR"), ("", b"PR")):

@@ -9,7 +9,7 @@ from typing import Any
 
 from baton.proto import worker_pb2
 from baton.router.fleet.radix_index import RadixIndex
-from baton.router.fleet.unplaced import Unplaced
+from baton.router.fleet.unplaced_requests import UnplacedRequests
 from baton.router.fleet.worker_link import WorkerLink
 from baton.runtime.config import RouterConfig
 from baton.runtime.links import LinkClosed, memory_link
@@ -100,7 +100,7 @@ class LinkScene:
     def __init__(self, worker_id: str = "decode-0", **changes: Any) -> None:
         config = replace(CONFIG, **changes)
         self.dialer, self.notes, self.index = MemoryDialer(), Notes(), RadixIndex()
-        self.unplaced = Unplaced()
+        self.unplaced = UnplacedRequests()
         record = WorkerRecord(worker_id, BOOT.hex(), "decode", "h:1", "", "m", 1)
         self.link = WorkerLink(
             record, self.dialer, self.index, self.notes, config, b"r" * 16, 300, self.unplaced
