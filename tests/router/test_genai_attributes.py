@@ -4,14 +4,15 @@ exported afterwards, and none of them holds a client's text."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from baton.runtime.telemetry import tracing
+from tests.support.json_values import Json
 from tests.support.router_process import RunningRouter, StartRouter
+from tests.support.trace_collector import ListeningCollector
 from tests.support.waiting import eventually
 
 SECRET = "xylophone-4711"
@@ -23,13 +24,13 @@ def no_exporter_left() -> Iterator[None]:
     tracing.shutdown()
 
 
-def plain(value: AnyValue) -> Any:
+def plain(value: AnyValue) -> Json:
     if value.HasField("array_value"):
         return [plain(each) for each in value.array_value.values]
     return getattr(value, str(value.WhichOneof("value")))
 
 
-def attributes(span: Span) -> dict[str, Any]:
+def attributes(span: Span) -> dict[str, Json]:
     return {each.key: plain(each.value) for each in span.attributes}
 
 
@@ -43,7 +44,7 @@ async def _has_traces(running: RunningRouter, count: int) -> bool:
 
 
 async def test_a_span_says_what_was_asked_and_answered(
-    router: StartRouter, collector: tuple[Any, str]
+    router: StartRouter, collector: ListeningCollector
 ) -> None:
     servicer, endpoint = collector
     async with router() as running:
@@ -72,7 +73,7 @@ async def test_a_span_says_what_was_asked_and_answered(
 
 
 async def test_what_is_off_or_has_no_answer_is_absent(
-    router: StartRouter, collector: tuple[Any, str]
+    router: StartRouter, collector: ListeningCollector
 ) -> None:
     servicer, endpoint = collector
     async with router() as running:
@@ -89,7 +90,7 @@ async def test_what_is_off_or_has_no_answer_is_absent(
 
 @pytest.mark.parametrize("ratio", [1.0, 0.0], ids=["sampled", "kept"])
 async def test_a_failed_request_has_its_error(
-    router: StartRouter, collector: tuple[Any, str], ratio: float
+    router: StartRouter, collector: ListeningCollector, ratio: float
 ) -> None:
     servicer, endpoint = collector
     async with router() as running:
