@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -16,7 +15,9 @@ from baton.runtime.telemetry import tracing
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.json_values import Json
 from tests.support.metric_values import metric_value
+from tests.support.trace_collector import ListeningCollector
 
 SpansOf = Callable[[str], list[Span]]
 REASONS = ("placed", "no_candidate", "recompute")
@@ -26,7 +27,7 @@ def trace_of(number: int) -> dict[str, str]:
     return {"traceparent": f"00-{number:032x}-00f067aa0ba902b7-01"}
 
 
-def attributes(span: Span) -> dict[str, Any]:
+def attributes(span: Span) -> dict[str, Json]:
     kinds = {entry.key: entry.value.WhichOneof("value") for entry in span.attributes}
     return {
         entry.key.removeprefix("baton."): getattr(entry.value, kinds[entry.key])
@@ -49,7 +50,7 @@ def since(before: dict[str, float]) -> dict[str, float]:
 
 
 @pytest.fixture
-def spans(collector: tuple[Any, str]) -> Iterator[SpansOf]:
+def spans(collector: ListeningCollector) -> Iterator[SpansOf]:
     """Ends the exporter and gives the spans of that name, in order of their start."""
     servicer, endpoint = collector
     tracing.setup("decode-0", endpoint)
