@@ -26,7 +26,6 @@ from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.models.random_model import make_shaped_model
 from baton.runtime.sampling import SamplingParams
 from tests.support.decoder_probe import parts_of, with_fused_pass
-from tests.support.json_values import JsonObject
 from tests.support.processors import without_matrix_unit
 from tests.support.small_models import Reference
 
@@ -184,7 +183,7 @@ def test_layers_that_it_does_not_know_are_left_to_the_decoder(
     ids=str,
 )
 def test_other_ways_to_serve_go_layer_by_layer(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, how: JsonObject
+    folder: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, object]
 ) -> None:
     monkeypatch.setattr(DecodePass, "__call__", None)  # whoever calls it fails
     runner = build_runner(folder, EngineOptions(**{"blocks": BLOCKS, "block_size": SIZE, **how}))
