@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -18,6 +17,7 @@ from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.metric_values import metric_value
 from tests.support.span_values import span_values
+from tests.support.trace_collector import ListeningCollector
 
 SpansOf = Callable[[str], list[Span]]
 REASONS = ("placed", "no_candidate", "recompute")
@@ -42,7 +42,7 @@ def since(before: dict[str, float]) -> dict[str, float]:
 
 
 @pytest.fixture
-def spans(collector: tuple[Any, str]) -> Iterator[SpansOf]:
+def spans(collector: ListeningCollector) -> Iterator[SpansOf]:
     """Ends the exporter and gives the spans of that name, in order of their start."""
     servicer, endpoint = collector
     tracing.setup("decode-0", endpoint)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from baton.deploy.monitoring import generate
 from baton.deploy.monitoring.rules import ALERTS
+from tests.support.json_values import JsonObject
 from tests.support.prometheus_server import PROMTOOL, promtool
 
 RULES = Path(__file__).resolve().parents[2] / generate.PLAIN_RULES
@@ -57,7 +57,7 @@ def alert_case(
     fires: bool,
     minutes: int = 40,
     labels: dict[str, str] | None = None,
-) -> Any:
+) -> JsonObject:
     made = next(each for each in ALERTS if each.name == alert)
     fired = {
         "exp_labels": {"severity": made.severity} | (labels or {}),

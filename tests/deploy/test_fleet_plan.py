@@ -126,7 +126,7 @@ def test_ranks_share_the_cores_that_ray_reserves(
     ],
 )
 def test_what_cannot_work_is_refused_by_name(
-    settings: dict[str, str], given: dict[str, Any], message: str
+    settings: dict[str, str], given: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         options(settings, **given).check()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import helm_python
 import pytest
@@ -16,6 +15,7 @@ from baton.runtime.settings import loading
 from baton.runtime.settings.checks import declared_settings
 from tests.support.chart import FOLDER, ROOT, Document, Values, example, merged, nested, render
 from tests.support.chart_table import properties
+from tests.support.json_values import Json
 
 DEMO = example("cpu-demo")
 BOUNDS = yaml.safe_load((FOLDER / "bounds.yaml").read_text())
@@ -35,7 +35,7 @@ def refusal(values: Values) -> str:
     return found[1]
 
 
-def subschemas(schema: Any) -> Iterator[Document]:
+def subschemas(schema: Json) -> Iterator[Document]:
     if isinstance(schema, dict):
         yield schema
         for inner in schema.values():
@@ -192,7 +192,7 @@ def test_gpus_that_are_unknown_are_refused(name: str, renamed: bool, words: str 
         ("router.openapi", True, ": true; give one of auto, on, off, in quotes"),  # YAML's `on`
     ],
 )
-def test_a_wrong_setting_is_named(place: str, name: str, value: Any, words: str) -> None:
+def test_a_wrong_setting_is_named(place: str, name: str, value: object, words: str) -> None:
     found = refusal({place: {"settings": {name: value}}})
     assert found.startswith(f"{place}.settings has {name}") and words in found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from baton.router.answers.choice_text import ChoiceDelta, ChoiceText, TokenLogprob
 from baton.router.answers.request_handler import Usage
 from baton.router.client_access.error_body import error_body
-from baton.router.dispatch.active_request import OutputToken
+from baton.router.dispatch.active_request import Finish, OutputToken
 from baton.router.http_frontend.http_error import error_response
 from baton.router.http_frontend.openai_answer import ChatRenderer, CompletionRenderer, ResponseHead
 from baton.router.text.call_form import CallableTools
@@ -44,7 +43,7 @@ class Letters:
         return text
 
 
-def tokens(text: str, finish: Any = "length") -> list[OutputToken]:
+def tokens(text: str, finish: Finish = "length") -> list[OutputToken]:
     made = [OutputToken(0, ord(letter) - ord("a")) for letter in text]
     return [*made, OutputToken(0, None, finish=finish)]
 
@@ -138,7 +137,7 @@ def calling_choice(*stops: str, parallel: bool = True) -> ChoiceText:
     return ChoiceText(0, Signs(), stops, frozenset(), may_call)
 
 
-def signs(text: str, finish: Any) -> list[OutputToken]:
+def signs(text: str, finish: Finish) -> list[OutputToken]:
     return [*(OutputToken(0, ord(sign)) for sign in text), OutputToken(0, None, finish=finish)]
 
 
@@ -156,7 +155,7 @@ def signs(text: str, finish: Any) -> list[OutputToken]:
     ],
 )
 def test_calls_are_taken_out_of_the_text(
-    text: str, finish: str, content: str, calls: int, reported: str
+    text: str, finish: Finish, content: str, calls: int, reported: str
 ) -> None:
     outputs = signs(text, finish)
     whole = calling_choice().push(outputs)

@@ -23,6 +23,7 @@ from baton.router.console.prefix_tree import prefix_tree
 from baton.router.console.worker_rows import state_of
 from baton.router.fleet.recent_prompts import MAX_BLOCKS, MAX_PROMPTS, RecentPrompts
 from baton.runtime import metric_factory, metrics
+from tests.support.json_values import JsonObject
 
 BOUNDS = (0.1, 0.2, float("inf"))
 
@@ -79,7 +80,7 @@ def test_totals_are_those_of_the_metrics() -> None:
     assert after.failed - before.failed == after.ended - before.ended == 1
 
 
-Row = dict[str, Any]  # a worker as the console shows it
+Row = JsonObject  # a worker as the console shows it
 Rows = dict[str, Row]  # by its name
 
 

@@ -4,7 +4,6 @@ exported afterwards, and none of them holds a client's text."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
@@ -12,6 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from baton.runtime.telemetry import tracing
 from tests.support.router_process import RunningRouter, StartRouter
 from tests.support.span_values import span_values
+from tests.support.trace_collector import ListeningCollector
 from tests.support.waiting import eventually
 
 SECRET = "xylophone-4711"
@@ -33,7 +33,7 @@ async def _has_traces(running: RunningRouter, count: int) -> bool:
 
 
 async def test_a_span_says_what_was_asked_and_answered(
-    router: StartRouter, collector: tuple[Any, str]
+    router: StartRouter, collector: ListeningCollector
 ) -> None:
     servicer, endpoint = collector
     async with router() as running:
@@ -62,7 +62,7 @@ async def test_a_span_says_what_was_asked_and_answered(
 
 
 async def test_what_is_off_or_has_no_answer_is_absent(
-    router: StartRouter, collector: tuple[Any, str]
+    router: StartRouter, collector: ListeningCollector
 ) -> None:
     servicer, endpoint = collector
     async with router() as running:
@@ -79,7 +79,7 @@ async def test_what_is_off_or_has_no_answer_is_absent(
 
 @pytest.mark.parametrize("ratio", [1.0, 0.0], ids=["sampled", "kept"])
 async def test_a_failed_request_has_its_error(
-    router: StartRouter, collector: tuple[Any, str], ratio: float
+    router: StartRouter, collector: ListeningCollector, ratio: float
 ) -> None:
     servicer, endpoint = collector
     async with router() as running:

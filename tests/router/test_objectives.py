@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.router.answers.objectives import PREFILLED, QUEUED, Scorekeeper, judged
@@ -14,7 +14,7 @@ from baton.runtime.cluster_config import SloConfig
 from baton.runtime.exposition import standard_names
 from baton.runtime.exposition.genai import RequestTimes
 from baton.runtime.telemetry.timeline import NAMES, Phase
-from tests.support.router_process import FAST_ROUTER, StartRouter
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
 from tests.support.waiting import eventually
 
 SLO = SloConfig(ttft_s=1.0, itl_s=0.1)
@@ -116,12 +116,12 @@ async def test_a_request_is_observed_once_by_each_name(router: StartRouter) -> N
         assert counts() == before  # a refused request has no latency
 
 
-async def families(running: Any) -> dict[str, Any]:
+async def families(running: RunningRouter) -> dict[str, Metric]:
     text = (await running.http.get("/metrics")).text
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
-def by_label(family: Any, label: str) -> dict[str, float]:
+def by_label(family: Metric, label: str) -> dict[str, float]:
     return {s.labels[label]: s.value for s in family.samples if label in s.labels}
 
 
