@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tests.support.operations_page import documented_commands
+from tests.support.pods.user import END_JOBS, listening
 
 ENDED_S = 60.0
 
@@ -43,17 +44,15 @@ def first_streamed_token_s(machine: Machine, logs: Callable[[], str]) -> float:
     began_s = time.monotonic()
     *prepared, asked = commands_of_notes(machine.typed(documented("helm install")))
     port = prepared[1].removesuffix("&").split()[-1]
-    ended = "trap 'kill $(jobs -p)' EXIT"  # else the forwarded port keeps the output open
-    reached = f"(: < /dev/tcp/127.0.0.1/{port}) 2>/dev/null"
-    listening = f"until {reached}; do kill -0 $!; sleep 0.05; done"
-    process = machine.shell("\n".join([ended, *prepared, listening, asked]))
-    assert process.stdout is not None
     lines, took_s = [], 0.0
-    for line in process.stdout:  # to the end of the stream
-        lines.append(line)
-        if not took_s and line.startswith("data: {") and re.search(r'"content":\s*"[^"]', line):
-            took_s = time.monotonic() - began_s
-    process.wait(ENDED_S)
+    script = "\n".join([END_JOBS, *prepared, listening(port), asked])
+    with machine.shell(script) as process:
+        assert process.stdout is not None
+        for line in process.stdout:  # to the end of the stream
+            lines.append(line)
+            if not took_s and line.startswith("data: {") and re.search(r'"content":\s*"[^"]', line):
+                took_s = time.monotonic() - began_s
+        process.wait(ENDED_S)
     if not took_s or "data: [DONE]\n" not in lines:
         raise AssertionError("".join(lines) + logs())
     return took_s
