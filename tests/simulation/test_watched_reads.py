@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from baton.kv_transfer.granter import GrantingWorker
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.kv_transfer.peers import grants
 from baton.proto import handoff_pb2
@@ -36,7 +37,7 @@ class Place:
         self.watch = Watch(self.world)
         self._number = 0
 
-        async def grant(reader: str, admit: Any, mover: Any, boot_id: bytes, end: str) -> Any:
+        async def grant(reader: str, admit: Any, worker: GrantingWorker, end: str) -> Any:
             prompt = admit(handoff_pb2.OpenHandoff(reader_boot_id=self.boot(reader)))
             prompt.on_end(prompt)
             return SimpleNamespace(end=end)
@@ -62,7 +63,8 @@ class Place:
 
         module: Any = grants
         with self.watch.watching_grants():
-            await module.grant(reader, admit, None, self.boot("p0"), end)
+            granting: Any = SimpleNamespace(boot_id=self.boot("p0"))
+            await module.grant(reader, admit, granting, end)
 
 
 def on_loop(monkeypatch: pytest.MonkeyPatch, test: Any) -> list[str]:
