@@ -30,7 +30,6 @@ from baton.runtime.grammar.vocabulary import Vocabulary
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.fleet.oracle_proposer import OracleProposer
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.grammar_scene import (
     CLOSING,
     END,
@@ -39,6 +38,7 @@ from tests.support.grammar_scene import (
     small_vocabulary,
     text_of,
 )
+from tests.support.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 PROMPT = list(range(30))
