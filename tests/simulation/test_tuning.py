@@ -71,7 +71,7 @@ def candidate(**fields: int) -> Candidate:
     return Candidate(replace(BASE, gpus_per_worker=2, **fields), SIZES[0])
 
 
-def record(ttft_s: float, gap_s: float, refused: str = "") -> RequestRecord:
+def record(ttft_s: float, gap_s: float, refused: str | None = None) -> RequestRecord:
     end_s = ttft_s + gap_s
     return RequestRecord(TraceRequest(0.0, 10, 2), ttft_s, end_s, end_s, 2, gap_s, 0, refused)
 
