@@ -71,7 +71,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_WAIT_POLICY := passive
 export GOMP_SPINCOUNT := 0
 
-.PHONY: help install clients demo test nightly check types texts format proto settings dashboards locks models ship faults chaos soak bench gpu wheels clean
+.PHONY: help install clients demo test nightly check types texts format proto settings dashboards pictures locks models ship faults chaos soak bench gpu wheels clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -156,6 +156,9 @@ settings: $(STAMP) ## generate the default settings file and the settings refere
 
 dashboards: $(STAMP) ## generate Prometheus' rules and Grafana's dashboards
 	$(BIN)/python -P -m baton.deploy.monitoring.generate
+
+pictures: $(STAMP) build/clients/browser/.installed ## take the pictures of docs/console.md again
+	$(BIN)/python -m tests.support.console_pictures
 
 locks: $(STAMP) ## generate requirements/*.lock: packages of the images with their hashes
 	$(BIN)/python -P -m baton.deploy.docker.locks
