@@ -35,12 +35,13 @@ def test_the_queries_of_the_driver_return_data(tmp_path: Path) -> None:
         fleet.add_node("n2", {"baton-decode": 1})
         fleet.start_driver("--by-role")
         target = f"{fleet.nodes.address_of(HEAD)}:{ADMIN_PORT}"
-        fleet.until(lambda: fleet.metric('baton_registered_workers{role="decode"}') == 1)
         folder = tmp_path / "prometheus"
         folder.mkdir()
         prometheus = PrometheusServer(folder, [target], ROOT / generate.PLAIN_RULES)
         try:
             prometheus.wait_ready()
+            registered = 'baton_registered_workers{role="decode"}'
+            fleet.until(lambda: prometheus.numbers(registered) == [1.0])
             fleet.until(lambda: all(prometheus.numbers(expr) for expr in queries))
             assert prometheus.numbers("baton_ray_nodes") == [3.0]
             assert prometheus.numbers('baton_wanted_workers{role="decode"}') == [1.0]

@@ -93,9 +93,9 @@ class PrometheusServer:
         return found
 
     def numbers(self, expr: str) -> list[float]:
-        """Return the values of an instant query that are numbers: a quotient of zeros is none."""
+        """Return the values of an instant query that are numbers: a quotient by zero is none."""
         values = [float(series["value"][1]) for series in self.query(expr)]
-        return [value for value in values if not math.isnan(value)]
+        return [value for value in values if math.isfinite(value)]
 
     def get(self, path: str) -> Any:
         """Return the data of another route of its API."""
