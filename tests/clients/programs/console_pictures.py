@@ -29,10 +29,12 @@ def main() -> None:
         page.set_viewport_size(SIZE)
         page.locator("#advice-findings li").first.wait_for(timeout=4 * LIMIT_MS)
         shoot(page, "overview", Path(folder) / "console-advice.png")
+        page.emulate_media(color_scheme="light")
         requests(page)
         shoot(page, "requests", Path(folder) / "console-requests.png")
         playground(page)
         shoot(page, "playground", Path(folder) / "console-playground.png")
+        page.emulate_media(color_scheme="dark")
         print("kill", flush=True)
         sys.stdin.readline()
         page.locator(".worker[data-state=lost]").first.wait_for()
@@ -56,6 +58,7 @@ def requests(page: Page) -> None:
         button.click()
         if "fetch" in page.locator("#waterfall-view").inner_text():
             return
+    raise SystemExit("no request on the page has read KV from a prefill worker")
 
 
 def playground(page: Page) -> None:
