@@ -52,12 +52,12 @@ async def test_a_stream_that_ends_is_no_round(monkeypatch: pytest.MonkeyPatch) -
     async def ended(url: str, key: str) -> None:
         """Return as the router closes the stream."""
 
-    async def state_s(routed: Any) -> float:
+    async def state_s(routed: SimpleNamespace) -> float:
         return 0.0
 
     monkeypatch.setattr(benchmark, "read_stream", ended)
     monkeypatch.setattr(benchmark, "_state_s", state_s)
-    routed: Any = SimpleNamespace(admin_address="127.0.0.1:1", router_cpu_s=lambda: 0.0)
+    routed = SimpleNamespace(admin_address="127.0.0.1:1", router_cpu_s=lambda: 0.0)
     options = argparse.Namespace(seconds=9.0, key="k")
     browser: Any = None  # only a page needs one
     with pytest.raises(RuntimeError, match="the console's stream ended"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -118,7 +117,7 @@ COMMANDS = [["simulate", "--colocated", "1"], ["tune", "--gpus", "2"]]
 
 
 @pytest.fixture
-def fleets(timing: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def fleets(timing: Path, monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
     """The clusters that run here, one at first; its workers' pools have 4096 tokens."""
     found = [SimpleNamespace(name="main")]
     fleet = MeasuredFleet(Layout(colocated=1, pool_tokens=4096), read_fit(timing), [], Objectives())
@@ -136,7 +135,7 @@ def test_times_of_the_fleet_that_runs_here_are_taken(
     command: list[str],
     given: list[str],
     pool: int,
-    fleets: list[Any],
+    fleets: list[SimpleNamespace],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """And the size of its pools, unless another is given."""
@@ -147,7 +146,7 @@ def test_times_of_the_fleet_that_runs_here_are_taken(
 
 
 def test_a_pool_of_another_size_needs_its_times(
-    fleets: list[Any], capsys: pytest.CaptureFixture[str]
+    fleets: list[SimpleNamespace], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["tune", "--gpus", "2", "--pool-tokens", "2=8192", "--traffic", TRAFFIC]
     assert main.main([*words, "--slo", "ttft=9s"]) == CONFIG_EXIT
@@ -156,7 +155,7 @@ def test_a_pool_of_another_size_needs_its_times(
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_of_several_fleets_one_has_to_be_named(
-    command: list[str], fleets: list[Any], capsys: pytest.CaptureFixture[str]
+    command: list[str], fleets: list[SimpleNamespace], capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleets.append(SimpleNamespace(name="other"))
     assert main.main([*command, "--traffic", TRAFFIC, "--slo", "ttft=9s"]) == CONFIG_EXIT

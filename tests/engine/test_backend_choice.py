@@ -14,6 +14,7 @@ from baton.engine.execution.backend_choice import CpuBackend
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from tests.support.decoder_probe import parts_of
+from tests.support.small_models import Reference
 
 ROOT = Path(__file__).parents[2]
 CHOICE = "engine/execution/backend_choice.py"
@@ -70,7 +71,7 @@ def test_one_module_of_the_engine_asks_for_packages():
 
 
 @pytest.mark.parametrize("compiler", ROOMS_OF)
-def test_kernel_compilers_are_imported_in_their_rooms(compiler):
+def test_kernel_compilers_are_imported_in_their_rooms(compiler: str) -> None:
     users = {
         path
         for path, tree in product_files()
@@ -80,7 +81,9 @@ def test_kernel_compilers_are_imported_in_their_rooms(compiler):
     assert {path for path in users if not path.startswith(ROOMS_OF[compiler])} == set()
 
 
-def test_without_numba_no_product_is_compiled(qwen3, monkeypatch):
+def test_without_numba_no_product_is_compiled(
+    qwen3: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each product of a bfloat16 model, whose matrices numba's kernel packs where it can."""
     monkeypatch.setattr(backend_choice, "find_spec", lambda name: None)
     monkeypatch.setattr("baton.engine.cpu.linear.compiled_linear", None)
@@ -96,7 +99,7 @@ def test_without_numba_no_product_is_compiled(qwen3, monkeypatch):
     assert seen
 
 
-def test_matrices_follow_the_mode_and_the_packages(monkeypatch):
+def test_matrices_follow_the_mode_and_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     strict = CpuBackend(deterministic=True).matrices(torch.bfloat16)
     assert (strict.batch_invariant, strict.compiled) == (True, True)
     assert not CpuBackend().matrices(torch.float32).compiled  # of bfloat16 alone
