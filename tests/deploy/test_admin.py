@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from baton.deploy.processes import admin, admin_protocol, audit_limiter
+from baton.deploy.processes import admin, admin_protocol
 from baton.deploy.processes.admin import AdminServer
 from baton.deploy.processes.admin_protocol import AdminHttpProtocol
 from baton.runtime import metrics
@@ -204,7 +204,7 @@ class Books:
 async def test_the_pool_is_checked_once_a_second_for_all_clients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(audit_limiter, "CHECK_INTERVAL_S", 60.0)
+    monkeypatch.setattr(admin, "CHECK_INTERVAL_S", 60.0)
     books = Books()
     async with serving(books) as address:
         answers = await asyncio.gather(*(get(address, "/audit") for _ in range(40)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.deploy.processes.audit_limiter import CHECK_INTERVAL_S, CHECK_SHARE, AuditLimiter
+from baton.deploy.processes.admin import CHECK_INTERVAL_S, CHECK_SHARE, AuditLimiter
 
 
 class PoolAudit:

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.proto import worker_pb2
 from baton.router.answers.choice_text import ChoiceDelta, ChoiceText, TokenLogprob
 from baton.router.answers.request_handler import Usage
 from baton.router.client_access.error_body import error_body
 from baton.router.dispatch.active_request import OutputToken
 from baton.router.http_frontend.http_error import error_response
 from baton.router.http_frontend.openai_answer import ChatRenderer, CompletionRenderer, ResponseHead
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.text.call_form import CallableTools
 from baton.router.text.call_forms import FORMS
 from baton.router.text.tool_calls import ParsedCall
@@ -50,7 +52,11 @@ def tokens(text: str, finish: Any = "length") -> list[OutputToken]:
 
 
 def choice(*stops: str, stop_tokens: tuple[int, ...] = ()) -> ChoiceText:
-    return ChoiceText(0, Letters(), stops, frozenset(stop_tokens))
+    return ChoiceText(request(stops=stops, stop_token_ids=stop_tokens), 0, Letters())
+
+
+def request(**fields: Any) -> ValidatedRequest:
+    return ValidatedRequest((), worker_pb2.Sampling(), max_tokens=9, **fields)
 
 
 def test_text_comes_with_its_end() -> None:
@@ -135,7 +141,7 @@ class Signs(Letters):
 
 def calling_choice(*stops: str, parallel: bool = True) -> ChoiceText:
     may_call = CallableTools(FORMS["hermes"], frozenset({"f"}), parallel)
-    return ChoiceText(0, Signs(), stops, frozenset(), may_call)
+    return ChoiceText(request(stops=stops, calling=may_call), 0, Signs())
 
 
 def signs(text: str, finish: Any) -> list[OutputToken]:
