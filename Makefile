@@ -44,8 +44,8 @@ FLEETS := tests/chaos tests/clients tests/e2e $(PODS)
 # Two at a time run those that compare tokens and wait for events. One after the other run all else:
 # what bounds or compares times (demo, timeline, console, bad_input), gives requests the time of a
 # phase (cancel), has fixed addresses (pods), or shares one fleet (the rest of tests/e2e).
-IN_PAIRS := $(patsubst %,tests/e2e/test_%.py,faults ranks same_tokens trace prompt_logprobs) \
-    $(patsubst %,tests/clients/test_%.py,agents structured)
+IN_PAIRS := $(patsubst %,tests/e2e/test_%.py,faults same_tokens trace prompt_logprobs) \
+    $(patsubst %,tests/clients/test_%.py,structured)
 STARTERS := tests/benchmarks tests/deploy
 # Tests over the text of all code: part of `make check`, and not run again by `make test`.
 CHECKED := $(addprefix tests/test_,architecture.py import_homes.py loaded_packages.py glossary.py dangerous_calls.py mutation_targets.py reasons.py)

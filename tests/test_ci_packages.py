@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / ".ci" / "debian-packages"
-PACKAGES = {"iproute2", "nftables", "redis-server", "mmdebstrap", "prometheus", "chromium"}
+PACKAGES = {"iproute2", "nftables", "redis-server", "mmdebstrap", "podman", "prometheus",
+            "chromium"}  # fmt: skip
 MAX_S = 480
 
 
@@ -65,7 +66,7 @@ def test_configuration_files_are_kept_without_a_question(tmp_path: Path) -> None
 
 
 def test_present_programs_are_not_installed_again(tmp_path: Path) -> None:
-    present = dict.fromkeys(("nft", "redis-cli", "mmdebstrap", "chromium"), "")
+    present = dict.fromkeys(("nft", "redis-cli", "mmdebstrap", "podman", "chromium"), "")
     _, (_repair, _update, *calls) = run(tmp_path, {**machine(0), **present})
     assert {call.split()[-1] for call in calls} == {"iproute2", "prometheus"}
 

@@ -20,7 +20,7 @@ from baton.deploy.host.fleet_progress import WorkerProgress
 from baton.deploy.host.restarts import EARLY_STARTS
 from baton.deploy.nodes import fleet_metrics
 from baton.deploy.nodes.fleet_metrics import RestartReason
-from baton.deploy.nodes.node_choice import NodeChoice, Room, emptiest_node
+from baton.deploy.nodes.node_choice import Room, chosen_node
 from baton.deploy.nodes.node_worker import WorkerReport
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime import logs
@@ -43,13 +43,15 @@ class Fleet(Protocol):
 
     def rooms(self) -> Mapping[str, Room]: ...
 
-    def make(self, order: WorkerOrder, node: NodeChoice) -> None: ...
+    def make(self, order: WorkerOrder, host: str) -> None: ...
 
     def ask(self) -> dict[str, WorkerReport]: ...
 
     def end(self, name: str) -> None: ...
 
     def remove(self, name: str) -> None: ...
+
+    def sweep(self, kept: Collection[str]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class _Known:
 class FleetDriver:
     """Keeps the actors of `orders`. `hosts` returns where registered workers run, by worker id;
     None if that cannot be read: then an actor is made anywhere, and replaces a worker that runs.
-    Time is in seconds of `now`, and `pause` lets some pass."""
+    `pack`: few nodes rather than many. Time is in seconds of `now`, and `pause` lets some pass."""
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class FleetDriver:
         hosts: Callable[[], Mapping[str, str] | None],
         now: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,  # it runs in a thread: no event to wait for
+        pack: bool = False,
     ) -> None:
         self._fleet = fleet
         self._orders = {order.worker_id: order for order in orders}
@@ -92,6 +95,7 @@ class FleetDriver:
         self._hosts_now = cache(hosts)  # read once for all workers of a turn
         self._now = now
         self._pause = pause
+        self._pack = pack
         self._known: dict[str, _Known] = {}
         self._registered: dict[str, WorkerReport] = {}  # the last one with a boot, by worker id
         self._summary = FleetSummary(
@@ -146,25 +150,26 @@ class FleetDriver:
         for name in found - set(self._orders):
             self._end(name)
         self._replace_one()
+        self._fleet.sweep(self._orders)
 
     def _make(self, missing: Sequence[WorkerOrder]) -> None:
-        """Make actors: where their workers run, else on the emptiest nodes."""
+        """Make actors: first those whose workers run, there; then the others on chosen nodes."""
         if not missing:
             return
         hosts, rooms = self._hosts_now() or {}, self._fleet.rooms()
         places = {name: e.report.node for name, e in self._known.items() if e.report and not e.lost}
         places |= {name: host for name, host in hosts.items() if host in rooms}
-        for order in missing:
+        for order in sorted(missing, key=lambda each: hosts.get(each.worker_id) not in rooms):
             name = order.worker_id
-            node = NodeChoice(hosts.get(name, ""), waits=True)
-            if not node.host:
+            host = hosts.get(name, "")
+            if host not in rooms:  # its node is lost, or has not joined this Ray
                 places.pop(name, None)  # its last node
                 mine = [each for each in places if each in self._orders]
                 placed = [(self._orders[each], places[each]) for each in mine]
-                node = NodeChoice(emptiest_node(order, rooms, placed))
-            if node.host:
-                places[name] = node.host
-            self._fleet.make(order, node)
+                host = chosen_node(order, rooms, placed, pack=self._pack)
+            if host:
+                places[name] = host
+            self._fleet.make(order, host)
             self._known[name] = _Known(None, self._now())
 
     def end(self, deadline_s: float) -> list[str]:
@@ -179,6 +184,7 @@ class FleetDriver:
             try:
                 left = self._fleet.names()
                 answered_s = self._now()
+                self._fleet.sweep(())
                 if not left:
                     return sorted(late)
                 failed = self._try_each(left, self._end)
@@ -301,7 +307,7 @@ class FleetDriver:
     def _is_gone(self, name: str, report: WorkerReport | None) -> bool:
         """Return whether a lost actor has nothing to end: it has reported no node, or its node is
         gone, and the registry does not list its worker. Ray would make it again on another node."""
-        rooms = self._fleet.rooms()  # empty where nodes are packed: nothing is known then
+        rooms = self._fleet.rooms()  # empty: which nodes live is not known
         if report is not None and (not rooms or report.node in rooms):
             return False
         hosts = self._hosts_now()

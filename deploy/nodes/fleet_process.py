@@ -83,7 +83,7 @@ class FleetProcess:
         logs.setup("fleet", config.telemetry.log_level)
         ray = connect(None, self.address, namespace_of(config.registry.cluster))
         try:
-            asyncio.run(self._serve(RayFleet(ray, self.pack)))
+            asyncio.run(self._serve(RayFleet(ray, config.registry.cluster)))
         finally:
             ray.shutdown()
 
@@ -91,7 +91,7 @@ class FleetProcess:
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        driver = FleetDriver(fleet, self.options.orders(), self._hosts)
+        driver = FleetDriver(fleet, self.options.orders(), self._hosts, pack=self.pack)
         admin = self._admin(driver)
         address = await admin.start()
         counts = {"prefill": self.options.prefill, "decode": self.options.decode}

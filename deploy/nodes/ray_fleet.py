@@ -1,25 +1,28 @@
 """The workers of a fleet as actors of Ray: made, found again, asked and ended.
 
 Actors are detached and named by worker id in a namespace of the cluster, so they outlive the driver
-and the next one finds them. Ray makes an actor again on another node when its node is lost. Only
-orders and reports pass through Ray. Its exceptions are translated here, and only here.
+and the next one finds them. Each has a detached placement group of its own, with a bundle for each
+rank of its worker, all on one node. Ray makes actor and group again on another node when theirs is
+lost. Only orders and reports pass through Ray. Its exceptions are translated here, and only here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
-from baton.deploy.nodes.node_choice import NodeChoice, Room
+from baton.deploy.nodes.node_choice import Room
 from baton.deploy.nodes.node_worker import NodeWorker, WorkerReport
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime import logs
 from baton.runtime.errors import BatonError, Unavailable
 
 NAMESPACE = "baton-"  # with the cluster's name behind it
+REMOVED = "REMOVED"  # the state of a group that Ray still lists
 ANSWER_S = 2.0  # for the answers of all actors; a later answer is read in a later round
 
 
@@ -50,14 +53,15 @@ class NodeActor:
 
 class RayFleet:
     """Actors of one cluster, through the module `ray`, which has joined Ray in `namespace_of` the
-    cluster. `pack`: few nodes rather than many. All methods raise Unavailable when Ray fails."""
+    cluster. All methods raise Unavailable when Ray fails."""
 
-    def __init__(self, ray: Any, pack: bool) -> None:
+    def __init__(self, ray: Any, cluster: str) -> None:
+        logging.getLogger("ray.actor").addFilter(_is_of_use)
         self._ray = ray
-        self._pack = pack
-        self._strategy = "DEFAULT" if pack else "SPREAD"
+        self._prefix = f"{namespace_of(cluster)}/"  # of groups: Ray lists those of all namespaces
         self._actors: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}  # a question to each that has not answered yet
+        self._swept: tuple[frozenset[str], frozenset[str]] | None = None  # actors, and what to keep
 
     def names(self) -> set[str]:
         """Return the worker ids of all actors that live, start or wait for a node."""
@@ -76,40 +80,63 @@ class RayFleet:
             return sum(node["Alive"] for node in self._ray.nodes())
 
     def rooms(self) -> dict[str, Room]:
-        """Return what each living node has in all, by address; nothing if nodes are to be packed,
-        which Ray does by itself."""
-        if self._pack:
-            return {}
+        """Return what each living node has in all, by address."""
         with self._translated():
             nodes = self._ray.nodes()
         return {node["NodeManagerAddress"]: node["Resources"] for node in nodes if node["Alive"]}
 
-    def make(self, order: WorkerOrder, node: NodeChoice) -> None:
-        """Make the worker's actor, on this node if it lives; anywhere if none is chosen."""
+    def make(self, order: WorkerOrder, host: str) -> None:
+        """Make the worker's actor in its group, on the node at this address if it lives and has
+        room, else where Ray finds room."""
         with self._translated():
+            strategies = self._ray.util.scheduling_strategies
             options = {
                 "name": order.worker_id,
                 "get_if_exists": True,
                 "lifetime": "detached",
                 "max_restarts": -1,
-                "num_cpus": order.cpus,
+                "num_cpus": order.cpus / order.ranks,
                 "num_gpus": order.gpus,
                 "resources": order.resources(),
-                "scheduling_strategy": self._near(node) or self._strategy,
+                "scheduling_strategy": strategies.PlacementGroupSchedulingStrategy(
+                    self._group_for(order, host), placement_group_bundle_index=0
+                ),
             }
             actor = self._ray.remote(NodeActor).options(**options)
             self._actors[order.worker_id] = actor.remote(order)
 
-    def _near(self, choice: NodeChoice) -> Any:
-        """Return the strategy for a chosen node; None if there is no such node."""
-        strategies = self._ray.util.scheduling_strategies
-        for node in self._ray.nodes() if choice.host else ():
-            if node["Alive"] and node["NodeManagerAddress"] == choice.host:
-                return strategies.NodeAffinitySchedulingStrategy(
-                    node["NodeID"],
-                    soft=True,
-                    _spill_on_unavailable=not choice.waits,  # there is no public name for it
-                )
+    def _group_for(self, order: WorkerOrder, host: str) -> Any:
+        """Return the worker's group: one that an earlier actor has left, where the worker may run
+        still, or a new one."""
+        group = self._group_of(order.worker_id)
+        if group is not None:
+            if group.bundle_specs == order.bundles():
+                return group
+            self._ray.util.remove_placement_group(group)
+        name = f"{self._prefix}{order.worker_id}"
+        try:
+            return self._ray.util.placement_group(
+                order.bundles(),
+                strategy="STRICT_PACK",
+                name=name,
+                lifetime="detached",
+                _soft_target_node_id=self._node_id(host),  # there is no public name for it
+            )
+        except ValueError as error:  # another driver has made it just now
+            raise Unavailable(f"Ray makes no placement group {name}: {error}") from error
+
+    def _group_of(self, name: str) -> Any:
+        """Return the group of a worker; None if it has none."""
+        try:
+            return self._ray.util.get_placement_group(f"{self._prefix}{name}")
+        except ValueError:  # Ray's word for that
+            return None
+
+    def _node_id(self, host: str) -> str | None:
+        """Return the id of the living node at this address; None if there is none."""
+        for node in self._ray.nodes() if host else ():
+            if node["Alive"] and node["NodeManagerAddress"] == host:
+                return str(node["NodeID"])
         return None
 
     def ask(self) -> dict[str, WorkerReport]:
@@ -138,11 +165,33 @@ class RayFleet:
                 self._actors[name].end.remote()
 
     def remove(self, name: str) -> None:
-        """Remove an actor whose worker has ended, or which has no node."""
-        if name in self._actors:
-            with self._translated():
+        """Remove an actor whose worker has ended, or which has no node, and its group."""
+        with self._translated():
+            if name in self._actors:
                 self._ray.kill(self._actors[name], no_restart=True)
-        self._forget(name)
+                self._forget(name)
+            self._remove_group(name)
+
+    def sweep(self, kept: Collection[str]) -> None:
+        """Remove groups that have lost their actor, but those of `kept`, whose actors are made
+        again there. So a driver that was killed leaves none for ever. Does nothing while the
+        actors and `kept` stay as they were: Ray lists all groups that ever were."""
+        state = frozenset(self._actors), frozenset(kept)
+        if state == self._swept:
+            return
+        with self._translated():
+            for group in self._ray.util.placement_group_table().values():
+                name = str(group["name"])
+                worker = name.removeprefix(self._prefix)
+                mine = name != worker and group["state"] != REMOVED
+                if mine and worker not in self._actors and worker not in kept:
+                    self._remove_group(worker)
+        self._swept = state
+
+    def _remove_group(self, name: str) -> None:
+        group = self._group_of(name)
+        if group is not None:
+            self._ray.util.remove_placement_group(group)
 
     def _forget(self, name: str) -> None:
         self._actors.pop(name, None)
@@ -154,6 +203,11 @@ class RayFleet:
             yield
         except (self._ray.exceptions.RayError, ConnectionError, TimeoutError) as error:
             raise Unavailable(f"Ray does not answer: {' '.join(str(error).split())}") from error
+
+
+def _is_of_use(record: logging.LogRecord) -> bool:
+    """Drop Ray's warning that an actor ends when its group is removed: here it is meant to."""
+    return "restartable detached actor with a placement group" not in record.getMessage()
 
 
 def namespace_of(cluster: str) -> str:

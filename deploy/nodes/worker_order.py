@@ -53,6 +53,15 @@ class WorkerOrder:
         """Return all that Ray reserves for it, by resource."""
         return {"CPU": self.cpus, "GPU": self.gpus} | self.resources()
 
+    def bundles(self) -> list[dict[str, float]]:
+        """Return what Ray reserves for each rank. The first bundle, which the actor uses, has the
+        GPUs of all: Ray names GPUs to an actor out of one bundle, and the ranks inherit the names.
+        A rank without a core reserves a byte, since Ray takes no empty bundle."""
+        rank = {"CPU": self.cpus / self.ranks}
+        every = [rank | {"GPU": self.gpus} | self.resources(), *([rank] * (self.ranks - 1))]
+        found = [{name: amount for name, amount in each.items() if amount} for each in every]
+        return [each or {"memory": 1.0} for each in found]
+
     def needs(self) -> str:
         """Return what a node must have free, for a message."""
         every = self.reserves().items()
@@ -70,15 +79,17 @@ def restore_fields(value: Any, state: Sequence[Any]) -> None:
 
 def node_settings(order: WorkerOrder, node: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of the worker on a node: those of the order, and the node's address in
-    Ray unless the node's environment sets one. Ranks share the cores that Ray has reserved."""
+    Ray unless the node's environment sets one. Ranks share the cores of all bundles, of which Ray
+    counts the actor's alone."""
     settings = dict(order.settings)
     if "BATON_WORKER__HOST" not in environ:
         settings["worker.host"] = node
     elif "BATON_WORKER__ADVERTISE" not in environ:
         settings["worker.advertise"] = node
     given = "worker.threads" in settings or "BATON_WORKER__THREADS" in environ
-    if order.ranks > 1 and not given and environ.get(THREADS) == f"{order.cpus:g}":
-        settings["worker.threads"] = f"{max(1, order.cpus // order.ranks):g}"  # Ray counts all
+    counted = max(1, int(order.cpus / order.ranks))
+    if order.ranks > 1 and not given and environ.get(THREADS) == str(counted):
+        settings["worker.threads"] = str(counted * order.ranks)
     return settings
 
 

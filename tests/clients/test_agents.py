@@ -15,14 +15,16 @@ recall The code word is silent-beaver-99.
 """
 
 
+# Of third-party clients `make test` runs test_structured.py.
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("environment", "program"),
     [
         ("openai3", "agents_sdk_tools.py"),
-        pytest.param("openai2", "litellm_chat.py", marks=pytest.mark.nightly),
-        pytest.param("openai2", "llama_index_tools.py", marks=pytest.mark.nightly),
-        pytest.param("openai3", "langchain_tools.py", marks=pytest.mark.nightly),
-        pytest.param("openai3", "pydantic_ai_tools.py", marks=pytest.mark.nightly),
+        ("openai2", "litellm_chat.py"),
+        ("openai2", "llama_index_tools.py"),
+        ("openai3", "langchain_tools.py"),
+        ("openai3", "pydantic_ai_tools.py"),
     ],
 )
 def test_agent_calls_its_tool_and_recalls(

@@ -20,9 +20,9 @@ REASONS = get_args(RestartReason)
 
 def test_missing_workers_are_made_where_they_run_already() -> None:
     scene = DriverScene(order("prefill-0"), order("decode-0"), hosts={"decode-0": "10.0.0.2"})
+    scene.fleet.room = {"10.0.0.2": {"CPU": 1.0}}
     scene.turns(scene.driver, 3)
-    assert scene.fleet.made == [("prefill-0", ""), ("decode-0", "10.0.0.2")]
-    assert scene.fleet.waits == {"decode-0"}
+    assert scene.fleet.made == [("decode-0", "10.0.0.2"), ("prefill-0", "")]
     assert scene.driver.ready() == ["decode-0", "prefill-0"]
     assert scene.driver.waiting() == {}
 
@@ -35,13 +35,24 @@ def test_workers_are_missing_until_ray_was_asked() -> None:
     assert not scene.driver.summary().waiting
 
 
+def test_a_worker_without_its_node_takes_no_room_of_another() -> None:
+    """Its node is lost, or joins a new Ray later."""
+    hosts = {"prefill-0": "10.0.0.9", "decode-0": "10.0.0.2"}
+    scene = DriverScene(order("prefill-0"), order("decode-0"), hosts=hosts)
+    scene.fleet.room = {"10.0.0.1": {"CPU": 1.0}, "10.0.0.2": {"CPU": 1.0}}
+    scene.turns(scene.driver)
+    assert scene.fleet.made == [("decode-0", "10.0.0.2"), ("prefill-0", "10.0.0.1")]
+
+
 def test_added_workers_go_to_a_node_that_has_joined() -> None:
     scene = DriverScene(order("decode-0"), order("decode-1"))
     scene.turns(scene.driver)
     scene.fleet.room = {"10.0.0.1": {"CPU": 8.0}, "10.0.0.2": {"CPU": 8.0}, "10.0.0.3": {}}
     more = [order(f"decode-{number}") for number in range(5)]
     scene.turns(scene.new_driver(*more))
-    assert scene.fleet.made[2:] == [("decode-2", ""), ("decode-3", ""), ("decode-4", "")]
+    assert scene.fleet.made[2:] == [
+        ("decode-2", "10.0.0.1"), ("decode-3", "10.0.0.2"), ("decode-4", "10.0.0.1")
+    ]  # fmt: skip
     scene = DriverScene(order("decode-0"), order("decode-1"))
     scene.turns(scene.driver)
     scene.fleet.room = {"10.0.0.1": {"CPU": 8.0}, "10.0.0.2": {"CPU": 2.0}, "10.0.0.3": {}}
@@ -49,7 +60,7 @@ def test_added_workers_go_to_a_node_that_has_joined() -> None:
     driver = scene.new_driver(*more)
     scene.turns(driver, 3)
     added = [("decode-2", "10.0.0.2"), ("decode-3", "10.0.0.2"), ("decode-4", "10.0.0.1")]
-    assert scene.fleet.made[2:] == added and scene.fleet.waits == set()
+    assert scene.fleet.made[2:] == added
     assert scene.fleet.ended == [] and len(driver.ready()) == 5
 
 
@@ -62,6 +73,22 @@ def test_a_worker_that_is_replaced_goes_to_the_emptiest_node() -> None:
     assert {name: e.node for name, e in scene.fleet.reports.items()} == {
         "decode-0": "10.0.0.2", "decode-1": "10.0.0.1"
     }  # fmt: skip
+
+
+def test_a_packed_fleet_fills_one_node_and_then_the_next() -> None:
+    scene = DriverScene()
+    scene.fleet.room = {"10.0.0.1": {"CPU": 2.0}, "10.0.0.2": {"CPU": 2.0}}
+    orders = [order(name) for name in ("prefill-0", "decode-0", "decode-1", "decode-2")]
+    scene.turns(scene.new_driver(*orders, pack=True))
+    assert [host for _, host in scene.fleet.made] == ["10.0.0.1"] * 2 + ["10.0.0.2"] * 2
+
+
+def test_groups_without_an_actor_stay_for_wanted_workers() -> None:
+    scene = DriverScene(order("decode-0"), order("decode-1"))
+    scene.turns(scene.driver)
+    assert scene.fleet.kept == [{"decode-0", "decode-1"}]
+    scene.driver.end(100.0)
+    assert scene.fleet.kept[1:] and not any(scene.fleet.kept[1:])
 
 
 def test_another_driver_finds_the_actors_and_makes_none() -> None:
@@ -137,7 +164,7 @@ def test_a_worker_that_is_not_ready_is_replaced_first() -> None:
         ("10.0.0.2", {}, []),  # its node lives: the actor answers later
         ("10.0.0.1", {"decode-1": "10.0.0.2"}, []),  # cut off, and its worker runs
         ("10.0.0.1", None, []),  # whether its worker runs is not known: no registry answers
-        ("", {}, []),  # nodes are packed: which of them live is not known
+        ("", {}, []),  # which nodes live is not known
     ],
 )
 def test_a_worker_that_left_with_its_node_waits_for_no_other(

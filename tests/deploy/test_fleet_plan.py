@@ -68,18 +68,22 @@ def test_roles_may_have_unlike_gpus() -> None:
 
 
 def test_the_ranks_of_a_worker_get_their_cores_on_one_node() -> None:
-    """An actor's resources are of one node, as the bundles of a STRICT_PACK group would be."""
+    """One bundle for each rank, all of one STRICT_PACK group."""
     (order,) = options(REDIS | {"worker.tp": "3"}, prefill=0, cpus=2).orders()
     assert (order.cpus, order.ranks, order.needs()) == (6, 3, "CPU 6")
+    assert order.bundles() == [{"CPU": 2.0}] * 3
+    more = replace(order, gpus=3.0, by_role=True).bundles()
+    assert more == [{"CPU": 2.0, "GPU": 3.0, "baton-decode": 1.0}, {"CPU": 2.0}, {"CPU": 2.0}]
+    assert replace(order, cpus=0.0, ranks=2).bundles() == [{"memory": 1.0}] * 2, "Ray takes no {}"
 
 
 @pytest.mark.parametrize(
     ("settings", "environ", "threads"),
     [
-        ({}, {"OMP_NUM_THREADS": "6"}, "2"),  # Ray's: those of all ranks
+        ({}, {"OMP_NUM_THREADS": "2"}, "6"),  # Ray's: those of the actor's bundle
         ({}, {"OMP_NUM_THREADS": "5"}, None),  # the node's own
-        ({}, {"OMP_NUM_THREADS": "6", "BATON_WORKER__THREADS": "4"}, None),
-        ({"worker.threads": "4"}, {"OMP_NUM_THREADS": "6"}, "4"),
+        ({}, {"OMP_NUM_THREADS": "2", "BATON_WORKER__THREADS": "4"}, None),
+        ({"worker.threads": "4"}, {"OMP_NUM_THREADS": "2"}, "4"),
     ],
 )
 def test_ranks_share_the_cores_that_ray_reserves(

@@ -156,6 +156,7 @@ def test_the_bar_is_drawn_on_a_terminal(
     assert capsys.readouterr().err == f"\rx [{'#' * 20}{'.' * 20}] 1/2"
 
 
+@pytest.mark.nightly
 def test_tune_has_its_own_exit_code_when_nothing_suffices(
     timing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,6 +39,7 @@ def test_bench_draws_its_run(tmp_path: Path) -> None:
     assert drawn_colors(file) > 100
 
 
+@pytest.mark.nightly  # `test_bench_draws_its_run` draws in `make test`
 def test_simulate_and_tune_draw_their_reports(tmp_path: Path) -> None:
     timing, file = write_timing(tmp_path), tmp_path / "plot.png"
     words = ["--traffic", TRAFFIC, "--timing", str(timing), "--slo", "ttft=60s,itl=9s"]

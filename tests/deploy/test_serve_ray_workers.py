@@ -36,7 +36,13 @@ def test_progress_of_workers_on_other_nodes_is_shown(serving: Callable[..., Stan
 @pytest.mark.parametrize(
     ("fault", "ends", "why", "log"),
     [
-        ("crash", 78, "its process ended (exit code 1)", "Traceback:\nValueError: a bug"),
+        pytest.param(
+            "crash",
+            78,
+            "its process ended (exit code 1)",
+            "Traceback:\nValueError: a bug",
+            marks=pytest.mark.nightly,
+        ),
         (
             "mute",
             1,

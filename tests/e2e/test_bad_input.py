@@ -37,7 +37,11 @@ async def served(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "param"), [(2_700_000, None), (1_000_000, "prompt[0]")], ids=["counted", "read"]
+    ("numbers", "param"),
+    [
+        pytest.param(2_700_000, None, marks=pytest.mark.nightly, id="counted"),
+        pytest.param(1_000_000, "prompt[0]", id="read"),
+    ],
 )
 async def test_the_largest_bad_body_delays_no_other_request(
     pair: Cluster, client: httpx.AsyncClient, numbers: int, param: str | None

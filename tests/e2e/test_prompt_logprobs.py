@@ -16,7 +16,7 @@ from baton.models.embedded import embedded_model
 MESSAGE = "a long walk along the river and over the hill " * 12
 
 
-@pytest.mark.parametrize("fleet", ["pair", "alone"])
+@pytest.mark.parametrize("fleet", [pytest.param("pair", marks=pytest.mark.nightly), "alone"])
 def test_echo_scores_a_prompt_as_transformers_does(
     fleet: str, request: pytest.FixtureRequest
 ) -> None:

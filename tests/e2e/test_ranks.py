@@ -16,7 +16,7 @@ from chaos.cluster import Cluster, Place
 from tests.support.machine_speed import slowness, timers
 from tests.support.request_load import Choices, RequestLoad
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 RANKS = {"prefill-0": 2, "prefill-1": 1, "decode-0": 1, "decode-1": 2}
 
@@ -30,7 +30,7 @@ def load(make_load: Callable[..., RequestLoad]) -> RequestLoad:
     return make_load(14, seed=31)
 
 
-@pytest.fixture(scope="module", params=["draft", pytest.param("off", marks=pytest.mark.nightly)])
+@pytest.fixture(scope="module", params=["draft", "off"])
 def speculate(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -81,7 +81,6 @@ async def test_unlike_numbers_of_ranks_exchange_kv(
     fleet.quiet(within_s=5.0)
 
 
-@pytest.mark.nightly
 async def test_ranks_that_change_their_role_cost_no_answer(
     fleet: Cluster,
     load: RequestLoad,
@@ -115,7 +114,6 @@ async def test_a_rank_that_dies_costs_no_answer(
     assert not compare(await asking, expected)
 
 
-@pytest.mark.nightly
 async def test_ranks_that_drain_cost_no_answer(
     fleet: Cluster,
     load: RequestLoad,

@@ -47,8 +47,10 @@ def test_workers_are_placed_by_role_and_found_again(fleet: Fleet) -> None:
     driver.send_signal(signal.SIGKILL)
     driver.wait(10)
     assert fleet.nodes.kill_programs("n2", "ray::NodeActor") == 1
+    assert fleet.groups() == {"prefill-0": 1, "decode-0": 1}
     driver = fleet.start_driver("--by-role")
     fleet.until(lambda: fleet.nodes.log("driver").count("worker registered") == 4)
+    assert fleet.groups() == {"prefill-0": 1, "decode-0": 1}
     after = fleet.status()
     assert {n: r["boot_id"] for n, r in after.items()} == {n: r["boot_id"] for n, r in rows.items()}
     assert fleet.ask() == first
@@ -68,6 +70,7 @@ def test_workers_are_placed_by_role_and_found_again(fleet: Fleet) -> None:
     driver.send_signal(signal.SIGTERM)
     assert driver.wait(90) == 0, fleet.logs()
     assert fleet.workers_on("n1") == fleet.workers_on("n2") == []
+    assert fleet.groups() == {} and "not recommended" not in fleet.nodes.log("driver")
     assert fleet.nodes.files_with(TOKEN) == fleet.nodes.files_with(PASSWORD) == []
 
 
@@ -82,8 +85,23 @@ def test_the_ranks_of_a_worker_are_on_one_node(fleet: Fleet) -> None:
     assert fleet.workers_on("n1") == [] and fleet.ranks_on("n1") == 0
     waiting = fleet.audit()["waiting"].values()
     assert "no node has room for it (CPU 2, baton-decode 1)" in waiting
+    assert fleet.groups() == {"decode-0": 2, "decode-1": 2}, "a bundle for each rank"
     driver.send_signal(signal.SIGTERM)
     assert driver.wait(90) == 0, fleet.logs()
+    assert fleet.groups() == {}
+
+
+def test_a_packed_fleet_is_on_one_node(fleet: Fleet) -> None:
+    """Spread, the second worker would go to the other node."""
+    fleet.add_node("n1", {}, cpus=3)
+    fleet.add_node("n2", {}, cpus=3)
+    driver = fleet.start_driver("--pack", "--prefill=1", "--decode=2")
+    fleet.start_router()
+    fleet.until_linked(prefill=1, decode=2)
+    assert {fleet.host_of(name) for name in fleet.groups()} == {fleet.nodes.address_of("n1")}
+    driver.send_signal(signal.SIGTERM)
+    assert driver.wait(90) == 0, fleet.logs()
+    assert fleet.groups() == {}
 
 
 def test_a_lost_node_moves_its_workers_and_fails_no_request(fleet: Fleet) -> None:
@@ -124,7 +142,7 @@ def test_a_lost_node_moves_its_workers_and_fails_no_request(fleet: Fleet) -> Non
     assert driver.wait(90) == 0, fleet.logs()
     for name in ("n1", kept, "n4"):
         assert fleet.workers_on(name) == [], name
-    assert fleet.status() == {}
+    assert fleet.status() == {} and fleet.groups() == {}
 
 
 def test_a_node_that_joins_takes_what_waits_and_what_is_added(fleet: Fleet) -> None:

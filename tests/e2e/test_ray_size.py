@@ -48,6 +48,8 @@ def test_a_controller_changes_the_number_of_workers_on_ray(fleet: Fleet) -> None
     assert asking.asked > 0 and asking.wrong == [], fleet.logs()
     fleet.until(lambda: sorted(fleet.audit()["ready"]) == ["decode-0", "prefill-0"])
     assert "worker leaves" in (fleet.folder / "controller.log").read_text()
+    # the worker that leaves drains first; its group goes after it
+    fleet.until(lambda: fleet.groups().keys() == {"decode-0", "prefill-0"})
 
     driver.send_signal(signal.SIGKILL)  # its successor's command line says one decode worker
     driver.wait(10)
@@ -56,4 +58,4 @@ def test_a_controller_changes_the_number_of_workers_on_ray(fleet: Fleet) -> None
         fleet.until_linked(prefill=1, decode=2)
     driver.send_signal(signal.SIGTERM)
     assert driver.wait(90) == 0, fleet.logs()
-    assert fleet.workers_on("n1") == fleet.workers_on("n2") == []
+    assert fleet.workers_on("n1") == fleet.workers_on("n2") == [] and fleet.groups() == {}

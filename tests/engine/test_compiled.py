@@ -100,6 +100,7 @@ def test_threads_are_those_of_torch(monkeypatch):
     assert numba.get_num_threads() == module.NUMBA_THREADS
 
 
+@pytest.mark.nightly
 def test_numbas_start_leaves_torch_its_threads():
     """Else matrices are measured, and oneDNN's kernels kept, for another number than steps have."""
     text = (
@@ -134,6 +135,7 @@ def test_an_array_lives_until_it_is_no_longer_kept():
         assert first != second
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 def test_kernels_use_no_memory_that_they_freed():
     """With this setting memory that is freed is unmapped, and a use of it ends the process."""
@@ -160,6 +162,7 @@ def test_a_change_in_any_compiled_source_asks_for_another_folder(tmp_path, monke
     assert cache_folder(tmp_path, tmp_path / "base") != after
 
 
+@pytest.mark.nightly
 def test_code_is_kept_in_that_folder_unless_the_user_names_one(tmp_path):
     say = "import numba; import baton.engine.cpu.compiled; print(numba.config.CACHE_DIR)"
 

@@ -168,7 +168,7 @@ def test_layers_that_it_does_not_know_are_left_to_the_decoder(loaded, runner):
         {"dtype": "float16"},
         {"backend": "torch"},
         {"quantization": "int8"},
-        {"quantization": "int4"},
+        pytest.param({"quantization": "int4"}, marks=pytest.mark.nightly),
         {"block_size": 8},
     ],
     ids=str,

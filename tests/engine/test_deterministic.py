@@ -258,7 +258,11 @@ def test_a_runner_that_fails_the_proof_is_refused(qwen3, monkeypatch, part):
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("qwen3", "float32"), ("llama-dynamic-rope", "float32"), ("gemma2-wide", "bfloat16")],
+    [
+        ("qwen3", "float32"),
+        pytest.param("llama-dynamic-rope", "float32", marks=pytest.mark.nightly),
+        pytest.param("gemma2-wide", "bfloat16", marks=pytest.mark.nightly),
+    ],
 )
 def test_the_proof_covers_many_sizes(references, monkeypatch, whole_proof, name, dtype):
     """A gate that is wrong for one number of rows alone does not pass, whichever number it is;

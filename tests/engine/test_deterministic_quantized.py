@@ -66,7 +66,12 @@ def stored(plain, tmp_path):
 
 @pytest.mark.parametrize(
     ("kept", "dtype"),
-    [(0, "bfloat16"), (None, "bfloat16"), (0, "float32"), (LAYERS - 1, "float32")],
+    [
+        (0, "bfloat16"),
+        pytest.param(None, "bfloat16", marks=pytest.mark.nightly),
+        pytest.param(0, "float32", marks=pytest.mark.nightly),
+        (LAYERS - 1, "float32"),
+    ],
 )
 def test_chunks_change_no_bit_of_an_int8_checkpoint(stored, kept, dtype):
     options = EngineOptions(blocks=80, block_size=SIZE, dtype=dtype, threads=1, deterministic=True)

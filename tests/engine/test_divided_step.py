@@ -61,6 +61,7 @@ class Bench:
         return result, allocator.count, self.reported.runner.pool.bytes_view().copy()
 
 
+@pytest.mark.nightly
 def test_one_failure_at_any_allocation_changes_nothing(qwen3):
     """The step is run again in halves: the same tokens and, bit for bit, the same KV."""
     bench = Bench(qwen3.folder)

@@ -23,6 +23,7 @@ class Model:
     layers: tuple[Any, ...]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
     [

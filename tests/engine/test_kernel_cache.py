@@ -35,6 +35,7 @@ print(sum(function.stats.cache_misses.values()), sum(function.stats.cache_hits.v
 """
 
 
+@pytest.mark.nightly
 def test_a_kernel_is_compiled_once_by_processes_at_once(tmp_path):
     """The two have an installation each: of the same content, in other places."""
     processes = []

@@ -70,6 +70,7 @@ def test_few_numbers_of_rows_are_met_and_little_is_added():
     assert len(set(met.values())) == 16 + 8 * 7
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not process_memory.HEAP_IS_REPORTED, reason="needs glibc 2.33")
 def test_a_new_number_of_rows_costs_no_memory(own_process):
     """oneDNN keeps a kernel for each that it meets: half a MB, a thousand times."""

@@ -91,6 +91,7 @@ def test_threads_change_no_row_of_an_ordinary_bfloat16_matrix(monkeypatch):
         torch.set_num_threads(1)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not process_memory.HEAP_IS_REPORTED, reason="needs glibc 2.33")
 def test_no_row_count_costs_memory_after_the_measurement(own_process):
     """A worker meets its last number of rows after hours: oneDNN would keep a kernel for it."""

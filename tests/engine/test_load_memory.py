@@ -98,6 +98,7 @@ linux = pytest.mark.skipif(
 )
 
 
+@pytest.mark.nightly
 @linux
 def test_loading_peaks_at_a_tenth_more_than_the_model(own_process, tmp_path):
     size, peak, _, mark = measured(own_process, tmp_path, "none")

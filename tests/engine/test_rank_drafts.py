@@ -151,6 +151,7 @@ def test_the_shipped_draft_model_keeps_its_acceptance(tiny: tuple[ModelRunner, R
     assert assert_equal(*tiny, prompt) > STEPS
 
 
+@pytest.mark.nightly
 def test_a_handoff_moves_both_groups_between_any_ranks(
     tiny: tuple[ModelRunner, RankRunner],
 ) -> None:

@@ -179,6 +179,7 @@ def with_fp8_experts(source: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_a_rank_holds_half_of_the_experts(references, make: Make) -> None:
     reference = references("mixtral")
     runner = make(reference, ep=2)
@@ -203,7 +204,7 @@ def test_a_deterministic_model_keeps_its_bits_over_ranks(qwen3, make: Make) -> N
     assert_equals_transformers(runner, qwen3)
 
 
-@pytest.mark.nightly  # test_a_rank_holds_half_of_the_experts looks at weights, too
+@pytest.mark.nightly
 def test_a_rank_holds_half_of_the_weights(qwen3, make: Make) -> None:
     runner = make(qwen3)
     own = parts_of(runner.decoder).weights
@@ -220,6 +221,7 @@ def test_a_dead_rank_ends_the_next_step(qwen3, make: Make) -> None:
     assert time.monotonic() - begun_s < 3.0 * slowness()
 
 
+@pytest.mark.nightly
 def test_a_rank_that_stands_still_ends_the_step(qwen3, make: Make) -> None:
     runner = make(qwen3)
     os.kill(runner.group.process_ids[0], signal.SIGSTOP)

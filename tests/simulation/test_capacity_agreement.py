@@ -213,7 +213,10 @@ def conversations(seed: int) -> list[TraceRequest]:
 
 @pytest.mark.parametrize(
     "layout",
-    [replace(SIZE, prefill=2, decode=2, colocated=0), replace(SIZE, colocated=3)],
+    [
+        replace(SIZE, prefill=2, decode=2, colocated=0),
+        pytest.param(replace(SIZE, colocated=3), marks=pytest.mark.nightly),
+    ],
     ids=lambda layout: str(layout.name),
 )
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])

@@ -51,6 +51,7 @@ def test_the_report_has_the_keys_that_it_promises(
     assert "0 failing seeds" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_progress_and_failing_seeds_are_reported_on_the_way(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_failing_seed_is_shown_with_the_command_to_repeat_it(
     assert f"caught by seed {CAUGHT_BY}" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_kept_events_are_of_the_named_seed_and_no_regression() -> None:
     last = len(draw(STORM_SEED).events) - 1
     assert any(len(draw(seed).events) <= last for seed in regressions.seeds())
@@ -99,6 +101,7 @@ def test_a_seed_whose_run_breaks_down_is_shown_like_any_other(
     assert again == "  again: baton faults --from 5 --seeds 1"
 
 
+@pytest.mark.nightly
 def test_a_failing_seed_that_does_not_repeat_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     breaches, unharmed = iter([["2 blocks are in use"]]), lab.run
 
@@ -175,6 +178,7 @@ def test_void_seeds_of_several_processes_add_up() -> None:
     assert not one.proves_nothing
 
 
+@pytest.mark.nightly
 def test_past_bugs_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     bug = next(iter(PAST_BUGS.values()))
     bugs = {"one": replace(bug, seed=901), "two": replace(bug, seed=902)}

@@ -77,6 +77,7 @@ def test_no_seed_breaks_a_promise(kind: ModelKind) -> None:
     assert report.seeds == SEEDS and report.ends["finished"] > 2 * SEEDS
 
 
+@pytest.mark.nightly
 def test_a_seed_is_the_same_run_with_the_same_runners_again(small_kind: ModelKind) -> None:
     traces: list[list[str]] = [[], []]
     outcomes = [lab.run(draw(3), trace=trace, kind=small_kind) for trace in traces]
@@ -92,6 +93,7 @@ def test_unverified_wrong_kv_changes_tokens(kind: ModelKind) -> None:
     assert lab.run(draw(CAUGHT_BY), kind=kind).breaches == []
 
 
+@pytest.mark.nightly
 def test_reads_are_of_as_many_blocks_whatever_their_size(kind: ModelKind) -> None:
     assert kind.block_bytes(BLOCK) > HASHES.block_bytes(BLOCK)
     for seed in range(8):
@@ -121,6 +123,7 @@ def test_what_a_run_without_faults_draws_is_what_an_engine_draws(kind: ModelKind
     kind.begin()
 
 
+@pytest.mark.nightly
 def test_the_line_that_repeats_a_seed_names_the_engine(
     small_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -95,6 +95,7 @@ def test_many_gpus_are_divided_coarsely() -> None:
     assert [each.prefill for each in few if each.prefill] == [1000]
 
 
+@pytest.mark.nightly
 def test_each_size_of_a_worker_is_tried() -> None:
     sizes = [*SIZES, WorkerSize(4, FIT, 1 << 22)]
     found = [each.layout for each in first_candidates(8, BASE, sizes, 40)]
@@ -144,6 +145,7 @@ def test_the_best_comes_first_and_simulations_are_bounded() -> None:
     assert found[0].report.layout in tuning_table(found, wanted)
 
 
+@pytest.mark.nightly
 def test_a_batch_limit_that_is_too_low_is_raised() -> None:
     narrow = replace(search(Objectives(1.0, 0.03), 4, 40), base=replace(BASE, max_sequences=4))
     fast = [replace(each, arrived_s=each.arrived_s / 3) for each in TRACE]

@@ -131,6 +131,7 @@ def test_no_fault_of_the_granter_costs_an_answer(fault: Fault, after_s: float) -
     assert outcome.breaches == [] and outcome.ends == {"finished": 6}
 
 
+@pytest.mark.nightly
 def test_worlds_have_turns_reads_and_faults_of_many_kinds(reads: Reads) -> None:
     outcomes = [lab.run(draw(seed)) for seed in SEEDS[:12]]
     assert [outcome.breaches for outcome in outcomes] == [[]] * 12

@@ -90,9 +90,11 @@ def took_s(fault: Fault) -> list[float]:
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault("checksums", ("p0",), SILENCE_S),
+        pytest.param(Fault("checksums", ("p0",), SILENCE_S), marks=pytest.mark.nightly),
         Fault("withhold", ("p0", "d0"), SILENCE_S, "checksums"),
-        Fault("withhold", ("p0", "d0"), SILENCE_S, "first_tokens"),
+        pytest.param(
+            Fault("withhold", ("p0", "d0"), SILENCE_S, "first_tokens"), marks=pytest.mark.nightly
+        ),
         Fault("withhold", ("p0", "d0"), SILENCE_S, "offer"),
     ],
     ids=str,
@@ -101,6 +103,7 @@ def test_fleet_serves_all_when_one_granter_withholds(fault: Fault) -> None:
     assert max(took_s(fault)) < BOUND_S
 
 
+@pytest.mark.nightly
 def test_fleet_stands_still_without_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HandoffReader, "_answers_due", lambda self: float("inf"))
     with pytest.raises(AssertionError, match="DeadlineExceeded"):

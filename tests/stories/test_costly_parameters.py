@@ -213,7 +213,7 @@ def broken_promises(kind: Costly, costs: DrawCosts) -> list[str]:
 
 
 # Those of `make test`; `make nightly` has the others.
-REPRESENTATIVES = {"choices", "penalties over a long context", "all at once"}
+REPRESENTATIVES = {"choices", "all at once"}
 
 
 @pytest.mark.parametrize(
@@ -227,10 +227,12 @@ def test_others_take_at_most_twice_as_long(kind: Costly) -> None:
     assert broken_promises(kind, COSTS) == []
 
 
+@pytest.mark.nightly
 def test_draws_by_a_sort_would_break_it() -> None:
     assert broken_promises(KINDS["top-p near one"], BY_SORT) != []
 
 
+@pytest.mark.nightly
 def test_choices_without_a_share_of_the_batch_would_break_it() -> None:
     whole = Break("all may be taken", CreditQueue, "_room_for_choices", lambda _: _any_number)
     with applied(whole):

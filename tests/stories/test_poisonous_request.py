@@ -158,7 +158,11 @@ def broken_promises(broken: AbstractContextManager[None], *roles: str) -> list[s
     return found
 
 
-@pytest.mark.parametrize("roles", [("decode",), ("prefill", "decode")], ids=" and ".join)
+@pytest.mark.parametrize(
+    "roles",
+    [pytest.param(("decode",), marks=pytest.mark.nightly), ("prefill", "decode")],
+    ids=" and ".join,
+)
 def test_two_hangs_set_a_request_apart(roles: tuple[str, ...]) -> None:
     assert broken_promises(nullcontext(), *roles) == []
 
@@ -170,6 +174,7 @@ def test_a_hang_of_prefill_alone_is_passed_by() -> None:
     assert len(answers[-1].tokens) == TOKENS
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "broken",
     [

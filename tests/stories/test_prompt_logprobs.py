@@ -62,6 +62,7 @@ async def test_the_same_numbers_wherever_the_prompt_is_computed(cluster: ModelCl
     assert list(found[0].top_tokens) == wanted.top_tokens
 
 
+@pytest.mark.nightly
 async def test_nothing_is_scored_again_after_the_first_token(cluster: ModelCluster) -> None:
     """A request that goes on elsewhere has its prompt's numbers already."""
     client = Client(cluster, "decode-0")

@@ -26,8 +26,11 @@ class DriverScene:
         self.on_pause: Callable[[float], None] = self.pass_by
         self.driver = self.new_driver(*orders)
 
-    def new_driver(self, *orders: WorkerOrder) -> FleetDriver:
-        return FleetDriver(self.fleet, orders, self.read_hosts, lambda: self.now, self.pause)
+    def new_driver(self, *orders: WorkerOrder, pack: bool = False) -> FleetDriver:
+        return FleetDriver(self.fleet, orders, self.read_hosts, self.time, self.pause, pack)
+
+    def time(self) -> float:
+        return self.now
 
     def read_hosts(self) -> Mapping[str, str] | None:
         self.readings += 1

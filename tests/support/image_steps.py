@@ -49,6 +49,12 @@ def instructions(path: Path) -> list[tuple[str, str]]:
     return [(word, rest) for word, _, rest in (x.partition(" ") for x in joined.splitlines() if x)]
 
 
+def base_images(path: Path) -> set[str]:
+    """Return the images that a Dockerfile's stages begin with, but for its own stages."""
+    stages = [rest.partition(" AS ") for word, rest in instructions(path) if word == "FROM"]
+    return {image for image, _, _ in stages} - {name for _, _, name in stages}
+
+
 @dataclass(slots=True)
 class DebianRoots:
     """The roots that stages begin with, each made when it is first asked for."""
@@ -110,7 +116,7 @@ class ImageStage:
     def variables(self) -> dict[str, str]:
         """Return the environment of a command: what reaches the network, and the stage's own."""
         passed = {key: value for key, value in os.environ.items() if PASSED.fullmatch(key)}
-        passed |= {name: f"/run/{name.lower()}" for name in _host_files()}
+        passed |= {name: f"/run/{name.lower()}" for name in host_files()}
         if "PIP_FIND_LINKS" in passed:  # such a host may not reach torch's own index
             passed["PIP_RETRIES"] = "1"
         return passed | self.environment
@@ -146,7 +152,7 @@ def _run(command: Sequence[str], environment: dict[str, str], timeout_s: float) 
     return done.stdout
 
 
-def _host_files() -> dict[str, Path]:
+def host_files() -> dict[str, Path]:
     """Return the files and folders that variables of pip and TLS name."""
     found = {name: Path(os.environ.get(name, "")) for name in HOST_FILES}
     return {name: path for name, path in found.items() if path.is_absolute() and path.exists()}
@@ -156,7 +162,7 @@ def _host_mounts(root: Path) -> Iterator[str]:
     """Yield mounts of what this host reaches the network by; a layer keeps empty files."""
     yield f"touch {root}/etc/resolv.conf"
     yield f"mount --bind {Path('/etc/resolv.conf').resolve()} {root}/etc/resolv.conf"
-    for name, path in _host_files().items():
+    for name, path in host_files().items():
         target = root / "run" / name.lower()
         yield f"{'mkdir -p' if path.is_dir() else 'touch'} {target}"
         yield f"mount --bind {path.resolve()} {target}"

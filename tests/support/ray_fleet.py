@@ -40,6 +40,12 @@ QUESTION = "Name three rivers, please, and say where each begins."
 TOKENS = 300
 CHANGE_S = 120.0  # within which processes of a fleet do what is expected
 JOINED = "Ray runtime started"  # in the log of a node
+GROUPS = """
+import json, sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+groups = ray.util.placement_group_table().values()
+print(json.dumps({e["name"]: len(e["bundles"]) for e in groups if e["state"] != "REMOVED"}))
+"""  # how many bundles each placement group has
 SIZES = {
     "pool.blocks": "256",
     "worker.dtype": "float32",
@@ -90,6 +96,16 @@ class Fleet:
         url = f"http://{self.nodes.address_of(HEAD)}:{ADMIN_PORT}/audit"
         found: dict[str, Any] = httpx.get(url, timeout=10).json()
         return found
+
+    def groups(self) -> dict[str, int]:
+        """Return how many bundles each placement group of Ray has, by worker id."""
+        command = [sys.executable, "-P", "-c", GROUPS, self.nodes.address]
+        before = len(self.nodes.log("groups"))
+        done = self.nodes.in_node(HEAD, command, {}, "groups").wait(120)
+        said = self.nodes.log("groups")[before:]
+        assert done == 0, said
+        found: dict[str, int] = json.loads(said.splitlines()[-1])
+        return {name.removeprefix("baton-baton/"): count for name, count in found.items()}
 
     def metric(self, name: str) -> float:
         """Return a value of the driver's metrics."""

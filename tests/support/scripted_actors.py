@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
-from baton.deploy.nodes.node_choice import NodeChoice
 from baton.deploy.nodes.node_worker import WorkerReport
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime.errors import Unavailable
@@ -16,10 +16,10 @@ class ScriptedActors:
     def __init__(self) -> None:
         self.reports: dict[str, WorkerReport] = {}
         self.made: list[tuple[str, str]] = []
-        self.waits: set[str] = set()  # for a node on which they run
         self.room: dict[str, dict[str, float]] = {}
         self.ended: list[str] = []
         self.removed: list[str] = []
+        self.kept: list[set[str]] = []  # of which workers groups without an actor stay
         self.silent: set[str] = set()
         self.ends = True  # a worker ends when it is asked to
         self.lost = False  # Ray does not answer
@@ -40,11 +40,10 @@ class ScriptedActors:
     def rooms(self) -> dict[str, dict[str, float]]:
         return self.room
 
-    def make(self, order: WorkerOrder, node: NodeChoice) -> None:
-        self.made.append((order.worker_id, node.host))
-        self.waits |= {order.worker_id} if node.host and node.waits else set()
-        boot_id, host = f"boot-{len(self.made)}", node.host or "10.0.0.1"
-        self.reports[order.worker_id] = WorkerReport(order, host, "running", 1, boot_id)
+    def make(self, order: WorkerOrder, host: str) -> None:
+        self.made.append((order.worker_id, host))
+        boot_id, node = f"boot-{len(self.made)}", host or "10.0.0.1"
+        self.reports[order.worker_id] = WorkerReport(order, node, "running", 1, boot_id)
 
     def ask(self) -> dict[str, WorkerReport]:
         return {name: e for name, e in self.reports.items() if name not in self.silent}
@@ -59,3 +58,6 @@ class ScriptedActors:
         self._answer(name)
         self.removed.append(name)
         del self.reports[name]
+
+    def sweep(self, kept: Collection[str]) -> None:
+        self.kept.append(set(kept))
